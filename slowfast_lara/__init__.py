@@ -1,0 +1,3 @@
+"""Motionformer with linear-complexity attention, on PySlowFast."""
+
+__version__ = "0.1.0"
