@@ -1,0 +1,33 @@
+"""Estimators of softmax attention over the keys of each frame."""
+
+from slowfast_lara.attention.registry import (
+    ESTIMATORS,
+    Estimator,
+    build_estimator,
+    estimator_options,
+    register,
+)
+
+# In the order of tables and plots; importing a file registers its estimator.
+from slowfast_lara.attention.softmax import softmax_attention  # isort: skip
+from slowfast_lara.attention.lara import lara_attention  # isort: skip
+from slowfast_lara.attention.ra import ra_attention  # isort: skip
+from slowfast_lara.attention.performer import performer_attention  # isort: skip
+from slowfast_lara.attention.nystrom import nystrom_attention  # isort: skip
+from slowfast_lara.attention.orthoformer import orthoformer_attention  # isort: skip
+from slowfast_lara.attention.landmarks import segment_means  # isort: skip
+
+__all__ = [
+    "ESTIMATORS",
+    "Estimator",
+    "build_estimator",
+    "estimator_options",
+    "lara_attention",
+    "nystrom_attention",
+    "orthoformer_attention",
+    "performer_attention",
+    "ra_attention",
+    "register",
+    "segment_means",
+    "softmax_attention",
+]

@@ -1,0 +1,186 @@
+"""LARA: linear randomized attention.
+
+Zheng et al., "Linear Complexity Randomized Self-attention Mechanism", ICML 2022,
+sec. 4 and appendix G.3. C proposals q_c, one sample w_c of each, shared by all
+queries and frames, combined for each query by multiple importance sampling. In
+the scaled space:
+
+    a'_nc = alpha_nc N(w_c;0,I) / q_c(w_c)
+
+and the estimate is that of importance.py. In eval mode w_c is the mean of its
+proposal. alpha is clamped at 1e-8, since its correction may be negative. The
+authors' image code adds the noise before scaling q and k, which shrinks it by
+d**0.25; this follows the paper. In the paper's "mixed" equation the summed landmark
+has the wrong index; the sum runs over the key landmarks, as its text says.
+
+Shapes: B batch, h heads, N queries, F frames, P tokens of a frame, C landmarks,
+d head size. In `log_q` [B,h,C,C'], row c, column c' is log(q_c'(w_c) / N(w_c;0,I)).
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Literal
+
+import torch
+from torch import Tensor, nn
+
+from slowfast_lara.attention.importance import log_xi, sampled_attention, scale_down
+from slowfast_lara.attention.landmarks import segment_means
+from slowfast_lara.attention.precision import at_least_float32
+from slowfast_lara.attention.registry import Estimator, register
+from slowfast_lara.attention.sampling import draw_components, take_tokens
+from slowfast_lara.attention.softmax import softmax_attention
+
+WEIGHTINGS = ("balance", "coupled", "decoupled")
+SMALLEST_ALPHA = 1e-8
+
+
+@at_least_float32
+def lara_attention(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    q_landmarks: Tensor,
+    k_landmarks: Tensor,
+    *,
+    num_frames: int = 1,
+    weighting: str = "decoupled",
+    beta: float = 1.0,
+    noise: Tensor | None = None,
+) -> Tensor:
+    """LARA with proposals N(q~_c + k~_c, I).
+
+    q [B,h,N,d]; k, v [B,h,F*P,d]; landmarks and noise [B,h,C,d] -> [B,h,N,F,d].
+    """
+    q, k = scale_down(q), scale_down(k)
+    q_landmarks = scale_down(q_landmarks)
+    means = q_landmarks + scale_down(k_landmarks)
+    samples = means if noise is None else means + noise
+    log_q = log_xi(means, samples)
+    alpha = weights(q, q_landmarks, samples, log_q, weighting, beta)
+    return _estimate(q, k, v, samples, alpha, log_q, num_frames)
+
+
+@at_least_float32
+def lara_mixture_attention(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    q_landmarks: Tensor,
+    *,
+    num_frames: int = 1,
+    weighting: str = "decoupled",
+    beta: float = 1.0,
+    uniform: Tensor | None = None,
+    noise: Tensor | None = None,
+) -> Tensor:
+    """LARA with the Gaussian mixtures sum_m softmax_m(q~_c.k_m) N(q~_c + k_m, I).
+
+    Components are drawn by `uniform` [B,h,C,1] in [0, 1), and noise [B,h,C,d] is
+    added; without them the samples are the mixtures' means.
+    """
+    q, k = scale_down(q), scale_down(k)
+    q_landmarks = scale_down(q_landmarks)
+    logits = q_landmarks @ k.mT  # [B,h,C,F*P]
+    if uniform is None:
+        samples = q_landmarks + logits.softmax(-1) @ k
+    else:
+        samples = q_landmarks + take_tokens(k, draw_components(logits.softmax(-1), uniform)) + noise
+    # Prop. 1: the mixture's density is N(w;0,I) xi(q~,w) sum_m xi(k_m,w) / sum_m exp(q~.k_m).
+    seen = log_xi(k, samples).logsumexp(-1).unsqueeze(-1)
+    log_q = log_xi(q_landmarks, samples) + seen - logits.logsumexp(-1).unsqueeze(-2)
+    alpha = weights(q, q_landmarks, samples, log_q, weighting, beta)
+    return _estimate(q, k, v, samples, alpha, log_q, num_frames)
+
+
+def _estimate(
+    q: Tensor, k: Tensor, v: Tensor, samples: Tensor, alpha: Tensor, log_q: Tensor, num_frames: int
+) -> Tensor:
+    return sampled_attention(
+        q,
+        k,
+        v,
+        samples,
+        num_frames=num_frames,
+        log_weights=alpha.clamp(min=SMALLEST_ALPHA).log(),
+        log_sample_weights=-log_q.diagonal(dim1=-2, dim2=-1),
+    )
+
+
+def weights(
+    q: Tensor, q_landmarks: Tensor, samples: Tensor, log_q: Tensor, weighting: str, beta: float
+) -> Tensor:
+    """alpha_nc before the clamp, [B,h,N,C] or [B,h,1,C]; for equal w_c they sum to one."""
+    if weighting not in WEIGHTINGS:
+        raise ValueError(f"unknown weighting {weighting!r}; known: {', '.join(WEIGHTINGS)}")
+    own = log_q.diagonal(dim1=-2, dim2=-1)
+    balance = (own - log_q.logsumexp(-1)).exp().unsqueeze(-2)  # [B,h,1,C]
+    if weighting == "balance":
+        return balance
+    # r'_nc: how much proposal c favours query n among all queries.
+    favour = (q @ q_landmarks.mT).softmax(-2)
+    if weighting == "decoupled":
+        return torch.add(balance, favour - favour.mean(-1, keepdim=True), alpha=beta)
+    log_normal = -samples.square().sum(-1) / 2 - samples.shape[-1] * math.log(2 * math.pi) / 2
+    density = (own + log_normal).exp().unsqueeze(-2)  # q_c(w_c)
+    return balance + density * (favour - (balance * favour).sum(-1, keepdim=True))
+
+
+@register("lara")
+class LaraAttention(Estimator):
+    landmarks_are_tokens = True
+
+    def __init__(
+        self,
+        *,
+        head_dim: int,
+        num_landmarks: int,
+        # The proposals q_c: N(mu_c, I) with mu = q~ + k~ (local), q~ + attention of q~
+        # over all keys (global), q~ + attention of k~ over the key landmarks (mixed);
+        # a mixture around each q~; or one mixture around the mean of all queries.
+        proposal: Literal["local", "global", "mixed", "mixture", "single"] = "local",
+        # alpha: the balance heuristic, and what is added for each query.
+        weighting: Literal["balance", "coupled", "decoupled"] = "decoupled",
+        # beta of the decoupled weighting; the paper found 2 slightly better than 1.
+        beta: float = 1.0,
+        # A linear layer and LayerNorm on q~ and k~, shared by the heads.
+        learned: bool = False,
+    ) -> None:
+        super().__init__()
+        self.num_landmarks, self.proposal = num_landmarks, proposal
+        self.weighting, self.beta = weighting, beta
+        self.project_q, self.project_k = (
+            nn.Sequential(nn.Linear(head_dim, head_dim), nn.LayerNorm(head_dim))
+            if wanted
+            else nn.Identity()
+            for wanted in (learned, learned and proposal in ("local", "mixed"))
+        )
+
+    @at_least_float32
+    def forward(self, q: Tensor, k: Tensor, v: Tensor, *, num_frames: int = 1) -> Tensor:
+        q_landmarks = self.query_landmarks(q, num_frames)
+        noise = torch.randn_like(q_landmarks) if self.training else None
+        options = {"num_frames": num_frames, "weighting": self.weighting, "beta": self.beta}
+        if self.proposal in ("mixture", "single"):
+            uniform = torch.rand_like(q_landmarks[..., :1]) if self.training else None
+            return lara_mixture_attention(
+                q, k, v, q_landmarks, uniform=uniform, noise=noise, **options
+            )
+        k_landmarks = self.key_landmarks(q_landmarks, k, num_frames)
+        return lara_attention(q, k, v, q_landmarks, k_landmarks, noise=noise, **options)
+
+    def query_landmarks(self, q: Tensor, num_frames: int) -> Tensor:
+        if self.proposal == "single":
+            landmarks = q.mean(2, keepdim=True).expand(-1, -1, self.num_landmarks, -1)
+        else:
+            landmarks = segment_means(q, self.num_landmarks, num_frames=num_frames)
+        return self.project_q(landmarks)
+
+    def key_landmarks(self, q_landmarks: Tensor, k: Tensor, num_frames: int) -> Tensor:
+        if self.proposal == "global":
+            return softmax_attention(q_landmarks, k, k).squeeze(3)
+        landmarks = self.project_k(segment_means(k, self.num_landmarks, num_frames=num_frames))
+        if self.proposal == "mixed":
+            return softmax_attention(landmarks, landmarks, landmarks).squeeze(3)
+        return landmarks

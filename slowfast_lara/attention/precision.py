@@ -1,0 +1,41 @@
+"""Float32 inside, whatever comes in.
+
+Exponentials of sums lose everything in 8 bits of mantissa, so estimators work in
+float32 (or float64, if given that) even under autocast.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+from typing import Any, Callable
+
+import torch
+from torch import Tensor
+
+
+def at_least_float32(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    """Decorator: tensors are widened, autocast is off inside, the result is as q.
+
+    For a function or method whose first tensor is q.
+    """
+
+    def widen(value: Any) -> Any:
+        if isinstance(value, Tensor) and value.dtype in (torch.float16, torch.bfloat16):
+            return value.float()
+        return value
+
+    @functools.wraps(function)
+    def wide(*args: Any, **kwargs: Any) -> Tensor:
+        q = args[0] if isinstance(args[0], Tensor) else args[1]
+        with _without_autocast(q.device.type):
+            wide_kwargs = {name: widen(value) for name, value in kwargs.items()}
+            return function(*map(widen, args), **wide_kwargs).to(q.dtype)
+
+    return wide
+
+
+def _without_autocast(device_type: str) -> contextlib.AbstractContextManager[Any]:
+    if torch.amp.is_autocast_available(device_type):
+        return torch.autocast(device_type, enabled=False)
+    return contextlib.nullcontext()  # the meta device has none

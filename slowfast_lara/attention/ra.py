@@ -1,0 +1,134 @@
+"""RA: randomized attention, whose expectation is softmax attention, exactly.
+
+Zheng et al., "Linear Complexity Randomized Self-attention Mechanism", ICML 2022,
+sec. 3.2 and appendix G.2. Per query and frame, in the scaled space:
+
+    z ~ pi = softmax_p(q_n.k_fp),   w = q_n + k_fz + eps,   eps ~ N(0, I)
+    f(w) = sum_p softmax_p(w.k_fp - |k_fp|^2/2) v_fp
+
+averaged over S samples. The biased variant takes the expected component,
+w = q_n + sum_p pi_p k_fp + eps, and eps = 0 in eval mode. The authors' image code
+adds the noise before scaling q and k, which shrinks it by d**0.25 and loses the
+unbiasedness; this follows the paper.
+
+Time is quadratic in the number of tokens. The unbiased variant makes the N x P
+probabilities of one frame at a time, the biased one none.
+"""
+
+from __future__ import annotations
+
+import itertools
+from typing import Callable
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from slowfast_lara.attention.frames import split_frames
+from slowfast_lara.attention.importance import scale_down
+from slowfast_lara.attention.precision import at_least_float32
+from slowfast_lara.attention.registry import Estimator, register
+from slowfast_lara.attention.sampling import draw_components, seeded_normal, take_tokens
+
+Draw = Callable[[Tensor], Tensor]  # standard normal numbers, shaped like a tensor
+
+
+def ra_attention(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    *,
+    num_frames: int = 1,
+    num_samples: int = 1,
+    biased: bool = False,
+    generator: torch.Generator | None = None,
+) -> Tensor:
+    """q [B,h,N,d]; k, v [B,h,F*P,d] -> [B,h,N,F,d].
+
+    Draws come from `generator`. Without one, the unbiased estimate uses torch's
+    global generator, and the biased one has no noise, as in eval mode.
+    """
+
+    def draw(like: Tensor) -> Tensor:
+        return torch.randn(like.shape, generator=generator, device=like.device, dtype=like.dtype)
+
+    noise = None if biased and generator is None else draw
+    return _ra(q, k, v, num_frames=num_frames, num_samples=num_samples, biased=biased, draw=noise)
+
+
+@at_least_float32
+def _ra(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    *,
+    num_frames: int,
+    num_samples: int,
+    biased: bool,
+    draw: Draw | None,
+) -> Tensor:
+    q, k = scale_down(q), scale_down(k)
+    frames = zip(split_frames(k, num_frames).unbind(2), split_frames(v, num_frames).unbind(2))
+    out = []
+    for k_frame, v_frame in frames:
+        if biased:
+            centre = functional.scaled_dot_product_attention(q, k_frame, k_frame, scale=1.0)
+        else:
+            probabilities = (q @ k_frame.mT).detach().softmax(-1)
+        total = torch.zeros_like(q)
+        for _ in range(num_samples):
+            if not biased:
+                uniform = torch.special.ndtr(draw(q[..., :1]))
+                centre = take_tokens(k_frame, draw_components(probabilities, uniform))
+            samples = q + centre if draw is None else q + centre + draw(q)
+            total = total + _mean_seen_by(samples, k_frame, v_frame)
+        out.append((total / num_samples).transpose(1, 2))
+    # The layout that the temporal stage of trajectory attention reads.
+    return torch.stack(out, dim=1).permute(0, 3, 2, 1, 4)
+
+
+def _mean_seen_by(samples: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    """sum_p softmax_p(w.k_p - |k_p|^2/2) v_p: samples [B,h,N,d]; k, v [B,h,P,d].
+
+    The norms ride along as one more component of the keys, which the fused
+    kernels can differentiate; as a mask they could not.
+    """
+    ones = torch.ones_like(samples[..., :1])
+    half_norms = k.square().sum(-1, keepdim=True) / 2
+    out = functional.scaled_dot_product_attention(
+        torch.cat((samples, -ones), dim=-1),
+        torch.cat((k, half_norms), dim=-1),
+        functional.pad(v, (0, 1)),
+        scale=1.0,
+    )
+    return out[..., :-1]
+
+
+@register("ra")
+class RandomizedAttention(Estimator):
+    def __init__(
+        self,
+        *,
+        seed: int,
+        # S, the samples drawn for each query and frame.
+        num_samples: int = 1,
+        # Take the expected component of the mixture instead of drawing one.
+        biased: bool = False,
+    ) -> None:
+        super().__init__()
+        self.seed, self.num_samples, self.biased = seed, num_samples, biased
+
+    def forward(self, q: Tensor, k: Tensor, v: Tensor, *, num_frames: int = 1) -> Tensor:
+        options = {"num_frames": num_frames, "num_samples": self.num_samples}
+        if self.training:
+            return _ra(q, k, v, biased=self.biased, draw=torch.randn_like, **options)
+        if self.biased:
+            return _ra(q, k, v, biased=True, draw=None, num_frames=num_frames, num_samples=1)
+        # One set of draws for each sample of a batch: a score does not depend on
+        # what else is in the batch. Seeds of layers are neighbours, hence the factor.
+        seeds = itertools.count(self.seed * 1_000_003)
+
+        def draw(like: Tensor) -> Tensor:
+            return seeded_normal(like[:1].detach(), next(seeds)).expand(like.shape)
+
+        return _ra(q, k, v, biased=False, draw=draw, **options)

@@ -1,0 +1,49 @@
+"""Exact softmax attention per frame, without the N x N matrix.
+
+The frames are folded into the batch of `scaled_dot_product_attention`. This is
+the reference of all estimators, and Motionformer's own spatial attention.
+"""
+
+from __future__ import annotations
+
+from torch import Tensor
+from torch.nn import functional
+
+from slowfast_lara.attention.frames import split_frames
+from slowfast_lara.attention.registry import Estimator, register
+
+
+def softmax_attention(
+    q: Tensor, k: Tensor, v: Tensor, *, num_frames: int = 1, dropout: float = 0.0
+) -> Tensor:
+    """q [B,h,N,d]; k, v [B,h,F*P,d] -> [B,h,N,F,d]."""
+    B, h, N, d = q.shape
+    if num_frames == 1:
+        return functional.scaled_dot_product_attention(q, k, v, dropout_p=dropout).unsqueeze(3)
+    q_frames = q.unsqueeze(1).expand(B, num_frames, h, N, d).flatten(0, 1)
+    k_frames, v_frames = (split_frames(x, num_frames).transpose(1, 2).flatten(0, 1) for x in (k, v))
+    out = functional.scaled_dot_product_attention(q_frames, k_frames, v_frames, dropout_p=dropout)
+    return out.unflatten(0, (B, num_frames)).permute(0, 2, 3, 1, 4)
+
+
+def softmax_weights(q: Tensor, k: Tensor) -> Tensor:
+    """The weights themselves, [B,h,N,C], where one side has few tokens."""
+    return (q @ k.mT * q.shape[-1] ** -0.5).softmax(-1)
+
+
+def spread_frames(weights: Tensor, seen: Tensor, num_frames: int) -> Tensor:
+    """weights [B,h,N,C] times what landmarks saw in each frame [B,h,C,F*d] -> [B,h,N,F,d]."""
+    return (weights @ seen).unflatten(3, (num_frames, -1))
+
+
+@register("softmax")
+class SoftmaxAttention(Estimator):
+    exact = True
+
+    def __init__(self, *, dropout: float = 0.0) -> None:
+        super().__init__()
+        self.dropout = dropout
+
+    def forward(self, q: Tensor, k: Tensor, v: Tensor, *, num_frames: int = 1) -> Tensor:
+        dropout = self.dropout if self.training else 0.0
+        return softmax_attention(q, k, v, num_frames=num_frames, dropout=dropout)

@@ -1,0 +1,166 @@
+"""The estimators as slowly and plainly as possible: every weight is written out.
+
+A kernel estimate of exp(q_n.k_p) is a sum over samples; its logarithm, by
+log-sum-exp, gives the weights of the keys of each frame as a softmax. All in
+the scaled space, for one frame after the other.
+"""
+
+import math
+
+import torch
+
+
+def scaled(x):
+    return x * x.shape[-1] ** -0.25
+
+
+def frames(x, num_frames):
+    return x.unflatten(2, (num_frames, -1)).unbind(2)
+
+
+def per_frame(k, v, num_frames, logits_of):
+    """softmax over each frame's keys of logits_of(k_frame) [B,h,N,P], times its values."""
+    pairs = zip(frames(k, num_frames), frames(v, num_frames))
+    return torch.stack([logits_of(k_f).softmax(-1) @ v_f for k_f, v_f in pairs], dim=3)
+
+
+def softmax(q, k, v, num_frames):
+    return per_frame(scaled(k), v, num_frames, lambda k_f: scaled(q) @ k_f.mT)
+
+
+def log_feature(x, w):
+    """log xi(x_m, w_c): [B,h,M,C]."""
+    return torch.einsum("bhmd,bhcd->bhmc", x, w) - x.square().sum(-1, keepdim=True) / 2
+
+
+def kernel(q, k, v, w, log_weights, num_frames):
+    """log_weights broadcasts to [B,h,N,C]; q and k are scaled."""
+
+    def logits(k_f):
+        of_queries = (log_feature(q, w) + log_weights).unsqueeze(3)  # [B,h,N,1,C]
+        return (of_queries + log_feature(k_f, w).unsqueeze(2)).logsumexp(-1)
+
+    return per_frame(k, v, num_frames, logits)
+
+
+def performer(q, k, v, projection, num_frames):
+    w = projection.expand(*q.shape[:2], *projection.shape[-2:])
+    return kernel(scaled(q), scaled(k), v, w, torch.zeros((), dtype=q.dtype), num_frames)
+
+
+def log_normal(w, mean):
+    """log N(w_c; mean_c', I): [B,h,C,C']."""
+    squares = (w.unsqueeze(3) - mean.unsqueeze(2)).square().sum(-1)
+    return -squares / 2 - w.shape[-1] * math.log(2 * math.pi) / 2
+
+
+def alpha(q, q_landmarks, log_density, weighting, beta):
+    """log_density [B,h,C,C'] is log q_c'(w_c); the weights before the clamp."""
+    own = log_density.diagonal(dim1=2, dim2=3)
+    balance = torch.exp(own - log_density.logsumexp(3)).unsqueeze(2)
+    similarity = torch.einsum("bhnd,bhcd->bhnc", q, q_landmarks)
+    r = similarity.exp() / similarity.exp().sum(2, keepdim=True)
+    if weighting == "balance":
+        return balance + 0 * r
+    if weighting == "decoupled":
+        return balance + beta * (r - r.mean(3, keepdim=True))
+    return balance + own.exp().unsqueeze(2) * (r - (balance * r).sum(3, keepdim=True))
+
+
+def lara(q, k, v, q_landmarks, k_landmarks, num_frames, weighting, beta, noise=None):
+    q, k, q_landmarks, k_landmarks = map(scaled, (q, k, q_landmarks, k_landmarks))
+    mean = q_landmarks + k_landmarks
+    w = mean if noise is None else mean + noise
+    log_density = log_normal(w, mean)
+    return _lara(q, k, v, w, log_density, q_landmarks, num_frames, weighting, beta)
+
+
+def lara_mixture(q, k, v, q_landmarks, num_frames, weighting, beta, component=None, noise=None):
+    """component [B,h,C]: the drawn keys; None: the mixtures' means."""
+    q, k, q_landmarks = map(scaled, (q, k, q_landmarks))
+    pi = torch.einsum("bhcd,bhmd->bhcm", q_landmarks, k).softmax(3)
+    if component is None:
+        w = q_landmarks + pi @ k
+    else:
+        chosen = torch.nn.functional.one_hot(component, k.shape[2]).to(k.dtype)
+        w = q_landmarks + chosen @ k + noise
+    centres = q_landmarks.unsqueeze(3) + k.unsqueeze(2)  # [B,h,C,M,d]
+    squares = (w[:, :, :, None, None] - centres[:, :, None]).square().sum(-1)  # [B,h,C,C',M]
+    components = -squares / 2 - w.shape[-1] * math.log(2 * math.pi) / 2
+    log_density = (pi.log().unsqueeze(2) + components).logsumexp(-1)
+    return _lara(q, k, v, w, log_density, q_landmarks, num_frames, weighting, beta)
+
+
+def _lara(q, k, v, w, log_density, q_landmarks, num_frames, weighting, beta):
+    weights = alpha(q, q_landmarks, log_density, weighting, beta).clamp(min=1e-8)
+    standard = -w.square().sum(-1) / 2 - w.shape[-1] * math.log(2 * math.pi) / 2
+    own = log_density.diagonal(dim1=2, dim2=3)
+    log_weights = weights.log() + (standard - own).unsqueeze(2)
+    return kernel(q, k, v, w, log_weights, num_frames)
+
+
+def ra_sample(q, k_f, v_f, w):
+    """f(w) for one sample w [B,h,N,d] a query, on one frame; q is not needed: it cancels."""
+    logits = torch.einsum("bhnd,bhpd->bhnp", w, k_f) - k_f.square().sum(-1).unsqueeze(2) / 2
+    return logits.softmax(-1) @ v_f
+
+
+def ra_biased(q, k, v, num_frames, noise=None):
+    """noise [F][B,h,N,d]."""
+    q, k = scaled(q), scaled(k)
+    out = []
+    for f, (k_f, v_f) in enumerate(zip(frames(k, num_frames), frames(v, num_frames))):
+        w = q + (q @ k_f.mT).softmax(-1) @ k_f
+        out.append(ra_sample(q, k_f, v_f, w if noise is None else w + noise[f]))
+    return torch.stack(out, dim=3)
+
+
+def segments(x, num_landmarks, num_frames):
+    """Means of segments of the space-major tokens, one by one."""
+    tokens = [t for place in zip(*(f.unbind(2) for f in frames(x, num_frames))) for t in place]
+    length = len(tokens) // num_landmarks
+    short = (length + 1) * num_landmarks - len(tokens)
+    sizes = [length] * short + [length + 1] * (num_landmarks - short)
+    out, start = [], 0
+    for size in sizes:
+        out.append(sum(tokens[start : start + size]) / size)
+        start += size
+    assert start == len(tokens)
+    return torch.stack(out, dim=2)
+
+
+def nystrom(q, k, v, q_landmarks, k_landmarks, num_frames, iterations=6):
+    q, k, q_landmarks, k_landmarks = map(scaled, (q, k, q_landmarks, k_landmarks))
+    middle = (q_landmarks @ k_landmarks.mT).softmax(-1)
+    identity = torch.eye(middle.shape[-1], dtype=q.dtype)
+    z = middle.mT / (middle.sum(2).amax(2) * middle.sum(3).amax(2))[..., None, None]
+    for _ in range(iterations):
+        m = middle @ z
+        z = z @ (13 * identity - m @ (15 * identity - m @ (7 * identity - m))) / 4
+    left = (q @ k_landmarks.mT).softmax(-1)
+    right = [
+        (q_landmarks @ k_f.mT).softmax(-1) @ v_f
+        for k_f, v_f in zip(frames(k, num_frames), frames(v, num_frames))
+    ]
+    return torch.stack([left @ z @ seen for seen in right], dim=3)
+
+
+def orthoformer(q, k, v, num_landmarks, num_frames, first):
+    B, h, N, _ = q.shape
+    landmarks = torch.zeros(B, h, num_landmarks, q.shape[3], dtype=q.dtype)
+    for b in range(B):
+        for head in range(h):
+            unit = q[b, head] / q[b, head].norm(dim=-1, keepdim=True)
+            chosen = [first]
+            while len(chosen) < num_landmarks:
+                others = [n for n in range(N) if n not in chosen]
+                worst = [max(abs(unit[n] @ unit[c]).item() for c in chosen) for n in others]
+                chosen.append(others[worst.index(min(worst))])
+            landmarks[b, head] = q[b, head, chosen]
+    q, k, landmarks = map(scaled, (q, k, landmarks))
+    left = (q @ landmarks.mT).softmax(-1)
+    right = [
+        (landmarks @ k_f.mT).softmax(-1) @ v_f
+        for k_f, v_f in zip(frames(k, num_frames), frames(v, num_frames))
+    ]
+    return torch.stack([left @ seen for seen in right], dim=3)
