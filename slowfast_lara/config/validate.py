@@ -1,0 +1,235 @@
+"""Every message about a config key.
+
+`validate` checks what a config says by itself, so that any YAML can be read on
+any machine; `check_machine` checks, when a run starts, what it asks of this one.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+from fvcore.common.config import CfgNode
+
+from slowfast_lara.attention import ESTIMATORS, estimator_options
+
+DATASETS = ("Kinetics", "Ssv2")
+
+
+class ConfigError(ValueError):
+    """A config that cannot be run: one line with key, value and what is allowed."""
+
+
+def validate(cfg: CfgNode) -> None:
+    """Raise ConfigError for the first key whose value cannot work."""
+    for check in (
+        _check_names,
+        _check_refused,
+        _check_numbers,
+        _check_model_sizes,
+        _check_estimator,
+        _check_data,
+        _check_solver,
+        _check_processes,
+    ):
+        check(cfg)
+
+
+def check_machine(cfg: CfgNode) -> None:
+    """Raise ConfigError for what this machine does not have or allow."""
+    # Not in `validate`: two of Motionformer's files have 12 clips for 8 GPUs.
+    for key in ("TRAIN.BATCH_SIZE", "TEST.BATCH_SIZE"):
+        if cfg.NUM_GPUS > 1 and _get(cfg, key) % cfg.NUM_GPUS:
+            _fail(cfg, key, f"a multiple of NUM_GPUS ({cfg.NUM_GPUS}) is expected")
+    gpus = torch.cuda.device_count()
+    if cfg.NUM_GPUS > gpus:
+        _fail(cfg, "NUM_GPUS", f"this machine has {gpus}; 0 runs on the CPU")
+    if (cfg.TRAIN.ENABLE or cfg.TEST.ENABLE) and not os.path.isdir(cfg.DATA.PATH_TO_DATA_DIR):
+        _fail(cfg, "DATA.PATH_TO_DATA_DIR", "an existing folder with the lists is expected")
+    for key in ("TRAIN.CHECKPOINT_FILE_PATH", "TEST.CHECKPOINT_FILE_PATH"):
+        if _get(cfg, key) and not os.path.isfile(_get(cfg, key)):
+            _fail(cfg, key, "an existing file is expected")
+    try:
+        os.makedirs(cfg.OUTPUT_DIR, exist_ok=True)
+        probe = os.path.join(cfg.OUTPUT_DIR, f".writable.{os.getpid()}")
+        with open(probe, "w", encoding="utf-8"):
+            pass
+        os.remove(probe)
+    except OSError as error:
+        _fail(cfg, "OUTPUT_DIR", f"a folder that can be written is expected ({error.strerror})")
+
+
+def _get(cfg: CfgNode, key: str) -> Any:
+    value = cfg
+    for part in key.split("."):
+        value = value[part]
+    return value
+
+
+def _fail(cfg: CfgNode, key: str, allowed: str) -> None:
+    raise ConfigError(f"{key} is {_get(cfg, key)!r}; {allowed}")
+
+
+def _one_of(cfg: CfgNode, key: str, allowed: Iterable[Any]) -> None:
+    allowed = list(allowed)
+    if _get(cfg, key) not in allowed:
+        _fail(cfg, key, "allowed: " + ", ".join(map(str, allowed)))
+
+
+def _check_names(cfg: CfgNode) -> None:
+    _one_of(cfg, "MODEL.MODEL_NAME", ["VisionTransformer"])
+    _one_of(cfg, "MODEL.ARCH", cfg.MODEL.SINGLE_PATHWAY_ARCH)
+    _one_of(cfg, "MODEL.LOSS_FUNC", ["cross_entropy"])
+    _one_of(cfg, "VIT.ATTN_LAYER", ["trajectory", "joint", "divided"])
+    _one_of(cfg, "VIT.POS_EMBED", ["separate", "joint"])
+    _one_of(cfg, "VIT.HEAD_ACT", ["tanh", "gelu", "relu"])
+    _one_of(cfg, "VIT.APPROX_ATTN_TYPE", ["none", *ESTIMATORS])
+    _one_of(cfg, "SOLVER.OPTIMIZING_METHOD", ["sgd", "adam", "adamw"])
+    _one_of(cfg, "SOLVER.LR_POLICY", ["cosine", "steps_with_relative_lrs"])
+    _one_of(cfg, "SOLVER.PRECISION", ["float16", "bfloat16"])
+    for key in ("TRAIN.DATASET", "TEST.DATASET"):
+        # PySlowFast capitalises the name before it looks it up.
+        if _get(cfg, key).capitalize() not in DATASETS:
+            _fail(cfg, key, "supported datasets: " + ", ".join(DATASETS))
+
+
+def _check_refused(cfg: CfgNode) -> None:
+    """Keys of PySlowFast and Motionformer that have one value here."""
+    only = {
+        "DATA.RE_PROB": 0.0,
+        "DATA.USE_REPEATED_AUG": False,
+        "DATA.GRAYSCALE": False,
+        "DATA.GAUSSIAN": False,
+        "DETECTION.ENABLE": False,
+        "BN.USE_PRECISE_STATS": False,
+        "TRAIN.CHECKPOINT_TYPE": "pytorch",
+        "TEST.CHECKPOINT_TYPE": "pytorch",
+        "TRAIN.CHECKPOINT_INFLATE": False,
+    }
+    for key, value in only.items():
+        _one_of(cfg, key, [value])
+
+
+def _check_numbers(cfg: CfgNode) -> None:
+    at_least = {
+        1: """TRAIN.BATCH_SIZE TRAIN.EVAL_PERIOD TRAIN.CHECKPOINT_PERIOD TEST.BATCH_SIZE
+              TEST.NUM_ENSEMBLE_VIEWS MODEL.NUM_CLASSES VIT.PATCH_SIZE VIT.PATCH_SIZE_TEMP
+              VIT.CHANNELS VIT.EMBED_DIM VIT.DEPTH VIT.NUM_HEADS VIT.TEMPORAL_RESOLUTION
+              VIT.APPROX_ATTN_DIM DATA.NUM_FRAMES DATA.SAMPLING_RATE DATA.TRAIN_CROP_SIZE
+              DATA.TEST_CROP_SIZE DATA.TARGET_FPS SOLVER.MAX_EPOCH SOLVER.ACCUMULATE_STEPS
+              NUM_SHARDS LOG_PERIOD DIST_TIMEOUT""",
+        0: """TRAIN.CHECKPOINT_ITERATIONS TRAIN.CHECKPOINT_KEEP NUM_GPUS SHARD_ID RNG_SEED
+              DATA_LOADER.NUM_WORKERS SOLVER.WEIGHT_DECAY SOLVER.WARMUP_EPOCHS
+              SOLVER.WARMUP_START_LR SOLVER.COSINE_END_LR SOLVER.REFERENCE_BATCH""",
+    }
+    for least, keys in at_least.items():
+        for key in keys.split():
+            if not _get(cfg, key) >= least:
+                _fail(cfg, key, f"at least {least} is expected")
+    for key in ("SOLVER.BASE_LR", "VIT.MLP_RATIO"):
+        if not 0 < _get(cfg, key) < float("inf"):
+            _fail(cfg, key, "a positive number is expected")
+    shares = """VIT.DROP VIT.DROP_PATH VIT.HEAD_DROPOUT VIT.POS_DROPOUT VIT.ATTN_DROPOUT
+                SOLVER.SMOOTHING DATA.MAX_BAD_SHARE"""
+    for key in shares.split():
+        if not 0 <= _get(cfg, key) < 1:
+            _fail(cfg, key, "a number from 0 to below 1 is expected")
+    if cfg.SOLVER.CLIP_GRAD is not None and not cfg.SOLVER.CLIP_GRAD > 0:
+        _fail(cfg, "SOLVER.CLIP_GRAD", "a positive number or None is expected")
+
+
+def _check_model_sizes(cfg: CfgNode) -> None:
+    vit = cfg.VIT
+    if vit.EMBED_DIM % vit.NUM_HEADS:
+        _fail(cfg, "VIT.EMBED_DIM", f"a multiple of VIT.NUM_HEADS ({vit.NUM_HEADS}) is expected")
+    for key in ("DATA.TRAIN_CROP_SIZE", "DATA.TEST_CROP_SIZE"):
+        if _get(cfg, key) % vit.PATCH_SIZE:
+            _fail(cfg, key, f"a multiple of VIT.PATCH_SIZE ({vit.PATCH_SIZE}) is expected")
+    if not vit.VIDEO_INPUT:
+        if vit.PATCH_SIZE_TEMP != 1 or vit.ATTN_LAYER != "joint":
+            _fail(
+                cfg, "VIT.VIDEO_INPUT", "images need VIT.PATCH_SIZE_TEMP 1 and VIT.ATTN_LAYER joint"
+            )
+    elif cfg.DATA.NUM_FRAMES != vit.TEMPORAL_RESOLUTION * vit.PATCH_SIZE_TEMP:
+        _fail(
+            cfg,
+            "DATA.NUM_FRAMES",
+            f"VIT.TEMPORAL_RESOLUTION * VIT.PATCH_SIZE_TEMP "
+            f"({vit.TEMPORAL_RESOLUTION} * {vit.PATCH_SIZE_TEMP}) is expected",
+        )
+
+
+def _check_estimator(cfg: CfgNode) -> None:
+    vit, name = cfg.VIT, cfg.VIT.APPROX_ATTN_TYPE
+    for estimator in ESTIMATORS:
+        for option_name, option in estimator_options(estimator).items():
+            key = f"VIT.{estimator}.{option_name}".upper()
+            problem = option.problem(_get(cfg, key))
+            if problem:
+                _fail(cfg, key, problem)
+    if name == "none":
+        return
+    if vit.ATTN_DROPOUT > 0 and not ESTIMATORS[name].exact:
+        _fail(cfg, "VIT.ATTN_DROPOUT", f"only exact attention has dropout, {name} allows 0")
+    if ESTIMATORS[name].landmarks_are_tokens:
+        crop = min(cfg.DATA.TRAIN_CROP_SIZE, cfg.DATA.TEST_CROP_SIZE)
+        tokens = (crop // vit.PATCH_SIZE) ** 2
+        if vit.VIDEO_INPUT and vit.ATTN_LAYER != "divided":
+            tokens *= vit.TEMPORAL_RESOLUTION
+        if vit.APPROX_ATTN_DIM > tokens:
+            _fail(
+                cfg,
+                "VIT.APPROX_ATTN_DIM",
+                f"{vit.ATTN_LAYER} attention has {tokens} tokens for {name}'s landmarks, "
+                f"at most {tokens} are allowed",
+            )
+
+
+def _check_data(cfg: CfgNode) -> None:
+    data = cfg.DATA
+    _one_of(cfg, "TEST.NUM_SPATIAL_CROPS", [1, 3])
+    for key in ("DATA.MEAN", "DATA.STD"):
+        if len(_get(cfg, key)) != cfg.VIT.CHANNELS or not _all_numbers(_get(cfg, key)):
+            _fail(cfg, key, f"{cfg.VIT.CHANNELS} numbers (VIT.CHANNELS) are expected")
+    if not all(deviation > 0 for deviation in data.STD):
+        _fail(cfg, "DATA.STD", "positive numbers are expected")
+    scales = data.TRAIN_JITTER_SCALES
+    if len(scales) != 2 or not _all_numbers(scales) or not 0 < scales[0] <= scales[1]:
+        _fail(cfg, "DATA.TRAIN_JITTER_SCALES", "[smallest, largest] short side is expected")
+    if scales[0] < data.TRAIN_CROP_SIZE and not data.USE_RANDOM_RESIZE_CROPS:
+        _fail(
+            cfg,
+            "DATA.TRAIN_JITTER_SCALES",
+            f"a short side of at least DATA.TRAIN_CROP_SIZE ({data.TRAIN_CROP_SIZE}) is expected",
+        )
+    if not data.PATH_LABEL_SEPARATOR:
+        _fail(cfg, "DATA.PATH_LABEL_SEPARATOR", "at least one character is expected")
+    if not re.fullmatch(r"rand-m\d+(\.\d+)?-n\d+(-mstd\d+(\.\d+)?)?(-inc)?", data.RAND_AUGMENT):
+        _fail(
+            cfg,
+            "DATA.RAND_AUGMENT",
+            "the form is rand-m<magnitude>-n<operations>[-mstd<spread>][-inc]",
+        )
+
+
+def _all_numbers(values: list[Any]) -> bool:
+    return all(isinstance(value, (int, float)) for value in values)
+
+
+def _check_solver(cfg: CfgNode) -> None:
+    solver = cfg.SOLVER
+    if solver.LR_POLICY != "steps_with_relative_lrs":
+        return
+    steps = solver.STEPS
+    if not steps or not _all_numbers(steps) or steps[0] != 0 or sorted(set(steps)) != steps:
+        _fail(cfg, "SOLVER.STEPS", "rising epochs that start with 0 are expected")
+    if len(solver.LRS) != len(steps) or not _all_numbers(solver.LRS):
+        _fail(cfg, "SOLVER.LRS", f"one factor for each of SOLVER.STEPS ({len(steps)}) is expected")
+
+
+def _check_processes(cfg: CfgNode) -> None:
+    if cfg.SHARD_ID >= cfg.NUM_SHARDS:
+        _fail(cfg, "SHARD_ID", f"below NUM_SHARDS ({cfg.NUM_SHARDS}) is expected")
