@@ -1,0 +1,137 @@
+"""Space-time attention layers: the weights, around an estimator.
+
+Token 0 is CLS; the others are the patches, frame-major. CLS attends exactly, to
+all tokens. In trajectory attention it is no key of the patches. In joint and
+divided attention Motionformer lets the patches see it: so does exact attention
+here; the estimators, which group patches into landmarks, leave it out.
+
+Shapes: B batch, h heads, N = F*P patches, F frames, P tokens of a frame, d head
+size, D = h*d.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from slowfast_lara.attention import Estimator
+from slowfast_lara.models.temporal import temporal_attention
+
+
+class SpaceTimeAttention(nn.Module):
+    """The projections that all three layers share."""
+
+    def __init__(
+        self, dim: int, num_heads: int, estimator: Estimator, qkv_bias: bool, drop: float
+    ) -> None:
+        super().__init__()
+        self.num_heads = num_heads
+        self.qkv = nn.Linear(dim, 3 * dim, bias=qkv_bias)
+        self.estimator = estimator
+        self.proj = nn.Linear(dim, dim)
+        self.proj_drop = nn.Dropout(drop)
+
+    def queries_keys_values(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """[B,1+N,D] -> three of [B,h,1+N,d]."""
+        qkv = self.qkv(x).unflatten(2, (3, self.num_heads, -1))
+        return qkv.permute(2, 0, 3, 1, 4).unbind(0)
+
+    def project(self, cls: Tensor, patches: Tensor) -> Tensor:
+        """CLS [B,h,1,d] and patches [B,N,D] -> the layer's output [B,1+N,D]."""
+        tokens = torch.cat((cls.transpose(1, 2).flatten(2).to(patches.dtype), patches), dim=1)
+        return self.proj_drop(self.proj(tokens))
+
+
+def cls_attention(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    """CLS attends to all tokens, exactly: [B,h,1,d]."""
+    return functional.scaled_dot_product_attention(q[:, :, :1], k, v)
+
+
+class JointAttention(SpaceTimeAttention):
+    """Each patch attends to the patches of all frames at once."""
+
+    def forward(self, x: Tensor, num_frames: int) -> Tensor:
+        q, k, v = self.queries_keys_values(x)
+        if self.estimator.exact:
+            out = self.estimator(q, k, v).squeeze(3)
+            return self.project(out[:, :, :1], out[:, :, 1:].transpose(1, 2).flatten(2))
+        patches = self.estimator(q[:, :, 1:], k[:, :, 1:], v[:, :, 1:]).squeeze(3)
+        return self.project(cls_attention(q, k, v), patches.transpose(1, 2).flatten(2))
+
+
+class DividedAttention(SpaceTimeAttention):
+    """Each patch attends to its frame (over_time False) or to its position."""
+
+    def __init__(
+        self,
+        dim: int,
+        num_heads: int,
+        estimator: Estimator,
+        qkv_bias: bool,
+        drop: float,
+        over_time: bool = False,
+    ) -> None:
+        super().__init__(dim, num_heads, estimator, qkv_bias, drop)
+        self.over_time = over_time
+
+    def forward(self, x: Tensor, num_frames: int) -> Tensor:
+        q, k, v = self.queries_keys_values(x)
+        groups = [self.group(tokens, num_frames) for tokens in (q, k, v)]
+        if self.estimator.exact:
+            for i, tokens in ((1, k), (2, v)):
+                repeats = groups[i].shape[0] // x.shape[0]
+                cls = tokens[:, :, :1].repeat_interleave(repeats, dim=0)
+                groups[i] = torch.cat((cls, groups[i]), dim=2)
+        out = self.estimator(*groups).squeeze(3)  # [B*groups,h,tokens of a group,d]
+        out = out.unflatten(0, (x.shape[0], -1))
+        order = (0, 3, 1, 2, 4) if self.over_time else (0, 1, 3, 2, 4)
+        patches = out.permute(order).flatten(1, 2).flatten(2)
+        return self.project(cls_attention(q, k, v), patches)
+
+    def group(self, tokens: Tensor, num_frames: int) -> Tensor:
+        """[B,h,1+N,d] -> [B*P,h,F,d] over time, [B*F,h,P,d] over space."""
+        patches = tokens[:, :, 1:].unflatten(2, (num_frames, -1))
+        order = (0, 3, 1, 2, 4) if self.over_time else (0, 2, 1, 3, 4)
+        return patches.permute(order).flatten(0, 1)
+
+
+class TrajectoryAttention(SpaceTimeAttention):
+    """Each patch looks for itself in every frame, then attends along this path."""
+
+    def __init__(
+        self,
+        dim: int,
+        num_heads: int,
+        estimator: Estimator,
+        qkv_bias: bool,
+        drop: float,
+        project_values: bool = False,
+    ) -> None:
+        super().__init__(dim, num_heads, estimator, qkv_bias, drop)
+        self.proj_q = nn.Linear(dim, dim, bias=qkv_bias)
+        self.proj_kv = nn.Linear(dim, 2 * dim, bias=qkv_bias)
+        self.project_values = project_values
+
+    def forward(self, x: Tensor, num_frames: int) -> Tensor:
+        q, k, v = self.queries_keys_values(x)
+        paths = self.estimator(q[:, :, 1:], k[:, :, 1:], v[:, :, 1:], num_frames=num_frames)
+        paths = paths.permute(0, 3, 2, 1, 4).flatten(3)  # [B,F,N,D]
+        # The patch's own frame on its path is the query of the temporal stage.
+        own = paths.unflatten(2, (num_frames, -1)).diagonal(dim1=1, dim2=2)  # [B,P,D,F]
+        own = own.permute(0, 3, 1, 2).flatten(1, 2)
+        own_q = self.proj_q(own).unflatten(2, (self.num_heads, -1))
+        # Under autocast, `paths` has its dtype and the weights do not.
+        weight, bias = self.proj_kv.weight.to(own_q.dtype), self.proj_kv.bias
+        bias = bias if bias is None else bias.to(own_q.dtype)
+        patches = temporal_attention(
+            own_q, paths.to(own_q.dtype), weight, bias, self.project_values
+        )
+        return self.project(cls_attention(q, k, v), patches.flatten(2))
+
+
+ATTENTION_LAYERS = {
+    "trajectory": TrajectoryAttention,
+    "joint": JointAttention,
+    "divided": DividedAttention,
+}

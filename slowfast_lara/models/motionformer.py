@@ -1,0 +1,288 @@
+"""Motionformer: a vision transformer with space-time attention.
+
+Patrick et al., "Keeping Your Eye on the Ball: Trajectory Attention in Video
+Transformers", NeurIPS 2021. Parameters carry the names of its checkpoints.
+
+Shapes: B batch, T frames of the clip, F frames of tokens, P tokens of a frame,
+D width.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Sequence
+from functools import partial
+from typing import Any
+
+import torch
+from fvcore.common.config import CfgNode
+from torch import Tensor, nn
+from torch.nn import functional
+from torch.utils.checkpoint import checkpoint
+
+from slowfast_lara.attention import build_estimator, estimator_options
+from slowfast_lara.models.attention import ATTENTION_LAYERS
+from slowfast_lara.models.registry import MODEL_REGISTRY
+
+# Positional embeddings are made for this crop, and resized for others.
+BASE_CROP = 224
+
+ACTIVATIONS = {"tanh": nn.Tanh, "gelu": nn.GELU, "relu": nn.ReLU}
+
+
+class DropPath(nn.Module):
+    """Leaves out a residual branch for some of the samples."""
+
+    def __init__(self, rate: float) -> None:
+        super().__init__()
+        self.rate = rate
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.rate == 0 or not self.training:
+            return x
+        keep = 1 - self.rate
+        kept = x.new_empty((x.shape[0],) + (1,) * (x.ndim - 1)).bernoulli_(keep)
+        return x * (kept / keep)
+
+
+class Mlp(nn.Module):
+    def __init__(self, dim: int, hidden: int, drop: float) -> None:
+        super().__init__()
+        self.fc1 = nn.Linear(dim, hidden)
+        self.fc2 = nn.Linear(hidden, dim)
+        self.drop = nn.Dropout(drop)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.drop(self.fc2(self.drop(functional.gelu(self.fc1(x)))))
+
+
+class Block(nn.Module):
+    """Attention and MLP; divided attention has a layer over time before."""
+
+    def __init__(
+        self,
+        dim: int,
+        attn: nn.Module,
+        timeattn: nn.Module | None,
+        mlp_ratio: float,
+        drop: float,
+        drop_path: float,
+    ) -> None:
+        super().__init__()
+        self.norm1 = nn.LayerNorm(dim, eps=1e-6)
+        self.attn = attn
+        self.timeattn = timeattn
+        self.drop_path = DropPath(drop_path)
+        self.norm2 = nn.LayerNorm(dim, eps=1e-6)
+        self.mlp = Mlp(dim, int(dim * mlp_ratio), drop)
+        self.norm3 = nn.LayerNorm(dim, eps=1e-6) if timeattn is not None else None
+
+    def forward(self, x: Tensor, num_frames: int) -> Tensor:
+        if self.timeattn is not None:
+            x = x + self.timeattn(self.norm3(x), num_frames)
+        x = x + self.drop_path(self.attn(self.norm1(x), num_frames))
+        return x + self.drop_path(self.mlp(self.norm2(x)))
+
+
+class PatchEmbed(nn.Module):
+    """Non-overlapping patches, 2-D or 3-D by the number of sides of `patch`."""
+
+    def __init__(self, channels: int, dim: int, patch: tuple[int, ...]) -> None:
+        super().__init__()
+        convolution = {2: nn.Conv2d, 3: nn.Conv3d}[len(patch)]
+        self.proj = convolution(channels, dim, kernel_size=patch, stride=patch)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.proj(x).flatten(2).transpose(1, 2)
+
+
+@MODEL_REGISTRY.register()
+class VisionTransformer(nn.Module):
+    """model([clip]), clip [B,3,T,H,W], or images [B,3,H,W] -> logits, scores in eval."""
+
+    def __init__(
+        self,
+        *,
+        num_classes: int,
+        attn_layer: str = "trajectory",
+        estimator: str = "softmax",
+        estimator_args: dict[str, Any] | None = None,
+        patch_size: int = 16,
+        patch_size_temp: int = 2,
+        channels: int = 3,
+        dim: int = 768,
+        depth: int = 12,
+        num_heads: int = 12,
+        mlp_ratio: float = 4.0,
+        qkv_bias: bool = True,
+        num_frames: int = 8,
+        video_input: bool = True,
+        pos_embed: str = "separate",
+        original_trajectory: bool = True,
+        hidden_head: bool = True,
+        head_act: str = "tanh",
+        drop: float = 0.0,
+        drop_path: float = 0.0,
+        attn_drop: float = 0.0,
+        head_drop: float = 0.0,
+        pos_drop: float = 0.0,
+        act_checkpoint: bool = False,
+        seed: int = 0,
+    ) -> None:
+        super().__init__()
+        self.patch_size, self.patch_size_temp = patch_size, patch_size_temp
+        self.channels, self.video_input = channels, video_input
+        self.num_frames = num_frames if video_input else 1
+        self.act_checkpoint = act_checkpoint
+        self.make_embeddings(dim, joint_positions=video_input and pos_embed == "joint")
+        self.pos_drop = nn.Dropout(pos_drop)
+
+        sizes = {"head_dim": dim // num_heads, "num_heads": num_heads, "dropout": attn_drop}
+        layer = partial(
+            ATTENTION_LAYERS[attn_layer], dim=dim, num_heads=num_heads, qkv_bias=qkv_bias, drop=drop
+        )
+        if attn_layer == "trajectory":
+            layer = partial(layer, project_values=not original_trajectory)
+        blocks = []
+        for i in range(depth):
+            layer_args = {**sizes, "seed": seed + i, **(estimator_args or {})}
+            attn, timeattn = layer(estimator=build_estimator(estimator, **layer_args)), None
+            if attn_layer == "divided":  # over time too; F is small: always exact
+                timeattn = layer(estimator=build_estimator("softmax", **sizes), over_time=True)
+            rate = drop_path * i / max(1, depth - 1)
+            blocks.append(Block(dim, attn, timeattn, mlp_ratio, drop, rate))
+        self.blocks = nn.ModuleList(blocks)
+
+        self.norm = nn.LayerNorm(dim, eps=1e-6)
+        self.pre_logits: nn.Module = nn.Identity()
+        if hidden_head:
+            layers = [("fc", nn.Linear(dim, dim)), ("act", ACTIVATIONS[head_act]())]
+            self.pre_logits = nn.Sequential(OrderedDict(layers))
+        self.head_drop = nn.Dropout(head_drop)
+        self.head = nn.Linear(dim, num_classes)
+        self.initialise()
+
+    def make_embeddings(self, dim: int, joint_positions: bool) -> None:
+        patch = (self.patch_size, self.patch_size)
+        self.patch_embed = PatchEmbed(self.channels, dim, patch)
+        self.patch_embed_3d = PatchEmbed(self.channels, dim, (self.patch_size_temp, *patch))
+        self.base_grid = BASE_CROP // self.patch_size
+        self.cls_token = nn.Parameter(torch.zeros(1, 1, dim))
+        self.pos_embed = nn.Parameter(torch.zeros(1, self.base_grid**2 + 1, dim))
+        self.joint_positions = joint_positions
+        if joint_positions:
+            tokens = self.base_grid**2 * self.num_frames
+            self.st_embed = nn.Parameter(torch.zeros(1, tokens + 1, dim))
+        elif self.video_input:
+            self.temp_embed = nn.Parameter(torch.zeros(1, self.num_frames, dim))
+
+    @classmethod
+    def from_config(cls, cfg: CfgNode) -> VisionTransformer:
+        vit = cfg.VIT
+        name = "softmax" if vit.APPROX_ATTN_TYPE == "none" else vit.APPROX_ATTN_TYPE
+        options = {key: vit[name.upper()][key.upper()] for key in estimator_options(name)}
+        return cls(
+            num_classes=cfg.MODEL.NUM_CLASSES,
+            attn_layer=vit.ATTN_LAYER,
+            estimator=name,
+            estimator_args={"num_landmarks": vit.APPROX_ATTN_DIM, **options},
+            patch_size=vit.PATCH_SIZE,
+            patch_size_temp=vit.PATCH_SIZE_TEMP,
+            channels=vit.CHANNELS,
+            dim=vit.EMBED_DIM,
+            depth=vit.DEPTH,
+            num_heads=vit.NUM_HEADS,
+            mlp_ratio=vit.MLP_RATIO,
+            qkv_bias=vit.QKV_BIAS,
+            num_frames=vit.TEMPORAL_RESOLUTION,
+            video_input=vit.VIDEO_INPUT,
+            pos_embed=vit.POS_EMBED,
+            original_trajectory=vit.USE_ORIGINAL_TRAJ_ATTN_CODE,
+            hidden_head=vit.USE_MLP,
+            head_act=vit.HEAD_ACT,
+            drop=vit.DROP,
+            drop_path=vit.DROP_PATH,
+            attn_drop=vit.ATTN_DROPOUT,
+            head_drop=vit.HEAD_DROPOUT,
+            pos_drop=vit.POS_DROPOUT,
+            act_checkpoint=cfg.MODEL.ACT_CHECKPOINT,
+            seed=cfg.RNG_SEED,
+        )
+
+    def initialise(self) -> None:
+        """ViT's start; time embeddings at zero. What no forward uses is frozen."""
+        for module in self.modules():
+            if isinstance(module, (nn.Linear, nn.Conv2d, nn.Conv3d)):
+                nn.init.normal_(module.weight, std=0.02)
+                if module.bias is not None:
+                    nn.init.zeros_(module.bias)
+        for name in ("cls_token", "pos_embed", "st_embed"):
+            if hasattr(self, name):
+                nn.init.normal_(getattr(self, name), std=0.02)
+        # Checkpoints hold both embeddings; DDP waits for gradients of all that is not frozen.
+        unused = self.patch_embed if self.patch_size_temp > 1 else self.patch_embed_3d
+        unused.requires_grad_(False)
+        self.pos_embed.requires_grad_(not self.joint_positions)
+
+    def no_weight_decay(self) -> set[str]:
+        """Parameters that an optimiser should not decay."""
+        return {"pos_embed", "cls_token", "temp_embed", "st_embed"}
+
+    def forward(self, x: Sequence[Tensor] | Tensor) -> Tensor:
+        logits = self.head(self.head_drop(self.forward_features(x)))
+        return logits if self.training else logits.softmax(dim=-1)
+
+    def forward_features(self, x: Sequence[Tensor] | Tensor) -> Tensor:
+        """The vector before the classifier, [B,D]."""
+        clip = x if isinstance(x, Tensor) else x[0]
+        tokens = self.embed(clip)
+        for block in self.blocks:
+            if self.act_checkpoint and self.training:
+                tokens = checkpoint(block, tokens, self.num_frames, use_reentrant=False)
+            else:
+                tokens = block(tokens, self.num_frames)
+        return self.pre_logits(self.norm(tokens)[:, 0])
+
+    def embed(self, clip: Tensor) -> Tensor:
+        """The clip's tokens, CLS first, with their positions: [B,1+F*P,D]."""
+        self.check_input(clip)
+        if self.patch_size_temp > 1:
+            patches = self.patch_embed_3d(clip)
+        elif self.video_input:  # patches of single frames
+            frames = clip.transpose(1, 2).flatten(0, 1)
+            patches = self.patch_embed(frames).unflatten(0, (clip.shape[0], -1)).flatten(1, 2)
+        else:
+            patches = self.patch_embed(clip)
+        tokens = torch.cat((self.cls_token.expand(clip.shape[0], -1, -1), patches), dim=1)
+        grid = (clip.shape[-2] // self.patch_size, clip.shape[-1] // self.patch_size)
+        return self.pos_drop(tokens + self.positions(grid))
+
+    def check_input(self, clip: Tensor) -> None:
+        frames = (self.num_frames * self.patch_size_temp,) if self.video_input else ()
+        expected = (self.channels, *frames)
+        sides = clip.shape[-2:]
+        if tuple(clip.shape[1:-2]) != expected or any(side % self.patch_size for side in sides):
+            form = ", ".join(map(str, ("batch", *expected, "height", "width")))
+            raise ValueError(
+                f"a clip of shape {tuple(clip.shape)} was given; [{form}] is expected, "
+                f"height and width multiples of {self.patch_size}"
+            )
+
+    def positions(self, grid: tuple[int, int]) -> Tensor:
+        """The positional embedding of CLS and of F frames of `grid` patches."""
+        if self.joint_positions:
+            space = self.st_embed[:, 1:].unflatten(1, (self.num_frames, -1))[0]
+            patches = self.resize(space, grid).flatten(0, 1)
+            return torch.cat((self.st_embed[:, :1], patches[None]), dim=1)
+        space = self.resize(self.pos_embed[:, 1:], grid)  # [1,P,D]
+        if self.video_input:
+            space = (self.temp_embed.transpose(0, 1) + space).flatten(0, 1)[None]
+        return torch.cat((self.pos_embed[:, :1], space), dim=1)
+
+    def resize(self, positions: Tensor, grid: tuple[int, int]) -> Tensor:
+        """[F,P,D] of the base grid -> [F,P',D] of another, bicubically."""
+        base = (self.base_grid, self.base_grid)
+        if grid == base:
+            return positions
+        image = positions.transpose(1, 2).unflatten(2, base)
+        return functional.interpolate(image, size=grid, mode="bicubic").flatten(2).transpose(1, 2)

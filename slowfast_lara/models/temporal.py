@@ -1,0 +1,129 @@
+"""The temporal stage of trajectory attention, exact, with F times less work.
+
+Query n has one pooled token x_nf for every frame f. The stage is
+
+    a_nhf = softmax_f(q_nh . (W_k x_nf + b_k)_h),   y_nh = sum_f a_nhf v_nfh
+
+with v = W_v x + b_v, or v = x itself. Projecting all N*F tokens costs 2 F D^2 a
+token; two identities avoid it:
+
+    q_nh . W_k,h x_nf = (W_k,h^T q_nh) . x_nf          project the query instead
+    sum_f a_nhf W_v,h x_nf = W_v,h (sum_f a_nhf x_nf)  aggregate, then project
+
+b_k adds the same to every f and cancels in the softmax. The absorbed queries
+u_nh = W_k,h^T q_nh are the largest tensor left, [N,h,D]. The forward and the
+backward pass go through the tokens in chunks and make them anew, so that they
+never exist as a whole; that is why this is a Function with a backward of its own.
+
+Shapes: B batch, h heads, N queries, F frames, d head size, D = h*d.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import Tensor
+
+# Absorbed queries of so many tokens stay in a CPU's cache; an accelerator wants
+# few, large products instead.
+_CPU_CHUNK = 128
+_ACCELERATOR_CHUNK = 16384
+
+
+def temporal_attention(
+    q: Tensor, x: Tensor, weight: Tensor, bias: Tensor | None, project_values: bool
+) -> Tensor:
+    """Attend over the frames: q [B,N,h,d], x [B,F,N,D] -> [B,N,h,d].
+
+    `weight` [2D,D] and `bias` [2D] project to keys and values, in this order.
+    With `project_values` False the values are x, and the lower half is unused.
+    """
+    return _TemporalAttention.apply(q * q.shape[-1] ** -0.5, x, weight, bias, project_values)
+
+
+def _chunks(x: Tensor) -> Iterator[slice]:
+    budget = _CPU_CHUNK if x.device.type == "cpu" else _ACCELERATOR_CHUNK
+    size = max(1, budget // x.shape[0])
+    for start in range(0, x.shape[2], size):
+        yield slice(start, min(start + size, x.shape[2]))
+
+
+def _tokens(x: Tensor, part: slice) -> Tensor:
+    """[B,F,N,D] -> [B*n,F,D], the pooled tokens of a chunk (a view if B is 1)."""
+    return x[:, :, part].transpose(1, 2).flatten(0, 1)
+
+
+def _heads_first(x: Tensor, part: slice) -> Tensor:
+    """[B,N,h,d] -> [h,B*n,d]."""
+    return x[:, part].flatten(0, 1).transpose(0, 1)
+
+
+def _weights_of_frames(q: Tensor, x: Tensor, w_k: Tensor) -> tuple[Tensor, Tensor]:
+    """Absorbed queries [n,h,D] and their attention over the frames [n,h,F]."""
+    absorbed = torch.bmm(q, w_k).transpose(0, 1)
+    logits = torch.bmm(absorbed, x.mT)
+    return absorbed, logits.softmax(-1, dtype=torch.promote_types(x.dtype, torch.float32)).to(
+        x.dtype
+    )
+
+
+class _TemporalAttention(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any, q: Tensor, x: Tensor, weight: Tensor, bias: Tensor | None, project_values: bool
+    ) -> Tensor:
+        B, N, h, d = q.shape
+        w_k, w_v = weight.unflatten(0, (2, h, d))  # [h,d,D] each
+        out = torch.empty_like(q)
+        for part in _chunks(x):
+            tokens = _tokens(x, part)
+            _, attention = _weights_of_frames(_heads_first(q, part), tokens, w_k)
+            if project_values:
+                pooled = torch.bmm(attention, tokens)  # [n,h,D]
+                y = torch.bmm(pooled.transpose(0, 1), w_v.mT).transpose(0, 1)
+                if bias is not None:
+                    y = y + bias.unflatten(0, (2, h, d))[1]
+            else:
+                y = torch.einsum("nhf,nfhd->nhd", attention, tokens.unflatten(2, (h, d)))
+            out[:, part] = y.unflatten(0, (B, -1))
+        ctx.save_for_backward(q, x, weight)
+        ctx.project_values, ctx.has_bias = project_values, bias is not None
+        return out
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        q, x, weight = ctx.saved_tensors
+        B, N, h, d = q.shape
+        w_k, w_v = weight.unflatten(0, (2, h, d))
+        grad_q, grad_x, grad_weight = map(torch.zeros_like, (q, x, weight))
+        grad_k, grad_v = grad_weight.unflatten(0, (2, h, d))
+        for part in _chunks(x):
+            tokens, q_part = _tokens(x, part), _heads_first(q, part)
+            absorbed, attention = _weights_of_frames(q_part, tokens, w_k)
+            g = grad[:, part].flatten(0, 1)  # [n,h,d]
+            if ctx.project_values:
+                g_heads = g.transpose(0, 1)
+                grad_v += torch.bmm(g_heads.mT, torch.bmm(attention, tokens).transpose(0, 1))
+                grad_pooled = torch.bmm(g_heads, w_v).transpose(0, 1)  # [n,h,D]
+                grad_attention = torch.bmm(grad_pooled, tokens.mT)
+                grad_tokens = torch.bmm(attention.mT, grad_pooled)
+            else:
+                values = tokens.unflatten(2, (h, d))
+                grad_attention = torch.einsum("nhd,nfhd->nhf", g, values)
+                grad_tokens = torch.einsum("nhf,nhd->nfhd", attention, g).flatten(2)
+            centred = grad_attention - (attention * grad_attention).sum(-1, keepdim=True)
+            grad_logits = attention * centred
+            grad_tokens = torch.baddbmm(grad_tokens, grad_logits.mT, absorbed)
+            grad_x[:, :, part] = grad_tokens.unflatten(0, (B, -1)).transpose(1, 2)
+            grad_absorbed = torch.bmm(grad_logits, tokens).transpose(0, 1)  # [h,n,D]
+            grad_q_part = torch.bmm(grad_absorbed, w_k.mT).transpose(0, 1)
+            grad_q[:, part] = grad_q_part.unflatten(0, (B, -1))
+            grad_k += torch.bmm(q_part.mT, grad_absorbed)
+        grad_bias = None
+        if ctx.has_bias:
+            grad_bias = weight.new_zeros(2 * h * d)
+            if ctx.project_values:
+                grad_bias[h * d :] = grad.sum((0, 1)).flatten()
+        return grad_q, grad_x, grad_weight, grad_bias, None
