@@ -1,0 +1,1 @@
+"""What `tools/benchmark.py` measures, and the plain layer it measures against."""
