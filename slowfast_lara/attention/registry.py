@@ -84,7 +84,7 @@ def estimator_options(name: str) -> dict[str, Option]:
     options = {}
     for key, parameter in list(inspect.signature(constructor).parameters.items())[1:]:
         if key not in SIZES:
-            hint = hints[key]
+            hint = hints.get(key)
             literal = typing.get_origin(hint) is typing.Literal
             options[key] = Option(parameter.default, typing.get_args(hint) if literal else ())
     return options

@@ -11,6 +11,8 @@ import argparse
 import csv
 import io
 import os
+import sys
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -34,7 +36,22 @@ from slowfast_lara.models import build_model
 RA_QUERIES = 64
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
+def main(argv: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(description=__doc__)
+    _add_arguments(parser)
+    args = parser.parse_args(argv)
+    try:
+        errors = run(args)
+    except ValueError as error:
+        print(error, file=sys.stderr)
+        return 2
+    print(errors.table())
+    if args.out:
+        errors.write(args.out)
+    return 0
+
+
+def _add_arguments(parser: argparse.ArgumentParser) -> None:
     samples = [16, 32, 64, 128, 256]
     parser.add_argument("--samples", type=int, nargs="+", default=samples, metavar="S")
     parser.add_argument("--seeds", type=int, default=5, help="repetitions of what is random")
@@ -186,6 +203,7 @@ class Errors:
             axis.plot(self.samples, row, "o-", label=label)
         axis.set(xscale="log", yscale="log", xlabel="samples or landmarks", xticks=self.samples)
         axis.set_xticklabels(self.samples)
+        axis.set_xticks([], minor=True)
         axis.set_ylabel("mean squared error to exact attention")
         axis.set_title(self.source, fontsize=9)
         axis.grid(alpha=0.3)

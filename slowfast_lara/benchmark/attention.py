@@ -51,7 +51,7 @@ def _add_common_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--out", metavar="PATH", help="also write PATH.csv and PATH.png")
 
 
-def run_crop(args: argparse.Namespace) -> Report:
+def run_crop(args: argparse.Namespace) -> None:
     report = Report("trajectory layer, ViT-B, 8 frames, batch 1", "crop", "textbook", environment())
     for crop in args.crops:
         tokens = torch.randn(1, 1 + FRAMES * (crop // 16) ** 2, WIDTH, requires_grad=True)
@@ -70,10 +70,10 @@ def run_crop(args: argparse.Namespace) -> Report:
             report.note(
                 f"{name}: {gflops:.1f} GFLOPs for the whole model at {crop} pixels (fvcore)"
             )
-    return report
+    report.publish(args.out)
 
 
-def run_length(args: argparse.Namespace) -> Report:
+def run_length(args: argparse.Namespace) -> None:
     title = "encoder of 8 layers, 192 wide, 3 heads, 16 samples, batch 1"
     report = Report(title, "tokens", "plain softmax", environment())
     for length in args.lengths:
@@ -84,7 +84,7 @@ def run_length(args: argparse.Namespace) -> Report:
                 lambda name=name: build_estimator(name, head_dim=64, num_heads=3, num_landmarks=16)
             )
         _measure(report, length, encoders, lambda model, x=x: model(x), args.repeats)
-    return report
+    report.publish(args.out)
 
 
 def _measure(

@@ -102,8 +102,11 @@ class Report:
         figure.savefig(path, dpi=120)
         pyplot.close(figure)
 
-    def write(self, path: str) -> None:
-        """PATH.csv and PATH.png, written aside and renamed."""
+    def publish(self, path: str | None) -> None:
+        """Print the table; with a path, write PATH.csv and PATH.png, aside and renamed."""
+        print(self.table())
+        if path is None:
+            return
         os.makedirs(os.path.dirname(path) or ".", exist_ok=True)
         with open(f"{path}.csv.part", "w", encoding="utf-8") as file:
             file.write(self.csv())
