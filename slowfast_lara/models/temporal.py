@@ -97,7 +97,10 @@ class _TemporalAttention(torch.autograd.Function):
         q, x, weight = ctx.saved_tensors
         B, N, h, d = q.shape
         w_k, w_v = weight.unflatten(0, (2, h, d))
-        grad_q, grad_x, grad_weight = map(torch.zeros_like, (q, x, weight))
+        grad_q, grad_x = torch.empty_like(q), torch.empty_like(x)
+        # Summed over the chunks, which half precision would not survive.
+        wide = torch.promote_types(weight.dtype, torch.float32)
+        grad_weight = torch.zeros_like(weight, dtype=wide)
         grad_k, grad_v = grad_weight.unflatten(0, (2, h, d))
         for part in _chunks(x):
             tokens, q_part = _tokens(x, part), _heads_first(q, part)
@@ -126,4 +129,4 @@ class _TemporalAttention(torch.autograd.Function):
             grad_bias = weight.new_zeros(2 * h * d)
             if ctx.project_values:
                 grad_bias[h * d :] = grad.sum((0, 1)).flatten()
-        return grad_q, grad_x, grad_weight, grad_bias, None
+        return grad_q, grad_x, grad_weight.to(weight.dtype), grad_bias, None

@@ -100,3 +100,20 @@ def test_joint_and_divided_equal_masked_attention(kind, options, sees):
     layer = make(kind, 15, 3, **options)
     x = torch.randn(2, 1 + 4 * 5, 15, dtype=torch.float64)
     assert_same(layer, PlainAttention(layer, sees), x, 4)
+
+
+def test_gradients_in_half_precision_do_not_suffer_from_the_chunks(monkeypatch):
+    layer = make(TrajectoryAttention, 16, 2, project_values=True).float()
+    x = torch.randn(1, 1 + 2 * 400, 16)
+
+    def gradient():
+        layer.zero_grad()
+        with torch.autocast("cpu", torch.bfloat16):
+            layer(x, 2).float().sum().backward()
+        return layer.proj_kv.weight.grad
+
+    monkeypatch.setattr(temporal, "_CPU_CHUNK", 10**6)
+    expected = gradient()
+    monkeypatch.setattr(temporal, "_CPU_CHUNK", 4)
+    difference = (gradient() - expected).abs().max() / expected.abs().max()
+    assert difference < 0.01  # 0.03 if summed in bfloat16

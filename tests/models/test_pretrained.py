@@ -1,0 +1,425 @@
+"""Weights of image models and of other runs go into a model, or one line says why not."""
+
+import json
+import math
+import struct
+
+import numpy as np
+import pytest
+import torch
+
+from slowfast_lara.models import VisionTransformer
+from slowfast_lara.models.pretrained import WeightsError, load_pretrained
+
+DIM, DEPTH, HEADS, PATCH, CLASSES = 24, 2, 3, 56, 5
+GRID = 224 // PATCH
+
+
+def build(**changes):
+    args = {"num_classes": CLASSES, "dim": DIM, "depth": DEPTH, "num_heads": HEADS,
+            "patch_size": PATCH, "num_frames": 4, **changes}  # fmt: skip
+    torch.manual_seed(1)
+    return VisionTransformer(**args)
+
+
+def vit(dim=DIM, depth=DEPTH, patch=PATCH, grid=GRID, classes=7, pre_logits=True, make=None):
+    """A ViT with timm's names and shapes."""
+    generator = torch.Generator().manual_seed(0)
+    make = make or (lambda *shape: torch.randn(*shape, generator=generator))
+    layers = {"attn.qkv": (3 * dim, dim), "attn.proj": (dim, dim), "mlp.fc1": (4 * dim, dim),
+              "mlp.fc2": (dim, 4 * dim), "norm1": (dim,), "norm2": (dim,)}  # fmt: skip
+    shapes = {"cls_token": (1, 1, dim), "pos_embed": (1, grid**2 + 1, dim),
+              "patch_embed.proj.weight": (dim, 3, patch, patch), "patch_embed.proj.bias": (dim,)}
+    for i in range(depth):
+        for name, shape in layers.items():
+            shapes[f"blocks.{i}.{name}.weight"] = shape
+            shapes[f"blocks.{i}.{name}.bias"] = shape[:1]
+    shapes.update({"norm.weight": (dim,), "norm.bias": (dim,)})
+    if pre_logits:
+        shapes.update({"pre_logits.fc.weight": (dim, dim), "pre_logits.fc.bias": (dim,)})
+    if classes:
+        shapes.update({"head.weight": (classes, dim), "head.bias": (classes,)})
+    return {name: make(*shape) for name, shape in shapes.items()}
+
+
+def vit_npz(state, heads=HEADS):
+    """The same weights as the original release lays them out."""
+    dim = state["cls_token"].shape[2]
+    arrays = {
+        "cls": state["cls_token"],
+        "embedding/kernel": state["patch_embed.proj.weight"].permute(2, 3, 1, 0),
+        "embedding/bias": state["patch_embed.proj.bias"],
+        "Transformer/posembed_input/pos_embedding": state["pos_embed"],
+        "Transformer/encoder_norm/scale": state["norm.weight"],
+        "Transformer/encoder_norm/bias": state["norm.bias"],
+        "pre_logits/kernel": state["pre_logits.fc.weight"].T,
+        "pre_logits/bias": state["pre_logits.fc.bias"],
+        "head/kernel": state["head.weight"].T,
+        "head/bias": state["head.bias"],
+    }
+    for i in range(DEPTH):
+        ours, theirs = f"blocks.{i}.", f"Transformer/encoderblock_{i}/"
+        attention = theirs + "MultiHeadDotProductAttention_1/"
+        for number, part in enumerate(("query", "key", "value")):
+            rows = slice(number * dim, (number + 1) * dim)
+            weight = state[ours + "attn.qkv.weight"][rows].T
+            arrays[f"{attention}{part}/kernel"] = weight.reshape(dim, heads, -1)
+            arrays[f"{attention}{part}/bias"] = state[ours + "attn.qkv.bias"][rows].reshape(
+                heads, -1
+            )
+        arrays[attention + "out/kernel"] = state[ours + "attn.proj.weight"].T.reshape(
+            heads, -1, dim
+        )
+        arrays[attention + "out/bias"] = state[ours + "attn.proj.bias"]
+        for number, layer in enumerate(("fc1", "fc2")):
+            dense = f"{theirs}MlpBlock_3/Dense_{number}/"
+            arrays[dense + "kernel"] = state[f"{ours}mlp.{layer}.weight"].T
+            arrays[dense + "bias"] = state[f"{ours}mlp.{layer}.bias"]
+        for number, layer in ((0, "norm1"), (2, "norm2")):
+            arrays[f"{theirs}LayerNorm_{number}/scale"] = state[f"{ours}{layer}.weight"]
+            arrays[f"{theirs}LayerNorm_{number}/bias"] = state[f"{ours}{layer}.bias"]
+    return {name: x.contiguous().numpy() for name, x in arrays.items()}
+
+
+def safetensors(state, metadata=None):
+    header, data = ({"__metadata__": metadata} if metadata else {}), b""
+    for name, x in state.items():
+        raw = x.contiguous().view(torch.uint8).numpy().tobytes()
+        kind = {torch.float32: "F32", torch.float16: "F16"}[x.dtype]
+        header[name] = {"dtype": kind, "shape": list(x.shape),
+                        "data_offsets": [len(data), len(data) + len(raw)]}  # fmt: skip
+        data += raw
+    return header, data
+
+
+def write_safetensors(path, header, data):
+    text = json.dumps(header).encode()
+    path.write_bytes(struct.pack("<Q", len(text)) + text + data)
+    return path
+
+
+def check_image_weights(model, start, state, hidden=True):
+    """The blocks of an image model, inflated patches, and nothing else, are in the model."""
+    for name, new in model.state_dict().items():
+        if name in ("head.weight", "head.bias", "temp_embed") or "proj_q" in name or (
+            "proj_kv" in name
+        ) or (name.startswith("pre_logits") and not hidden):
+            assert torch.equal(new, start[name]), name
+        elif name == "patch_embed_3d.proj.weight":
+            assert torch.equal(new[:, :, 1], state["patch_embed.proj.weight"])
+            assert not new[:, :, 0].any()
+        else:
+            assert torch.equal(new, state[name.replace("_3d", "")]), name
+
+
+def save(tmp_path, form, state):
+    path = tmp_path / f"weights.{form.split('-')[0]}"
+    if form == "pth":
+        torch.save(state, path)
+    elif form == "pth-old":
+        torch.save(state, path, _use_new_zipfile_serialization=False)
+    elif form == "pth-ddp":
+        torch.save({"model": {f"module.{name}": x for name, x in state.items()}, "epoch": 3}, path)
+    elif form == "safetensors":
+        write_safetensors(path, *safetensors(state, {"format": "pt"}))
+    elif form == "npz":
+        np.savez(path, **vit_npz(state))
+    elif form == "npz-optimiser":
+        np.savez(path, **{f"opt/target/{k}": x for k, x in vit_npz(state).items()}, step=1.0)
+    return path
+
+
+FORMS = ("pth", "pth-old", "pth-ddp", "safetensors", "npz", "npz-optimiser")
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_every_form_of_an_image_model_loads(tmp_path, form):
+    state, model = vit(), build()
+    start = {name: x.clone() for name, x in model.state_dict().items()}
+    report = load_pretrained(model, save(tmp_path, form, state))
+    check_image_weights(model, start, state)
+    assert "patch_embed_3d.proj.weight" in report.adapted
+    assert {"head.weight", "head.bias", "temp_embed", "blocks.1.attn.proj_q.weight",
+            "blocks.0.attn.proj_kv.bias"} <= set(report.left_at_start)  # fmt: skip
+    everything = [*report.loaded, *report.adapted, *report.left_at_start]
+    assert sorted(everything) == sorted(model.state_dict())
+    assert set(report.unused) - {"step"} == {"head.weight", "head.bias"}
+
+
+def test_without_pre_logits_and_classifier(tmp_path):
+    state, model = vit(pre_logits=False, classes=0), build()
+    start = {name: x.clone() for name, x in model.state_dict().items()}
+    report = load_pretrained(model, save(tmp_path, "pth", state))
+    check_image_weights(model, start, state, hidden=False)
+    assert "pre_logits.fc.weight" in report.left_at_start and not report.unused
+
+
+def test_pre_logits_are_unused_by_a_plain_head(tmp_path):
+    report = load_pretrained(build(hidden_head=False), save(tmp_path, "pth", vit()))
+    assert "pre_logits.fc.weight" in report.unused
+
+
+def test_a_classifier_of_the_same_size_is_loaded(tmp_path):
+    state, model = vit(classes=CLASSES), build()
+    report = load_pretrained(model, save(tmp_path, "pth", state))
+    assert torch.equal(model.head.weight, state["head.weight"]) and not report.unused
+
+
+@pytest.mark.parametrize("inflate", ["centre", "average"])
+@pytest.mark.parametrize("frames", [1, 2, 3])
+def test_inflated_patches_see_a_still_video_as_the_image(tmp_path, inflate, frames):
+    state, model = vit(), build(patch_size_temp=frames)
+    load_pretrained(model, save(tmp_path, "pth", state), inflate=inflate)
+    image = torch.randn(1, 3, 224, 224, dtype=torch.float64)
+    still = image.unsqueeze(2).repeat(1, 1, frames, 1, 1)
+    ours, expected = model.double().patch_embed_3d(still), model.patch_embed(image)
+    # Outputs are about 100; a third of a float32 weight is rounded.
+    torch.testing.assert_close(ours, expected, atol=1e-4, rtol=0)
+    per_frame = model.patch_embed_3d.proj.weight.abs().sum(dim=(0, 1, 3, 4))
+    expected = frames if inflate == "average" else 1
+    assert (per_frame > 0).sum() == expected and (per_frame[frames // 2] > 0)
+
+
+def test_patches_as_a_linear_layer(tmp_path):
+    state, model = vit(), build()
+    flat = {**state, "patch_embed.proj.weight": state["patch_embed.proj.weight"].flatten(1)}
+    load_pretrained(model, save(tmp_path, "pth", flat))
+    weight = state["patch_embed.proj.weight"]
+    assert torch.equal(model.patch_embed.proj.weight, weight)
+    assert torch.equal(model.patch_embed_3d.proj.weight[:, :, 1], weight)
+
+
+@pytest.mark.parametrize("joint", [False, True])
+@pytest.mark.parametrize("grid", [7, 14, 24])
+def test_positions_of_another_crop(tmp_path, grid, joint):
+    """A plane over the image stays that plane, as far as bicubic interpolation keeps one."""
+    centres, own = ((torch.arange(n) + 0.5) / n for n in (grid, 14))
+    plane = (2 * centres[:, None] - 3 * centres).flatten()[:, None].repeat(1, DIM)
+    state = vit(patch=16)
+    state["pos_embed"] = torch.cat((torch.full((1, DIM), 9.0), plane))[None]
+    model = build(patch_size=16, pos_embed="joint" if joint else "separate")
+    report = load_pretrained(model, save(tmp_path, "pth", state))
+    positions = model.positions((14, 14))[0]
+    assert torch.equal(positions[0], torch.full((DIM,), 9.0))
+    expected = 2 * own[:, None] - 3 * own
+    # PyTorch's cubic (a = -0.75) is off by at most 0.05 of the step to the next patch;
+    # beyond the border it is flat, which the outer patches feel.
+    atol = 1e-6 if grid == 14 else 0.05 * 5 / grid
+    for frame in positions[1:, 0].reshape(4, 14, 14):
+        torch.testing.assert_close(frame[4:-4, 4:-4], expected[4:-4, 4:-4], atol=atol, rtol=0)
+    assert ("pos_embed" in report.adapted) == (grid != 14)
+
+
+@pytest.mark.parametrize("pos_embed", ["separate", "joint"])
+@pytest.mark.parametrize("layer", ["trajectory", "joint", "divided"])
+def test_a_checkpoint_of_a_run_loads_whole(tmp_path, layer, pos_embed):
+    """Motionformer's, PySlowFast's and ours: `model_state`, with or without DDP's prefix."""
+    options = {"attn_layer": layer, "pos_embed": pos_embed, "estimator": "performer"}
+    source = build(**options)
+    torch.nn.init.normal_(source.head.bias)
+    path = tmp_path / "checkpoint_epoch_00035.pyth"
+    state = {f"module.{name}": x for name, x in source.state_dict().items()}
+    torch.save({"epoch": 34, "model_state": state, "optimizer_state": {}, "cfg": "A: 1\n"}, path)
+    target = build(**options)
+    for x in target.state_dict().values():
+        x.zero_()
+    report = load_pretrained(target, path)
+    assert not (report.adapted or report.left_at_start or report.unused)
+    for name, x in target.state_dict().items():
+        assert torch.equal(x, source.state_dict()[name]), name
+
+
+def test_a_run_of_another_length_and_number_of_classes(tmp_path):
+    source, target = build(num_frames=4), build(num_frames=8, num_classes=9)
+    with torch.no_grad():
+        source.temp_embed.copy_(torch.arange(4.0)[None, :, None].expand(1, 4, DIM))
+    path = tmp_path / "short.pyth"
+    torch.save({"model_state": source.state_dict()}, path)
+    head = target.head.weight.clone()
+    report = load_pretrained(target, path)
+    assert report.adapted == ["temp_embed"]
+    assert sorted(report.left_at_start) == ["head.bias", "head.weight"]
+    assert torch.equal(target.head.weight, head)
+    expected = torch.tensor([0, 0.25, 0.75, 1.25, 1.75, 2.25, 2.75, 3])
+    torch.testing.assert_close(target.temp_embed[0, :, 0], expected)
+
+
+def test_joint_positions_start_from_space_and_time(tmp_path):
+    source, target = build(), build(pos_embed="joint")
+    torch.nn.init.normal_(source.temp_embed)
+    path = tmp_path / "separate.pyth"
+    torch.save({"model_state": source.state_dict()}, path)
+    load_pretrained(target, path)
+    torch.testing.assert_close(target.positions((GRID, GRID)), source.positions((GRID, GRID)))
+
+
+def test_joint_positions_of_another_length(tmp_path):
+    source, target = build(pos_embed="joint", num_frames=2), build(pos_embed="joint")
+    path = tmp_path / "joint.pyth"
+    torch.save(source.state_dict(), path)
+    report = load_pretrained(target, path)
+    assert report.adapted == ["st_embed"]
+    first, last = source.st_embed[0, 1:].reshape(2, -1, DIM)
+    new = target.st_embed[0, 1:].reshape(4, -1, DIM)
+    torch.testing.assert_close(new[0], first)
+    torch.testing.assert_close(new[1], 0.75 * first + 0.25 * last)
+
+
+def test_samples_of_another_number_are_drawn_anew(tmp_path):
+    source = build(estimator="performer", estimator_args={"num_landmarks": 6})
+    target = build(estimator="performer", estimator_args={"num_landmarks": 8})
+    torch.save(source.state_dict(), tmp_path / "six.pyth")
+    report = load_pretrained(target, tmp_path / "six.pyth")
+    assert all("estimator.projection" in name for name in report.left_at_start)
+    assert len(report.left_at_start) == DEPTH
+
+
+@pytest.mark.filterwarnings("ignore:for .*copying from a non-meta parameter")
+@pytest.mark.parametrize("pre_logits, classes", [(True, 21843), (False, 1000)])
+def test_vit_b_16_of_timm_by_its_public_names_and_shapes(tmp_path, pre_logits, classes):
+    """Saved as one number each, expanded: names and shapes are what counts."""
+    state = vit(768, 12, 16, 14, classes, pre_logits, lambda *shape: torch.ones(1).expand(shape))
+    torch.save(state, tmp_path / "jx_vit.pth")
+    with torch.device("meta"):
+        model = VisionTransformer(num_classes=400)
+    report = load_pretrained(model, tmp_path / "jx_vit.pth")
+    table = report.table().splitlines()
+    hidden = "loaded" if pre_logits else "left at start"
+    for state, name in {
+        "pos_embed": "loaded", "blocks.*.attn.qkv.weight x 12": "loaded",
+        "patch_embed_3d.proj.weight": "adapted", "blocks.*.attn.proj_kv.weight x 12":
+        "left at start", "pre_logits.fc.weight": hidden, "temp_embed": "left at start",
+    }.items():
+        assert any(line.startswith(name) and state in line for line in table), (state, name)
+    assert any(line.startswith("unused") and "head.weight" in line for line in table)
+    assert len(table) < 60
+
+
+# What cannot be used
+
+
+def refused(model, path):
+    before = {name: x.clone() for name, x in model.state_dict().items()}
+    with pytest.raises(WeightsError) as caught:
+        load_pretrained(model, path)
+    assert all(torch.equal(x, before[name]) for name, x in model.state_dict().items())
+    message = str(caught.value)
+    assert "\n" not in message and str(path) in message
+    return message
+
+
+def drop(state, prefix):
+    for name in [name for name in state if name.startswith(prefix)]:
+        del state[name]
+
+
+@pytest.mark.parametrize(
+    "spoil, told",
+    [
+        (lambda s: drop(s, "blocks"), "blocks.0.norm1.weight"),
+        (lambda s: drop(s, "blocks.1"), "blocks.1.norm1.weight"),
+        (lambda s: s.pop("blocks.1.attn.qkv.bias"), "lacks blocks.1.attn.qkv.bias"),
+        (lambda s: s.pop("cls_token"), "lacks cls_token"),
+        (lambda s: s.pop("pos_embed"), "lacks pos_embed"),
+        (lambda s: s.pop("norm.weight"), "lacks norm.weight"),
+        (lambda s: s.pop("patch_embed.proj.weight"), "lacks patch_embed.proj.weight"),
+        (lambda s: s.pop("pre_logits.fc.bias"), "lacks pre_logits.fc.bias"),
+        (lambda s: s.update(pos_embed=torch.zeros(1, 19, DIM)), "CLS and a square"),
+        (lambda s: s.update(cls_token=torch.zeros(1, 1, DIM).long()), "finite"),
+        (lambda s: s.update(cls_token=torch.full((1, 1, DIM), math.nan)), "finite"),
+        (lambda s: s.update({"norm.bias": torch.zeros(DIM + 1)}), "norm.bias is [25], [24]"),
+        (lambda s: s.update({"blocks.0.attn.proj_q.weight": torch.zeros(DIM, DIM)}),
+         "lacks blocks.0.attn.proj_q.bias"),
+        (lambda s: s.update({"patch_embed.proj.weight": torch.zeros(DIM, 3, 8, 8)}), "3, 8, 8]"),
+        (lambda s: s.update({"module.cls_token": s["cls_token"]}), "cls_token twice"),
+    ],
+)  # fmt: skip
+def test_what_is_missing_or_does_not_fit_is_said(tmp_path, spoil, told):
+    state = vit()
+    spoil(state)
+    assert told in refused(build(), save(tmp_path, "pth", state))
+
+
+def test_another_model_altogether_says_what_it_is(tmp_path):
+    torch.save({"layer1.0.conv1.weight": torch.zeros(3)}, tmp_path / "resnet.pth")
+    message = refused(build(), tmp_path / "resnet.pth")
+    assert "it lacks cls_token" in message and "it holds layer1.0.conv1.weight" in message
+
+
+def test_heads_of_an_npz_are_compared(tmp_path):
+    np.savez(tmp_path / "x.npz", **vit_npz(vit(), heads=4))
+    assert "4 attention heads, the model 3" in refused(build(), tmp_path / "x.npz")
+
+
+def test_an_npz_without_a_third_of_qkv(tmp_path):
+    arrays = vit_npz(vit())
+    del arrays["Transformer/encoderblock_1/MultiHeadDotProductAttention_1/value/kernel"]
+    np.savez(tmp_path / "x.npz", **arrays)
+    assert "lacks blocks.1.attn.qkv.weight" in refused(build(), tmp_path / "x.npz")
+
+
+def test_separate_positions_do_not_swallow_joint_ones(tmp_path):
+    torch.save(build(pos_embed="joint").state_dict(), tmp_path / "joint.pyth")
+    assert "VIT.POS_EMBED joint" in refused(build(), tmp_path / "joint.pyth")
+
+
+class Trap:
+    def __reduce__(self):
+        return (exec, ("raise SystemExit('code of a file was run')",))
+
+
+def test_no_code_in_a_file_is_run(tmp_path):
+    torch.save({"model_state": vit(), "cfg": Trap()}, tmp_path / "trap.pyth")
+    assert "could run code" in refused(build(), tmp_path / "trap.pyth")
+    np.savez(tmp_path / "trap.npz", cls=np.array([Trap()], dtype=object))
+    assert "trap.npz" in refused(build(), tmp_path / "trap.npz")
+
+
+def test_damaged_and_missing_files(tmp_path):
+    assert "No such file" in refused(build(), tmp_path / "none.pth")
+    (tmp_path / "empty.pth").write_bytes(b"")
+    refused(build(), tmp_path / "empty.pth")
+    (tmp_path / "text.pth").write_text("not a checkpoint, a page of text that says 404")
+    refused(build(), tmp_path / "text.pth")
+    torch.save([1, 2], tmp_path / "list.pth")
+    assert "no weights" in refused(build(), tmp_path / "list.pth")
+    for form in ("pth", "npz", "safetensors"):
+        whole = save(tmp_path, form, vit()).read_bytes()
+        cut = tmp_path / f"cut.{form}"
+        cut.write_bytes(whole[: len(whole) // 2])
+        refused(build(), cut)
+    flipped = bytearray(save(tmp_path, "pth", vit()).read_bytes())
+    flipped[len(flipped) // 2] ^= 0xFF
+    (tmp_path / "flipped.pth").write_bytes(bytes(flipped))
+    refused(build(), tmp_path / "flipped.pth")
+
+
+@pytest.mark.parametrize(
+    "spoil",
+    [
+        lambda h, n: h[n].update(shape=[2, 2]),
+        lambda h, n: h[n].update(shape=[-1, DIM]),
+        lambda h, n: h[n].update(dtype="F8"),
+        lambda h, n: h[n].update(data_offsets=[0, 10**12]),
+        lambda h, n: h[n].update(data_offsets=[-4, 4]),
+        lambda h, n: h[n].update(data_offsets=["0", "4"]),
+        lambda h, n: h[n].pop("shape"),
+        lambda h, n: h.pop(n),
+        lambda h, n: h.update({n: "text"}),
+    ],
+)
+def test_safetensors_are_checked_strictly(tmp_path, spoil):
+    header, data = safetensors(vit())
+    spoil(header, "cls_token")
+    refused(build(), write_safetensors(tmp_path / "x.safetensors", header, data))
+
+
+def test_safetensors_of_half_precision(tmp_path):
+    state, model = {n: x.half() for n, x in vit().items()}, build()
+    load_pretrained(model, write_safetensors(tmp_path / "x.safetensors", *safetensors(state)))
+    assert torch.equal(model.norm.weight, state["norm.weight"].float())
+
+
+def test_an_unknown_inflation_lists_the_known(tmp_path):
+    with pytest.raises(ValueError, match="allowed: centre, average"):
+        load_pretrained(build(), save(tmp_path, "pth", vit()), inflate="center")
