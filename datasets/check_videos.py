@@ -1,0 +1,104 @@
+"""Decodes every video and writes down the bad ones, with the reason.
+
+    python datasets/check_videos.py OUT.txt LIST.csv ...     # or folders, or videos
+
+Bad is what gives no frame, and what has packets that do not decode. All cores
+work. What was checked is kept in OUT.txt.progress: a run that was stopped goes on
+from there. Ends with status 1 if there are bad videos.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+from collections.abc import Iterator
+from concurrent.futures import ProcessPoolExecutor
+
+from tqdm import tqdm
+
+from slowfast_lara.data.decode import count_frames
+from slowfast_lara.data.errors import DataError, DecodeError
+from slowfast_lara.data.lists import find_prefix, read_lines, write_text
+
+SUFFIXES = (".mp4", ".mkv", ".webm", ".avi", ".mov", ".flv", ".m4v", ".mpg", ".ts", ".wmv")
+
+
+def check(path: str) -> tuple[str, str]:
+    """The path, and what is wrong with the video ("": nothing)."""
+    try:
+        frames, damaged = count_frames(path)
+    except DecodeError as error:
+        return path, str(error).removeprefix(f"{path}: ")
+    return path, f"{damaged} packets do not decode, {frames} frames do" if damaged else ""
+
+
+def find_videos(source: str, separator: str, prefix: str) -> Iterator[str]:
+    """The videos of a list, below a folder, or the video itself."""
+    if os.path.isdir(source):
+        for parent, folders, names in os.walk(source, followlinks=True):
+            folders.sort()
+            yield from (os.path.join(parent, name) for name in sorted(names)
+                        if name.lower().endswith(SUFFIXES))
+    elif source.endswith((".csv", ".txt")):
+        for position, (number, line) in enumerate(read_lines(source)):
+            path, found, _ = line.rpartition(separator)
+            if not found:
+                raise DataError(f"{source}, line {number}: 'path{separator}label' is expected, "
+                                f"not {line!r:.120}")
+            if position == 0:
+                prefix = find_prefix(prefix, path.strip(), source)
+            yield os.path.join(prefix, path.strip())
+    else:
+        yield source
+
+
+def read_progress(path: str) -> dict[str, str]:
+    """What an earlier run found: path and reason. A line that was cut short does not count."""
+    done: dict[str, str] = {}
+    if os.path.exists(path):
+        with open(path, encoding="utf-8") as file:
+            for line in file:
+                if line.endswith("\n"):
+                    video, reason = json.loads(line)
+                    done[video] = reason
+    return done
+
+
+def main(argv: list[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("out", help="the file for the bad videos")
+    parser.add_argument("sources", nargs="+", help="lists (.csv), folders or videos")
+    parser.add_argument("--separator", default=" ", help="DATA.PATH_LABEL_SEPARATOR")
+    parser.add_argument("--prefix", default="", help="DATA.PATH_PREFIX")
+    parser.add_argument("--jobs", type=int, default=os.cpu_count(), help="processes")
+    args = parser.parse_args(argv)
+    videos = list(dict.fromkeys(
+        path for source in args.sources
+        for path in find_videos(source, args.separator, args.prefix)))
+    if not videos:
+        raise DataError(f"no videos in {', '.join(args.sources)}")
+    progress = f"{args.out}.progress"
+    done = read_progress(progress)
+    # Written anew, so that a line cut short does not spoil the next one.
+    write_text(progress, "".join(json.dumps(item) + "\n" for item in done.items()))
+    left = [path for path in videos if path not in done]
+    with ProcessPoolExecutor(args.jobs) as pool, open(progress, "a", encoding="utf-8") as log:
+        results = pool.map(check, left, chunksize=4)
+        for path, reason in tqdm(results, total=len(videos), initial=len(videos) - len(left)):
+            done[path] = reason
+            log.write(json.dumps([path, reason]) + "\n")
+            log.flush()
+    bad = [path for path in videos if done[path]]
+    write_text(args.out, "".join(f"{path}\t{done[path]}\n" for path in bad))
+    print(f"{len(videos)} videos, {len(bad)} bad: {args.out}")
+    return 1 if bad else 0
+
+
+if __name__ == "__main__":
+    try:
+        sys.exit(main())
+    except DataError as error:
+        sys.exit(f"error: {error}")

@@ -1,0 +1,32 @@
+"""Keeping count of the videos that will not decode."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable
+
+from slowfast_lara.data.errors import Failure, TooManyBadVideos
+
+logger = logging.getLogger(__name__)
+
+
+class BadVideos:
+    """Logs every bad video once; raises when more than `max_share` of all are bad."""
+
+    def __init__(self, num_videos: int, max_share: float) -> None:
+        self._num_videos = num_videos
+        self._max_share = max_share
+        self.reasons: dict[str, str] = {}
+
+    def add(self, failures: Iterable[Failure]) -> None:
+        before = len(self.reasons)
+        for failure in failures:
+            if failure.path not in self.reasons:
+                self.reasons[failure.path] = failure.reason
+                logger.warning("video will not decode, another takes its place: %s: %s", *failure)
+        bad = len(self.reasons)
+        if bad > before and bad > self._max_share * self._num_videos:
+            lines = "".join(f"\n  {path}: {reason}" for path, reason in self.reasons.items())
+            raise TooManyBadVideos(
+                f"{bad} of {self._num_videos} videos will not decode, more than "
+                f"DATA.MAX_BAD_SHARE ({self._max_share:g}) allows:{lines}")

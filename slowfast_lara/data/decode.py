@@ -1,0 +1,295 @@
+"""Frames of a video file: only the wanted ones become RGB, resized at once.
+
+The caller says which frames it wants by a function of (number of frames, fps),
+because the number is known only here: headers lie. Packets are counted first,
+which costs a few milliseconds, then
+- `read_span` (training) seeks to the key frame before the first wanted frame
+  and decodes up to the last one, and
+- `read_all` (testing) decodes everything and, should fewer frames decode than
+  there are packets, chooses again by the true number.
+Frames that nobody wants are dropped as they come: memory does not grow with
+the length of the video.
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any, Callable, NamedTuple
+
+import av
+import cv2
+import numpy as np
+from av.video.reformatter import VideoReformatter
+
+from slowfast_lara.data.errors import DecodeError
+
+# Loaders' workers are the parallelism. Set here and not by a worker: after a fork,
+# the call waits for ever for threads that the fork left behind.
+cv2.setNumThreads(0)
+
+# (number of frames, frames per second) -> the wanted frame indices, any shape.
+Choose = Callable[[int, float], np.ndarray]
+
+
+class Region(NamedTuple):
+    """A rectangle of a frame, and the size to keep it in."""
+
+    top: int
+    left: int
+    height: int
+    width: int
+    out_height: int
+    out_width: int
+
+
+# (height, width) of the frames -> what to keep of them.
+Place = Callable[[int, int], Region]
+
+# Containers of video. Left to itself, FFmpeg also draws text files as ANSI art,
+# and follows playlists to other files and hosts.
+CONTAINERS = (
+    "mov,mp4,m4a,3gp,3g2,mj2,matroska,webm,avi,flv,asf,mpegts,mpeg,mpegvideo,m4v,h264,hevc,"
+    "ogg,gif,ivf,nut,mxf,dv,rm,swf,mjpeg,yuv4mpegpipe,vvc,av1,obu,wtv"
+)
+# A damaged header may ask for any size; 8K video has 33 million pixels.
+MAX_PIXELS = 8192 * 8192
+# From PyAV 17 on, a conversion starts a thread for each core unless told not to.
+_ONE_THREAD = {"threads": 1} if int(av.__version__.split(".")[0]) >= 17 else {}
+# What PyAV and OpenCV raise on damaged files.
+_DAMAGE = (av.FFmpegError, OSError, ValueError, OverflowError, MemoryError, cv2.error)
+
+
+class Frames(NamedTuple):
+    """Distinct frames, uint8 RGB [U, H, W, 3], and which of them each wanted index is."""
+
+    pixels: np.ndarray
+    order: np.ndarray
+
+
+class Packets(NamedTuple):
+    """What a video holds, without decoding it."""
+
+    count: int
+    # In order of presentation; None where the packets do not all say theirs.
+    pts: list[int] | None
+    fps: float
+
+
+def read_span(
+    path: str, choose: Choose, place: Place, *, default_fps: float = 30, threads: int = 1
+) -> Frames:
+    """The chosen frames, decoding from the key frame before them."""
+    with _opened(path, threads) as (container, stream):
+        packets = _scan(container, stream, default_fps)
+        if packets.pts is not None:
+            indices = choose(packets.count, packets.fps)
+            wanted = [packets.pts[index] for index in np.unique(indices)]
+            pixels = _decode_pts(container, stream, wanted, place)
+            if pixels is not None:
+                return Frames(pixels, _order(indices))
+    # Timestamps that do not tell the frames apart, or frames that are not there.
+    return read_all(path, choose, place, default_fps=default_fps, threads=threads)
+
+
+def read_all(
+    path: str, choose: Choose, place: Place, *, default_fps: float = 30, threads: int = 1
+) -> Frames:
+    """The chosen frames, chosen by the number that really decodes."""
+    with _opened(path, threads) as (container, stream):
+        packets = _scan(container, stream, default_fps)
+        guess = packets.count
+        if packets.pts is not None:
+            container.seek(packets.pts[0], stream=stream)
+            indices = choose(guess, packets.fps)
+            pixels, count = _decode_all(container, stream, np.unique(indices), place)
+            if count == guess:
+                return Frames(pixels, _order(indices))
+            guess = count or guess
+    # At most twice: should it have been the seek that lost frames, the first
+    # pass gives the true number.
+    for _ in range(2):
+        with _opened(path, threads) as (container, stream):
+            indices = choose(guess, packets.fps)
+            pixels, count = _decode_all(container, stream, np.unique(indices), place)
+        if count == guess:
+            return Frames(pixels, _order(indices))
+        if count == 0:
+            raise DecodeError(f"{path}: no frame decodes")
+        guess = count
+    raise DecodeError(f"{path}: decodes differently every time")
+
+
+def count_frames(path: str) -> tuple[int, int]:
+    """How many frames decode, and how many packets do not."""
+    errors: list[str] = []
+    with _opened(path, 1) as (container, stream):
+        count = sum(1 for _ in _frames(container, stream, errors))
+    if not count:
+        raise DecodeError(f"{path}: no frame decodes")
+    return count, len(errors)
+
+
+@contextmanager
+def _opened(path: str, threads: int) -> Iterator[tuple[Any, Any]]:
+    """The open container and its video stream; everything PyAV raises is a DecodeError."""
+    container = None
+    try:
+        mode = os.stat(path).st_mode
+        if not stat.S_ISREG(mode):  # opening a FIFO would wait for ever
+            raise DecodeError(f"{path}: not a file")
+        # "file:" because FFmpeg would take "a:b.mp4" for the protocol "a".
+        container = av.open(
+            f"file:{os.path.abspath(path)}",
+            options={"protocol_whitelist": "file", "format_whitelist": CONTAINERS},
+            metadata_errors="replace",
+        )
+        yield container, _video_stream(container, path, threads)
+    except DecodeError:
+        raise
+    except _DAMAGE as error:
+        reason = getattr(error, "strerror", None) or str(error) or type(error).__name__
+        raise DecodeError(f"{path}: {' '.join(reason.split())}") from None
+    finally:
+        if container is not None:
+            container.close()
+
+
+def _video_stream(container: Any, path: str, threads: int) -> Any:
+    for stream in container.streams.video:
+        cover_picture = "attached_pic" in str(getattr(stream, "disposition", ""))
+        if cover_picture or stream.codec_context is None:
+            continue
+        stream.codec_context.thread_count = threads
+        if threads != 1:
+            stream.codec_context.thread_type = "AUTO"
+        return stream
+    raise DecodeError(f"{path}: no video stream that can be decoded")
+
+
+def _scan(container: Any, stream: Any, default_fps: float) -> Packets:
+    """Reads through the packets; the container then stands at its end."""
+    pts = [packet.pts for packet in _demux(container, stream)
+           if packet.size and not packet.is_discard]
+    if not pts:
+        raise DecodeError(f"{container.name.removeprefix('file:')}: no frame decodes")
+    known = sorted(set(pts) - {None})
+    seconds = float((known[-1] - known[0]) * stream.time_base) if known else 0.0
+    by_time = (len(known) - 1) / seconds if seconds > 0 else default_fps
+    fps = float(stream.average_rate or 0) or by_time
+    return Packets(len(pts), known if len(known) == len(pts) else None, fps)
+
+
+def _demux(container: Any, stream: Any) -> Iterator[Any]:
+    """Packets up to the end, or to where the file is damaged beyond going on."""
+    packets = container.demux(stream)
+    while True:
+        try:
+            packet = next(packets)
+        except (StopIteration, *_DAMAGE):
+            return
+        yield packet
+
+
+def _frames(container: Any, stream: Any, errors: list[str] | None = None) -> Iterator[Any]:
+    """Decoded frames in order; packets that will not decode are passed over."""
+    for packet in _demux(container, stream):
+        try:
+            frames = packet.decode()
+        except _DAMAGE as error:
+            if errors is not None:
+                errors.append(str(error))
+            continue
+        yield from frames
+
+
+def _frames_among(container: Any, stream: Any, wanted: set[int]) -> Iterator[Any]:
+    """Decoded frames, the wanted timestamps among them.
+
+    Frames that nobody wants and no other refers to are not decoded. When all of
+    the wanted packets are in, the decoder gives out what it holds.
+    """
+    context, missing = stream.codec_context, len(wanted)
+    for packet in _demux(container, stream):
+        needed = packet.pts in wanted
+        context.skip_frame = "DEFAULT" if needed else "NONREF"
+        missing -= needed
+        try:
+            yield from packet.decode()
+            if not missing:
+                yield from stream.decode(None)
+                return
+        except _DAMAGE:
+            return
+
+
+def _decode_pts(
+    container: Any, stream: Any, wanted: list[int], place: Place
+) -> np.ndarray | None:
+    """The frames with the wanted timestamps; None if they do not all come, in order."""
+    kept = Kept(len(wanted), place)
+    container.seek(wanted[0], stream=stream)  # to the key frame at or before it
+    last = None
+    for frame in _frames_among(container, stream, set(wanted)):
+        if frame.pts is None or (last is not None and frame.pts <= last):
+            return None
+        last = frame.pts
+        if frame.pts > wanted[kept.count]:
+            return None
+        if frame.pts == wanted[kept.count]:
+            kept.add(frame)
+            if kept.count == len(wanted):
+                return kept.pixels
+    return None
+
+
+def _decode_all(
+    container: Any, stream: Any, wanted: np.ndarray, place: Place
+) -> tuple[np.ndarray, int]:
+    """The wanted of all frames, and how many there were."""
+    kept, number = Kept(len(wanted), place), 0
+    for number, frame in enumerate(_frames(container, stream), start=1):
+        if kept.count < len(wanted) and number - 1 == wanted[kept.count]:
+            kept.add(frame)
+    return kept.pixels, number
+
+
+class Kept:
+    """Regions of RGB frames, filled in order."""
+
+    def __init__(self, capacity: int, place: Place) -> None:
+        self.pixels = np.empty((0, 0, 0, 3), np.uint8)
+        self.count = 0
+        self._capacity = capacity
+        self._place = place
+        self._frame_size = (0, 0)
+        # One for all frames: setting up a conversion costs more than converting.
+        self._reformatter = VideoReformatter()
+
+    def add(self, frame: Any) -> None:
+        if frame.width * frame.height > MAX_PIXELS:
+            raise ValueError(f"frames of {frame.width}x{frame.height} pixels are too large")
+        rgb = self._reformatter.reformat(frame, format="rgb24", **_ONE_THREAD)
+        self.add_rgb(rgb.to_ndarray())
+
+    def add_rgb(self, image: np.ndarray) -> None:
+        # A video may change its size on the way: each frame has a region by its
+        # own size, and all regions are scaled to that of the first.
+        if image.shape[:2] != self._frame_size:
+            self._frame_size = image.shape[:2]
+            self._region = self._place(*self._frame_size)
+        top, left, height, width, out_height, out_width = self._region
+        if self.count == 0:
+            self.pixels = np.empty((self._capacity, out_height, out_width, 3), np.uint8)
+        region, out = image[top:top + height, left:left + width], self.pixels[self.count]
+        if region.shape == out.shape:
+            out[:] = region
+        else:
+            cv2.resize(region, out.shape[1::-1], dst=out, interpolation=cv2.INTER_LINEAR)
+        self.count += 1
+
+
+def _order(indices: np.ndarray) -> np.ndarray:
+    return np.unique(indices, return_inverse=True)[1].reshape(indices.shape)

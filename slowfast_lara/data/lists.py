@@ -1,0 +1,72 @@
+"""Lists of videos: reading `path label` lines, writing files."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+
+from slowfast_lara.data.errors import DataError
+
+
+def read_path_labels(
+    list_file: str, separator: str, num_classes: int, prefix: str
+) -> tuple[list[str], list[int]]:
+    """Paths and labels of a list."""
+    paths: list[str] = []
+    labels: list[int] = []
+    for number, line in read_lines(list_file):
+        path, found, label = line.rpartition(separator)
+        where = f"{list_file}, line {number}"
+        if not found or not path.strip():
+            raise DataError(f"{where}: 'path{separator}label' is expected, not {line!r:.120}"
+                            f" (DATA.PATH_LABEL_SEPARATOR is {separator!r})")
+        paths.append(path.strip())
+        labels.append(parse_label(label, num_classes, where))
+    if not paths:
+        raise DataError(f"{list_file}: empty; lines of 'path{separator}label' are expected")
+    prefix = find_prefix(prefix, paths[0], list_file)
+    return [os.path.join(prefix, path) for path in paths], labels
+
+
+def find_prefix(prefix: str, first_path: str, list_file: str) -> str:
+    """What relative paths of a list are below: the prefix of the config.
+
+    Where that is empty, they are as seen from the working directory, as in
+    PySlowFast, or else from the list's folder.
+    """
+    if prefix or os.path.exists(first_path):
+        return prefix
+    return os.path.dirname(list_file)
+
+
+def read_lines(list_file: str) -> Iterator[tuple[int, str]]:
+    """Number and content of the lines that are not blank."""
+    try:
+        with open(list_file, encoding="utf-8-sig") as file:
+            for number, line in enumerate(file, start=1):
+                if line.strip():
+                    yield number, line.strip()
+    except OSError as error:
+        raise DataError(f"cannot read the list {list_file}: {error.strerror}") from None
+    except UnicodeDecodeError as error:
+        raise DataError(f"{list_file}: UTF-8 text is expected ({error.reason})") from None
+
+
+def parse_label(text: str, num_classes: int, where: str) -> int:
+    """A class number, or a DataError that says `where`."""
+    try:
+        label = int(text)
+    except ValueError:
+        raise DataError(f"{where}: a class number is expected as label, not {text!r:.60}") from None
+    if not 0 <= label < num_classes:
+        raise DataError(f"{where}: label {label}; 0 to {num_classes - 1} are expected"
+                        f" (MODEL.NUM_CLASSES is {num_classes})")
+    return label
+
+
+def write_text(path: str, text: str) -> None:
+    """Aside and renamed: a file is whole or absent."""
+    aside = f"{path}.{os.getpid()}.part"
+    with open(aside, "w", encoding="utf-8", newline="\n") as file:
+        file.write(text)
+    os.replace(aside, path)

@@ -1,0 +1,146 @@
+"""Something-Something-v2, as people have it.
+
+DATA.PATH_TO_DATA_DIR holds one of
+- the official something-something-v2-{labels,train,validation}.json alone: the
+  videos are DATA.PATH_PREFIX/ID.webm;
+- the same and PySlowFast's train.csv and val.csv, whose header starts
+  `original_vido_id`: the videos are extracted frames, DATA.PATH_PREFIX/path;
+- no JSON, but `path label` lists as for Kinetics (datasets/build_ssv2_lists.py
+  makes them where some videos are missing).
+Tests take test.csv if there is one, otherwise validation's: the official test
+split has no labels.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import os
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+from slowfast.datasets.build import DATASET_REGISTRY
+
+from slowfast_lara.data.dataset import VideoDataset
+from slowfast_lara.data.errors import DataError
+from slowfast_lara.data.lists import find_prefix, parse_label, read_lines, read_path_labels
+from slowfast_lara.data.sampling import segment_indices
+
+PREFIX = "something-something-v2-"
+HEADER = "original_vido_id video_id frame_id path labels"
+
+
+@DATASET_REGISTRY.register()
+class Ssv2(VideoDataset):
+    """One frame from each of NUM_FRAMES equal segments of the video."""
+
+    # "Pushing something from left to right" mirrored is another class.
+    may_flip = False
+
+    def _read_lists(self) -> tuple[list[str], list[int]]:
+        data, num_classes = self.cfg.DATA, self.cfg.MODEL.NUM_CLASSES
+        folder, self._frames = data.PATH_TO_DATA_DIR, None
+        split = "train" if self.mode == "train" else "validation"
+        list_file = os.path.join(folder, f"{self.mode}.csv")
+        if self.mode == "test" and not os.path.exists(list_file):
+            list_file = os.path.join(folder, "val.csv")
+        has_list = os.path.exists(list_file)
+        annotated = os.path.exists(os.path.join(folder, f"{PREFIX}labels.json"))
+        if has_list and not annotated and not _has_header(list_file):
+            return read_path_labels(list_file, data.PATH_LABEL_SEPARATOR, num_classes,
+                                    data.PATH_PREFIX)
+        label_of = read_annotations(folder, split, num_classes)
+        if not has_list:
+            files = [f"{name}.webm" for name in label_of]
+            prefix = find_prefix(data.PATH_PREFIX, files[0], list_file)
+            return [os.path.join(prefix, file) for file in files], list(label_of.values())
+        frames = read_frame_list(list_file, data.PATH_PREFIX)
+        names = [name for name in label_of if name in frames]
+        if not names:
+            raise DataError(f"{list_file}: none of its videos is in {PREFIX}{split}.json")
+        self._frames = [frames[name] for name in names]
+        folders = [os.path.dirname(text.partition("\n")[0]) for text in self._frames]
+        return folders, [label_of[name] for name in names]
+
+    def _source(self, index: int) -> str | list[str]:
+        if self._frames is None:
+            return super()._source(index)
+        return self._frames[index].split("\n")
+
+    def _choose(self, draws: np.ndarray | None, video_frames: int, fps: float) -> np.ndarray:
+        offsets = 0.5 if draws is None else draws
+        return segment_indices(video_frames, self.cfg.DATA.NUM_FRAMES, offsets)
+
+
+def read_annotations(folder: str, split: str, num_classes: int) -> dict[str, int]:
+    """The label of every video of a split ("train", "validation"), from the official JSON files."""
+    labels_file = os.path.join(folder, f"{PREFIX}labels.json")
+    class_of = _read_json(labels_file, dict, 'an object {"template": "class number"}')
+    split_file = os.path.join(folder, f"{PREFIX}{split}.json")
+    label_of: dict[str, int] = {}
+    for number, entry in enumerate(_read_json(split_file, list, "a list of videos"), start=1):
+        where = f"{split_file}, entry {number}"
+        if not isinstance(entry, dict) or not {"id", "template"} <= entry.keys():
+            raise DataError(f'{where}: an object with "id" and "template" is expected, '
+                            f"not {entry!r:.80}")
+        template = str(entry["template"]).replace("[", "").replace("]", "")
+        if template not in class_of:
+            raise DataError(f"{where}: template {template!r} is not in {labels_file}")
+        where = f"{labels_file}, {template!r}"
+        label_of[str(entry["id"])] = parse_label(str(class_of[template]), num_classes, where)
+    if not label_of:
+        raise DataError(f"{split_file}: empty; a list of videos is expected")
+    return label_of
+
+
+def _read_json(path: str, kind: type, expected: str) -> Any:
+    try:
+        with open(path, encoding="utf-8-sig") as file:
+            content = json.load(file)
+    except OSError as error:
+        raise DataError(f"cannot read {path}: {error.strerror}") from None
+    except json.JSONDecodeError as error:
+        raise DataError(f"{path}, line {error.lineno}: JSON is expected ({error.msg})") from None
+    except (UnicodeDecodeError, RecursionError) as error:
+        raise DataError(f"{path}: JSON is expected ({error})") from None
+    if not isinstance(content, kind):
+        raise DataError(f"{path}, line 1: {expected} is expected")
+    return content
+
+
+def _has_header(list_file: str) -> bool:
+    return next(read_lines(list_file), (1, ""))[1].startswith(HEADER.split()[0])
+
+
+def read_frame_list(list_file: str, prefix: str) -> dict[str, str]:
+    """The frames of every video, in order, from a list of PySlowFast's form.
+
+    One text of lines for each video: a set has millions of frames, and that many
+    strings would be copied to every worker as soon as it counts references.
+    """
+    if not _has_header(list_file):
+        raise DataError(f"{list_file}, line 1: the header {HEADER!r} is expected; without "
+                        f"this file, the videos are DATA.PATH_PREFIX/ID.webm")
+    frames: dict[str, str] = {}
+    for name, rows in itertools.groupby(_frame_rows(list_file), key=lambda row: row[0]):
+        paths = [path for _, _, path in sorted(rows)]
+        if not frames:
+            prefix = find_prefix(prefix, paths[0], list_file)
+        if name in frames:
+            raise DataError(f"{list_file}: the frames of video {name} do not stand together")
+        frames[name] = "\n".join(os.path.join(prefix, path) for path in paths)
+    if not frames:
+        raise DataError(f"{list_file}: empty; lines of {HEADER!r} are expected")
+    return frames
+
+
+def _frame_rows(list_file: str) -> Iterator[tuple[str, int, str]]:
+    """Video, number of the frame, path."""
+    for number, line in itertools.islice(read_lines(list_file), 1, None):
+        fields = line.split(None, 3)
+        path, *labels = fields[-1].rsplit(None, 1)
+        if len(fields) != 4 or not fields[2].isdigit() or not labels:
+            raise DataError(f"{list_file}, line {number}: {HEADER!r} is expected, "
+                            f"not {line!r:.120}")
+        yield fields[0], int(fields[2]), path

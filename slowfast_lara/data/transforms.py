@@ -1,0 +1,142 @@
+"""What happens to the pixels of a clip: sizes, crops, flips, colours, normalisation.
+
+Clips are uint8 [T, H, W, 3] until the last step. Random functions take their
+draws from the generator they are given, and draw once for a whole clip.
+(PySlowFast's random_crop returns one value instead of two where nothing is to
+be cropped, and its contrast_jitter passes a keyword that does not exist.)
+"""
+
+from __future__ import annotations
+
+import math
+
+import cv2
+import numpy as np
+import torch
+
+from slowfast_lara.data.decode import Region
+
+LUMA = np.array([0.299, 0.587, 0.114])
+COLOR_JITTER = 0.4
+CROP_AREA = (0.08, 1.0)
+CROP_ASPECT = (3 / 4, 4 / 3)
+
+
+def whole_frame(height: int, width: int, short_side: int) -> Region:
+    """All of the frame, scaled so that its shorter side is `short_side`."""
+    if width < height:
+        out = math.floor(height / width * short_side), short_side
+    else:
+        out = short_side, math.floor(width / height * short_side)
+    return Region(0, 0, height, width, *out)
+
+
+def uniform_crop_offset(height: int, width: int, size: int, position: int) -> tuple[int, int]:
+    """(y, x) of the crop at `position` 0, 1, 2 along the longer side; centred on the other."""
+    y, x = math.ceil((height - size) / 2), math.ceil((width - size) / 2)
+    if height > width:
+        y = (0, y, height - size)[position]
+    else:
+        x = (0, x, width - size)[position]
+    return y, x
+
+
+def draw_short_side(
+    rng: np.random.Generator, smallest: float, largest: float, inverse: bool
+) -> int:
+    """A short side, uniform or with a uniform reciprocal."""
+    if inverse:
+        return round(1 / rng.uniform(1 / largest, 1 / smallest))
+    return round(rng.uniform(smallest, largest))
+
+
+def jittered_crop(height: int, width: int, size: int, short_side: int, seed: int) -> Region:
+    """A random square of `size`, were the frame scaled to `short_side`.
+
+    Cutting first and scaling then is half the work.
+    """
+    rng = np.random.default_rng(seed)
+    side = max(round(size * min(height, width) / short_side), 1)
+    return _anywhere(height, width, side, side, size, rng)
+
+
+def resized_crop(height: int, width: int, size: int, seed: int) -> Region:
+    """A random rectangle of random area and aspect, as a square of `size`."""
+    rng = np.random.default_rng(seed)
+    for _ in range(10):
+        area = height * width * rng.uniform(*CROP_AREA)
+        aspect = math.exp(rng.uniform(*np.log(CROP_ASPECT)))
+        crop_height, crop_width = round(math.sqrt(area / aspect)), round(math.sqrt(area * aspect))
+        if 0 < crop_height <= height and 0 < crop_width <= width:
+            return _anywhere(height, width, crop_height, crop_width, size, rng)
+    return _anywhere(height, width, min(height, width), min(height, width), size, rng)
+
+
+def _anywhere(
+    height: int, width: int, crop_height: int, crop_width: int, size: int,
+    rng: np.random.Generator,
+) -> Region:
+    top = int(rng.integers(0, height - crop_height, endpoint=True))
+    left = int(rng.integers(0, width - crop_width, endpoint=True))
+    return Region(top, left, crop_height, crop_width, size, size)
+
+
+def random_flip(clip: np.ndarray, rng: np.random.Generator) -> np.ndarray:
+    """Mirrored left to right, or not."""
+    if rng.random() < 0.5:
+        return clip
+    return np.stack([cv2.flip(frame, 1) for frame in clip])
+
+
+def color_jitter(clip: np.ndarray, rng: np.random.Generator) -> np.ndarray:
+    """Brightness, contrast and saturation by up to 40 %, in random order."""
+    for change in rng.permutation([0, 1, 2]):
+        factor = rng.uniform(1 - COLOR_JITTER, 1 + COLOR_JITTER)
+        clip = (brightness, contrast, saturation)[change](clip, factor)
+    return clip
+
+
+def brightness(clip: np.ndarray, factor: float) -> np.ndarray:
+    """Between black (0) and the clip itself (1), or beyond."""
+    return look_up(clip, np.arange(256) * factor)
+
+
+def contrast(clip: np.ndarray, factor: float) -> np.ndarray:
+    """Between the mean luminance of each frame (0) and the clip itself (1), or beyond."""
+    out = np.empty(clip.shape, np.uint8)
+    for frame, target in zip(clip, out):
+        mean = float(frame.reshape(-1, 3).mean(axis=0) @ LUMA)
+        target[:] = look_up(frame, (np.arange(256) - round(mean)) * factor + round(mean))
+    return out
+
+
+def saturation(clip: np.ndarray, factor: float) -> np.ndarray:
+    """Between grey (0) and the clip itself (1), or beyond."""
+    mix = factor * np.eye(3) + (1 - factor) * np.tile(LUMA, (3, 1))
+    flat = np.ascontiguousarray(clip).reshape(len(clip) * clip.shape[1], -1, 3)
+    return cv2.transform(flat, mix.astype(np.float32)).reshape(clip.shape)
+
+
+def look_up(clip: np.ndarray, values: np.ndarray) -> np.ndarray:
+    """Each value of a pixel replaced by `values` (256, or 256 for each channel)."""
+    table = values.round().clip(0, 255).astype(np.uint8)
+    flat = np.ascontiguousarray(clip).reshape(-1, clip.shape[-2], 3)
+    return cv2.LUT(flat, table.reshape(1, 256, -1)).reshape(clip.shape)
+
+
+class Normalize:
+    """uint8 [T, H, W, 3] to float32 [3, T, H, W]: (x / 255 - mean) / std."""
+
+    def __init__(self, mean: list[float], std: list[float], bgr: bool) -> None:
+        values = (np.arange(256)[:, None] / 255 - np.array(mean)) / np.array(std)
+        self._tables = [np.ascontiguousarray(column) for column in values.T.astype(np.float32)]
+        self._channels = [2, 1, 0] if bgr else [0, 1, 2]
+
+    def __call__(self, clip: np.ndarray, out: np.ndarray | None = None) -> torch.Tensor:
+        if out is None:
+            out = np.empty((3, *clip.shape[:3]), np.float32)
+        for number, frame in enumerate(clip):
+            planes = cv2.split(np.ascontiguousarray(frame))
+            for target, channel in zip(out, self._channels):
+                cv2.LUT(planes[channel], self._tables[channel], dst=target[number])
+        return torch.from_numpy(out)

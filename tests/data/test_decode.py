@@ -1,0 +1,121 @@
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from slowfast_lara.data.decode import Region, count_frames, read_all, read_span
+from slowfast_lara.data.errors import DecodeError
+from tests.data.helpers import NEEDS_REAL_VIDEOS, decode_all, real_videos, write_video
+
+B_FRAMES = {"bf": "3", "g": "50", "b-pyramid": "normal"}
+UNEVEN = np.cumsum([20, 55, 35, 20, 80] * 8).tolist()
+VIDEOS = {
+    "b_frames.mp4": {"options": B_FRAMES, "audio": True},
+    "short_gops.mp4": {"options": {"g": "5", "bf": "0"}},
+    "open_gops.mp4": {"options": {"g": "9", "bf": "2", "x264-params": "open-gop=1"}},
+    "mpeg4.avi": {"codec": "mpeg4", "options": {"bf": "2", "g": "12"}},
+    "vp9.webm": {"codec": "libvpx-vp9", "options": {"deadline": "realtime", "cpu-used": "8"}},
+    "vp8_hidden_frames.webm": {"codec": "libvpx", "options": {
+        "auto-alt-ref": "1", "lag-in-frames": "16", "b": "200k"}},
+    "variable_rate.mp4": {"pts": UNEVEN, "options": B_FRAMES},
+    "variable_rate.webm": {"pts": UNEVEN, "codec": "libvpx-vp9",
+                           "options": {"deadline": "realtime", "cpu-used": "8"}},
+    "late_start.mkv": {"pts": [1000 + 40 * number for number in range(40)], "options": B_FRAMES},
+    "no_duration.mkv": {"container_options": {"live": "1"}, "options": B_FRAMES},
+    "transport.ts": {"options": B_FRAMES},
+    "no_timestamps.h264": {"options": B_FRAMES},
+    "ntsc.mp4": {"fps": 29.97},
+}
+
+
+def whole(height: int, width: int) -> Region:
+    return Region(0, 0, height, width, height, width)
+
+
+@pytest.fixture(params=VIDEOS)
+def video(request, tmp_path):
+    return write_video(tmp_path / request.param, **VIDEOS[request.param])
+
+
+def check_against_all_frames(path, read):
+    frames, fps = decode_all(path)
+    rng = np.random.default_rng(0)
+    for _ in range(10):
+        first, last = np.sort(rng.random(2))
+
+        def choose(count, rate, first=first, last=last):
+            return np.linspace(first * (count - 1), last * (count - 1), 5).astype(int)
+
+        pixels, order = read(str(path), choose, whole)
+        expected = choose(len(frames), fps)
+        assert np.array_equal(pixels[order], np.stack([frames[index] for index in expected]))
+
+
+@pytest.mark.parametrize("read", [read_span, read_all])
+def test_frames_are_those_of_a_plain_decode(video, read):
+    if read is read_span and "hidden" in video.name:
+        pytest.skip("hidden packets shift a random clip by a frame; read_all must count right")
+    check_against_all_frames(video, read)
+
+
+@NEEDS_REAL_VIDEOS
+@pytest.mark.parametrize("path", real_videos(), ids=lambda path: path.name)
+def test_frames_of_real_videos(path):
+    check_against_all_frames(path, read_all)
+
+
+@NEEDS_REAL_VIDEOS
+@pytest.mark.parametrize("path", real_videos("*.mp4"), ids=lambda path: path.name)
+def test_span_of_real_videos(path):
+    check_against_all_frames(path, read_span)
+
+
+def test_rate_and_count(video):
+    frames, fps = decode_all(video)
+    seen = []
+
+    def choose(count, rate):
+        seen.append((count, rate))
+        return np.arange(count)
+
+    pixels, order = read_all(str(video), choose, whole)
+    assert len(pixels) == len(frames) and seen[-1] == (len(frames), pytest.approx(fps))
+    assert count_frames(str(video)) == (len(frames), 0)
+
+
+def test_a_header_that_counts_too_many(tmp_path):
+    path = write_video(tmp_path / "whole.avi", codec="mpeg4")
+    cut = tmp_path / "cut.avi"
+    cut.write_bytes(path.read_bytes()[:path.stat().st_size // 2])
+    frames, _ = decode_all(cut)
+    assert 0 < len(frames) < 40
+    check_against_all_frames(cut, read_all)
+
+
+def test_region_and_size(tmp_path):
+    path = write_video(tmp_path / "a.mp4", size=(48, 64))
+    frames, _ = decode_all(path)
+    region = Region(8, 16, 24, 32, 24, 32)
+    pixels, _ = read_all(str(path), lambda count, fps: np.array([3]), lambda *size: region)
+    assert np.array_equal(pixels[0], frames[3][8:32, 16:48])
+
+
+def test_a_colon_in_the_name(tmp_path):
+    path = write_video(tmp_path / "plain.mp4")
+    path = path.rename(tmp_path / "http:a b.mp4")
+    assert count_frames(str(path)) == (40, 0)
+
+
+def test_text_is_no_video(tmp_path):
+    path = tmp_path / "notes.txt"  # FFmpeg would draw it
+    path.write_text("a text\n" * 1000)
+    with pytest.raises(DecodeError, match="notes.txt"):
+        count_frames(str(path))
+
+
+def test_a_playlist_is_not_followed(tmp_path):
+    write_video(tmp_path / "a.ts")
+    path = tmp_path / "list.m3u8"
+    path.write_text("#EXTM3U\n#EXT-X-TARGETDURATION:2\n#EXTINF:1,\na.ts\n#EXT-X-ENDLIST\n")
+    with pytest.raises(DecodeError, match="list.m3u8"):
+        count_frames(str(path))

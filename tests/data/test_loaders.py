@@ -1,0 +1,152 @@
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from slowfast_lara.data import (
+    BadVideos,
+    DataError,
+    Failure,
+    TooManyBadVideos,
+    train_loader,
+    val_loader,
+)
+from slowfast_lara.data import test_loader as make_test_loader
+from tests.data.helpers import REPOSITORY, config
+
+
+@pytest.fixture
+def cfg(synthetic):
+    return config(DATA__PATH_TO_DATA_DIR=str(synthetic), DATA__USE_RAND_AUGMENT=True)
+
+
+def batches(cfg, epoch=1, first_batch=0, **options):
+    loader = train_loader(cfg, **options)
+    loader.batch_sampler.set_epoch(epoch, first_batch)
+    return list(loader)
+
+
+def assert_equal(some, others):
+    assert len(some) == len(others)
+    for one, other in zip(some, others):
+        assert torch.equal(one.clips[0], other.clips[0])
+        assert torch.equal(one.labels, other.labels)
+        assert torch.equal(one.indices, other.indices)
+
+
+def test_same_batches_with_any_number_of_workers(cfg):
+    results = []
+    for workers in (0, 1, 3):
+        cfg.DATA_LOADER.NUM_WORKERS = workers
+        results.append(batches(cfg, batch_size=8))
+    assert len(results[0]) == 6 and results[0][0].clips[0].shape == (8, 3, 8, 32, 32)
+    assert_equal(results[0], results[1])
+    assert_equal(results[0], results[2])
+
+
+def test_epochs_of_persistent_workers(cfg):
+    cfg.DATA_LOADER.NUM_WORKERS = 2
+    loader = train_loader(cfg, batch_size=8)
+    for epoch in (0, 3):
+        loader.batch_sampler.set_epoch(epoch)
+        cfg.DATA_LOADER.NUM_WORKERS = 0
+        assert_equal(list(loader), batches(cfg, epoch, batch_size=8))
+
+
+def test_resume_within_an_epoch(cfg):
+    whole = batches(cfg, batch_size=8)
+    assert_equal(batches(cfg, first_batch=4, batch_size=8), whole[4:])
+    loader = train_loader(cfg, batch_size=8)
+    loader.batch_sampler.set_epoch(1, first_batch=4)
+    assert len(loader) == 6
+
+
+def test_two_ranks_see_what_one_process_sees(cfg):
+    whole = batches(cfg, batch_size=6)
+    halves = [batches(cfg, batch_size=3, rank=rank, world_size=2) for rank in (0, 1)]
+    assert len(whole) == len(halves[0]) == len(halves[1]) == 8
+    for batch, first, second in zip(whole, *halves):
+        assert torch.equal(batch.clips[0], torch.cat([first.clips[0], second.clips[0]]))
+        assert torch.equal(batch.indices, torch.cat([first.indices, second.indices]))
+    indices = torch.cat([batch.indices for batch in whole])
+    assert len(set(indices.tolist())) == 48
+    assert indices.tolist() != torch.cat(
+        [batch.indices for batch in batches(cfg, 2, batch_size=6)]).tolist()
+
+
+def test_too_few_videos_for_a_batch(cfg):
+    with pytest.raises(DataError, match="50 videos.*batch of 51"):
+        train_loader(cfg, batch_size=17, world_size=3)
+
+
+@pytest.mark.parametrize("world_size, batch_size", [(1, 4), (2, 4), (5, 2), (20, 3)])
+def test_validation_sees_every_video_once(cfg, world_size, batch_size):
+    seen = [index for rank in range(world_size)
+            for batch in val_loader(cfg, batch_size=batch_size, rank=rank, world_size=world_size)
+            for index in batch.indices.tolist()]
+    assert sorted(seen) == list(range(13))
+
+
+def test_validation_leaves_out_what_will_not_decode(cfg, tmp_path):
+    bad = tmp_path / "bad.mp4"
+    bad.write_bytes(b"no video")
+    good = (Path(cfg.DATA.PATH_TO_DATA_DIR) / "val.csv").read_text().splitlines()[0]
+    good = f"{cfg.DATA.PATH_TO_DATA_DIR}/{good}"
+    lines = [f"{bad} 0", good, f"{bad} 0", f"{bad} 1"]
+    (tmp_path / "val.csv").write_text("\n".join(lines))
+    cfg.DATA.PATH_TO_DATA_DIR = str(tmp_path)
+    first, second = val_loader(cfg, batch_size=2)
+    assert first.indices.tolist() == [1] and first.clips[0].shape[0] == 1
+    assert [failure.path for failure in first.failures] == [str(bad)]
+    assert second.clips == [] and len(second.labels) == 0 and len(second.failures) == 2
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_testing_gives_each_video_to_one_rank(cfg, workers):
+    cfg.DATA_LOADER.NUM_WORKERS = workers
+    for rank in range(3):
+        videos = list(make_test_loader(cfg, rank=rank, world_size=3))
+        assert [video.index for video in videos] == list(range(rank, 7, 3))
+        assert all(video.views.shape == (30, 3, 8, 32, 32) for video in videos)
+
+
+START_WORKERS = """
+import multiprocessing, sys
+if __name__ == "__main__":
+    multiprocessing.set_start_method(sys.argv[2])
+    from tests.data.helpers import config
+    from slowfast_lara.data import train_loader
+    cfg = config(DATA__PATH_TO_DATA_DIR=sys.argv[1], DATA_LOADER__NUM_WORKERS=1,
+                 DATA__USE_RAND_AUGMENT=True)
+    loader = train_loader(cfg, batch_size=25)
+    loader.dataset[0]
+    print(len(list(loader)))
+"""
+
+
+@pytest.mark.parametrize("method", ["fork", "spawn"])
+def test_workers_start_in_either_way(synthetic, tmp_path, method):
+    script = tmp_path / "script.py"
+    script.write_text(START_WORKERS)
+    result = subprocess.run(
+        [sys.executable, str(script), str(synthetic), method], capture_output=True, text=True,
+        timeout=120, env={**os.environ, "PYTHONPATH": str(REPOSITORY)})
+    assert result.stdout.split() == ["2"], result.stderr
+
+
+def test_bad_videos_are_counted_once(caplog):
+    bad = BadVideos(200, 0.01)
+    for _ in range(3):
+        bad.add([Failure("a.mp4", "no frame decodes"), Failure("b.mp4", "not a file")])
+    assert len(caplog.records) == 2 and "a.mp4: no frame decodes" in caplog.text
+    with pytest.raises(TooManyBadVideos) as caught:
+        bad.add([Failure("c.mp4", "truncated")])
+    message = str(caught.value)
+    assert message.splitlines()[0].startswith("3 of 200 videos will not decode")
+    assert message.splitlines()[1:] == [
+        "  a.mp4: no frame decodes", "  b.mp4: not a file", "  c.mp4: truncated"]

@@ -1,0 +1,152 @@
+"""Damaged files: an error or a shorter video, never a hang, a crash or a leak."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+
+import av
+import numpy as np
+import pytest
+
+from slowfast_lara.data import DecodeError, Kinetics, load_views
+from tests.data.helpers import REPOSITORY, config, write_silence, write_video
+
+CFG = config(TEST__NUM_ENSEMBLE_VIEWS=2)
+
+
+def write_all(folder) -> list[str]:
+    """Some 200 malformed inputs."""
+    paths = []
+
+    def save(name: str, content: bytes) -> None:
+        (folder / name).write_bytes(content)
+        paths.append(str(folder / name))
+
+    rng = np.random.default_rng(0)
+    kinds = {"mp4": {"options": {"bf": "2"}, "audio": True}, "avi": {"codec": "mpeg4"},
+             "webm": {"codec": "libvpx-vp9", "options": {"deadline": "realtime"}},
+             "ts": {"codec": "mpeg2video"}, "mkv": {}}
+    for suffix, options in kinds.items():
+        whole = write_video(folder / f"whole.{suffix}", 30, **options).read_bytes()
+        for tenth in range(10):
+            save(f"cut{tenth}.{suffix}", whole[:len(whole) * tenth // 10])
+        for number in range(26):
+            content = bytearray(whole)
+            for place in rng.integers(0, len(whole), 1 + 3 * number):
+                content[place] ^= 1 << rng.integers(8)
+            save(f"flipped{number}.{suffix}", bytes(content))
+    save("zeros.mp4", bytes(10_000))
+    save("noise.mp4", rng.bytes(10_000))
+    for name in ("text.mp4", "text.txt", "text.avi"):
+        save(name, b"This is not a video.\n" * 500)
+    for name in ("list.m3u8", "list.mp4"):
+        save(name, b"#EXTM3U\n#EXT-X-TARGETDURATION:2\n#EXTINF:1,\nhttp://192.0.2.1/a.ts\n")
+    save("concat.mp4", b"ffconcat version 1.0\nfile whole.mp4\n")
+    with av.open(str(folder / "audio.mp4"), "w") as container:
+        write_silence(container, container.add_stream("aac", rate=44100, layout="mono"))
+    (folder / "folder.mp4").mkdir()
+    (folder / "dangling.mp4").symlink_to(folder / "absent")
+    (folder / "circle.mp4").symlink_to(folder / "circle.mp4")
+    os.mkfifo(folder / "fifo.mp4")
+    names = ("audio.mp4", "folder.mp4", "dangling.mp4", "circle.mp4", "fifo.mp4", "absent.mp4")
+    return paths + [str(folder / name) for name in names] + ["", "/dev/zero", "/dev/null"]
+
+
+def open_files() -> int:
+    return len(os.listdir("/proc/self/fd"))
+
+
+@pytest.fixture(scope="module")
+def malformed(tmp_path_factory):
+    return write_all(tmp_path_factory.mktemp("malformed"))
+
+
+def test_every_malformed_input(malformed, capfd):
+    assert len(malformed) >= 195
+    before, outcomes = open_files(), {}
+    for path in malformed:
+        start = time.monotonic()
+        try:
+            views = load_views(path, CFG)
+            assert views.shape == (6, 3, 8, 32, 32) and bool(views.isfinite().all())
+            outcomes[path] = "a short video"
+        except DecodeError as error:
+            assert str(error).startswith(path) and "\n" not in str(error)
+            outcomes[path] = "an error"
+        assert time.monotonic() - start < 30, path  # a hang, not a speed
+    assert open_files() == before
+    assert set(outcomes.values()) == {"a short video", "an error"}
+    never = ("zeros", "noise", "text", "list", "concat", "audio", "folder", "dangling", "fifo",
+             "cut0.", "absent")
+    for path in malformed:
+        if os.path.basename(path).startswith(never):
+            assert outcomes[path] == "an error", path
+    assert "".join(capfd.readouterr()) == ""
+
+
+def test_training_on_malformed_inputs(malformed, tmp_path):
+    whole = write_video(tmp_path / "whole.mp4")
+    listed = [path for path in malformed if path]
+    lines = [f"{path} 1\n" for path in listed] + [f"{whole} 2\n"] * len(listed)
+    (tmp_path / "train.csv").write_text("".join(lines))
+    before = open_files()
+    dataset = Kinetics(config(DATA__PATH_TO_DATA_DIR=str(tmp_path)), "train")
+    for index in range(len(listed)):
+        sample = dataset[index]
+        assert sample.clip.shape == (3, 8, 32, 32) and sample.index == index
+        if sample.failures:
+            assert sample.failures[0].path == listed[index]
+            assert sample.failures[0].reason and listed[index] not in sample.failures[0].reason
+    assert open_files() == before
+
+
+def test_one_frame_is_a_short_video(tmp_path):
+    views = load_views(write_video(tmp_path / "one.mp4", 1), CFG)
+    assert bool((views == views[:, :, :1]).all())
+
+
+# In a process of its own: the memory of the other tests would blur the figure.
+MEMORY = """
+import resource, sys
+from slowfast_lara.data import DecodeError, load_views
+from tests.data.test_malformed_videos import CFG
+def used():
+    with open("/proc/self/statm") as file:
+        return int(file.read().split()[1]) * resource.getpagesize() / 2**20
+paths, after_200 = sys.argv[1:], None
+for number in range(2000):
+    try:
+        load_views(paths[number % len(paths)], CFG)
+    except DecodeError:
+        pass
+    if number == 199:
+        after_200 = used()
+print(after_200, used())
+"""
+
+
+@pytest.mark.slow
+def test_memory_after_2000_decodes(malformed):
+    command = [sys.executable, "-c", MEMORY, *malformed]
+    environment = {**os.environ, "PYTHONPATH": str(REPOSITORY)}
+    result = subprocess.run(command, capture_output=True, text=True, timeout=600, check=True,
+                            cwd=REPOSITORY, env=environment)
+    after_200, after_2000 = map(float, result.stdout.split())
+    assert after_2000 < after_200 + 50
+
+
+def test_memory_does_not_grow_with_the_length(tmp_path):
+    """All frames of this one would be 280 MB."""
+    path = write_video(tmp_path / "long.mp4", 300, size=(480, 640),
+                       options={"preset": "ultrafast"})
+    script = ("import resource, sys; from slowfast_lara.data import load_views;"
+              "from tests.data.test_malformed_videos import CFG;"
+              "peak = lambda: resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024;"
+              "before = peak(); load_views(sys.argv[1], CFG); print(peak() - before)")
+    result = subprocess.run(
+        [sys.executable, "-c", script, str(path)], capture_output=True, text=True, timeout=600,
+        check=True, cwd=REPOSITORY, env={**os.environ, "PYTHONPATH": str(REPOSITORY)})
+    assert float(result.stdout) < 100

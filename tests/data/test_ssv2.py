@@ -1,0 +1,145 @@
+from __future__ import annotations
+
+import json
+import shutil
+
+import numpy as np
+import pytest
+import torch
+from slowfast.datasets.build import build_dataset
+
+from slowfast_lara.data import DataError, Ssv2, load_views
+from slowfast_lara.data.ssv2 import HEADER, PREFIX
+from tests.data.helpers import config, decode_all, write_video
+
+TEMPLATES = ["Pushing something from left to right", "Turning something upside down"]
+
+
+def write_annotations(folder, **entries):
+    """The JSON files for `train` and `validation`: lists of (id, class)."""
+    labels = {template: str(number) for number, template in enumerate(TEMPLATES)}
+    (folder / f"{PREFIX}labels.json").write_text(json.dumps(labels))
+    for split, videos in entries.items():
+        content = [{"id": name, "label": "a thing",
+                    "template": TEMPLATES[label].replace("something", "[something]")}
+                   for name, label in videos]
+        (folder / f"{PREFIX}{split}.json").write_text(json.dumps(content))
+
+
+@pytest.fixture
+def webm(tmp_path):
+    """The distributed form: JSON files, and a folder of videos."""
+    write_annotations(tmp_path, train=[("11", 0), ("12", 1)], validation=[("13", 1)])
+    (tmp_path / "videos").mkdir()
+    for name in ("11", "12", "13"):
+        write_video(tmp_path / "videos" / f"{name}.webm", 30, codec="libvpx-vp9", fps=12,
+                    options={"deadline": "realtime", "cpu-used": "8"})
+    return config(TRAIN__DATASET="Ssv2", TEST__DATASET="Ssv2", MODEL__NUM_CLASSES=2,
+                  DATA__PATH_TO_DATA_DIR=str(tmp_path),
+                  DATA__PATH_PREFIX=str(tmp_path / "videos"))
+
+
+def test_videos_directly(webm):
+    train = build_dataset("ssv2", webm, "train")
+    assert type(train) is Ssv2 and train.labels == [0, 1]
+    assert train.paths == [f"{webm.DATA.PATH_PREFIX}/{name}.webm" for name in ("11", "12")]
+    assert train[(1, 0)].clip.shape == (3, 8, 32, 32)
+    test = Ssv2(webm, "test")
+    assert test.labels == [1]
+    assert torch.equal(test[0].views, load_views(test.paths[0], webm))
+
+
+def test_frames_and_their_lists(synthetic_frames):
+    cfg = config(TRAIN__DATASET="Ssv2", TEST__DATASET="Ssv2", MODEL__NUM_CLASSES=5,
+                 DATA__PATH_TO_DATA_DIR=str(synthetic_frames))
+    sizes = {mode: len(Ssv2(cfg, mode)) for mode in ("train", "val", "test")}
+    assert sizes == {"train": 20, "val": 7, "test": 6}
+    test = Ssv2(cfg, "test")
+    assert torch.equal(test[2].views, load_views(test.paths[2], cfg))
+    (copy := synthetic_frames.parent / "no_test_list").mkdir(exist_ok=True)
+    for path in synthetic_frames.iterdir():
+        if path.is_file() and path.name != "test.csv":
+            shutil.copy(path, copy)
+    cfg.DATA.PATH_TO_DATA_DIR, cfg.DATA.PATH_PREFIX = str(copy), str(synthetic_frames)
+    assert Ssv2(cfg, "test").paths == Ssv2(cfg, "val").paths
+
+
+def test_frames_are_taken_from_the_segments(webm):
+    """Random ones in training, the centres in validation; never mirrored."""
+    webm.DATA.PATH_PREFIX = str(webm.DATA.PATH_PREFIX)
+    webm.DATA.MEAN, webm.DATA.STD = [0.0] * 3, [1.0] * 3
+    webm.DATA.TRAIN_CROP_SIZE, webm.DATA.TRAIN_JITTER_SCALES = 48, [48, 48]
+    train, val = Ssv2(webm, "train"), Ssv2(webm, "val")
+    frames = [frame[:, 8:56] for frame in decode_all(val.paths[0])[0]]
+
+    def indices(clip, frames):
+        clip = (clip * 255).round().byte().permute(1, 2, 3, 0).numpy()
+        return [min(range(len(frames)), key=lambda index: np.abs(
+            frames[index][:8].astype(int) - frame[:8]).mean()) for frame in clip]
+
+    assert indices(val[0].clip, frames) == [int((i + 0.5) * 30 / 8) for i in range(8)]
+    seen = set()
+    for epoch in range(20):
+        picked = indices(train[(epoch, 0)].clip, [frame[:, :48] for frame in
+                                                  decode_all(train.paths[0])[0]])
+        assert all(int(i * 30 / 8) <= index < (i + 1) * 30 / 8 for i, index in enumerate(picked))
+        seen.add(tuple(picked))
+    assert len(seen) == 20
+
+
+def test_clips_are_never_mirrored(tmp_path):
+    path = write_video(tmp_path / "a.mp4", 8, size=(32, 32))
+    (tmp_path / "train.csv").write_text(f"{path} 0\n")  # no JSON: a list as for Kinetics
+    cfg = config(DATA__PATH_TO_DATA_DIR=str(tmp_path), DATA__TRAIN_JITTER_SCALES=[32, 32],
+                 DATA__RANDOM_FLIP=True)
+    dataset = Ssv2(cfg, "train")
+    assert len({dataset[(e, 0)].clip.numpy().tobytes() for e in range(20)}) == 1
+
+
+def test_paths_with_spaces_and_frames_out_of_order(tmp_path):
+    write_annotations(tmp_path, train=[("7", 1), ("8", 0)])
+    rows = ['7 0 1 a b/7_2.jpg ""', '7 0 0 a b/7_1.jpg ""', '7 0 10 a b/7_11.jpg ""']
+    (tmp_path / "train.csv").write_bytes("\r\n".join([HEADER, *rows]).encode())
+    dataset = Ssv2(config(DATA__PATH_TO_DATA_DIR=str(tmp_path), DATA__PATH_PREFIX="/f"), "train")
+    assert dataset.paths == ["/f/a b"] and dataset.labels == [1]
+    assert dataset._source(0) == ["/f/a b/7_1.jpg", "/f/a b/7_2.jpg", "/f/a b/7_11.jpg"]
+
+
+@pytest.mark.parametrize("file, content, expected", [
+    ("train.csv", "7.webm 1\n", "train.csv, line 1: the header 'original_vido_id"),
+    ("train.csv", HEADER + "\n7 0 0\n", "train.csv, line 2: 'original_vido_id"),
+    ("train.csv", HEADER + '\n7 0 x a.jpg ""\n', "train.csv, line 2"),
+    ("train.csv", HEADER + "\n", "train.csv: empty"),
+    ("train.csv", HEADER + '\n9 0 0 a.jpg ""\n', "none of its videos"),
+    ("train.csv", HEADER + '\n7 0 0 a ""\n8 0 0 a ""\n7 0 1 a ""\n', "video 7 do not stand"),
+    (f"{PREFIX}train.json", "[\n{,}]", "train.json, line 2: JSON"),
+    (f"{PREFIX}train.json", "{}", "a list of videos is expected"),
+    (f"{PREFIX}train.json", "[]", "empty"),
+    (f"{PREFIX}train.json", '[{"id": "7"}]', 'entry 1: an object with "id" and "template"'),
+    (f"{PREFIX}train.json", '[{"id": "7", "template": "No"}]', "entry 1: template 'No'"),
+    (f"{PREFIX}labels.json", "[]", "labels.json, line 1: an object"),
+    (f"{PREFIX}labels.json", json.dumps(dict.fromkeys(TEMPLATES, "12")), "label 12; 0 to 11"),
+    (f"{PREFIX}labels.json", json.dumps(dict.fromkeys(TEMPLATES, "x")), "class number"),
+])
+def test_files_of_the_wrong_form(tmp_path, file, content, expected):
+    write_annotations(tmp_path, train=[("7", 1), ("8", 0)])
+    (tmp_path / file).write_text(content)
+    with pytest.raises(DataError) as caught:
+        Ssv2(config(DATA__PATH_TO_DATA_DIR=str(tmp_path)), "train")
+    assert expected in str(caught.value) and "\n" not in str(caught.value)
+
+
+def test_missing_annotations(tmp_path):
+    cfg = config(DATA__PATH_TO_DATA_DIR=str(tmp_path))
+    with pytest.raises(DataError, match="labels.json"):
+        Ssv2(cfg, "train")
+    (tmp_path / "train.csv").write_text(HEADER + '\n7 0 0 a.jpg ""\n')
+    with pytest.raises(DataError, match="labels.json"):
+        Ssv2(cfg, "train")
+
+
+def test_a_missing_frame(tmp_path):
+    write_annotations(tmp_path, train=[], validation=[("7", 1)])
+    (tmp_path / "val.csv").write_text(HEADER + '\n7 0 0 absent.jpg ""\n')
+    cfg = config(DATA__PATH_TO_DATA_DIR=str(tmp_path), TEST__DATASET="Ssv2")
+    assert "absent.jpg: no such file" in Ssv2(cfg, "test")[0].error
