@@ -26,6 +26,7 @@ setup(
         "numpy",
         "pyyaml",
         "matplotlib",
+        "tqdm",
     ],
     extras_require={
         "test": ["pytest", "tensorboard"],

@@ -276,7 +276,7 @@ class VisionTransformer(nn.Module):
             return torch.cat((self.st_embed[:, :1], patches[None]), dim=1)
         space = self.resize(self.pos_embed[:, 1:], grid)  # [1,P,D]
         if self.video_input:
-            space = (self.temp_embed.transpose(0, 1) + space).flatten(0, 1)[None]
+            space = (self.temp_embed[0].unsqueeze(1) + space).flatten(0, 1)[None]
         return torch.cat((self.pos_embed[:, :1], space), dim=1)
 
     def resize(self, positions: Tensor, grid: tuple[int, int]) -> Tensor:

@@ -1,0 +1,173 @@
+"""Checkpoints that survive: written aside and renamed, read as data only.
+
+PySlowFast's `save_checkpoint` writes in place, so that a crash leaves a torn
+file, which its `get_last_checkpoint` then picks. Its names are kept, and sort by
+progress: `checkpoint_epoch_00002.pyth` after two epochs, then
+`checkpoint_epoch_00002_iter_000120.pyth` within the third. No other file in the
+folder has "checkpoint" in its name, which is what PySlowFast looks for.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import pickle
+import re
+import zipfile
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from slowfast.utils.checkpoint import get_checkpoint_dir
+from torch import nn
+
+logger = logging.getLogger(__name__)
+
+BEST_NAME = "best.pyth"
+_UNFINISHED = ".writing-"
+_NAME = re.compile(r"checkpoint_epoch_\d{5,}(_iter_\d{6,})?\.pyth")
+
+
+class CheckpointError(ValueError):
+    """A checkpoint that cannot be used: one line with the file and the reason."""
+
+
+@dataclass(frozen=True)
+class Position:
+    """How far training is: whole epochs, and batches of the next one."""
+
+    epochs: int = 0
+    batches: int = 0
+
+    @property
+    def file_name(self) -> str:
+        within = f"_iter_{self.batches:06d}" if self.batches else ""
+        return f"checkpoint_epoch_{self.epochs:05d}{within}.pyth"
+
+
+def save(path: str, content: dict[str, Any]) -> None:
+    """Write a checkpoint whole, or leave the folder as it was."""
+    folder = os.path.dirname(path)
+    os.makedirs(folder, exist_ok=True)
+    aside = os.path.join(folder, f"{_UNFINISHED}{os.getpid()}")
+    try:
+        with open(aside, "wb") as file:
+            torch.save(content, file)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(aside, path)
+    except BaseException as error:
+        if os.path.exists(aside):
+            os.remove(aside)
+        # On a full disk torch raises a RuntimeError about its archive, once closed.
+        if isinstance(error, (OSError, RuntimeError)):
+            raise OSError(f"cannot write checkpoint {path}: {_one_line(error)}") from error
+        raise
+    _sync_folder(folder)
+
+
+def load(path: str) -> dict[str, Any]:
+    """The content of a checkpoint file, on the CPU. No code in it is ever run."""
+    try:
+        _check_sums(path)
+        content = torch.load(path, map_location="cpu", weights_only=True)
+    except pickle.UnpicklingError:
+        reason = "it does not hold tensors and plain values only; anything else could run code"
+        raise CheckpointError(f"cannot read checkpoint {path}: {reason}") from None
+    except Exception as error:  # a torn file breaks zip, pickle or tensors, anywhere
+        raise CheckpointError(f"cannot read checkpoint {path}: {_one_line(error)}") from None
+    states = content.get("model_state") if isinstance(content, dict) else None
+    if not isinstance(states, dict) or not all(map(torch.is_tensor, states.values())):
+        raise CheckpointError(f"cannot read checkpoint {path}: it has no weights 'model_state'")
+    return content
+
+
+def _check_sums(path: str) -> None:
+    """torch.load does not look at the check sums that torch.save writes."""
+    if zipfile.is_zipfile(path):
+        with zipfile.ZipFile(path) as archive:
+            damaged = archive.testzip()
+        if damaged:
+            raise ValueError(f"{damaged} in it is damaged")
+
+
+def newest(output_dir: str) -> tuple[str, dict[str, Any]] | None:
+    """The newest readable checkpoint of a run; unreadable ones are reported."""
+    for path in reversed(_paths(output_dir)):
+        try:
+            return path, load(path)
+        except CheckpointError as error:
+            logger.warning("%s; passing over it", error)
+    return None
+
+
+def exist_in(output_dir: str) -> bool:
+    return bool(_paths(output_dir))
+
+
+def position_of(content: dict[str, Any], global_batch: int) -> Position:
+    """Where a checkpoint stands, for batches of this size over all processes."""
+    # PySlowFast's "epoch" is the index of the last whole epoch.
+    batches = content.get("iteration", 0) * content.get("global_batch", global_batch)
+    return Position(content.get("epoch", -1) + 1, batches // global_batch)
+
+
+def prune(output_dir: str, keep: int) -> None:
+    """Remove all but the newest `keep` checkpoints of a run (0: keep all)."""
+    for path in _paths(output_dir)[:-keep] if keep else []:
+        os.remove(path)
+
+
+def remove_unfinished(output_dir: str) -> None:
+    """Remove what a killed run was writing."""
+    folder = get_checkpoint_dir(output_dir)
+    for name in os.listdir(folder) if os.path.isdir(folder) else []:
+        if name.startswith(_UNFINISHED):
+            os.remove(os.path.join(folder, name))
+
+
+def path_of(output_dir: str, position: Position) -> str:
+    return os.path.join(get_checkpoint_dir(output_dir), position.file_name)
+
+
+def best_path(output_dir: str) -> str:
+    return os.path.join(get_checkpoint_dir(output_dir), BEST_NAME)
+
+
+def load_weights(model: nn.Module, states: dict[str, torch.Tensor], path: str) -> None:
+    """Put a checkpoint's weights into a bare model, all of them or none."""
+    own = model.state_dict()
+    problems = [f"it has no {name}" for name in own if name not in states]
+    problems += [f"{name} is not in the model" for name in states if name not in own]
+    problems += [
+        f"{name} is {list(states[name].shape)} in it and {list(own[name].shape)} in the model"
+        for name in own
+        if name in states and states[name].shape != own[name].shape
+    ]
+    if problems:
+        more = f" (and {len(problems) - 3} more)" if len(problems) > 3 else ""
+        raise CheckpointError(
+            f"checkpoint {path} does not fit this model: {'; '.join(problems[:3])}{more}"
+        )
+    model.load_state_dict(states)
+
+
+def _paths(output_dir: str) -> list[str]:
+    """Oldest first."""
+    folder = get_checkpoint_dir(output_dir)
+    names = os.listdir(folder) if os.path.isdir(folder) else []
+    return [os.path.join(folder, name) for name in sorted(filter(_NAME.fullmatch, names))]
+
+
+def _sync_folder(folder: str) -> None:
+    """Make a rename last through a power cut."""
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _one_line(error: BaseException) -> str:
+    lines = str(error).strip().splitlines()
+    return lines[0][:200] if lines else type(error).__name__

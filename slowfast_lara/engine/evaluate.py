@@ -1,0 +1,203 @@
+"""Accuracy: of one clip of each video while training, of all views in a test.
+
+Every video counts once, whatever the number of processes; no process waits for
+another before the end. PySlowFast's sampler pads, so that some videos count twice.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import logging
+import os
+import time
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+import torch.distributed as dist
+from fvcore.common.config import CfgNode
+from slowfast.utils.logging import log_json_stats
+from torch import Tensor, nn
+from torch.utils.data import DataLoader
+
+from slowfast_lara.engine.distributed import (
+    gather_on_first,
+    sum_over_processes,
+    without_ddp,
+    world_size,
+)
+from slowfast_lara.engine.failures import RunError
+from slowfast_lara.engine.record import write_text
+from slowfast_lara.engine.signals import Stopped, StopRequest
+
+logger = logging.getLogger(__name__)
+
+_CPU = torch.device("cpu")
+
+
+class VideoScore(NamedTuple):
+    """What the test of one video gave: scores, or why there are none."""
+
+    index: int
+    path: str
+    label: int
+    num_views: int
+    scores: np.ndarray | None
+    error: str | None
+
+
+def device_of(cfg: CfgNode) -> torch.device:
+    return torch.device("cuda", torch.cuda.current_device()) if cfg.NUM_GPUS else _CPU
+
+
+def autocast(cfg: CfgNode) -> contextlib.AbstractContextManager[None]:
+    """Mixed precision, if the config has it."""
+    if not cfg.SOLVER.USE_MIXED_PRECISION:
+        return contextlib.nullcontext()
+    return torch.autocast(device_of(cfg).type, dtype=getattr(torch, cfg.SOLVER.PRECISION))
+
+
+def count_correct(scores: Tensor, labels: Tensor) -> tuple[int, int]:
+    """How many labels are the first guess, and among the first five (if there are five).
+
+    PySlowFast's `topks_correct` raises for more than one video: it takes a `view`
+    of a transposed tensor, which PyTorch no longer allows.
+    """
+    guesses = scores.topk(min(5, scores.shape[1]), dim=1).indices
+    right = guesses == labels[:, None]
+    return right[:, 0].sum().item(), right.sum().item()
+
+
+@torch.no_grad()
+def validate(
+    model: nn.Module, loader: DataLoader, cfg: CfgNode, stop: StopRequest
+) -> dict[str, Any] | None:
+    """The accuracy with one clip of each video; None if a signal cut it short."""
+    model = without_ddp(model)
+    if world_size() > 1:
+        for buffer in model.buffers():  # each process draws its own noise into them
+            dist.broadcast(buffer, 0)
+    model.eval()
+    top1 = top5 = count = failed = 0.0
+    for batch in loader:
+        if stop.requested:
+            break
+        failed += len(batch.failures)
+        for failure in batch.failures:
+            logger.warning("not counted: %s: %s", failure.path, failure.reason)
+        if batch.clips:
+            with autocast(cfg):
+                scores = model([clip.to(device_of(cfg)) for clip in batch.clips])
+            correct = count_correct(scores.float().cpu(), batch.labels)
+            top1, top5, count = top1 + correct[0], top5 + correct[1], count + len(batch.labels)
+    model.train()
+    stopped = float(stop.requested)
+    top1, top5, count, failed, stopped = sum_over_processes([top1, top5, count, failed, stopped])
+    if stopped:
+        return None
+    if not count:
+        raise RunError("no video of the validation list could be decoded")
+    return {"top1_err": 100.0 - 100.0 * top1 / count, "top5_err": 100.0 - 100.0 * top5 / count,
+            "num_videos": int(count), "num_failed": int(failed)}
+
+
+@torch.no_grad()
+def score_views(model: nn.Module, views: Tensor, cfg: CfgNode) -> Tensor:
+    """A video's class scores, float32 [classes]: the mean softmax of its views.
+
+    Views go through the model in chunks of a process's share of TEST.BATCH_SIZE,
+    each video by itself: scores do not depend on the number of processes.
+    """
+    chunk = max(1, cfg.TEST.BATCH_SIZE // max(1, cfg.NUM_GPUS))
+    # An estimator that draws in eval draws the same for every video.
+    torch.manual_seed(cfg.RNG_SEED)
+    with autocast(cfg):
+        scores = [model([part.to(device_of(cfg))]).double().cpu() for part in views.split(chunk)]
+    return torch.cat(scores).mean(dim=0).float()
+
+
+def run_test(
+    model: nn.Module, loader: DataLoader, cfg: CfgNode, checkpoint: str, stop: StopRequest
+) -> None:
+    """Score every video of the test list, and write what came out."""
+    model = without_ddp(model).eval()
+    mine = []
+    started = time.perf_counter()
+    for video in loader:
+        if stop.requested:
+            raise Stopped(f"stopped by {stop.signal_name}; the same command tests again")
+        mine.append(_score(model, video, cfg))
+        if len(mine) % cfg.LOG_PERIOD == 0:
+            seconds = (time.perf_counter() - started) / len(mine)
+            log_json_stats({"split": "test_iter", "cur_iter": f"{len(mine)}/{len(loader)}",
+                            "time_diff": seconds})
+    gathered = gather_on_first(mine)
+    if gathered is not None:
+        videos = sorted((video for share in gathered for video in share), key=lambda v: v.index)
+        _write_results(videos, cfg, checkpoint)
+
+
+def _score(model: nn.Module, video: Any, cfg: CfgNode) -> VideoScore:
+    known = (video.index, video.path, video.label)
+    error = video.error
+    if error is None:
+        scores = score_views(model, video.views, cfg)
+        if torch.isfinite(scores).all():
+            return VideoScore(*known, len(video.views), scores.numpy(), None)
+        error = "the model's scores are not finite"
+    logger.warning("not counted: %s: %s", video.path, error)
+    return VideoScore(*known, 0, None, error)
+
+
+def _write_results(videos: list[VideoScore], cfg: CfgNode, checkpoint: str) -> None:
+    scored = [video for video in videos if video.scores is not None]
+    failed = [video for video in videos if video.scores is None]
+    if not scored:
+        raise RunError(f"none of the {len(videos)} test videos could be scored; the first: "
+                       f"{failed[0].path}: {failed[0].error}")
+    scores = torch.from_numpy(np.stack([video.scores for video in scored]))
+    labels = torch.tensor([video.label for video in scored])
+    top1, top5 = (100.0 * count / len(scored) for count in count_correct(scores, labels))
+    summary = {"top1_acc": top1, "top5_acc": top5, "num_videos": len(scored),
+               "num_failed": len(failed)}
+    results = {
+        **summary,
+        "checkpoint": checkpoint,
+        "per_class": _per_class(scores, labels),
+        "videos": [_as_json(video) for video in scored],
+        "failed": [{"path": v.path, "label": v.label, "reason": v.error} for v in failed],
+    }
+    path = os.path.join(cfg.OUTPUT_DIR, "test_results.json")
+    write_text(path, json.dumps(results, indent=1) + "\n")
+    if cfg.TEST.SAVE_RESULTS_PATH:
+        _save_scores(os.path.join(cfg.OUTPUT_DIR, cfg.TEST.SAVE_RESULTS_PATH), scored, scores)
+    logger.info("Results of every video: %s", path)
+    log_json_stats({"split": "test_final", **summary})
+
+
+def _as_json(video: VideoScore) -> dict[str, Any]:
+    order = np.argsort(-video.scores, kind="stable")[:5]
+    return {"path": video.path, "label": video.label, "top5": order.tolist(),
+            "top5_scores": [float(video.scores[i]) for i in order],
+            "num_views": video.num_views}
+
+
+def _per_class(scores: Tensor, labels: Tensor) -> dict[str, dict[str, float]]:
+    right = scores.argmax(dim=1) == labels
+    return {
+        str(label): {"top1_acc": 100.0 * right[labels == label].double().mean().item(),
+                     "num_videos": int((labels == label).sum())}
+        for label in labels.unique().tolist()
+    }
+
+
+def _save_scores(path: str, videos: list[VideoScore], scores: Tensor) -> None:
+    """An .npz of plain arrays: paths, labels, scores [videos, classes], num_views."""
+    os.makedirs(os.path.dirname(os.path.abspath(path)), exist_ok=True)
+    aside = f"{path}.{os.getpid()}.writing"
+    with open(aside, "wb") as file:
+        np.savez(file, scores=scores.numpy(), paths=np.array([v.path for v in videos]),
+                 labels=np.array([v.label for v in videos]),
+                 num_views=np.array([v.num_views for v in videos]))
+    os.replace(aside, path)

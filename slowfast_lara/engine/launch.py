@@ -1,0 +1,233 @@
+"""From one command to all the processes of a run.
+
+One process; NUM_GPUS processes of each of NUM_SHARDS machines, PySlowFast's way;
+or the processes that `torchrun` has started. PySlowFast's own launcher calls
+CUDA without asking, waits without a limit, and leaves ranks behind.
+"""
+
+from __future__ import annotations
+
+import datetime
+import logging
+import multiprocessing
+import os
+import signal
+import socket
+import sys
+import threading
+import time
+from dataclasses import dataclass, replace
+from multiprocessing.connection import wait
+from typing import Any, Callable
+from urllib.parse import urlsplit
+
+import torch
+import torch.distributed as dist
+from fvcore.common.config import CfgNode
+
+from slowfast_lara.engine.failures import (
+    BAD_INPUT,
+    DONE,
+    FAILED,
+    INTERRUPTED,
+    RunError,
+    complain,
+    end_process,
+    exit_code_of,
+)
+from slowfast_lara.engine.heartbeat import Heartbeat
+from slowfast_lara.engine.signals import SIGNALS, StopRequest
+
+logger = logging.getLogger(__name__)
+
+Run = Callable[[CfgNode, StopRequest], None]
+
+DEFAULT_INIT_METHOD = "tcp://localhost:9999"
+# A run's processes start together; one that is not there by then never comes.
+RENDEZVOUS_SECONDS = 300
+# What the others get to end by themselves when one has failed.
+GRACE_SECONDS = 30
+_TORCHRUN = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
+
+
+@dataclass(frozen=True)
+class Place:
+    """One process's place in a run of several."""
+
+    rank: int
+    world_size: int
+    local_rank: int
+    init_method: str
+
+
+def under_torchrun() -> bool:
+    return all(name in os.environ for name in _TORCHRUN)
+
+
+def settle(cfg: CfgNode) -> CfgNode:
+    """The config with the numbers of processes that torchrun has started, if it has."""
+    if not under_torchrun():
+        return cfg
+    world, local = int(os.environ["WORLD_SIZE"]), int(os.environ["LOCAL_WORLD_SIZE"])
+    cfg = cfg.clone()
+    cfg.defrost()
+    cfg.NUM_SHARDS, cfg.SHARD_ID = world // local, int(os.environ["RANK"]) // local
+    if cfg.NUM_GPUS > 0:
+        cfg.NUM_GPUS = local
+    cfg.freeze()
+    return cfg
+
+
+def launch(run: Run, cfg: CfgNode, init_method: str | None = None) -> int:
+    """Run on all the processes that this command stands for; the exit code."""
+    per_node = max(1, cfg.NUM_GPUS)
+    if under_torchrun():
+        place = Place(int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"]),
+                      int(os.environ["LOCAL_RANK"]), "env://")
+        return _run_in_place(run, cfg, place)
+    if per_node * cfg.NUM_SHARDS == 1:
+        return _run_alone(run, cfg)
+    if init_method is None and cfg.NUM_SHARDS == 1:
+        init_method = f"tcp://localhost:{_free_port()}"
+    place = Place(cfg.SHARD_ID * per_node, per_node * cfg.NUM_SHARDS, 0,
+                  init_method or DEFAULT_INIT_METHOD)
+    if urlsplit(place.init_method).scheme != "tcp" or not _port(place.init_method):
+        complain(f"--init_method is {place.init_method!r}; tcp://HOST:PORT is expected")
+        return BAD_INPUT
+    if per_node == 1:
+        return _run_in_place(run, cfg, place)
+    return spawn(run, cfg, place, per_node)
+
+
+def spawn(run: Run, cfg: CfgNode, first: Place, processes: int) -> int:
+    """Run `processes` processes of this machine, the first of them in place `first`."""
+    context = multiprocessing.get_context("spawn")
+    children = [
+        context.Process(
+            target=_run_as_child,
+            args=(run, cfg, replace(first, rank=first.rank + i, local_rank=i),
+                  multiprocessing.get_start_method()),
+        )
+        for i in range(processes)
+    ]
+    for child in children:
+        child.start()
+
+    def forward(_number: int, _frame: Any) -> None:
+        for child in children:
+            if child.is_alive():
+                os.kill(child.pid, signal.SIGTERM)
+
+    for number in SIGNALS:
+        signal.signal(number, forward)
+    return _wait_for(children)
+
+
+def _wait_for(children: list[multiprocessing.Process]) -> int:
+    """The exit code of the first child that fails; none outlives it for long."""
+    code, deadline = DONE, None
+    alive = list(children)
+    while alive:
+        left = None if deadline is None else max(0.0, deadline - time.monotonic())
+        wait([child.sentinel for child in alive], timeout=left)
+        for child in [child for child in alive if not child.is_alive()]:
+            alive.remove(child)
+            if child.exitcode != DONE and code == DONE:
+                code, deadline = child.exitcode, time.monotonic() + GRACE_SECONDS
+                if code < 0:
+                    name = signal.Signals(-code).name
+                    complain(f"process {children.index(child)} of this machine died of {name}")
+                    code = FAILED
+        if deadline is not None and time.monotonic() >= deadline:
+            for child in alive:
+                child.kill()
+    return code
+
+
+def _run_as_child(run: Run, cfg: CfgNode, place: Place, start_method: str) -> None:
+    os.environ["LOCAL_RANK"] = str(place.local_rank)
+    # Python makes "spawn" the child's own default, and so that of its loaders' workers.
+    multiprocessing.set_start_method(start_method, force=True)
+    parent = multiprocessing.parent_process()
+
+    def follow_parent() -> None:
+        wait([parent.sentinel])
+        end_process(FAILED)
+
+    threading.Thread(target=follow_parent, daemon=True).start()
+    sys.exit(_run_in_place(run, cfg, place))
+
+
+def _run_alone(run: Run, cfg: CfgNode) -> int:
+    stop = StopRequest().listen()
+    code = exit_code_of(lambda: run(cfg, stop))
+    if code == INTERRUPTED:  # now, whatever the loader's workers are at
+        end_process(code)
+    return code
+
+
+def _run_in_place(run: Run, cfg: CfgNode, place: Place) -> int:
+    stop = StopRequest().listen()
+    code = exit_code_of(lambda: _join_and_run(run, cfg, place, stop))
+    if code != DONE:
+        end_process(code)
+    return code
+
+
+def _join_and_run(run: Run, cfg: CfgNode, place: Place, stop: StopRequest) -> None:
+    heartbeat = _join(cfg, place)
+    run(cfg, stop)
+    dist.barrier()
+    heartbeat.stop()
+    dist.destroy_process_group()
+
+
+def _join(cfg: CfgNode, place: Place) -> Heartbeat:
+    """Meet the other processes of the run."""
+    backend = "gloo"
+    if cfg.NUM_GPUS > 0:
+        torch.cuda.set_device(place.local_rank)
+        backend = f"cpu:gloo,cuda:{cfg.DIST_BACKEND}"
+    address = place.init_method
+    if address == "env://":
+        address = f"tcp://{os.environ['MASTER_ADDR']}:{os.environ['MASTER_PORT']}"
+    patience = min(cfg.DIST_TIMEOUT, RENDEZVOUS_SECONDS)
+    try:
+        store, _, _ = next(dist.rendezvous(
+            place.init_method, place.rank, place.world_size,
+            timeout=datetime.timedelta(seconds=patience),
+        ))
+        # torchrun may keep its store over a restart, with the addresses of dead processes.
+        attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
+        store = dist.PrefixStore(f"attempt_{attempt}", store)
+        dist.init_process_group(
+            backend, store=store, rank=place.rank, world_size=place.world_size,
+            timeout=datetime.timedelta(seconds=cfg.DIST_TIMEOUT),
+        )
+        return _start_heartbeat(address)
+    except (RuntimeError, ValueError) as error:
+        reason = str(error).strip().splitlines()[0]
+        raise RunError(
+            f"process {place.rank} of {place.world_size} could not meet the others at {address} "
+            f"within {patience} s: {reason}"
+        ) from None
+
+
+def _start_heartbeat(address: str) -> Heartbeat:
+    parts = urlsplit(address)
+    heartbeat = Heartbeat(parts.hostname, parts.port)
+    heartbeat.start()
+    return heartbeat
+
+
+def _port(address: str) -> int | None:
+    try:
+        return urlsplit(address).port
+    except ValueError:
+        return None
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("localhost", 0))
+        return probe.getsockname()[1]

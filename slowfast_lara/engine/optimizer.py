@@ -1,0 +1,70 @@
+"""The optimiser and its learning rate.
+
+As is usual for vision transformers, weight decay spares what is one-dimensional
+(biases, norms) and what the model's `no_weight_decay()` names (the class token
+and the positions). PySlowFast 1.0 decays all of these, and has no AdamW.
+"""
+
+from __future__ import annotations
+
+import torch
+from fvcore.common.config import CfgNode
+from slowfast.models.optimizer import set_lr
+from slowfast.utils import lr_policy
+from torch import nn
+
+from slowfast_lara.config import ConfigError
+
+__all__ = ["build_optimizer", "lr_at", "lr_scale", "set_lr"]
+
+
+def build_optimizer(model: nn.Module, cfg: CfgNode) -> torch.optim.Optimizer:
+    """The optimiser of SOLVER.OPTIMIZING_METHOD for a bare model."""
+    solver = cfg.SOLVER
+    groups = _parameter_groups(model, solver.WEIGHT_DECAY)
+    try:
+        if solver.OPTIMIZING_METHOD == "sgd":
+            return torch.optim.SGD(groups, lr=solver.BASE_LR, momentum=solver.MOMENTUM,
+                                   dampening=solver.DAMPENING, nesterov=solver.NESTEROV)
+        kind = {"adam": torch.optim.Adam, "adamw": torch.optim.AdamW}[solver.OPTIMIZING_METHOD]
+        return kind(groups, lr=solver.BASE_LR, betas=(0.9, 0.999))
+    except ValueError as error:
+        raise ConfigError(f"SOLVER cannot be used: {error}") from None
+
+
+def _parameter_groups(model: nn.Module, weight_decay: float) -> list[dict]:
+    spared_names = model.no_weight_decay() if hasattr(model, "no_weight_decay") else ()
+    decayed, spared = [], []
+    for name, parameter in model.named_parameters():
+        if parameter.requires_grad:
+            spare = parameter.ndim <= 1 or name in spared_names
+            (spared if spare else decayed).append(parameter)
+    groups = [
+        {"params": decayed, "weight_decay": weight_decay},
+        {"params": spared, "weight_decay": 0.0},
+    ]
+    return [group for group in groups if group["params"]]
+
+
+def lr_scale(cfg: CfgNode, total_batch: int) -> float:
+    """How many times BASE_LR's reference batch the clips of one step are."""
+    reference = cfg.SOLVER.REFERENCE_BATCH
+    return total_batch / reference if reference else 1.0
+
+
+def lr_at(cfg: CfgNode, epoch: float) -> float:
+    """The learning rate at a point of training, in epochs."""
+    solver = cfg.SOLVER
+    if epoch >= solver.WARMUP_EPOCHS:
+        return _lr_of_policy(cfg, epoch)
+    after = _lr_of_policy(cfg, solver.WARMUP_EPOCHS)
+    start = solver.WARMUP_START_LR
+    return start + (after - start) * epoch / solver.WARMUP_EPOCHS
+
+
+def _lr_of_policy(cfg: CfgNode, epoch: float) -> float:
+    lr = lr_policy.get_lr_func(cfg.SOLVER.LR_POLICY)(cfg, epoch)
+    if cfg.SOLVER.LR_POLICY == "cosine":  # PySlowFast's always ends at 0
+        end = cfg.SOLVER.COSINE_END_LR
+        lr = end + lr * (1.0 - end / cfg.SOLVER.BASE_LR)
+    return lr

@@ -1,0 +1,139 @@
+"""Showing how training goes: a bar on a terminal, `json_stats:` lines in the log.
+
+The lines have PySlowFast's names. Its TrainMeter knows no data time, takes the
+time left from the last iteration alone, and counts an epoch that was resumed
+half way as a whole one.
+"""
+
+from __future__ import annotations
+
+import datetime
+import os
+import sys
+import time
+from collections.abc import Iterable, Iterator
+from decimal import Decimal
+from typing import Any, TypeVar
+
+import torch
+from fvcore.common.config import CfgNode
+from slowfast.utils.logging import log_json_stats
+from slowfast.utils.meters import ScalarMeter
+from tqdm import tqdm
+
+from slowfast_lara.config import ConfigError
+from slowfast_lara.engine.distributed import rank
+
+T = TypeVar("T")
+
+
+class TrainProgress:
+    """Loss, accuracy and times: of the last LOG_PERIOD batches, and of the epoch."""
+
+    def __init__(self, cfg: CfgNode, epoch_batches: int) -> None:
+        self._cfg, self._epoch_batches = cfg, epoch_batches
+        self._data_seconds = 0.0
+        self._writer = _tensorboard(cfg) if rank() == 0 and cfg.TENSORBOARD.ENABLE else None
+
+    def start_epoch(self, epoch: int, first_batch: int) -> None:
+        self._epoch, self._batch = epoch, first_batch
+        names = ("loss", "top1_err", "top5_err", "seconds", "data_seconds")
+        self._meters = {name: ScalarMeter(self._cfg.LOG_PERIOD) for name in names}
+        self._bar = tqdm(
+            total=self._epoch_batches, initial=first_batch, leave=False, unit="batch",
+            desc=f"epoch {epoch + 1}/{self._cfg.SOLVER.MAX_EPOCH}",
+            disable=rank() != 0 or not sys.stdout.isatty(),
+        )
+        self._clock = time.perf_counter()
+
+    def timed(self, batches: Iterable[T]) -> Iterator[T]:
+        """The batches, noting the time that each was waited for."""
+        iterator = iter(batches)
+        while True:
+            start = time.perf_counter()
+            try:
+                batch = next(iterator)
+            except StopIteration:
+                return
+            self._data_seconds = time.perf_counter() - start
+            yield batch
+
+    def update(self, *, loss: float, top1_err: float, top5_err: float, lr: float) -> None:
+        """One batch is done; the values are over all processes."""
+        now = time.perf_counter()
+        values = {"loss": loss, "top1_err": top1_err, "top5_err": top5_err,
+                  "seconds": now - self._clock, "data_seconds": self._data_seconds}
+        self._clock = now
+        for name, value in values.items():
+            self._meters[name].add_value(value)
+        self._batch += 1
+        self._lr = lr
+        if rank() != 0:
+            return
+        self._bar.set_postfix(loss=f"{self._meters['loss'].get_win_avg():.3f}",
+                              top1=f"{100 - self._meters['top1_err'].get_win_avg():.1f}%",
+                              data=f"{self._meters['data_seconds'].get_win_avg():.3f}s",
+                              eta=self._eta(), refresh=False)
+        self._bar.update()
+        if self._batch % self._cfg.LOG_PERIOD == 0:
+            self._report("train_iter", {"iter": f"{self._batch}/{self._epoch_batches}"},
+                         {name: meter.get_win_avg() for name, meter in self._meters.items()})
+
+    def end_epoch(self) -> None:
+        self._bar.close()
+        if rank() == 0 and self._meters["loss"].count:
+            means = {name: meter.get_global_avg() for name, meter in self._meters.items()}
+            self._report("train_epoch", {}, means)
+
+    def validated(self, epoch: int, stats: dict[str, Any]) -> None:
+        """Report the accuracy after an epoch."""
+        if rank() == 0:
+            total = self._cfg.SOLVER.MAX_EPOCH
+            log_json_stats({"_type": "val_epoch", "epoch": f"{epoch + 1}/{total}", **stats})
+            self._write("val", {key: stats[key] for key in ("top1_err", "top5_err")},
+                        (epoch + 1) * self._epoch_batches)
+
+    def close(self) -> None:
+        if self._writer is not None:
+            self._writer.close()
+
+    def _report(self, kind: str, place: dict[str, Any], values: dict[str, float]) -> None:
+        memory = torch.cuda.max_memory_allocated() / 2**30 if torch.cuda.is_available() else 0.0
+        log_json_stats({
+            "_type": kind,
+            "epoch": f"{self._epoch + 1}/{self._cfg.SOLVER.MAX_EPOCH}",
+            **place,
+            "dt": values["seconds"],
+            "dt_data": values["data_seconds"],
+            "eta": self._eta(),
+            "loss": values["loss"],
+            "top1_err": values["top1_err"],
+            "top5_err": values["top5_err"],
+            # log_json_stats keeps six decimals of a float, too few for this.
+            "lr": Decimal(f"{self._lr:.6g}"),
+            "gpu_mem": f"{memory:.2f}G",
+        })
+        scalars = {key: values[key] for key in ("loss", "top1_err", "top5_err")}
+        step = self._epoch * self._epoch_batches + self._batch
+        self._write(kind, {**scalars, "lr": self._lr}, step)
+
+    def _write(self, group: str, scalars: dict[str, float], step: int) -> None:
+        if self._writer is not None:
+            for name, value in scalars.items():
+                self._writer.add_scalar(f"{group}/{name}", value, step)
+            self._writer.flush()
+
+    def _eta(self) -> str:
+        done = self._epoch * self._epoch_batches + self._batch
+        left = self._cfg.SOLVER.MAX_EPOCH * self._epoch_batches - done
+        seconds = self._meters["seconds"].get_win_avg() * left
+        return str(datetime.timedelta(seconds=int(seconds)))
+
+
+def _tensorboard(cfg: CfgNode) -> Any:
+    try:
+        from torch.utils.tensorboard import SummaryWriter
+    except ImportError:
+        raise ConfigError("TENSORBOARD.ENABLE is True; the package tensorboard is needed "
+                          "(pip install tensorboard)") from None
+    return SummaryWriter(cfg.TENSORBOARD.LOG_DIR or os.path.join(cfg.OUTPUT_DIR, "tensorboard"))

@@ -1,0 +1,101 @@
+"""What a run leaves beside its results: its log, its config, its surroundings."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import platform
+import subprocess
+import sys
+from importlib import metadata
+from typing import Any
+
+import torch
+from fvcore.common.config import CfgNode
+
+import slowfast_lara
+from slowfast_lara.engine.distributed import rank
+
+PACKAGES = ("torch", "torchvision", "pyslowfast", "fvcore", "numpy", "av", "opencv-python",
+            "opencv-python-headless")
+ITERATION = '"_type": "train_iter"'
+
+
+def set_up_logging(output_dir: str) -> None:
+    """Process 0 logs to stdout and OUTPUT_DIR/stdout.log; the others only warn.
+
+    PySlowFast's `setup_logging` writes no file, and takes every eighth rank for
+    the first one.
+    """
+    form = logging.Formatter(
+        "[%(asctime)s][%(levelname)s] %(filename)s: %(lineno)d: %(message)s", "%m/%d %H:%M:%S"
+    )
+    console: logging.Handler = logging.StreamHandler(sys.stdout)
+    console.addFilter(_belongs_on_console)
+    handlers = [console]
+    if rank() == 0:
+        handlers.append(logging.FileHandler(os.path.join(output_dir, "stdout.log")))
+    for handler in handlers:
+        handler.setFormatter(form)
+    logging.root.handlers = handlers
+    logging.root.setLevel(logging.INFO if rank() == 0 else logging.WARNING)
+
+
+def _belongs_on_console(record: logging.LogRecord) -> bool:
+    """Errors go to stderr (see `failures`); a terminal has a bar for iterations."""
+    if record.levelno >= logging.ERROR:
+        return False
+    return not (sys.stdout.isatty() and ITERATION in record.getMessage())
+
+
+def write_records(cfg: CfgNode) -> None:
+    """OUTPUT_DIR/config.yaml and OUTPUT_DIR/environment.json."""
+    write_text(os.path.join(cfg.OUTPUT_DIR, "config.yaml"), cfg.dump())
+    path = os.path.join(cfg.OUTPUT_DIR, "environment.json")
+    write_text(path, json.dumps(_environment(), indent=2) + "\n")
+
+
+def write_text(path: str, text: str) -> None:
+    """Written aside and renamed: whole, or not at all."""
+    aside = f"{path}.{os.getpid()}.writing"
+    with open(aside, "w", encoding="utf-8") as file:
+        file.write(text)
+        file.flush()
+        os.fsync(file.fileno())
+    os.replace(aside, path)
+
+
+def _environment() -> dict[str, Any]:
+    gpus = [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())]
+    return {
+        "slowfast_lara": slowfast_lara.__version__,
+        "git_commit": _git_commit(),
+        "command": sys.argv,
+        "python": platform.python_version(),
+        "platform": platform.platform(),
+        "packages": {name: _version(name) for name in PACKAGES if _version(name)},
+        "cpus": os.cpu_count(),
+        "threads": torch.get_num_threads(),
+        "gpus": gpus,
+        "cuda": torch.version.cuda,
+    }
+
+
+def _version(package: str) -> str | None:
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:
+        return None
+
+
+def _git_commit() -> str | None:
+    """The checkout's commit, with "-dirty" if files differ from it."""
+    folder = os.path.dirname(os.path.abspath(slowfast_lara.__file__))
+    command = ["git", "-C", folder, "describe", "--always", "--dirty", "--abbrev=40",
+               "--exclude", "*"]
+    try:
+        answer = subprocess.run(command, capture_output=True, text=True, timeout=10, check=True)
+    except (OSError, subprocess.SubprocessError):
+        return None
+    return answer.stdout.strip()

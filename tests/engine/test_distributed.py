@@ -1,0 +1,307 @@
+"""Several processes equal one, and none is left behind when one dies.
+
+Real commands on the loopback: two "nodes", torchrun, and the spawning launcher.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from .helpers import (
+    RUN_NET,
+    finish,
+    free_port,
+    json_stats,
+    kill_group,
+    load_checkpoint,
+    run_ok,
+    same_tensors,
+    start,
+    wait_for,
+    write_config,
+)
+
+TORCHRUN = ("-m", "torch.distributed.run", "--nproc-per-node")
+# Adam divides by the size of a gradient, which makes rounding errors of vanishing ones large.
+SGD = {"SOLVER__OPTIMIZING_METHOD": "sgd", "SOLVER__BASE_LR": 0.1, "SOLVER__CLIP_GRAD": 1.0,
+       "TRAIN__CHECKPOINT_ITERATIONS": 1}
+STEPS = [f"checkpoint_epoch_{epoch:05d}{part}.pyth" for epoch, part in
+         [(0, "_iter_000001"), (0, "_iter_000002"), (0, "_iter_000003"), (1, ""),
+          (1, "_iter_000001"), (1, "_iter_000002"), (1, "_iter_000003"), (2, "")]]
+
+
+def start_nodes(config, count, *, outputs=None, port=None, extra=()):
+    """The commands of `count` machines with one process each."""
+    port = port or free_port()
+    return [
+        start("--cfg", config, "--num_shards", count, "--shard_id", i, "--init_method",
+              f"tcp://localhost:{port}", *(("OUTPUT_DIR", outputs[i]) if outputs else ()), *extra)
+        for i in range(count)
+    ]
+
+
+def start_torchrun(config, count, *extra, flags=()):
+    program = (*TORCHRUN, str(count), "--master-port", str(free_port()), *flags, RUN_NET)
+    return start("--cfg", config, *extra, program=program)
+
+
+@pytest.fixture(scope="module")
+def one_process(tmp_path_factory, videos):
+    """Batches of 4 in one process, trained and tested."""
+    folder = tmp_path_factory.mktemp("one")
+    output = folder / "out"
+    config = write_config(folder / "c.yaml", videos, output, TRAIN__BATCH_SIZE=4,
+                          TEST__SAVE_RESULTS_PATH="scores.npz", **SGD)
+    run_ok("--cfg", config)
+    return output
+
+
+def assert_same_training(output, one_process):
+    """After every step, and so in every gradient."""
+    assert set(STEPS) == set(os.listdir(output / "checkpoints"))
+    for name in STEPS:
+        ours = load_checkpoint(output, name)["model_state"]
+        theirs = load_checkpoint(one_process, name)["model_state"]
+        assert ours.keys() == theirs.keys()
+        for key in ours:
+            assert torch.allclose(ours[key], theirs[key], rtol=0, atol=1e-6), (name, key)
+    kinds = ("train_epoch", "val_epoch")
+    for ours, theirs in zip(*([s for s in json_stats(o) if s.get("_type") in kinds]
+                              for o in (output, one_process))):
+        for key in ("loss", "top1_err", "top5_err", "num_videos"):
+            assert ours.get(key) == pytest.approx(theirs.get(key), abs=1e-5)
+
+
+def test_two_nodes_equal_one_process(tmp_path, videos, one_process):
+    """With a folder each: nodes need not share a file system."""
+    outputs = [tmp_path / "node0", tmp_path / "node1"]
+    config = write_config(tmp_path / "c.yaml", videos, tmp_path, TRAIN__BATCH_SIZE=2, **SGD)
+    nodes = start_nodes(config, 2, outputs=outputs)
+    for node in nodes:
+        code, stdout, stderr = finish(node)
+        assert code == 0, stdout + stderr
+    assert_same_training(outputs[0], one_process)
+    assert os.listdir(outputs[1]) == []
+    assert json_stats(outputs[0])[-1]["num_videos"] == 7
+
+
+def test_torchrun_equals_one_process(tmp_path, videos, one_process):
+    output = tmp_path / "out"
+    config = write_config(tmp_path / "c.yaml", videos, output, TRAIN__BATCH_SIZE=4, **SGD)
+    code, stdout, stderr = finish(start_torchrun(config, 2))
+    assert code == 0, stdout + stderr
+    assert_same_training(output, one_process)
+
+
+@pytest.mark.slow
+def test_accumulation_in_two_processes(tmp_path, videos, one_process):
+    output = tmp_path / "out"
+    changes = {**SGD, "TRAIN__BATCH_SIZE": 2, "SOLVER__ACCUMULATE_STEPS": 2}
+    config = write_config(tmp_path / "c.yaml", videos, output, **changes, TEST__ENABLE=False)
+    code, stdout, stderr = finish(start_torchrun(config, 2))
+    assert code == 0, stdout + stderr
+    ours = load_checkpoint(output, STEPS[-1])["model_state"]
+    theirs = load_checkpoint(one_process, STEPS[-1])["model_state"]
+    assert all(torch.allclose(ours[key], theirs[key], rtol=0, atol=1e-6) for key in ours)
+
+
+@pytest.mark.parametrize("processes", [pytest.param(2, marks=pytest.mark.slow), 3])
+def test_scores_do_not_depend_on_the_processes(tmp_path, videos, one_process, processes):
+    checkpoint = one_process / "checkpoints" / STEPS[-1]
+    config = write_config(tmp_path / "c.yaml", videos, tmp_path / "out", TRAIN__ENABLE=False,
+                          TEST__SAVE_RESULTS_PATH="scores.npz",
+                          TEST__CHECKPOINT_FILE_PATH=str(checkpoint))
+    code, stdout, stderr = finish(start_torchrun(config, processes))
+    assert code == 0, stdout + stderr
+    results = [json.loads((o / "test_results.json").read_text())
+               for o in (tmp_path / "out", one_process)]
+    assert results[0] == results[1]
+    assert len({video["path"] for video in results[0]["videos"]}) == 7 == results[0]["num_videos"]
+    scores = [np.load(o / "scores.npz")["scores"] for o in (tmp_path / "out", one_process)]
+    assert scores[0].shape == (7, 3) and np.array_equal(*scores)
+
+
+def iterations(output) -> int:
+    log = output / "stdout.log"
+    return log.read_text().count('"train_iter"') if log.exists() else 0
+
+
+@pytest.mark.parametrize("victim", [pytest.param(0, marks=pytest.mark.slow), 1])
+def test_killed_node_ends_the_other(tmp_path, videos, victim):
+    output = tmp_path / "out"
+    config = write_config(tmp_path / "c.yaml", videos, output, SOLVER__MAX_EPOCH=100000,
+                          TRAIN__CHECKPOINT_PERIOD=100000)
+    nodes = start_nodes(config, 2)
+    wait_for(lambda: iterations(output) > 3)
+    os.kill(nodes[victim].pid, signal.SIGKILL)
+    code, _, stderr = finish(nodes[1 - victim], seconds=60)
+    kill_group(nodes[victim])
+    assert code == 1
+    assert stderr.splitlines()[-1].startswith("error: ") and "Traceback" not in stderr
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("victim", [0, 1])
+def test_killed_node_ends_a_long_test(tmp_path, videos, one_process, victim):
+    """Processes do not speak to each other while they test; the heartbeat notices."""
+    lists = tmp_path / "lists"
+    lists.mkdir()
+    (lists / "test.csv").write_text((videos / "test.csv").read_text() * 5000)
+    config = write_config(tmp_path / "c.yaml", lists, tmp_path / "out", TRAIN__ENABLE=False,
+                          TEST__CHECKPOINT_FILE_PATH=str(one_process / "checkpoints" / STEPS[-1]))
+    nodes = start_nodes(config, 2)
+    log = tmp_path / "out" / "stdout.log"
+    wait_for(lambda: log.exists() and "test_iter" in log.read_text())
+    os.kill(nodes[victim].pid, signal.SIGKILL)
+    nodes[victim].communicate()
+    code, _, stderr = finish(nodes[1 - victim], seconds=60)
+    assert code == 1 and "is gone" in stderr
+
+
+@pytest.mark.slow
+def test_torchrun_restarts_from_the_last_checkpoint(tmp_path, videos):
+    changes = {"SOLVER__MAX_EPOCH": 40, "TEST__ENABLE": False, "VIT__DROP_PATH": 0.2,
+               "TRAIN__CHECKPOINT_ITERATIONS": 1, "TRAIN__CHECKPOINT_KEEP": 2}
+    last = "checkpoint_epoch_00040.pyth"
+    left_alone = tmp_path / "alone"
+    config = write_config(tmp_path / "a.yaml", videos, left_alone, **changes)
+    code, _, stderr = finish(start_torchrun(config, 2))
+    assert code == 0, stderr
+    output = tmp_path / "out"
+    config = write_config(tmp_path / "c.yaml", videos, output, **changes)
+    agent = start_torchrun(config, 2, flags=("--max-restarts", "1"))
+    wait_for(lambda: iterations(output) > 10)
+    workers = [pid for pid in children(agent.pid) if "run_net" in command_line(pid)]
+    os.kill(workers[1], signal.SIGKILL)
+    code, _, stderr = finish(agent)
+    assert code == 0, stderr
+    assert "Continuing" in (output / "stdout.log").read_text()
+    assert same_tensors(load_checkpoint(output, last)["model_state"],
+                        load_checkpoint(left_alone, last)["model_state"])
+
+
+def test_signal_to_one_node_stops_both(tmp_path, videos):
+    output = tmp_path / "out"
+    config = write_config(tmp_path / "c.yaml", videos, output, SOLVER__MAX_EPOCH=100000,
+                          TRAIN__CHECKPOINT_PERIOD=100000, DATA_LOADER__NUM_WORKERS=1)
+    nodes = start_nodes(config, 2)
+    wait_for(lambda: iterations(output) > 3)
+    os.kill(nodes[1].pid, signal.SIGUSR1)
+    codes = [finish(node)[0] for node in nodes]
+    assert codes == [75, 75]
+    assert len(os.listdir(output / "checkpoints")) == 1
+
+
+def test_taken_port(tmp_path, videos):
+    config = write_config(tmp_path / "c.yaml", videos, tmp_path / "out")
+    with socket.socket() as other:
+        other.bind(("localhost", 0))
+        other.listen()
+        port = other.getsockname()[1]
+        node = start("--cfg", config, "--num_shards", 2, "--init_method", f"tcp://localhost:{port}")
+        code, _, stderr = finish(node, seconds=60)
+    assert code == 1
+    assert str(port) in stderr.splitlines()[-1] and "Traceback" not in stderr
+
+
+@pytest.mark.parametrize("shard", [0, pytest.param(1, marks=pytest.mark.slow)])
+def test_peer_that_never_comes(tmp_path, videos, shard):
+    config = write_config(tmp_path / "c.yaml", videos, tmp_path / "out", DIST_TIMEOUT=4)
+    node = start("--cfg", config, "--num_shards", 2, "--shard_id", shard, "--init_method",
+                 f"tcp://localhost:{free_port()}")
+    code, _, stderr = finish(node, seconds=60)
+    assert code == 1
+    assert "could not meet the others" in stderr and "Traceback" not in stderr
+
+
+# The spawning launcher, as for several GPUs, with CPU processes in their place.
+
+SPAWN = """
+import sys
+from slowfast_lara.config import load_config
+from slowfast_lara.engine.launch import Place, spawn
+from slowfast_lara.engine.run import run
+if __name__ == "__main__":
+    place = Place(0, 2, 0, "tcp://localhost:" + sys.argv[2])
+    sys.exit(spawn(run, load_config(sys.argv[1]), place, 2))
+"""
+
+
+def start_spawning(folder: Path, config):
+    script = folder / "spawn.py"
+    script.write_text(SPAWN)
+    return start(config, free_port(), program=(str(script),))
+
+
+def children(pid: int) -> list[int]:
+    """Of a process and of its children, in order of their start."""
+    found = []
+    for task in Path(f"/proc/{pid}/task").glob("*/children"):
+        for child in map(int, task.read_text().split()):
+            found += [child, *children(child)]
+    return sorted(found)
+
+
+def command_line(pid: int) -> str:
+    return Path(f"/proc/{pid}/cmdline").read_text().replace("\0", " ")
+
+
+def assert_gone(pids):
+    wait_for(lambda: not any(Path(f"/proc/{pid}").exists() for pid in pids), seconds=30)
+
+
+linux_only = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="reads /proc")
+
+
+@pytest.mark.slow
+def test_spawn_equals_one_process(tmp_path, videos, one_process):
+    output = tmp_path / "out"
+    config = write_config(tmp_path / "c.yaml", videos, output, TRAIN__BATCH_SIZE=4, **SGD)
+    code, stdout, stderr = finish(start_spawning(tmp_path, config))
+    assert code == 0, stdout + stderr
+    assert_same_training(output, one_process)
+
+
+@linux_only
+@pytest.mark.parametrize("victim", [
+    "child", pytest.param("parent", marks=pytest.mark.slow),
+    pytest.param("nobody", marks=pytest.mark.slow)])
+def test_spawn_leaves_nobody_behind(tmp_path, videos, victim):
+    output = tmp_path / "out"
+    config = write_config(tmp_path / "c.yaml", videos, output, SOLVER__MAX_EPOCH=100000,
+                          TRAIN__CHECKPOINT_PERIOD=100000, DATA_LOADER__NUM_WORKERS=1)
+    parent = start_spawning(tmp_path, config)
+    try:
+        wait_for(lambda: iterations(output) > 3 or parent.poll() is not None)
+        pids = children(parent.pid)
+        ranks = [pid for pid in pids if "spawn_main" in command_line(pid)]
+        assert len(ranks) >= 2
+        if victim == "nobody":
+            os.kill(parent.pid, signal.SIGTERM)
+        else:
+            os.kill(ranks[1] if victim == "child" else parent.pid, signal.SIGKILL)
+        parent.wait(timeout=60)
+        assert parent.returncode == {"child": 1, "parent": -9, "nobody": 75}[victim]
+        assert_gone(pids)
+        saved = output / "checkpoints"
+        assert saved.exists() == (victim == "nobody")
+    finally:
+        kill_group(parent)
+
+
+@pytest.mark.slow
+def test_batch_that_the_processes_cannot_share(tmp_path, videos):
+    config = write_config(tmp_path / "c.yaml", videos, tmp_path / "out")
+    code, _, stderr = finish(start_torchrun(config, 3))
+    assert code != 0 and stderr.count("TRAIN.BATCH_SIZE is 4") == 1
+
+

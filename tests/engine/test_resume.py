@@ -1,0 +1,213 @@
+"""Interrupted and resumed is the same as uninterrupted, bit for bit."""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import time
+
+import pytest
+import torch
+
+from slowfast_lara.engine import main
+
+from .helpers import (
+    finish,
+    json_stats,
+    kill_group,
+    load_checkpoint,
+    run_net,
+    run_ok,
+    same_tensors,
+    start,
+    wait_for,
+    write_config,
+)
+
+LAST = "checkpoint_epoch_00006.pyth"
+# All that draws at random in training: workers, dropped paths, LARA's noise.
+NOISY = {
+    "DATA_LOADER__NUM_WORKERS": 2, "VIT__DROP_PATH": 0.3, "VIT__DROP": 0.1,
+    "VIT__APPROX_ATTN_TYPE": "lara", "VIT__APPROX_ATTN_DIM": 3, "SOLVER__MAX_EPOCH": 6,
+    "SOLVER__SMOOTHING": 0.2, "SOLVER__CLIP_GRAD": 1.0, "TRAIN__CHECKPOINT_ITERATIONS": 1,
+    "TRAIN__CHECKPOINT_KEEP": 3, "TRAIN__BATCH_SIZE": 2, "TEST__ENABLE": False,
+}
+
+
+def noisy_config(folder, videos, name, **changes):
+    output = folder / name
+    return write_config(folder / f"{name}.yaml", videos, output, **{**NOISY, **changes}), output
+
+
+@pytest.fixture(scope="module")
+def left_alone(tmp_path_factory, videos):
+    config, output = noisy_config(tmp_path_factory.mktemp("alone"), videos, "alone")
+    run_ok("--cfg", config)
+    return load_checkpoint(output, LAST)
+
+
+def assert_same_end(output, left_alone):
+    resumed = load_checkpoint(output, LAST)
+    assert same_tensors(resumed["model_state"], left_alone["model_state"])
+    states = resumed["optimizer_state"]["state"], left_alone["optimizer_state"]["state"]
+    assert states[0].keys() == states[1].keys()
+    for key in states[0]:
+        assert same_tensors(states[0][key], states[1][key])
+
+
+def iterations(output) -> int:
+    if not (output / "stdout.log").exists():
+        return 0
+    return sum(stats.get("_type") == "train_iter" for stats in json_stats(output))
+
+
+def run_and_signal(config, output, number, after_iterations):
+    """Send a signal once so many more batches are done; exit code and stderr."""
+    before = iterations(output)
+    process = start("--cfg", config)
+    try:
+        wait_for(lambda: iterations(output) >= before + after_iterations
+                 or process.poll() is not None)
+        os.kill(process.pid, number)
+        code, _, stderr = finish(process)
+        return code, stderr
+    finally:
+        kill_group(process)
+
+
+@pytest.mark.slow
+def test_killed_at_ten_moments(tmp_path, videos, left_alone):
+    config, output = noisy_config(tmp_path, videos, "killed")
+    rng = random.Random(0)
+    for _ in range(10):
+        before = iterations(output)
+        process = start("--cfg", config)
+        # Anywhere from the first batch on: in a step, in a write, between epochs.
+        wait_for(lambda before=before: iterations(output) > before)
+        time.sleep(rng.uniform(0, 0.15))
+        assert process.poll() is None, "the run was over before it was killed"
+        os.kill(process.pid, signal.SIGKILL)
+        kill_group(process)
+    assert not (output / "checkpoints" / LAST).exists()
+    run_ok("--cfg", config)
+    assert_same_end(output, left_alone)
+
+
+@pytest.mark.parametrize("number", [
+    signal.SIGTERM, pytest.param(signal.SIGUSR1, marks=pytest.mark.slow)])
+def test_signal_saves_and_resumes(tmp_path, videos, left_alone, number):
+    config, output = noisy_config(tmp_path, videos, "stopped", TRAIN__CHECKPOINT_ITERATIONS=0)
+    code, stderr = run_and_signal(config, output, number, after_iterations=3)
+    assert code == 75
+    assert len(stderr.splitlines()) == 1 and signal.Signals(number).name in stderr
+    saved = os.listdir(output / "checkpoints")
+    assert len(saved) == 1 and saved[0] in stderr
+    run_ok("--cfg", config)
+    assert_same_end(output, left_alone)
+
+
+def test_ctrl_c_reaches_the_whole_group(tmp_path, videos, left_alone):
+    """A terminal signals the loader's workers too; they must outlive it."""
+    config, output = noisy_config(tmp_path, videos, "group", TRAIN__CHECKPOINT_ITERATIONS=0)
+    process = start("--cfg", config)
+    wait_for(lambda: iterations(output) >= 2)
+    os.killpg(process.pid, signal.SIGINT)
+    os.killpg(process.pid, signal.SIGTERM)
+    code, _, stderr = finish(process)
+    assert code == 75, stderr
+    run_ok("--cfg", config)
+    assert_same_end(output, left_alone)
+
+
+@pytest.mark.slow
+def test_torn_newest_checkpoint_is_passed_over(tmp_path, videos, left_alone):
+    config, output = noisy_config(tmp_path, videos, "torn", SOLVER__MAX_EPOCH=6)
+    run_and_signal(config, output, signal.SIGTERM, after_iterations=6)
+    newest = sorted(os.listdir(output / "checkpoints"))[-1]
+    torn = output / "checkpoints" / newest
+    os.truncate(torn, torn.stat().st_size // 2)
+    run_ok("--cfg", config)
+    assert f"{newest}" in "".join(
+        line for line in (output / "stdout.log").read_text().splitlines() if "passing over" in line)
+    assert_same_end(output, left_alone)
+
+
+@pytest.mark.usefixtures("in_process")
+def test_accumulated_steps_resume_whole(tmp_path, videos):
+    """A step of three batches of eight: saved between steps only."""
+    changes = {"SOLVER__ACCUMULATE_STEPS": 3, "DATA_LOADER__NUM_WORKERS": 0,
+               "SOLVER__MAX_EPOCH": 2, "TRAIN__CHECKPOINT_KEEP": 0}
+    config, output = noisy_config(tmp_path, videos, "accumulated", **changes)
+    assert main(["--cfg", str(config)]) == 0
+    names = sorted(os.listdir(output / "checkpoints"))
+    assert names == [
+        "checkpoint_epoch_00000_iter_000003.pyth", "checkpoint_epoch_00000_iter_000006.pyth",
+        "checkpoint_epoch_00001.pyth", "checkpoint_epoch_00001_iter_000003.pyth",
+        "checkpoint_epoch_00001_iter_000006.pyth", "checkpoint_epoch_00002.pyth"]
+    end = load_checkpoint(output, names[-1])["model_state"]
+    for name in names[2:]:
+        (output / "checkpoints" / name).unlink()
+    assert main(["--cfg", str(config)]) == 0
+    assert same_tensors(load_checkpoint(output, names[-1])["model_state"], end)
+
+
+@pytest.mark.usefixtures("in_process")
+def test_finished_run_is_not_trained_again(tmp_path, videos):
+    config, output = noisy_config(tmp_path, videos, "done", SOLVER__MAX_EPOCH=1)
+    assert main(["--cfg", str(config)]) == 0
+    done = iterations(output)
+    assert main(["--cfg", str(config)]) == 0
+    assert iterations(output) == done == 8
+
+
+@pytest.mark.usefixtures("in_process")
+def test_unfinished_writes_do_not_stay(tmp_path, videos):
+    config, output = noisy_config(tmp_path, videos, "left", SOLVER__MAX_EPOCH=1)
+    (output / "checkpoints").mkdir(parents=True)
+    (output / "checkpoints" / ".writing-1").write_bytes(b"")
+    assert main(["--cfg", str(config)]) == 0
+    assert not (output / "checkpoints" / ".writing-1").exists()
+
+
+def test_stopped_in_validation_keeps_the_epoch(tmp_path, videos):
+    """A long validation, stopped: the epoch that was trained is saved."""
+    lists = tmp_path / "lists"
+    lists.mkdir()
+    for split in ("train", "test"):
+        (lists / f"{split}.csv").write_text((videos / f"{split}.csv").read_text())
+    (lists / "val.csv").write_text((videos / "val.csv").read_text() * 2000)
+    config, output = noisy_config(tmp_path, lists, "val", TRAIN__CHECKPOINT_ITERATIONS=0,
+                                  TRAIN__CHECKPOINT_PERIOD=5, TRAIN__EVAL_PERIOD=1)
+    process = start("--cfg", config)
+    wait_for(lambda: iterations(output) >= 8)
+    time.sleep(1)
+    os.kill(process.pid, signal.SIGTERM)
+    code, _, stderr = finish(process)
+    assert code == 75 and "checkpoint_epoch_00001.pyth" in stderr
+    assert torch.is_tensor(
+        load_checkpoint(output, "checkpoint_epoch_00001.pyth")["model_state"]["head.weight"])
+
+
+@pytest.mark.slow
+def test_second_ctrl_c_ends_at_once(tmp_path, videos):
+    """In an epoch that is one long step, so that the first one must wait."""
+    lists = tmp_path / "lists"
+    lists.mkdir()
+    for split, times in (("train", 1000), ("val", 1), ("test", 1)):
+        (lists / f"{split}.csv").write_text((videos / f"{split}.csv").read_text() * times)
+    config, output = noisy_config(tmp_path, lists, "twice", SOLVER__ACCUMULATE_STEPS=8000)
+    process = start("--cfg", config)
+    wait_for(lambda: iterations(output) >= 1)
+    os.kill(process.pid, signal.SIGINT)
+    time.sleep(0.5)
+    assert process.poll() is None
+    os.kill(process.pid, signal.SIGINT)
+    code, _, stderr = finish(process)
+    assert code == 130 and "interrupted" in stderr.splitlines()[0]
+    assert not (output / "checkpoints").exists()
+
+
+def test_run_net_help_is_short():
+    code, stdout, _ = run_net("--help")
+    assert code == 0 and "--num_shards" in stdout
