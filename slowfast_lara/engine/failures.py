@@ -22,6 +22,7 @@ from slowfast_lara.config import ConfigError
 from slowfast_lara.data import DataError, TooManyBadVideos
 from slowfast_lara.engine.checkpoint import CheckpointError
 from slowfast_lara.engine.signals import Stopped
+from slowfast_lara.models.weight_files import WeightsError
 
 DONE, FAILED, BAD_INPUT, STOPPED, INTERRUPTED = 0, 1, 2, 75, 130
 
@@ -39,7 +40,7 @@ def exit_code_of(run: Callable[[], None]) -> int:
     except Stopped as stopped:
         complain(str(stopped))
         return STOPPED
-    except (ConfigError, DataError, CheckpointError) as error:
+    except (ConfigError, DataError, CheckpointError, WeightsError) as error:
         # Every process of a machine sees the same bad input: one of them says so.
         if os.environ.get("LOCAL_RANK", "0") == "0":
             complain(" ".join(str(error).split()))

@@ -39,7 +39,8 @@ from slowfast_lara.engine.failures import RunError
 from slowfast_lara.engine.optimizer import build_optimizer, lr_at, lr_scale, set_lr
 from slowfast_lara.engine.progress import TrainProgress
 from slowfast_lara.engine.signals import Stopped, StopRequest
-from slowfast_lara.models import build_model
+from slowfast_lara.models import MODEL_REGISTRY, build_model
+from slowfast_lara.models.pretrained import load_pretrained
 
 logger = logging.getLogger(__name__)
 
@@ -235,21 +236,28 @@ class Trainer:
         found = checkpoint.newest(self.cfg.OUTPUT_DIR)
         if found:
             return (*found, True)
-        if train_cfg.CHECKPOINT_FILE_PATH:
-            path = train_cfg.CHECKPOINT_FILE_PATH
-            return path, checkpoint.load(path), not train_cfg.CHECKPOINT_EPOCH_RESET
-        vit = self.cfg.VIT
-        if vit.IM_PRETRAINED and not os.path.isfile(vit.PRETRAINED_WEIGHTS):
-            raise ConfigError(
-                f"VIT.PRETRAINED_WEIGHTS is {vit.PRETRAINED_WEIGHTS!r}; an existing file is "
-                "expected, or VIT.IM_PRETRAINED False to start from random weights"
-            )
-        return None
+        path, vit = train_cfg.CHECKPOINT_FILE_PATH, self.cfg.VIT
+        if path and not train_cfg.CHECKPOINT_EPOCH_RESET:
+            return path, checkpoint.load(path), True
+        if not path and vit.IM_PRETRAINED:
+            path = vit.PRETRAINED_WEIGHTS
+            if not os.path.isfile(path):
+                raise ConfigError(
+                    f"VIT.PRETRAINED_WEIGHTS is {path!r}; an existing file is expected (see "
+                    "configs/README.md), or VIT.IM_PRETRAINED False to start from random weights"
+                )
+        return (path, self._adapted_weights(path), False) if path else None
+
+    def _adapted_weights(self, path: str) -> dict[str, Any]:
+        """The weights of a file of any known kind, made to fit this model."""
+        torch.manual_seed(self.cfg.RNG_SEED)
+        model = MODEL_REGISTRY.get(self.cfg.MODEL.MODEL_NAME).from_config(self.cfg)
+        logger.info("%s", load_pretrained(model, path).table())
+        return {"model_state": model.state_dict()}
 
     def _restore(self, path: str, content: dict[str, Any], go_on: bool) -> Position:
         checkpoint.load_weights(without_ddp(self.model), content["model_state"], path)
         if not go_on:
-            logger.info("Starting from the weights of %s", path)
             return Position()
         try:
             self.optimizer.load_state_dict(content["optimizer_state"])

@@ -210,10 +210,14 @@ class VisionTransformer(nn.Module):
         )
 
     def initialise(self) -> None:
-        """ViT's start; time embeddings at zero. What no forward uses is frozen."""
+        """ViT-B's start at any width; time embeddings at zero. What no forward uses is frozen."""
+        # 0.02 keeps the size of activations at width 768. A layer of width 96 would shrink
+        # them to a third each time, and not learn for hundreds of steps.
+        linear_std = 0.02 * (768 / self.head.in_features) ** 0.5
         for module in self.modules():
             if isinstance(module, (nn.Linear, nn.Conv2d, nn.Conv3d)):
-                nn.init.normal_(module.weight, std=0.02)
+                std = linear_std if isinstance(module, nn.Linear) else 0.02
+                nn.init.normal_(module.weight, std=std)
                 if module.bias is not None:
                     nn.init.zeros_(module.bias)
         for name in ("cls_token", "pos_embed", "st_embed"):

@@ -202,3 +202,34 @@ def test_switches_that_change_no_result(tmp_path, videos, changes):
     plain = train(tmp_path, videos, "plain", **noise)
     changed = train(tmp_path, videos, "changed", **noise, **changes)
     assert_close(weights(plain), weights(changed))
+
+
+def test_starting_from_a_run_with_other_classes(tmp_path, videos):
+    """As SSv2 starts from Kinetics: everything but the classifier."""
+    first = train(tmp_path, videos, "first")
+    path = str(first / "checkpoints" / "checkpoint_epoch_00001.pyth")
+    tuned = train(tmp_path, videos, "tuned", MODEL__NUM_CLASSES=5, SOLVER__BASE_LR=1e-12,
+                  TRAIN__CHECKPOINT_FILE_PATH=path, TRAIN__CHECKPOINT_EPOCH_RESET=True)
+    old, new = weights(first), weights(tuned)
+    assert new["head.weight"].shape[0] == 5
+    for name in old.keys() - {"head.weight", "head.bias"}:
+        assert torch.allclose(new[name], old[name], rtol=0, atol=1e-9), name
+    log = (tuned / "stdout.log").read_text()
+    assert "left at start  head.weight" in log
+
+
+def test_starting_from_an_image_model(tmp_path, videos):
+    """VIT.PRETRAINED_WEIGHTS with a 2-D patch embedding, as timm has it."""
+    state = weights(train(tmp_path, videos, "first"))
+    image = {name: value for name, value in state.items()
+             if "proj_q" not in name and "proj_kv" not in name and name != "temp_embed"
+             and not name.startswith(("patch_embed_3d", "pre_logits", "head"))}
+    torch.save(image, tmp_path / "vit.pth")
+    tuned = train(tmp_path, videos, "tuned", SOLVER__BASE_LR=1e-12, VIT__IM_PRETRAINED=True,
+                  VIT__PRETRAINED_WEIGHTS=str(tmp_path / "vit.pth"))
+    new = weights(tuned)
+    inflated = new["patch_embed_3d.proj.weight"]
+    assert torch.allclose(inflated[:, :, 1], image["patch_embed.proj.weight"], atol=1e-9)
+    assert inflated[:, :, 0].abs().max() < 1e-9
+    name = "blocks.1.attn.qkv.weight"
+    assert torch.allclose(new[name], image[name], rtol=0, atol=1e-9)

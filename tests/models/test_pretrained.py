@@ -414,6 +414,22 @@ def test_safetensors_are_checked_strictly(tmp_path, spoil):
     refused(build(), write_safetensors(tmp_path / "x.safetensors", header, data))
 
 
+def test_safetensors_without_overlap_and_rest(tmp_path):
+    header, data = safetensors(vit())
+    longer = write_safetensors(tmp_path / "longer.safetensors", header, data + b"rest")
+    assert "bytes of tensors" in refused(build(), longer)
+    header["norm.bias"]["data_offsets"] = header["norm.weight"]["data_offsets"]
+    shared = write_safetensors(tmp_path / "shared.safetensors", header, data)
+    assert "norm." in refused(build(), shared)
+    header, data = safetensors(vit())
+    last = list(header)[-1]
+    size = header[last]["data_offsets"][1] - header[last]["data_offsets"][0]
+    # Into the tensor before it, and nothing left over at the end.
+    header[last]["data_offsets"] = [n - size for n in header[last]["data_offsets"]]
+    overlapping = write_safetensors(tmp_path / "overlapping.safetensors", header, data[:-size])
+    assert "are expected" in refused(build(), overlapping)
+
+
 def test_safetensors_of_half_precision(tmp_path):
     state, model = {n: x.half() for n, x in vit().items()}, build()
     load_pretrained(model, write_safetensors(tmp_path / "x.safetensors", *safetensors(state)))
