@@ -132,8 +132,7 @@ class VisionTransformer(nn.Module):
         super().__init__()
         self.patch_size, self.patch_size_temp = patch_size, patch_size_temp
         self.channels, self.video_input = channels, video_input
-        self.num_frames = num_frames if video_input else 1
-        self.act_checkpoint = act_checkpoint
+        self.num_frames, self.act_checkpoint = num_frames if video_input else 1, act_checkpoint
         self.make_embeddings(dim, joint_positions=video_input and pos_embed == "joint")
         self.pos_drop = nn.Dropout(pos_drop)
 
@@ -152,7 +151,6 @@ class VisionTransformer(nn.Module):
             rate = drop_path * i / max(1, depth - 1)
             blocks.append(Block(dim, attn, timeattn, mlp_ratio, drop, rate))
         self.blocks = nn.ModuleList(blocks)
-
         self.norm = nn.LayerNorm(dim, eps=1e-6)
         self.pre_logits: nn.Module = nn.Identity()
         if hidden_head:

@@ -239,7 +239,8 @@ def test_more_landmarks_than_tokens(base, name, layer, tokens):
 
 
 def test_samples_are_not_limited_by_tokens(base):
-    load_config(base, ["VIT.APPROX_ATTN_TYPE", "performer", "VIT.APPROX_ATTN_DIM", 5000])
+    cfg = load_config(base, ["VIT.APPROX_ATTN_TYPE", "performer", "VIT.APPROX_ATTN_DIM", 5000])
+    assert cfg.VIT.APPROX_ATTN_DIM == 5000
 
 
 def test_only_exact_attention_has_dropout(base):
