@@ -27,7 +27,9 @@ setup(
         "pyyaml",
         "matplotlib",
         "tqdm",
+        "pillow",
     ],
+    entry_points={"console_scripts": ["slowfast-lara = slowfast_lara.cli:main"]},
     extras_require={
         "test": ["pytest", "tensorboard"],
         "lint": ["ruff"],

@@ -57,7 +57,7 @@ CONTAINERS = (
 # A damaged header may ask for any size; 8K video has 33 million pixels.
 MAX_PIXELS = 8192 * 8192
 # From PyAV 17 on, a conversion starts a thread for each core unless told not to.
-_ONE_THREAD = {"threads": 1} if int(av.__version__.split(".")[0]) >= 17 else {}
+ONE_THREAD = {"threads": 1} if int(av.__version__.split(".")[0]) >= 17 else {}
 # What PyAV and OpenCV raise on damaged files.
 _DAMAGE = (av.FFmpegError, OSError, ValueError, OverflowError, MemoryError, cv2.error)
 
@@ -82,7 +82,7 @@ def read_span(
     path: str, choose: Choose, place: Place, *, default_fps: float = 30, threads: int = 1
 ) -> Frames:
     """The chosen frames, decoding from the key frame before them."""
-    with _opened(path, threads) as (container, stream):
+    with opened(path, threads) as (container, stream):
         packets = _scan(container, stream, default_fps)
         if packets.pts is not None:
             indices = choose(packets.count, packets.fps)
@@ -98,7 +98,7 @@ def read_all(
     path: str, choose: Choose, place: Place, *, default_fps: float = 30, threads: int = 1
 ) -> Frames:
     """The chosen frames, chosen by the number that really decodes."""
-    with _opened(path, threads) as (container, stream):
+    with opened(path, threads) as (container, stream):
         packets = _scan(container, stream, default_fps)
         guess = packets.count
         if packets.pts is not None:
@@ -111,7 +111,7 @@ def read_all(
     # At most twice: should it have been the seek that lost frames, the first
     # pass gives the true number.
     for _ in range(2):
-        with _opened(path, threads) as (container, stream):
+        with opened(path, threads) as (container, stream):
             indices = choose(guess, packets.fps)
             pixels, count = _decode_all(container, stream, np.unique(indices), place)
         if count == guess:
@@ -125,15 +125,15 @@ def read_all(
 def count_frames(path: str) -> tuple[int, int]:
     """How many frames decode, and how many packets do not."""
     errors: list[str] = []
-    with _opened(path, 1) as (container, stream):
-        count = sum(1 for _ in _frames(container, stream, errors))
+    with opened(path, 1) as (container, stream):
+        count = sum(1 for _ in decoded_frames(container, stream, errors))
     if not count:
         raise DecodeError(f"{path}: no frame decodes")
     return count, len(errors)
 
 
 @contextmanager
-def _opened(path: str, threads: int) -> Iterator[tuple[Any, Any]]:
+def opened(path: str, threads: int) -> Iterator[tuple[Any, Any]]:
     """The open container and its video stream; everything PyAV raises is a DecodeError."""
     container = None
     try:
@@ -193,7 +193,7 @@ def _demux(container: Any, stream: Any) -> Iterator[Any]:
         yield packet
 
 
-def _frames(container: Any, stream: Any, errors: list[str] | None = None) -> Iterator[Any]:
+def decoded_frames(container: Any, stream: Any, errors: list[str] | None = None) -> Iterator[Any]:
     """Decoded frames in order; packets that will not decode are passed over."""
     for packet in _demux(container, stream):
         try:
@@ -250,7 +250,7 @@ def _decode_all(
 ) -> tuple[np.ndarray, int]:
     """The wanted of all frames, and how many there were."""
     kept, number = Kept(len(wanted), place), 0
-    for number, frame in enumerate(_frames(container, stream), start=1):
+    for number, frame in enumerate(decoded_frames(container, stream), start=1):
         if kept.count < len(wanted) and number - 1 == wanted[kept.count]:
             kept.add(frame)
     return kept.pixels, number
@@ -271,7 +271,7 @@ class Kept:
     def add(self, frame: Any) -> None:
         if frame.width * frame.height > MAX_PIXELS:
             raise ValueError(f"frames of {frame.width}x{frame.height} pixels are too large")
-        rgb = self._reformatter.reformat(frame, format="rgb24", **_ONE_THREAD)
+        rgb = self._reformatter.reformat(frame, format="rgb24", **ONE_THREAD)
         self.add_rgb(rgb.to_ndarray())
 
     def add_rgb(self, image: np.ndarray) -> None:

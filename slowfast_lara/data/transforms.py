@@ -13,6 +13,7 @@ import math
 import cv2
 import numpy as np
 import torch
+from fvcore.common.config import CfgNode
 
 from slowfast_lara.data.decode import Region
 
@@ -140,3 +141,13 @@ class Normalize:
             for target, channel in zip(out, self._channels):
                 cv2.LUT(planes[channel], self._tables[channel], dst=target[number])
         return torch.from_numpy(out)
+
+
+def pixels_of(view: torch.Tensor, cfg: CfgNode) -> np.ndarray:
+    """A normalised view [3,T,H,W] as RGB pictures, uint8 [T,H,W,3]."""
+    data = cfg.DATA
+    channels = view.permute(1, 2, 3, 0).numpy()
+    if data.REVERSE_INPUT_CHANNEL:
+        channels = channels[..., ::-1]
+    colours = channels * np.array(data.STD) + np.array(data.MEAN)
+    return (colours * 255).round().clip(0, 255).astype(np.uint8)

@@ -14,7 +14,7 @@ from slowfast_lara.engine.launch import DEFAULT_INIT_METHOD, launch, settle
 from slowfast_lara.engine.run import run
 
 
-class _OneLineParser(argparse.ArgumentParser):
+class OneLineParser(argparse.ArgumentParser):
     """Errors without the usage before them."""
 
     def error(self, message: str) -> NoReturn:
@@ -36,7 +36,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _parse(argv: Sequence[str] | None) -> tuple[argparse.Namespace, list[str]]:
-    parser = _OneLineParser(
+    parser = OneLineParser(
         description="Train and test a video model.",
         usage="run_net.py --cfg FILE.yaml [flags] [--opts] [KEY VALUE ...]",
         epilog="Exit codes: 0 done, 1 failed, 2 bad input, 75 stopped by SIGTERM, SIGINT or "

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import datetime
 import os
+import resource
 import sys
 import time
 from collections.abc import Iterable, Iterator
@@ -19,9 +20,11 @@ import torch
 from fvcore.common.config import CfgNode
 from slowfast.utils.logging import log_json_stats
 from slowfast.utils.meters import ScalarMeter
+from torch.utils.data import Dataset
 from tqdm import tqdm
 
 from slowfast_lara.config import ConfigError
+from slowfast_lara.engine.clips import write_clips
 from slowfast_lara.engine.distributed import rank
 
 T = TypeVar("T")
@@ -34,6 +37,11 @@ class TrainProgress:
         self._cfg, self._epoch_batches = cfg, epoch_batches
         self._data_seconds = 0.0
         self._writer = _tensorboard(cfg) if rank() == 0 and cfg.TENSORBOARD.ENABLE else None
+
+    def show_clips(self, dataset: Dataset) -> None:
+        """A few labelled clips for TensorBoard."""
+        if self._writer is not None:
+            write_clips(self._writer, dataset)
 
     def start_epoch(self, epoch: int, first_batch: int) -> None:
         self._epoch, self._batch = epoch, first_batch
@@ -99,6 +107,9 @@ class TrainProgress:
 
     def _report(self, kind: str, place: dict[str, Any], values: dict[str, float]) -> None:
         memory = torch.cuda.max_memory_allocated() / 2**30 if torch.cuda.is_available() else 0.0
+        # Kilobytes, but bytes on a Mac.
+        main_memory = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+        main_memory /= 2**30 if sys.platform == "darwin" else 2**20
         log_json_stats({
             "_type": kind,
             "epoch": f"{self._epoch + 1}/{self._cfg.SOLVER.MAX_EPOCH}",
@@ -112,6 +123,7 @@ class TrainProgress:
             # log_json_stats keeps six decimals of a float, too few for this.
             "lr": Decimal(f"{self._lr:.6g}"),
             "gpu_mem": f"{memory:.2f}G",
+            "ram": f"{main_memory:.2f}G",
         })
         scalars = {key: values[key] for key in ("loss", "top1_err", "top5_err")}
         step = self._epoch * self._epoch_batches + self._batch

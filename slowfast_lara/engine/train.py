@@ -80,6 +80,7 @@ class Trainer:
 
     def run(self) -> None:
         self._log_start()
+        self.progress.show_clips(self.val_loader.dataset)
         epochs = self.cfg.SOLVER.MAX_EPOCH
         if self.cfg.TRAIN.CHECKPOINT_BEST and self.start.epochs and not self.start.batches:
             # The run may have ended between the checkpoint and this.

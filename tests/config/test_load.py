@@ -267,7 +267,7 @@ class TestMachine:
 
     def test_a_batch_that_the_gpus_cannot_share(self, base, tmp_path):
         cfg = self.config(base, tmp_path, "TRAIN.BATCH_SIZE", 30, "NUM_GPUS", 8)
-        with pytest.raises(ConfigError, match=r"TRAIN.BATCH_SIZE is 30; a multiple of NUM_GPUS \(8"):
+        with pytest.raises(ConfigError, match=r"TRAIN.BATCH_SIZE is 30; a multiple of NUM_GPUS"):
             check_machine(cfg)
 
     def test_no_data(self, base, tmp_path):

@@ -1,0 +1,192 @@
+"""Pieces of the report's page: text made safe, tables, line charts, pictures.
+
+The page brings everything along, and its policy forbids it to load anything.
+"""
+
+from __future__ import annotations
+
+import base64
+import html
+import math
+from collections.abc import Iterable, Sequence
+
+import cv2
+import numpy as np
+
+POLICY = ("default-src 'none'; img-src data:; style-src 'unsafe-inline'; "
+          "script-src 'unsafe-inline'; base-uri 'none'; form-action 'none'")
+
+STYLE = """
+:root { color-scheme: light dark; --ink: #1b2028; --paper: #fff; --soft: #f1f3f6; --line: #d5dae2;
+  --quiet: #5d6675; --accent: #b35900; --a: #1f6fb2; --b: #c2410c; --heat: 194, 65, 12; }
+@media (prefers-color-scheme: dark) { :root { --ink: #e7eaf0; --paper: #14171c; --soft: #1f242c;
+  --line: #39414e; --quiet: #9aa4b5; --accent: #ffab57; --a: #6bb3f2; --b: #ff9159;
+  --heat: 255, 125, 60; } }
+* { box-sizing: border-box; }
+body { margin: 0 auto; max-width: 64rem; padding: 1rem; color: var(--ink); background: var(--paper);
+  font: 16px/1.5 system-ui, sans-serif; }
+h1 { font-size: 1.5rem; margin: 0; overflow-wrap: anywhere; }
+h2 { font-size: 1.15rem; margin: 2rem 0 .6rem; }
+p { margin: .4rem 0; } .quiet { color: var(--quiet); font-size: .9rem; overflow-wrap: anywhere; }
+.tiles { display: grid; grid-template-columns: repeat(auto-fit, minmax(8.5rem, 1fr)); gap: .6rem;
+  margin: 1rem 0; }
+.tile { background: var(--soft); border-radius: .5rem; padding: .6rem .8rem; }
+.tile b { display: block; font-size: 1.4rem; }
+.tile span { color: var(--quiet); font-size: .85rem; }
+.charts { display: grid; grid-template-columns: repeat(auto-fit, minmax(min(100%, 19rem), 1fr));
+  gap: 1rem; }
+figure { margin: 0; } figcaption { font-size: .9rem; color: var(--quiet); }
+svg { width: 100%; height: auto; display: block; } svg text { fill: var(--quiet); font-size: 11px; }
+.wide { overflow-x: auto; -webkit-overflow-scrolling: touch; }
+table { border-collapse: collapse; font-size: .9rem; width: 100%; }
+th, td { padding: .3rem .55rem; border-bottom: 1px solid var(--line); text-align: left; }
+td.n, th.n { text-align: right; font-variant-numeric: tabular-nums; }
+th button { all: unset; cursor: pointer; font-weight: 600; }
+th button:focus-visible { outline: 2px solid var(--accent); }
+th[aria-sort=ascending] button::after { content: " \\25b2"; }
+th[aria-sort=descending] button::after { content: " \\25bc"; }
+input { font: inherit; width: 100%; max-width: 24rem; padding: .4rem .6rem; margin: 0 0 .6rem;
+  color: inherit; background: var(--soft); border: 1px solid var(--line); border-radius: .4rem; }
+.matrix td { text-align: center; min-width: 2.2rem; border: 1px solid var(--line); }
+.matrix { width: auto; } .matrix th { font-weight: 400; white-space: nowrap; }
+.matrix thead th { writing-mode: vertical-rl; transform: rotate(180deg); max-height: 12rem; }
+.pixels { image-rendering: pixelated; width: 100%; max-width: 40rem; }
+.mistakes { display: grid; grid-template-columns: repeat(auto-fill, minmax(min(100%, 20rem), 1fr));
+  gap: 1rem; }
+.mistake { background: var(--soft); border-radius: .5rem; padding: .6rem; }
+.mistake img { width: 100%; border-radius: .3rem; }
+.none { display: grid; place-items: center; aspect-ratio: 4; color: var(--quiet);
+  border: 1px dashed var(--line); border-radius: .3rem; }
+pre { background: var(--soft); padding: .8rem; border-radius: .5rem; overflow-x: auto;
+  font-size: .8rem; }
+"""
+
+SCRIPT = """
+"use strict";
+for (const table of document.querySelectorAll("table.sorts")) {
+  const body = table.tBodies[0], heads = [...table.tHead.rows[0].cells];
+  const value = (row, column) => {
+    const text = row.cells[column].dataset.value ?? row.cells[column].textContent;
+    const number = Number(text);
+    return text !== "" && !Number.isNaN(number) ? number : text;
+  };
+  const compare = (a, b) => typeof a === "number" && typeof b === "number"
+    ? a - b : String(a).localeCompare(String(b));
+  heads.forEach((head, column) => head.querySelector("button").addEventListener("click", () => {
+    const up = head.getAttribute("aria-sort") !== "ascending";
+    heads.forEach(other => other.removeAttribute("aria-sort"));
+    head.setAttribute("aria-sort", up ? "ascending" : "descending");
+    const rows = [...body.rows].sort((a, b) =>
+      (up ? 1 : -1) * compare(value(a, column), value(b, column)));
+    body.append(...rows);
+  }));
+}
+for (const input of document.querySelectorAll("input[data-for]")) {
+  const rows = [...document.getElementById(input.dataset.for).tBodies[0].rows];
+  input.addEventListener("input", () => {
+    const words = input.value.toLowerCase().split(/\\s+/);
+    for (const row of rows)
+      row.hidden = !words.every(word => row.textContent.toLowerCase().includes(word));
+  });
+}
+"""
+
+
+def safe(value: object) -> str:
+    return html.escape(str(value), quote=True)
+
+
+def document(title: str, parts: Iterable[str]) -> str:
+    body = "\n".join(parts)
+    return f"""<!doctype html>
+<html lang="en"><head><meta charset="utf-8">
+<meta http-equiv="Content-Security-Policy" content="{POLICY}">
+<meta name="viewport" content="width=device-width, initial-scale=1">
+<title>{safe(title)}</title><style>{STYLE}</style></head>
+<body>
+{body}
+<script>{SCRIPT}</script>
+</body></html>
+"""
+
+
+def tile(value: str, meaning: str) -> str:
+    return f'<div class="tile"><b>{safe(value)}</b><span>{safe(meaning)}</span></div>'
+
+
+def table(heads: Sequence[str], rows: Iterable[Sequence[object]], *, name: str = "") -> str:
+    """Numbers to the right. With a name: sorts by its heads and has a search field."""
+    rows = [list(row) for row in rows]
+    kinds = ["n" if rows and all(isinstance(row[i], (int, float)) for row in rows) else ""
+             for i in range(len(heads))]
+    head = "".join(
+        f'<th class="{kind}"><button>{safe(text)}</button></th>' if name
+        else f'<th class="{kind}">{safe(text)}</th>' for text, kind in zip(heads, kinds))
+    body = "".join("<tr>" + "".join(map(_cell, row, kinds)) + "</tr>\n" for row in rows)
+    search = (f'<input type="search" data-for="{safe(name)}" placeholder="search" '
+              f'aria-label="search the table">') if name else ""
+    kind = f' class="sorts" id="{safe(name)}"' if name else ""
+    return (f'{search}<div class="wide"><table{kind}><thead><tr>{head}</tr></thead>'
+            f"<tbody>{body}</tbody></table></div>")
+
+
+def _cell(value: object, kind: str) -> str:
+    if isinstance(value, float):
+        return f'<td class="{kind}" data-value="{value!r}">{value:.1f}</td>'
+    return f'<td class="{kind}">{safe(value)}</td>'
+
+
+def chart(title: str, lines: dict[str, list[tuple[float, float]]]) -> str:
+    """A line chart of (x, y) points by name, as SVG; at most two lines."""
+    lines = {name: points for name, points in lines.items() if points}
+    if not lines:
+        return ""
+    width, height, left, right, top, bottom = 400, 230, 48, 10, 8, 30
+    xs, ys = ([point[i] for points in lines.values() for point in points] for i in (0, 1))
+    x_ticks, y_ticks = _ticks(min(0.0, *xs), max(xs)), _ticks(min(0.0, *ys), max(ys))
+
+    def place(x: float, y: float) -> tuple[float, float]:
+        across = (x - x_ticks[0]) / (x_ticks[-1] - x_ticks[0])
+        up = (y - y_ticks[0]) / (y_ticks[-1] - y_ticks[0])
+        return left + across * (width - left - right), height - bottom - up * (
+            height - top - bottom)
+
+    marks = []
+    for tick in y_ticks:
+        y = place(x_ticks[0], tick)[1]
+        marks.append(f'<line x1="{left}" x2="{width - right}" y1="{y:.1f}" y2="{y:.1f}" '
+                     f'stroke="var(--line)"/><text x="{left - 5}" y="{y + 4:.1f}" '
+                     f'text-anchor="end">{tick:g}</text>')
+    for tick in x_ticks:
+        x = place(tick, y_ticks[0])[0]
+        marks.append(f'<text x="{x:.1f}" y="{height - 14}" text-anchor="middle">{tick:g}</text>')
+    marks.append(f'<text x="{width - right}" y="{height - 3}" text-anchor="end">epoch</text>')
+    legend = []
+    for colour, (name, points) in zip(("var(--a)", "var(--b)"), lines.items()):
+        path = " ".join(f"{x:.1f},{y:.1f}" for x, y in (place(*point) for point in points))
+        marks.append(f'<polyline points="{path}" fill="none" stroke="{colour}" stroke-width="2"/>')
+        if len(points) < 40:
+            marks += [f'<circle cx="{x:.1f}" cy="{y:.1f}" r="2.5" fill="{colour}"/>'
+                      for x, y in (place(*point) for point in points)]
+        legend.append(f'<span style="color:{colour}">&#9632; {safe(name)}</span>')
+    return (f'<figure><svg viewBox="0 0 {width} {height}" role="img" aria-label="{safe(title)}">'
+            f'{"".join(marks)}</svg><figcaption>{safe(title)}: {" ".join(legend)}</figcaption>'
+            "</figure>")
+
+
+def _ticks(low: float, high: float) -> list[float]:
+    """About five round numbers that span a range."""
+    span = high - low or abs(high) or 1.0
+    step = 10.0 ** math.floor(math.log10(span / 4))
+    step *= next(factor for factor in (1, 2, 5, 10) if span / (step * factor) <= 5)
+    first, last = math.floor(low / step), max(math.ceil(high / step), math.floor(low / step) + 1)
+    return [number * step for number in range(first, last + 1)]
+
+
+def picture(image: np.ndarray, suffix: str, alternative: str, kind: str = "") -> str:
+    """An RGB image inside the page, as ".jpg" or ".png"."""
+    _, data = cv2.imencode(suffix, image[..., ::-1])
+    mime = {".jpg": "image/jpeg", ".png": "image/png"}[suffix]
+    text = base64.b64encode(data.tobytes()).decode()
+    return (f'<img src="data:{mime};base64,{text}" alt="{safe(alternative)}" class="{kind}" '
+            'loading="lazy">')

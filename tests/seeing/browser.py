@@ -1,0 +1,79 @@
+"""A real browser, driven over WebDriver's plain HTTP."""
+
+from __future__ import annotations
+
+import base64
+import json
+import re
+import shutil
+import subprocess
+from pathlib import Path
+from typing import Any
+from urllib.request import Request, urlopen
+
+_DRIVER = shutil.which("chromedriver")
+CHROMIUM = (shutil.which("chromium") or shutil.which("google-chrome")) if _DRIVER else None
+_ELEMENT = "element-6066-11e4-a52e-4f735466cecf"
+
+
+class Browser:
+    def __init__(self, folder: Path, *, width: int, height: int) -> None:
+        arguments = ["--headless=new", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage",
+                     f"--user-data-dir={folder / 'profile'}"]
+        phone = {"deviceMetrics": {"width": width, "height": height, "pixelRatio": 2.0,
+                                   "mobile": True}}
+        self._wanted = {"browserName": "chrome", "goog:loggingPrefs": {"browser": "ALL"},
+                        "goog:chromeOptions": {"args": arguments, "binary": CHROMIUM,
+                                               "mobileEmulation": phone}}
+
+    def __enter__(self) -> Browser:
+        self._process = subprocess.Popen([_DRIVER, "--port=0"], stdout=subprocess.PIPE, text=True)
+        try:
+            for line in self._process.stdout:
+                found = re.search(r"started successfully on port (\d+)", line)
+                if found:
+                    break
+            self._base = f"http://127.0.0.1:{found.group(1)}/session"
+            answer = self._send("POST", "", {"capabilities": {"alwaysMatch": self._wanted}})
+            self._base += f"/{answer['sessionId']}"
+        except BaseException:
+            self._process.kill()
+            raise
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        try:
+            self._send("DELETE", "")
+        finally:
+            self._process.terminate()
+            self._process.wait(timeout=20)
+
+    def open(self, address: str) -> None:
+        self._send("POST", "/url", {"url": address})
+
+    def run(self, script: str) -> Any:
+        return self._send("POST", "/execute/sync", {"script": script, "args": []})
+
+    def click(self, selector: str) -> None:
+        self._send("POST", f"/element/{self._find(selector)}/click", {})
+
+    def type(self, selector: str, text: str) -> None:
+        self._send("POST", f"/element/{self._find(selector)}/value", {"text": text})
+
+    def errors(self) -> list[str]:
+        entries = self._send("POST", "/se/log", {"type": "browser"})
+        return [entry["message"] for entry in entries if entry["level"] == "SEVERE"]
+
+    def screenshot(self) -> bytes:
+        return base64.b64decode(self._send("GET", "/screenshot"))
+
+    def _find(self, selector: str) -> str:
+        found = self._send("POST", "/element", {"using": "css selector", "value": selector})
+        return found[_ELEMENT]
+
+    def _send(self, method: str, path: str, content: dict[str, Any] | None = None) -> Any:
+        data = None if content is None else json.dumps(content).encode()
+        request = Request(self._base + path, data, {"Content-Type": "application/json"},
+                          method=method)
+        with urlopen(request, timeout=120) as answer:
+            return json.load(answer)["value"]

@@ -1,0 +1,9 @@
+#!/usr/bin/env python3
+"""The likeliest classes of videos: python tools/predict.py --help"""
+
+import sys
+
+from slowfast_lara.seeing.predict import main
+
+if __name__ == "__main__":
+    sys.exit(main())

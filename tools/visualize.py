@@ -1,0 +1,9 @@
+#!/usr/bin/env python3
+"""What trajectory attention sees: python tools/visualize.py --help"""
+
+import sys
+
+from slowfast_lara.seeing.visualize import main
+
+if __name__ == "__main__":
+    sys.exit(main())
