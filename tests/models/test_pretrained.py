@@ -1,101 +1,15 @@
 """Weights of image models and of other runs go into a model, or one line says why not."""
 
-import json
 import math
-import struct
 
 import numpy as np
 import pytest
 import torch
 
 from slowfast_lara.models import VisionTransformer
-from slowfast_lara.models.pretrained import WeightsError, load_pretrained
+from slowfast_lara.models.pretrained import load_pretrained
 
-DIM, DEPTH, HEADS, PATCH, CLASSES = 24, 2, 3, 56, 5
-GRID = 224 // PATCH
-
-
-def build(**changes):
-    args = {"num_classes": CLASSES, "dim": DIM, "depth": DEPTH, "num_heads": HEADS,
-            "patch_size": PATCH, "num_frames": 4, **changes}  # fmt: skip
-    torch.manual_seed(1)
-    return VisionTransformer(**args)
-
-
-def vit(dim=DIM, depth=DEPTH, patch=PATCH, grid=GRID, classes=7, pre_logits=True, make=None):
-    """A ViT with timm's names and shapes."""
-    generator = torch.Generator().manual_seed(0)
-    make = make or (lambda *shape: torch.randn(*shape, generator=generator))
-    layers = {"attn.qkv": (3 * dim, dim), "attn.proj": (dim, dim), "mlp.fc1": (4 * dim, dim),
-              "mlp.fc2": (dim, 4 * dim), "norm1": (dim,), "norm2": (dim,)}  # fmt: skip
-    shapes = {"cls_token": (1, 1, dim), "pos_embed": (1, grid**2 + 1, dim),
-              "patch_embed.proj.weight": (dim, 3, patch, patch), "patch_embed.proj.bias": (dim,)}
-    for i in range(depth):
-        for name, shape in layers.items():
-            shapes[f"blocks.{i}.{name}.weight"] = shape
-            shapes[f"blocks.{i}.{name}.bias"] = shape[:1]
-    shapes.update({"norm.weight": (dim,), "norm.bias": (dim,)})
-    if pre_logits:
-        shapes.update({"pre_logits.fc.weight": (dim, dim), "pre_logits.fc.bias": (dim,)})
-    if classes:
-        shapes.update({"head.weight": (classes, dim), "head.bias": (classes,)})
-    return {name: make(*shape) for name, shape in shapes.items()}
-
-
-def vit_npz(state, heads=HEADS):
-    """The same weights as the original release lays them out."""
-    dim = state["cls_token"].shape[2]
-    arrays = {
-        "cls": state["cls_token"],
-        "embedding/kernel": state["patch_embed.proj.weight"].permute(2, 3, 1, 0),
-        "embedding/bias": state["patch_embed.proj.bias"],
-        "Transformer/posembed_input/pos_embedding": state["pos_embed"],
-        "Transformer/encoder_norm/scale": state["norm.weight"],
-        "Transformer/encoder_norm/bias": state["norm.bias"],
-        "pre_logits/kernel": state["pre_logits.fc.weight"].T,
-        "pre_logits/bias": state["pre_logits.fc.bias"],
-        "head/kernel": state["head.weight"].T,
-        "head/bias": state["head.bias"],
-    }
-    for i in range(DEPTH):
-        ours, theirs = f"blocks.{i}.", f"Transformer/encoderblock_{i}/"
-        attention = theirs + "MultiHeadDotProductAttention_1/"
-        for number, part in enumerate(("query", "key", "value")):
-            rows = slice(number * dim, (number + 1) * dim)
-            weight = state[ours + "attn.qkv.weight"][rows].T
-            arrays[f"{attention}{part}/kernel"] = weight.reshape(dim, heads, -1)
-            arrays[f"{attention}{part}/bias"] = state[ours + "attn.qkv.bias"][rows].reshape(
-                heads, -1
-            )
-        arrays[attention + "out/kernel"] = state[ours + "attn.proj.weight"].T.reshape(
-            heads, -1, dim
-        )
-        arrays[attention + "out/bias"] = state[ours + "attn.proj.bias"]
-        for number, layer in enumerate(("fc1", "fc2")):
-            dense = f"{theirs}MlpBlock_3/Dense_{number}/"
-            arrays[dense + "kernel"] = state[f"{ours}mlp.{layer}.weight"].T
-            arrays[dense + "bias"] = state[f"{ours}mlp.{layer}.bias"]
-        for number, layer in ((0, "norm1"), (2, "norm2")):
-            arrays[f"{theirs}LayerNorm_{number}/scale"] = state[f"{ours}{layer}.weight"]
-            arrays[f"{theirs}LayerNorm_{number}/bias"] = state[f"{ours}{layer}.bias"]
-    return {name: x.contiguous().numpy() for name, x in arrays.items()}
-
-
-def safetensors(state, metadata=None):
-    header, data = ({"__metadata__": metadata} if metadata else {}), b""
-    for name, x in state.items():
-        raw = x.contiguous().view(torch.uint8).numpy().tobytes()
-        kind = {torch.float32: "F32", torch.float16: "F16"}[x.dtype]
-        header[name] = {"dtype": kind, "shape": list(x.shape),
-                        "data_offsets": [len(data), len(data) + len(raw)]}  # fmt: skip
-        data += raw
-    return header, data
-
-
-def write_safetensors(path, header, data):
-    text = json.dumps(header).encode()
-    path.write_bytes(struct.pack("<Q", len(text)) + text + data)
-    return path
+from .made_up_weights import CLASSES, DEPTH, DIM, GRID, build, refused, save, vit, vit_npz
 
 
 def check_image_weights(model, start, state, hidden=True):
@@ -110,23 +24,6 @@ def check_image_weights(model, start, state, hidden=True):
             assert not new[:, :, 0].any()
         else:
             assert torch.equal(new, state[name.replace("_3d", "")]), name
-
-
-def save(tmp_path, form, state):
-    path = tmp_path / f"weights.{form.split('-')[0]}"
-    if form == "pth":
-        torch.save(state, path)
-    elif form == "pth-old":
-        torch.save(state, path, _use_new_zipfile_serialization=False)
-    elif form == "pth-ddp":
-        torch.save({"model": {f"module.{name}": x for name, x in state.items()}, "epoch": 3}, path)
-    elif form == "safetensors":
-        write_safetensors(path, *safetensors(state, {"format": "pt"}))
-    elif form == "npz":
-        np.savez(path, **vit_npz(state))
-    elif form == "npz-optimiser":
-        np.savez(path, **{f"opt/target/{k}": x for k, x in vit_npz(state).items()}, step=1.0)
-    return path
 
 
 FORMS = ("pth", "pth-old", "pth-ddp", "safetensors", "npz", "npz-optimiser")
@@ -298,16 +195,6 @@ def test_vit_b_16_of_timm_by_its_public_names_and_shapes(tmp_path, pre_logits, c
 # What cannot be used
 
 
-def refused(model, path):
-    before = {name: x.clone() for name, x in model.state_dict().items()}
-    with pytest.raises(WeightsError) as caught:
-        load_pretrained(model, path)
-    assert all(torch.equal(x, before[name]) for name, x in model.state_dict().items())
-    message = str(caught.value)
-    assert "\n" not in message and str(path) in message
-    return message
-
-
 def drop(state, prefix):
     for name in [name for name in state if name.startswith(prefix)]:
         del state[name]
@@ -361,79 +248,6 @@ def test_an_npz_without_a_third_of_qkv(tmp_path):
 def test_separate_positions_do_not_swallow_joint_ones(tmp_path):
     torch.save(build(pos_embed="joint").state_dict(), tmp_path / "joint.pyth")
     assert "VIT.POS_EMBED joint" in refused(build(), tmp_path / "joint.pyth")
-
-
-class Trap:
-    def __reduce__(self):
-        return (exec, ("raise SystemExit('code of a file was run')",))
-
-
-def test_no_code_in_a_file_is_run(tmp_path):
-    torch.save({"model_state": vit(), "cfg": Trap()}, tmp_path / "trap.pyth")
-    assert "could run code" in refused(build(), tmp_path / "trap.pyth")
-    np.savez(tmp_path / "trap.npz", cls=np.array([Trap()], dtype=object))
-    assert "trap.npz" in refused(build(), tmp_path / "trap.npz")
-
-
-def test_damaged_and_missing_files(tmp_path):
-    assert "No such file" in refused(build(), tmp_path / "none.pth")
-    (tmp_path / "empty.pth").write_bytes(b"")
-    refused(build(), tmp_path / "empty.pth")
-    (tmp_path / "text.pth").write_text("not a checkpoint, a page of text that says 404")
-    refused(build(), tmp_path / "text.pth")
-    torch.save([1, 2], tmp_path / "list.pth")
-    assert "no weights" in refused(build(), tmp_path / "list.pth")
-    for form in ("pth", "npz", "safetensors"):
-        whole = save(tmp_path, form, vit()).read_bytes()
-        cut = tmp_path / f"cut.{form}"
-        cut.write_bytes(whole[: len(whole) // 2])
-        refused(build(), cut)
-    flipped = bytearray(save(tmp_path, "pth", vit()).read_bytes())
-    flipped[len(flipped) // 2] ^= 0xFF
-    (tmp_path / "flipped.pth").write_bytes(bytes(flipped))
-    refused(build(), tmp_path / "flipped.pth")
-
-
-@pytest.mark.parametrize(
-    "spoil",
-    [
-        lambda h, n: h[n].update(shape=[2, 2]),
-        lambda h, n: h[n].update(shape=[-1, DIM]),
-        lambda h, n: h[n].update(dtype="F8"),
-        lambda h, n: h[n].update(data_offsets=[0, 10**12]),
-        lambda h, n: h[n].update(data_offsets=[-4, 4]),
-        lambda h, n: h[n].update(data_offsets=["0", "4"]),
-        lambda h, n: h[n].pop("shape"),
-        lambda h, n: h.pop(n),
-        lambda h, n: h.update({n: "text"}),
-    ],
-)
-def test_safetensors_are_checked_strictly(tmp_path, spoil):
-    header, data = safetensors(vit())
-    spoil(header, "cls_token")
-    refused(build(), write_safetensors(tmp_path / "x.safetensors", header, data))
-
-
-def test_safetensors_without_overlap_and_rest(tmp_path):
-    header, data = safetensors(vit())
-    longer = write_safetensors(tmp_path / "longer.safetensors", header, data + b"rest")
-    assert "bytes of tensors" in refused(build(), longer)
-    header["norm.bias"]["data_offsets"] = header["norm.weight"]["data_offsets"]
-    shared = write_safetensors(tmp_path / "shared.safetensors", header, data)
-    assert "norm." in refused(build(), shared)
-    header, data = safetensors(vit())
-    last = list(header)[-1]
-    size = header[last]["data_offsets"][1] - header[last]["data_offsets"][0]
-    # Into the tensor before it, and nothing left over at the end.
-    header[last]["data_offsets"] = [n - size for n in header[last]["data_offsets"]]
-    overlapping = write_safetensors(tmp_path / "overlapping.safetensors", header, data[:-size])
-    assert "are expected" in refused(build(), overlapping)
-
-
-def test_safetensors_of_half_precision(tmp_path):
-    state, model = {n: x.half() for n, x in vit().items()}, build()
-    load_pretrained(model, write_safetensors(tmp_path / "x.safetensors", *safetensors(state)))
-    assert torch.equal(model.norm.weight, state["norm.weight"].float())
 
 
 def test_an_unknown_inflation_lists_the_known(tmp_path):

@@ -1,0 +1,1 @@
+"""The attentions trained and tested under one small budget, beside the paper's figures."""

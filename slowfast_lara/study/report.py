@@ -1,0 +1,222 @@
+"""The result of a study: table, figures, learning curves and plot.
+
+What depends on the seeds alone goes into PREFIX.csv: the same command writes the same
+bytes. So it is with PREFIX_curves.csv, but for the training means of an epoch that was
+interrupted, which are of its rest. Times and memory, which differ, are in PREFIX_costs.csv.
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+import os
+import statistics
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import combinations
+from pathlib import Path
+
+import torch
+from torch.nn import functional
+
+from slowfast_lara.benchmark.measure import count_flops, environment, peak_memory
+from slowfast_lara.config import load_config
+from slowfast_lara.models import build_model
+from slowfast_lara.study.rows import Row, Table
+from slowfast_lara.study.runs import Run
+
+
+@dataclass
+class Outcome:
+    """One row over all seeds."""
+
+    row: Row
+    accuracies: list[float]
+    curves: list[dict[int, dict[str, float]]]  # for each seed, epoch -> values
+    parameters: int
+    gflops: float
+    seconds: float  # of training, the mean
+    memory: float  # bytes, one training step
+
+    @property
+    def mean(self) -> float:
+        return statistics.fmean(self.accuracies)
+
+    @property
+    def spread(self) -> float:
+        return statistics.stdev(self.accuracies) if len(self.accuracies) > 1 else 0.0
+
+
+def collect(runs: Sequence[Run]) -> list[Outcome]:
+    """The outcomes of finished runs, in the order of their rows."""
+    by_row: dict[str, list[Run]] = {}
+    for run in runs:
+        by_row.setdefault(run.row.name, []).append(run)
+    return [_outcome(of_row) for of_row in by_row.values()]
+
+
+def _outcome(runs: list[Run]) -> Outcome:
+    cfg = load_config(runs[0].folder / "study.yaml")
+    torch.manual_seed(0)
+    model = build_model(cfg)
+    crop, frames = cfg.DATA.TRAIN_CROP_SIZE, cfg.DATA.NUM_FRAMES
+    clips = torch.randn(cfg.TRAIN.BATCH_SIZE, 3, frames, crop, crop)
+    labels = torch.zeros(len(clips), dtype=torch.long)
+    memory = peak_memory(lambda: functional.cross_entropy(model([clips]), labels).backward())
+    logs = [run.log() for run in runs]
+    return Outcome(
+        row=runs[0].row,
+        accuracies=[run.result()["top1_acc"] for run in runs],
+        curves=[_curve(log) for log in logs],
+        parameters=sum(p.numel() for p in model.parameters() if p.requires_grad),
+        gflops=count_flops(model.eval(), [clips[:1]]) / 1e9,
+        seconds=statistics.fmean(_seconds(log) for log in logs),
+        memory=memory,
+    )
+
+
+def _curve(log: list[dict]) -> dict[int, dict[str, float]]:
+    """Loss and accuracies by epoch; of an epoch done twice, the last."""
+    curve: dict[int, dict[str, float]] = {}
+    for entry in log:
+        if entry.get("_type") in ("train_epoch", "val_epoch"):
+            point = curve.setdefault(int(entry["epoch"].split("/")[0]), {})
+            if entry["_type"] == "train_epoch":
+                point["train_loss"] = entry["loss"]
+                point["train_acc"] = 100 - entry["top1_err"]
+            else:
+                point["val_acc"] = 100 - entry["top1_err"]
+    return curve
+
+
+def _seconds(log: list[dict]) -> float:
+    """Training only: every epoch's seconds per batch, times its batches."""
+    per_batch, batches = {}, 0
+    for entry in log:
+        if entry.get("_type") == "train_iter":
+            batches = int(entry["iter"].split("/")[1])
+        if entry.get("_type") == "train_epoch":
+            per_batch[entry["epoch"]] = entry["dt"]
+    return sum(per_batch.values()) * batches
+
+
+def table_csv(table: Table, outcomes: Sequence[Outcome], seeds: Sequence[int]) -> str:
+    lines = [["row", "attention", *(f"top1_seed_{seed}" for seed in seeds), "top1_mean", "top1_std",
+              "parameters", "gflops", *(f"paper {column}" for column in table.columns)]]
+    for outcome in outcomes:
+        lines.append([
+            outcome.row.name, outcome.row.label, *(f"{x:.3f}" for x in outcome.accuracies),
+            f"{outcome.mean:.3f}", f"{outcome.spread:.3f}", outcome.parameters,
+            f"{outcome.gflops:.6f}", *outcome.row.paper,
+        ])  # fmt: skip
+    return _csv(lines)
+
+
+def curves_csv(outcomes: Sequence[Outcome], seeds: Sequence[int]) -> str:
+    names = ("train_loss", "train_acc", "val_acc")
+    lines = [["row", "seed", "epoch", *names]]
+    for outcome in outcomes:
+        for seed, curve in zip(seeds, outcome.curves):
+            for epoch, point in sorted(curve.items()):
+                values = (f"{point[name]:.4f}" if name in point else "" for name in names)
+                lines.append([outcome.row.name, seed, epoch, *values])
+    return _csv(lines)
+
+
+def costs_csv(outcomes: Sequence[Outcome]) -> str:
+    lines = [["row", "train_seconds", "peak_memory_mb"]]
+    lines += [[o.row.name, f"{o.seconds:.1f}", f"{o.memory / 2**20:.1f}"] for o in outcomes]
+    return _csv(lines)
+
+
+def _csv(lines: list[list[object]]) -> str:
+    file = io.StringIO()
+    csv.writer(file, lineterminator="\n").writerows(lines)
+    return file.getvalue()
+
+
+def markdown(
+    table: Table, outcomes: Sequence[Outcome], seeds: Sequence[int], notes: Sequence[str]
+) -> str:
+    """The table for people; the paper's columns are of other data and far larger models."""
+    facts = ", ".join(f"{key} {value}" for key, value in environment().items())
+    paper = [f"paper: {column}, %" for column in table.columns]
+    head = ["attention", "top-1, %", "parameters", "GFLOPs", "training, s", "memory, MB", *paper]
+    lines = [f"# {table.title}", "", *(f"- {note}" for note in notes), f"- {facts}",
+             f"- Mean and standard deviation over seeds {', '.join(map(str, seeds))}. Memory: "
+             "tensors of one training step. The paper's columns are the paper's figures, of its "
+             "own data and models, not ours.", "",
+             _line(head), _line(["---"] * len(head))]  # fmt: skip
+    for o in outcomes:
+        lines.append(_line([
+            o.row.label, f"{o.mean:.1f} ± {o.spread:.1f}", f"{o.parameters / 1e3:.0f} k",
+            f"{o.gflops:.4f}", f"{o.seconds:.0f}", f"{o.memory / 2**20:.0f}",
+            *map(str, o.row.paper),
+        ]))  # fmt: skip
+    lines += ["", agreement(table, outcomes)]
+    return "\n".join(lines) + "\n"
+
+
+def _line(cells: Sequence[str]) -> str:
+    return f"| {' | '.join(cells)} |"
+
+
+def agreement(table: Table, outcomes: Sequence[Outcome]) -> str:
+    """How many pairs of rows stand in the paper's order, of those that differ in both."""
+    same = against = 0
+    for first, second in combinations(outcomes, 2):
+        product = (first.mean - second.mean) * (first.row.paper[0] - second.row.paper[0])
+        same, against = same + (product > 0), against + (product < 0)
+    return (f"Pairs of rows in the paper's order ({table.columns[0]}): {same}; in the opposite "
+            f"order: {against}.")  # fmt: skip
+
+
+def plot(table: Table, outcomes: Sequence[Outcome], path: str) -> None:
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    figure, (ours, paper, curves) = pyplot.subplots(
+        1, 3, figsize=(15, 4.5), constrained_layout=True
+    )
+    labels, places = [o.row.label for o in outcomes], range(len(outcomes))
+    for place, o in zip(places, outcomes):
+        bar = ours.barh(place, o.mean, xerr=o.spread, alpha=0.5)
+        ours.plot(o.accuracies, [place] * len(o.accuracies), "k.", markersize=4)
+        paper.barh(place, o.row.paper[0], alpha=0.5, color=bar[0].get_facecolor())
+        epochs = sorted({epoch for curve in o.curves for epoch in curve})
+        points = [(e, statistics.fmean(c[e]["val_acc"] for c in o.curves)) for e in epochs
+                  if all("val_acc" in c.get(e, {}) for c in o.curves)]  # fmt: skip
+        if points:
+            curves.plot(*zip(*points), label=o.row.label, color=bar[0].get_facecolor()[:3])
+    for axis, title in ((ours, "here, top-1 %"), (paper, f"paper, {table.columns[0]}, top-1 %")):
+        axis.set_yticks(list(places), labels if axis is ours else [])
+        axis.invert_yaxis()
+        axis.set_title(title)
+    smallest = min(o.row.paper[0] for o in outcomes)
+    paper.set_xlim(left=smallest - 5)
+    curves.set(title="here, validation top-1 %, mean of seeds", xlabel="epoch")
+    curves.legend(fontsize=7)
+    curves.grid(alpha=0.3)
+    figure.suptitle(table.title)
+    figure.savefig(path, dpi=110)
+    pyplot.close(figure)
+
+
+def write(
+    prefix: Path, table: Table, outcomes: Sequence[Outcome], seeds: Sequence[int],
+    notes: Sequence[str],
+) -> str:  # fmt: skip
+    """All files of a study, each written aside and renamed; the table."""
+    prefix.parent.mkdir(parents=True, exist_ok=True)
+    text = markdown(table, outcomes, seeds, notes)
+    files = {".md": text, ".csv": table_csv(table, outcomes, seeds),
+             "_curves.csv": curves_csv(outcomes, seeds), "_costs.csv": costs_csv(outcomes)}
+    for ending, content in files.items():
+        with open(f"{prefix}{ending}.part", "w", encoding="utf-8") as file:
+            file.write(content)
+        os.replace(f"{prefix}{ending}.part", f"{prefix}{ending}")
+    plot(table, outcomes, f"{prefix}.part.png")
+    os.replace(f"{prefix}.part.png", f"{prefix}.png")
+    return text

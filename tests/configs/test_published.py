@@ -1,0 +1,193 @@
+"""The configs of K400 and SSV2 say what was published, build, count and train."""
+
+from __future__ import annotations
+
+import functools
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+import torch
+from torch.nn import functional
+
+from slowfast_lara.benchmark.measure import count_flops
+from slowfast_lara.config import check_machine, load_config
+from slowfast_lara.engine.optimizer import build_optimizer, lr_at
+from slowfast_lara.models import build_model
+
+CONFIGS = Path(__file__).resolve().parents[2] / "configs"
+DATASETS = {"K400": 400, "SSV2": 174}
+
+
+class Row(NamedTuple):
+    """What a config is to give. Parameters (thousands) and GFLOPs are those of K400."""
+
+    parameters: int
+    gflops: float
+    batch: int
+    lr: float
+    epochs: int
+
+
+PUBLISHED = {"batch": 128, "lr": 1e-4, "epochs": 35}
+LARGE = {"batch": 32, "lr": 0.375e-4, "epochs": 35}
+PAPER = {"batch": 256, "lr": 1e-4, "epochs": 40}
+ROWS = {
+    "motionformer_224_16x4": Row(109145, 204.31, **PUBLISHED),
+    "joint_224_16x4": Row(87883, 180.64, **PUBLISHED),
+    "divided_224_16x4": Row(116250, 185.77, **PUBLISHED),
+    "motionformer_336_16x8": Row(109145, 587.04, **LARGE),
+    "motionformer_224_32x3": Row(109151, 502.17, **LARGE),
+    "lara_224_16x4": Row(109145, 179.72, **PAPER),
+    "ra_224_16x4": Row(109145, 227.68, **PAPER),
+    "ra_biased_224_16x4": Row(109145, 250.33, **PAPER),
+    "performer_224_16x4": Row(109145, 177.72, **PAPER),
+    "nystrom_224_16x4": Row(109145, 187.95, **PAPER),
+    "orthoformer_224_16x4": Row(109145, 181.17, **PAPER),
+    "lara_336_16x8": Row(109145, 404.07, **PAPER),
+    "lara_joint_224_16x4": Row(87883, 144.69, **PAPER),
+}
+
+
+def file_of(dataset: str, name: str) -> Path:
+    """SSv2's 336-pixel configs take every fourth frame, Kinetics' every eighth."""
+    name = name.replace("336_16x8", "336_16x4") if dataset == "SSV2" else name
+    return CONFIGS / dataset / f"{name}.yaml"
+
+
+EVERY = [(dataset, name) for dataset in DATASETS for name in ROWS]
+every_config = pytest.mark.parametrize("dataset, name", EVERY)
+
+
+def test_the_table_has_every_file():
+    bases = {CONFIGS / dataset / f"{name}.yaml" for dataset in DATASETS
+             for name in ("base", "paper")}  # fmt: skip
+    found = set(CONFIGS.glob("K400/*.yaml")) | set(CONFIGS.glob("SSV2/*.yaml"))
+    assert found - bases == {file_of(*key) for key in EVERY}
+
+
+@every_config
+def test_what_it_says(dataset, name, tmp_path):
+    cfg, row = load_config(file_of(dataset, name)), ROWS[name]
+    ssv2, paper = dataset == "SSV2", row.epochs == 40
+    crop = 336 if "_336_" in name else 224
+    frames, rate = (int(n) for n in file_of(dataset, name).stem.split("_")[-1].split("x"))
+    assert cfg.TRAIN.BATCH_SIZE * cfg.NUM_SHARDS == row.batch
+    assert cfg.TRAIN.BATCH_SIZE % cfg.NUM_GPUS == cfg.TEST.BATCH_SIZE % cfg.NUM_GPUS == 0
+    assert (cfg.DATA.NUM_FRAMES, cfg.DATA.SAMPLING_RATE) == (frames, rate)
+    assert cfg.DATA.TRAIN_CROP_SIZE == cfg.DATA.TEST_CROP_SIZE == crop
+    assert cfg.DATA.TRAIN_JITTER_SCALES == ([384, 480] if crop == 336 else [256, 320])
+    assert cfg.DATA.MEAN == cfg.DATA.STD == [0.5, 0.5, 0.5]
+    assert cfg.DATA.USE_RAND_AUGMENT == cfg.DATA.INV_UNIFORM_SAMPLE == ssv2
+    assert cfg.DATA.RANDOM_FLIP == cfg.DATA.COLORJITTER == (not ssv2)
+    assert cfg.DATA.REVERSE_INPUT_CHANNEL == cfg.TRAIN.CHECKPOINT_EPOCH_RESET == ssv2
+    assert cfg.DATA.USE_RANDOM_RESIZE_CROPS == (frames == 32 and not ssv2)
+    assert cfg.TRAIN.DATASET == cfg.TEST.DATASET == ("Ssv2" if ssv2 else "Kinetics")
+    assert cfg.MODEL.NUM_CLASSES == DATASETS[dataset]
+    views = (10 if paper or not ssv2 else 1, 3)
+    assert (cfg.TEST.NUM_ENSEMBLE_VIEWS, cfg.TEST.NUM_SPATIAL_CROPS) == views
+    assert (cfg.SOLVER.OPTIMIZING_METHOD, cfg.SOLVER.WEIGHT_DECAY, cfg.SOLVER.SMOOTHING) == (
+        "adamw", 0.05, 0.2)  # fmt: skip
+    assert cfg.VIT.APPROX_ATTN_DIM == 128
+    attention = name.split("_")[0].replace("motionformer", "none")
+    assert cfg.VIT.APPROX_ATTN_TYPE == ("none" if attention in ("joint", "divided") else attention)
+    layer = next((x for x in ("joint", "divided") if x in name), "trajectory")
+    assert cfg.VIT.ATTN_LAYER == layer
+    assert cfg.VIT.RA.BIASED == ("biased" in name)
+    assert cfg.OUTPUT_DIR == f"runs/{dataset}/{file_of(dataset, name).stem}"
+
+
+@every_config
+def test_schedule(dataset, name):
+    cfg, row = load_config(file_of(dataset, name)), ROWS[name]
+    first, second = (25, 35) if row.epochs == 40 else (20, 30)
+    assert cfg.SOLVER.MAX_EPOCH == row.epochs
+    for epoch, factor in ((0, 1), (first - 0.01, 1), (first, 0.1), (second - 0.01, 0.1),
+                          (second, 0.01), (row.epochs - 0.01, 0.01)):  # fmt: skip
+        assert lr_at(cfg, epoch) == pytest.approx(row.lr * factor, rel=1e-9)
+
+
+@pytest.mark.parametrize("name", ROWS)
+def test_ssv2_starts_from_the_kinetics_run(name):
+    kinetics = load_config(file_of("K400", name))
+    start = load_config(file_of("SSV2", name)).TRAIN.CHECKPOINT_FILE_PATH
+    last = f"checkpoints/checkpoint_epoch_{kinetics.SOLVER.MAX_EPOCH:05d}.pyth"
+    assert start == f"{kinetics.OUTPUT_DIR}/{last}"
+
+
+@every_config
+def test_parameters(dataset, name):
+    with torch.device("meta"):
+        model = build_model(load_config(file_of(dataset, name), ["NUM_GPUS", 0]))
+    classifier = (768 + 1) * (400 - DATASETS[dataset])
+    expected = ROWS[name].parameters * 1000
+    own = sum(p.numel() for p in model.parameters())
+    assert own + classifier == pytest.approx(expected, abs=500)
+
+
+@functools.cache
+def counted(path: Path, heads: int, depth: int) -> int:
+    """Multiply-adds of one clip with so many heads of the published size, and blocks."""
+    opts = ["VIT.NUM_HEADS", heads, "VIT.EMBED_DIM", 64 * heads, "VIT.DEPTH", depth, "NUM_GPUS", 0]
+    cfg = load_config(path, opts)
+    crop = cfg.DATA.TRAIN_CROP_SIZE
+    clip = torch.zeros(1, 3, cfg.DATA.NUM_FRAMES, crop, crop)
+    return count_flops(build_model(cfg).eval(), [clip])
+
+
+def at_full_size(path: Path, heads: int, depth: int) -> float:
+    """From models of one and two heads and blocks.
+
+    All there is costs a multiple of h (attention, norms) or of h**2 (products with
+    weights), in every block, and outside of them: four unknowns, four counts.
+    """
+
+    def of_heads(at_one: float, at_two: float) -> float:
+        square = (at_two - 2 * at_one) / 2
+        return square * heads**2 + (at_one - square) * heads
+
+    one, two = (of_heads(counted(path, 1, d), counted(path, 2, d)) for d in (1, 2))
+    return one + (depth - 1) * (two - one)
+
+
+@pytest.mark.parametrize("name", ROWS)
+def test_gflops(name):
+    gflops = at_full_size(file_of("K400", name), 12, 12) / 1e9
+    assert gflops == pytest.approx(ROWS[name].gflops, abs=0.05)
+
+
+@pytest.mark.parametrize("name", ["motionformer_224_16x4", "orthoformer_224_16x4"])
+def test_gflops_of_the_whole_follow_from_the_parts(name):
+    path = file_of("K400", name)
+    assert at_full_size(path, 3, 3) == pytest.approx(counted(path, 3, 3), rel=1e-12)
+
+
+def test_gflops_beside_those_of_the_motionformer_article():
+    """Ours of joint and divided attention are its own; trajectories cost less here."""
+    article = {"joint": 180.6, "divided": 185.8}
+    for layer, gflops in article.items():
+        assert ROWS[f"{layer}_224_16x4"].gflops == pytest.approx(gflops, rel=0.005)
+    assert ROWS["motionformer_224_16x4"].gflops < 369.5 * 0.6
+
+
+@every_config
+def test_one_step_cut_down(dataset, name, tmp_path):
+    opts = ["VIT.EMBED_DIM", 24, "VIT.NUM_HEADS", 2, "VIT.DEPTH", 2, "VIT.APPROX_ATTN_DIM", 6,
+            "DATA.TRAIN_CROP_SIZE", 32, "DATA.TEST_CROP_SIZE", 32, "NUM_GPUS", 0, "NUM_SHARDS", 1,
+            "TRAIN.BATCH_SIZE", 2, "SOLVER.USE_MIXED_PRECISION", False, "OUTPUT_DIR", tmp_path,
+            "DATA.PATH_TO_DATA_DIR", tmp_path, "TRAIN.CHECKPOINT_FILE_PATH", ""]  # fmt: skip
+    cfg = load_config(file_of(dataset, name), opts)
+    check_machine(cfg)
+    torch.manual_seed(0)
+    model = build_model(cfg).train()
+    optimizer = build_optimizer(model, cfg)
+    before = {key: x.clone() for key, x in model.named_parameters() if x.requires_grad}
+    logits = model([torch.randn(2, 3, cfg.DATA.NUM_FRAMES, 32, 32)])
+    assert logits.shape == (2, DATASETS[dataset])
+    labels = torch.tensor([0, DATASETS[dataset] - 1])
+    functional.cross_entropy(logits, labels, label_smoothing=cfg.SOLVER.SMOOTHING).backward()
+    optimizer.step()
+    for key, x in model.named_parameters():
+        assert torch.isfinite(x).all()
+        assert key not in before or not torch.equal(x, before[key]) or not x.grad.any(), key
+    assert not torch.equal(model.head.weight, before["head.weight"])

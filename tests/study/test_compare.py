@@ -1,0 +1,141 @@
+"""The study: rows, resuming, and the same table for the same seeds."""
+
+from __future__ import annotations
+
+import csv
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from slowfast_lara.config import load_config
+from slowfast_lara.study.report import Outcome, _curve, _seconds, agreement, table_csv
+from slowfast_lara.study.rows import ABLATION, VIDEO
+
+ROOT = Path(__file__).resolve().parents[2]
+TOOL = ROOT / "tools" / "compare_attention.py"
+TINY = ["--train", "16", "--val", "6", "--test", "6", "--jobs", "2"]
+OPTS = ["--opts", "SOLVER.MAX_EPOCH", "2", "LOG_PERIOD", "1", "VIT.DEPTH", "1", "VIT.EMBED_DIM",
+        "24", "VIT.NUM_HEADS", "2"]  # fmt: skip
+
+
+def start(work: Path, out: Path, *arguments: str, opts: list[str] = OPTS) -> subprocess.Popen:
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+    command = [sys.executable, str(TOOL), "--work", str(work), "--out", str(out), *TINY,
+               *arguments, *opts]  # fmt: skip
+    return subprocess.Popen(command, env=environment, text=True, stdout=subprocess.PIPE,
+                            stderr=subprocess.PIPE)  # fmt: skip
+
+
+def finish(process: subprocess.Popen) -> tuple[int, str, str]:
+    try:
+        out, errors = process.communicate(timeout=240)
+        return process.returncode, out, errors
+    finally:
+        process.kill()
+
+
+def run(work: Path, out: Path, *arguments: str) -> str:
+    code, stdout, errors = finish(start(work, out, *arguments))
+    assert code == 0, errors
+    return stdout
+
+
+@pytest.mark.parametrize("table", [VIDEO, ABLATION])
+def test_rows_are_configs_and_differ(table):
+    config = ROOT / "configs" / "study" / "base.yaml"
+    assert len({load_config(config, row.opts).dump() for row in table.rows}) == len(table.rows)
+    assert len({row.name for row in table.rows}) == len(table.rows)
+    assert all(len(row.paper) == len(table.columns) for row in table.rows)
+
+
+def test_figures_are_the_papers():
+    video = {row.name: row.paper for row in VIDEO.rows}
+    assert video == {
+        "softmax": (79.2, 66.5), "ra_biased": (79.0, 65.9), "ra": (78.2, 64.9),
+        "orthoformer": (77.8, 64.7), "lara": (77.5, 63.7), "nystrom": (76.5, 61.7),
+        "performer": (72.1, 53.1),
+    }  # fmt: skip
+    assert sorted(row.paper[0] for row in ABLATION.rows) == [
+        65.92, 68.42, 70.22, 70.78, 71.02, 71.19, 71.22, 71.48]  # fmt: skip
+
+
+def validation(out: Path) -> list[tuple[str, str]]:
+    with open(out / "compare_attention_curves.csv", newline="") as file:
+        return [(line["epoch"], line["val_acc"]) for line in csv.DictReader(file)]
+
+
+def test_a_study_cut_short_gives_the_same_table(tmp_path):
+    """Stopped within a run and resumed, or whole: the same bytes, and nothing run twice."""
+    rows = ["--seeds", "1", "--rows", "ra"]
+    cut, whole = tmp_path / "cut", tmp_path / "whole"
+    process = start(cut, cut, *rows)
+    folder = cut / "runs" / "ra" / "seed_0"
+    deadline = time.monotonic() + 120
+    while not (folder / "stdout.log").exists():
+        assert process.poll() is None and time.monotonic() < deadline
+        time.sleep(0.01)
+    process.send_signal(signal.SIGTERM)
+    code, _, errors = finish(process)
+    assert code == 75, errors
+    assert not (folder / "test_results.json").exists()
+    assert "ra, seed 0:" in run(cut, cut, *rows)
+    run(whole, whole, *rows)
+    name = "compare_attention.csv"
+    assert (cut / name).read_bytes() == (whole / name).read_bytes()
+    assert validation(cut) == validation(whole) and len(validation(cut)) == 2
+    for name in ("compare_attention.md", "compare_attention_costs.csv", "compare_attention.png"):
+        assert (cut / name).stat().st_size > 0
+    with open(cut / "compare_attention.csv", newline="") as file:
+        table = {line["row"]: line for line in csv.DictReader(file)}
+    assert list(table) == ["ra"] and table["ra"]["paper K400"] == "78.2"
+    assert (folder / "config.yaml").read_text() == (folder / "study.yaml").read_text()
+    checkpoints = sorted(folder.glob("checkpoints/*"))
+    before = [path.stat().st_mtime_ns for path in checkpoints]
+    assert "ra, seed 0:" not in run(cut, cut, *rows)
+    assert before == [path.stat().st_mtime_ns for path in checkpoints]
+
+
+def test_other_settings_in_the_same_folder_are_refused(tmp_path):
+    rows = ["--seeds", "1", "--rows", "softmax"]
+    folder = tmp_path / "work" / "runs" / "softmax" / "seed_0"
+    folder.mkdir(parents=True)
+    (folder / "study.yaml").write_text("SOLVER:\n  MAX_EPOCH: 9\n")
+    code, _, errors = finish(start(tmp_path / "work", tmp_path / "out", *rows))
+    assert code == 2 and "other settings" in errors and len(errors.strip().splitlines()) == 1
+
+
+def test_bad_rows_and_keys_are_one_line(tmp_path):
+    for row, opts, told in (("lora", OPTS, "known: softmax"),
+                            ("softmax", ["--opts", "VIT.DEPHT", "1"], "VIT.DEPTH")):  # fmt: skip
+        code, _, errors = finish(start(tmp_path, tmp_path, "--rows", row, opts=opts))
+        assert code == 2 and told in errors and len(errors.strip().splitlines()) == 1
+
+
+def test_summary_of_seeds_and_order():
+    def outcome(name, *accuracies):
+        row = next(row for row in VIDEO.rows if row.name == name)
+        return Outcome(row, list(accuracies), [], 1000, 0.5, 1.0, 1.0)
+
+    outcomes = [outcome("softmax", 80.0, 90.0), outcome("lara", 70.0, 70.0),
+                outcome("performer", 75.0, 79.0)]  # fmt: skip
+    lines = list(csv.DictReader(table_csv(VIDEO, outcomes, [0, 1]).splitlines()))
+    assert (lines[0]["top1_mean"], lines[0]["top1_std"]) == ("85.000", "7.071")
+    assert agreement(VIDEO, outcomes).endswith("order (K400): 2; in the opposite order: 1.")
+
+
+def test_curves_and_times_of_a_resumed_log():
+    def train(epoch, loss, seconds):
+        return {"_type": "train_epoch", "epoch": f"{epoch}/2", "loss": loss, "top1_err": 40.0,
+                "dt": seconds}  # fmt: skip
+
+    log = [{"_type": "train_iter", "epoch": "1/2", "iter": "4/10"}, train(1, 2.0, 0.5),
+           train(2, 1.5, 0.1), train(2, 1.0, 0.3),
+           {"_type": "val_epoch", "epoch": "2/2", "top1_err": 25.0}]  # fmt: skip
+    assert _curve(log) == {1: {"train_loss": 2.0, "train_acc": 60.0},
+                           2: {"train_loss": 1.0, "train_acc": 60.0, "val_acc": 75.0}}
+    assert _seconds(log) == pytest.approx((0.5 + 0.3) * 10)
