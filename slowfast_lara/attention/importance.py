@@ -20,7 +20,8 @@ and the backward pass makes their weights anew.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import functools
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -28,8 +29,10 @@ from torch import Tensor
 
 from slowfast_lara.attention.frames import split_frames
 
-# Weights [N,C] of so many elements stay in a CPU's cache.
+# On a CPU: weights [N,C] of so many elements stay in the cache, and tensors [B,h,N,C]
+# of so many are not given back to the system and fetched anew at every operation.
 _CPU_CHUNK = 2**18
+_CPU_GROUP = 2**21
 
 
 def scale_down(x: Tensor) -> Tensor:
@@ -39,7 +42,40 @@ def scale_down(x: Tensor) -> Tensor:
 
 def log_xi(x: Tensor, samples: Tensor) -> Tensor:
     """log xi(x_m, w_c) = w_c.x_m - |x_m|^2/2: x [...,M,d], samples [...,C,d] -> [...,C,M]."""
-    return samples @ x.mT - x.square().sum(-1).unsqueeze(-2) / 2
+    return add_product(-x.square().sum(-1).unsqueeze(-2) / 2, samples, x.mT)
+
+
+def add_product(x: Tensor, left: Tensor, right: Tensor) -> Tensor:
+    """x + left @ right, without the product as a tensor of its own; x broadcasts."""
+    batch = left.shape[:-2]
+    shape = (*batch, left.shape[-2], right.shape[-1])
+    parts = (x.expand(shape), left, right.expand(*batch, *right.shape[-2:]))
+    return torch.baddbmm(*(part.flatten(0, -3) for part in parts)).view(shape)
+
+
+def by_head_groups(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    """Decorator: a function of tensors [B,h,...] (q, k, v, landmarks, ...), some heads at a time."""
+
+    @functools.wraps(function)
+    def grouped(q: Tensor, k: Tensor, v: Tensor, landmarks: Tensor, *args: Any, **kwargs: Any):
+        B, h, N, _ = q.shape
+        size = max(1, _CPU_GROUP // (B * N * landmarks.shape[2])) if q.device.type == "cpu" else h
+        if size >= h:
+            return function(q, k, v, landmarks, *args, **kwargs)
+        parts = []
+        for start in range(0, h, size):
+            heads = slice(start, start + size)
+            some = [_take_heads(x, heads) for x in (q, k, v, landmarks, *args)]
+            options = {name: _take_heads(x, heads) for name, x in kwargs.items()}
+            parts.append(function(*some, **options).permute(0, 3, 2, 1, 4))
+        # The layout that the temporal stage of trajectory attention reads.
+        return torch.cat(parts, dim=3).permute(0, 3, 2, 1, 4)
+
+    return grouped
+
+
+def _take_heads(x: Any, heads: slice) -> Any:
+    return x[:, heads] if isinstance(x, Tensor) else x
 
 
 def sampled_attention(
@@ -57,16 +93,15 @@ def sampled_attention(
     log a' is the sum of `log_weights` [B,h,N,C] and `log_sample_weights` [B,h,C],
     the part that is the same for all queries; None is zero.
     """
-    scores = q @ samples.mT
-    if log_weights is not None:
-        scores = scores + log_weights
+    w = samples.mT
+    scores = q @ w if log_weights is None else add_product(log_weights, q, w)
     k_frames, v_frames = split_frames(k, num_frames), split_frames(v, num_frames)
-    logits = log_xi(k_frames, samples.unsqueeze(2))  # [B,h,F,C,P]
-    largest = logits.detach().amax(-1, keepdim=True)
-    features = (logits - largest).exp()
-    sums = features.sum(-1, keepdim=True)
-    means = (features @ v_frames) / sums  # [B,h,F,C,d]
-    log_sums = (largest + sums.log()).squeeze(-1)
+    each_frame = samples.unsqueeze(2).expand(-1, -1, num_frames, -1, -1)
+    logits = log_xi(k_frames, each_frame)  # [B,h,F,C,P]
+    shares = logits.softmax(-1)
+    means = shares @ v_frames  # [B,h,F,C,d]
+    # The largest share is 1 over the sum of exp(logits - largest logit).
+    log_sums = logits.amax(-1) - shares.amax(-1).log()
     if log_sample_weights is not None:
         log_sums = log_sums + log_sample_weights.unsqueeze(2)
     return _MixFrames.apply(scores, log_sums, means)
@@ -79,18 +114,19 @@ class _MixFrames(torch.autograd.Function):
     def forward(ctx: Any, scores: Tensor, log_sums: Tensor, means: Tensor) -> Tensor:
         B, h, N, C = scores.shape
         F, d = means.shape[2], means.shape[4]
-        # The layout that the temporal stage of trajectory attention reads.
-        out = scores.new_empty(B, F, N, h, d).permute(0, 3, 2, 1, 4)
+        # In this order the products can be written where they belong.
+        out = scores.new_empty(F, B, h, N, d)
         for b, heads in _parts(scores):
             for f in range(F):
                 weights = (scores[b, heads] + log_sums[b, heads, f, None]).softmax(-1)
-                out[b, heads, :, f] = weights @ means[b, heads, f]
-        ctx.save_for_backward(scores, log_sums, means, out)
-        return out
+                factors = weights.flatten(0, 1), means[b, heads, f].flatten(0, 1)
+                torch.bmm(*factors, out=out[f, b, heads].flatten(0, 1))
+        ctx.save_for_backward(scores, log_sums, means)
+        return out.permute(1, 2, 3, 0, 4)
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        scores, log_sums, means, out = ctx.saved_tensors
+        scores, log_sums, means = ctx.saved_tensors
         grad_scores = torch.zeros_like(scores)
         grad_log_sums, grad_means = torch.empty_like(log_sums), torch.empty_like(means)
         for b, heads in _parts(scores):
@@ -98,8 +134,9 @@ class _MixFrames(torch.autograd.Function):
                 weights = (scores[b, heads] + log_sums[b, heads, f, None]).softmax(-1)
                 g = grad[b, heads, :, f]
                 grad_means[b, heads, f] = weights.mT @ g
-                mean_grad = (g * out[b, heads, :, f]).sum(-1, keepdim=True)
-                grad_logits = (g @ means[b, heads, f].mT).sub_(mean_grad).mul_(weights)
+                grad_weights = g @ means[b, heads, f].mT
+                mean_grad = (weights * grad_weights).sum(-1, keepdim=True)
+                grad_logits = grad_weights.sub_(mean_grad).mul_(weights)
                 grad_scores[b, heads] += grad_logits
                 grad_log_sums[b, heads, f] = grad_logits.sum(-2)
         return grad_scores, grad_log_sums, grad_means

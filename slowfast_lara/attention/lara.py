@@ -20,12 +20,17 @@ d head size. In `log_q` [B,h,C,C'], row c, column c' is log(q_c'(w_c) / N(w_c;0,
 from __future__ import annotations
 
 import math
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
 
-from slowfast_lara.attention.importance import log_xi, sampled_attention, scale_down
+from slowfast_lara.attention.importance import (
+    by_head_groups,
+    log_xi,
+    sampled_attention,
+    scale_down,
+)
 from slowfast_lara.attention.landmarks import segment_means
 from slowfast_lara.attention.precision import at_least_float32
 from slowfast_lara.attention.registry import Estimator, register
@@ -37,6 +42,7 @@ SMALLEST_ALPHA = 1e-8
 
 
 @at_least_float32
+@by_head_groups
 def lara_attention(
     q: Tensor,
     k: Tensor,
@@ -63,6 +69,7 @@ def lara_attention(
 
 
 @at_least_float32
+@by_head_groups
 def lara_mixture_attention(
     q: Tensor,
     k: Tensor,
@@ -103,9 +110,25 @@ def _estimate(
         v,
         samples,
         num_frames=num_frames,
-        log_weights=alpha.clamp(min=SMALLEST_ALPHA).log(),
+        log_weights=_LogOfClamped.apply(alpha),
         log_sample_weights=-log_q.diagonal(dim1=-2, dim2=-1),
     )
+
+
+class _LogOfClamped(torch.autograd.Function):
+    """log(max(alpha, 1e-8)) in one tensor, the only one that the backward pass keeps."""
+
+    @staticmethod
+    def forward(ctx: Any, alpha: Tensor) -> Tensor:
+        out = alpha.clamp(min=SMALLEST_ALPHA).log_()
+        ctx.save_for_backward(out)
+        return out
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Tensor:
+        (out,) = ctx.saved_tensors
+        free = out > math.log(SMALLEST_ALPHA)
+        return grad * torch.where(free, (-out).exp(), 0.0)
 
 
 def weights(

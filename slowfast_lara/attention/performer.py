@@ -14,7 +14,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from slowfast_lara.attention.importance import sampled_attention, scale_down
+from slowfast_lara.attention.importance import by_head_groups, sampled_attention, scale_down
 from slowfast_lara.attention.precision import at_least_float32
 from slowfast_lara.attention.registry import Estimator, register
 from slowfast_lara.attention.sampling import seeded_normal
@@ -26,6 +26,11 @@ def performer_attention(
 ) -> Tensor:
     """q [B,h,N,d]; k, v [B,h,F*P,d]; projection [h,S,d], the samples -> [B,h,N,F,d]."""
     samples = projection.expand(*q.shape[:2], *projection.shape[-2:])
+    return _performer(q, k, v, samples, num_frames=num_frames)
+
+
+@by_head_groups
+def _performer(q: Tensor, k: Tensor, v: Tensor, samples: Tensor, *, num_frames: int) -> Tensor:
     return sampled_attention(scale_down(q), scale_down(k), v, samples, num_frames=num_frames)
 
 

@@ -55,14 +55,9 @@ def run_crop(args: argparse.Namespace) -> None:
     report = Report("trajectory layer, ViT-B, 8 frames, batch 1", "crop", "textbook", environment())
     for crop in args.crops:
         tokens = torch.randn(1, 1 + FRAMES * (crop // 16) ** 2, WIDTH, requires_grad=True)
-        layers: dict[str, nn.Module] = {}
-        for name in args.estimators:
-            estimator = build_estimator(name, head_dim=WIDTH // HEADS, num_heads=HEADS)
-            layers[name] = TrajectoryAttention(WIDTH, HEADS, estimator, True, 0.0)
-        plain = TrajectoryAttention(
-            WIDTH, HEADS, build_estimator("softmax", head_dim=64), True, 0.0
-        )
-        layers = {"textbook": TextbookTrajectoryAttention(plain), **layers}
+        textbook = TextbookTrajectoryAttention(trajectory_layer("softmax"))
+        layers: dict[str, nn.Module] = {"textbook": textbook}
+        layers.update((name, trajectory_layer(name)) for name in args.estimators)
         _measure(report, crop, layers, lambda layer, x=tokens: layer(x, FRAMES), args.repeats)
     if args.flops:
         crop = args.crops[0]
@@ -85,6 +80,13 @@ def run_length(args: argparse.Namespace) -> None:
             )
         _measure(report, length, encoders, lambda model, x=x: model(x), args.repeats)
     report.publish(args.out)
+
+
+def trajectory_layer(name: str) -> TrajectoryAttention:
+    estimator = build_estimator(
+        name, head_dim=WIDTH // HEADS, num_heads=HEADS, num_landmarks=LANDMARKS
+    )
+    return TrajectoryAttention(WIDTH, HEADS, estimator, qkv_bias=True, drop=0.0)
 
 
 def _measure(

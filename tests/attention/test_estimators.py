@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from slowfast_lara import attention
-from slowfast_lara.attention import lara, ra
+from slowfast_lara.attention import importance, lara, ra
 from slowfast_lara.attention.landmarks import segment_means
 from tests.attention import reference
 from tests.comparing import assert_close, assert_same_function
@@ -217,3 +217,22 @@ def test_frames_that_do_not_divide_are_refused():
 def test_pseudo_inverse_converges():
     x = normal(2, 9, 9).softmax(-1)
     assert_close(attention.nystrom.pseudo_inverse(x, 30), torch.linalg.pinv(x), 1e-6)
+
+
+@pytest.mark.parametrize("name", ["lara", "performer"])
+@pytest.mark.parametrize("proposal", ["local", "mixture"])
+def test_groups_of_heads_change_nothing(monkeypatch, name, proposal):
+    """Outputs and gradients, five heads in groups of two, also in training."""
+    options = {"proposal": proposal} if name == "lara" else {}
+    estimator = attention.build_estimator(
+        name, head_dim=8, num_heads=5, num_landmarks=4, **options
+    ).double()
+    inputs = [x.requires_grad_() for x in qkv(2, 5, 3, 7, 8)]
+    results = []
+    for group in (10**9, 2 * 2 * 21 * 4):
+        monkeypatch.setattr(importance, "_CPU_GROUP", group)
+        torch.manual_seed(1)
+        out = estimator(*inputs, num_frames=3)
+        results.append([out, *torch.autograd.grad(out.square().sum(), inputs)])
+    for whole, grouped in zip(*results):
+        assert_close(grouped, whole, 1e-12)
