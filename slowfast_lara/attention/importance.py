@@ -22,7 +22,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -33,6 +33,14 @@ from slowfast_lara.attention.frames import split_frames
 # of so many are not given back to the system and fetched anew at every operation.
 _CPU_CHUNK = 2**18
 _CPU_GROUP = 2**21
+
+
+class Statistics(NamedTuple):
+    """What each query scores each sample, and what each sample sees of each frame."""
+
+    scores: Tensor  # log a'_nc + q_n.w_c, [B,h,N,C]
+    log_sums: Tensor  # L_cf, [B,h,F,C]
+    means: Tensor  # M_cf, [B,h,F,C,d]
 
 
 def scale_down(x: Tensor) -> Tensor:
@@ -53,32 +61,33 @@ def add_product(x: Tensor, left: Tensor, right: Tensor) -> Tensor:
     return torch.baddbmm(*(part.flatten(0, -3) for part in parts)).view(shape)
 
 
-def by_head_groups(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
-    """Decorator: a function of tensors [B,h,...] (q, k, v, landmarks, ...), some heads at a time."""
+def by_head_groups(prepare: Callable[..., Statistics]) -> Callable[..., Tensor]:
+    """Decorator: the estimate [B,h,N,F,d] from a function that makes its `sampled_statistics`.
 
-    @functools.wraps(function)
-    def grouped(q: Tensor, k: Tensor, v: Tensor, landmarks: Tensor, *args: Any, **kwargs: Any):
+    All its tensors (q, k, v, landmarks, ...) are [B,h,...]; it is called for a few
+    heads at a time.
+    """
+
+    @functools.wraps(prepare)
+    def estimate(q: Tensor, k: Tensor, v: Tensor, landmarks: Tensor, *args: Any, **kwargs: Any):
         B, h, N, _ = q.shape
         size = max(1, _CPU_GROUP // (B * N * landmarks.shape[2])) if q.device.type == "cpu" else h
-        if size >= h:
-            return function(q, k, v, landmarks, *args, **kwargs)
-        parts = []
+        groups: list[Tensor] = []
         for start in range(0, h, size):
             heads = slice(start, start + size)
             some = [_take_heads(x, heads) for x in (q, k, v, landmarks, *args)]
             options = {name: _take_heads(x, heads) for name, x in kwargs.items()}
-            parts.append(function(*some, **options).permute(0, 3, 2, 1, 4))
-        # The layout that the temporal stage of trajectory attention reads.
-        return torch.cat(parts, dim=3).permute(0, 3, 2, 1, 4)
+            groups.extend(prepare(*some, **options))
+        return _MixFrames.apply(*groups)
 
-    return grouped
+    return estimate
 
 
 def _take_heads(x: Any, heads: slice) -> Any:
     return x[:, heads] if isinstance(x, Tensor) else x
 
 
-def sampled_attention(
+def sampled_statistics(
     q: Tensor,
     k: Tensor,
     v: Tensor,
@@ -87,8 +96,8 @@ def sampled_attention(
     num_frames: int,
     log_weights: Tensor | None = None,
     log_sample_weights: Tensor | None = None,
-) -> Tensor:
-    """The estimate above: q, k in the scaled space; samples [B,h,C,d] -> [B,h,N,F,d].
+) -> Statistics:
+    """What the estimate above is made of: q, k in the scaled space, samples [B,h,C,d].
 
     log a' is the sum of `log_weights` [B,h,N,C] and `log_sample_weights` [B,h,C],
     the part that is the same for all queries; None is zero.
@@ -99,47 +108,60 @@ def sampled_attention(
     each_frame = samples.unsqueeze(2).expand(-1, -1, num_frames, -1, -1)
     logits = log_xi(k_frames, each_frame)  # [B,h,F,C,P]
     shares = logits.softmax(-1)
-    means = shares @ v_frames  # [B,h,F,C,d]
+    means = shares @ v_frames
     # The largest share is 1 over the sum of exp(logits - largest logit).
     log_sums = logits.amax(-1) - shares.amax(-1).log()
     if log_sample_weights is not None:
         log_sums = log_sums + log_sample_weights.unsqueeze(2)
-    return _MixFrames.apply(scores, log_sums, means)
+    return Statistics(scores, log_sums, means)
 
 
 class _MixFrames(torch.autograd.Function):
-    """softmax_c(scores [B,h,N,C] + log_sums [B,h,F,C]) @ means [B,h,F,C,d]."""
+    """softmax_c(scores + log_sums of a frame) @ means of the frame, for groups of heads."""
 
     @staticmethod
-    def forward(ctx: Any, scores: Tensor, log_sums: Tensor, means: Tensor) -> Tensor:
-        B, h, N, C = scores.shape
-        F, d = means.shape[2], means.shape[4]
-        # In this order the products can be written where they belong.
-        out = scores.new_empty(F, B, h, N, d)
-        for b, heads in _parts(scores):
-            for f in range(F):
-                weights = (scores[b, heads] + log_sums[b, heads, f, None]).softmax(-1)
-                factors = weights.flatten(0, 1), means[b, heads, f].flatten(0, 1)
-                torch.bmm(*factors, out=out[f, b, heads].flatten(0, 1))
-        ctx.save_for_backward(scores, log_sums, means)
-        return out.permute(1, 2, 3, 0, 4)
+    def forward(ctx: Any, *groups: Tensor) -> Tensor:
+        heads = sum(scores.shape[1] for scores in groups[::3])
+        (B, _, N, _), (_, _, F, _, d) = groups[0].shape, groups[2].shape
+        # The layout that the temporal stage of trajectory attention reads.
+        out = groups[0].new_empty(B, F, N, heads, d).permute(0, 3, 2, 1, 4)
+        for (scores, log_sums, means), part in _group_by_group(groups, out):
+            for b, some in _parts(scores):
+                for f in range(F):
+                    weights = (scores[b, some] + log_sums[b, some, f, None]).softmax(-1)
+                    part[b, some, :, f] = weights @ means[b, some, f]
+        ctx.save_for_backward(*groups)
+        return out
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        scores, log_sums, means = ctx.saved_tensors
-        grad_scores = torch.zeros_like(scores)
-        grad_log_sums, grad_means = torch.empty_like(log_sums), torch.empty_like(means)
-        for b, heads in _parts(scores):
-            for f in range(means.shape[2]):
-                weights = (scores[b, heads] + log_sums[b, heads, f, None]).softmax(-1)
-                g = grad[b, heads, :, f]
-                grad_means[b, heads, f] = weights.mT @ g
-                grad_weights = g @ means[b, heads, f].mT
-                mean_grad = (weights * grad_weights).sum(-1, keepdim=True)
-                grad_logits = grad_weights.sub_(mean_grad).mul_(weights)
-                grad_scores[b, heads] += grad_logits
-                grad_log_sums[b, heads, f] = grad_logits.sum(-2)
-        return grad_scores, grad_log_sums, grad_means
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, ...]:
+        grads: list[Tensor] = []
+        for (scores, log_sums, means), part in _group_by_group(ctx.saved_tensors, grad):
+            grad_scores = torch.zeros_like(scores)
+            grad_log_sums, grad_means = torch.empty_like(log_sums), torch.empty_like(means)
+            for b, some in _parts(scores):
+                for f in range(means.shape[2]):
+                    weights = (scores[b, some] + log_sums[b, some, f, None]).softmax(-1)
+                    g = part[b, some, :, f]
+                    grad_means[b, some, f] = weights.mT @ g
+                    grad_weights = g @ means[b, some, f].mT
+                    mean_grad = (weights * grad_weights).sum(-1, keepdim=True)
+                    grad_logits = grad_weights.sub_(mean_grad).mul_(weights)
+                    grad_scores[b, some] += grad_logits
+                    grad_log_sums[b, some, f] = grad_logits.sum(-2)
+            grads += [grad_scores, grad_log_sums, grad_means]
+        return tuple(grads)
+
+
+def _group_by_group(
+    groups: tuple[Tensor, ...], whole: Tensor
+) -> Iterator[tuple[tuple[Tensor, ...], Tensor]]:
+    """The three tensors of each group of heads, and these heads of `whole` [B,h,...]."""
+    start = 0
+    for i in range(0, len(groups), 3):
+        end = start + groups[i].shape[1]
+        yield groups[i : i + 3], whole[:, start:end]
+        start = end
 
 
 def _parts(scores: Tensor) -> Iterator[tuple[slice, slice]]:

@@ -26,9 +26,10 @@ import torch
 from torch import Tensor, nn
 
 from slowfast_lara.attention.importance import (
+    Statistics,
     by_head_groups,
     log_xi,
-    sampled_attention,
+    sampled_statistics,
     scale_down,
 )
 from slowfast_lara.attention.landmarks import segment_means
@@ -54,10 +55,10 @@ def lara_attention(
     weighting: str = "decoupled",
     beta: float = 1.0,
     noise: Tensor | None = None,
-) -> Tensor:
+) -> Statistics:
     """LARA with proposals N(q~_c + k~_c, I).
 
-    q [B,h,N,d]; k, v [B,h,F*P,d]; landmarks and noise [B,h,C,d] -> [B,h,N,F,d].
+    q [B,h,N,d]; k, v [B,h,F*P,d]; landmarks and noise [B,h,C,d] -> [B,h,N,F,d] (by the decorator).
     """
     q, k = scale_down(q), scale_down(k)
     q_landmarks = scale_down(q_landmarks)
@@ -65,7 +66,7 @@ def lara_attention(
     samples = means if noise is None else means + noise
     log_q = log_xi(means, samples)
     alpha = weights(q, q_landmarks, samples, log_q, weighting, beta)
-    return _estimate(q, k, v, samples, alpha, log_q, num_frames)
+    return _statistics(q, k, v, samples, alpha, log_q, num_frames)
 
 
 @at_least_float32
@@ -81,7 +82,7 @@ def lara_mixture_attention(
     beta: float = 1.0,
     uniform: Tensor | None = None,
     noise: Tensor | None = None,
-) -> Tensor:
+) -> Statistics:
     """LARA with the Gaussian mixtures sum_m softmax_m(q~_c.k_m) N(q~_c + k_m, I).
 
     Components are drawn by `uniform` [B,h,C,1] in [0, 1), and noise [B,h,C,d] is
@@ -98,13 +99,13 @@ def lara_mixture_attention(
     seen = log_xi(k, samples).logsumexp(-1).unsqueeze(-1)
     log_q = log_xi(q_landmarks, samples) + seen - logits.logsumexp(-1).unsqueeze(-2)
     alpha = weights(q, q_landmarks, samples, log_q, weighting, beta)
-    return _estimate(q, k, v, samples, alpha, log_q, num_frames)
+    return _statistics(q, k, v, samples, alpha, log_q, num_frames)
 
 
-def _estimate(
+def _statistics(
     q: Tensor, k: Tensor, v: Tensor, samples: Tensor, alpha: Tensor, log_q: Tensor, num_frames: int
-) -> Tensor:
-    return sampled_attention(
+) -> Statistics:
+    return sampled_statistics(
         q,
         k,
         v,

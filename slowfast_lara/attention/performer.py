@@ -14,7 +14,12 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from slowfast_lara.attention.importance import by_head_groups, sampled_attention, scale_down
+from slowfast_lara.attention.importance import (
+    Statistics,
+    by_head_groups,
+    sampled_statistics,
+    scale_down,
+)
 from slowfast_lara.attention.precision import at_least_float32
 from slowfast_lara.attention.registry import Estimator, register
 from slowfast_lara.attention.sampling import seeded_normal
@@ -30,8 +35,8 @@ def performer_attention(
 
 
 @by_head_groups
-def _performer(q: Tensor, k: Tensor, v: Tensor, samples: Tensor, *, num_frames: int) -> Tensor:
-    return sampled_attention(scale_down(q), scale_down(k), v, samples, num_frames=num_frames)
+def _performer(q: Tensor, k: Tensor, v: Tensor, samples: Tensor, *, num_frames: int) -> Statistics:
+    return sampled_statistics(scale_down(q), scale_down(k), v, samples, num_frames=num_frames)
 
 
 def orthogonalise(gaussian: Tensor) -> Tensor:

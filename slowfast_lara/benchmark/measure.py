@@ -109,9 +109,12 @@ def count_flops(model: nn.Module, *inputs: Any, projected_values: bool = False) 
         return absorb + logits + (logits + absorb if projected_values else B * N * F * D)
 
     def mix_frames(given: list[Any], _: list[Any]) -> int:
-        B, h, N, C = get_shape(given[0])
-        _, _, F, _, d = get_shape(given[2])
-        return B * h * N * F * C * d
+        total = 0
+        for scores, means in zip(given[::3], given[2::3]):  # of each group of heads
+            B, h, N, C = get_shape(scores)
+            _, _, F, _, d = get_shape(means)
+            total += B * h * N * F * C * d
+        return total
 
     analysis = FlopCountAnalysis(model, inputs)
     analysis.set_op_handle(

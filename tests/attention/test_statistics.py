@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from slowfast_lara import attention
-from slowfast_lara.attention.importance import sampled_attention, scale_down
+from slowfast_lara.attention.importance import by_head_groups, sampled_statistics, scale_down
 from slowfast_lara.attention.landmarks import segment_means
 from slowfast_lara.attention.lara import WEIGHTINGS, weights
 from slowfast_lara.attention.performer import orthogonalise
@@ -130,7 +130,8 @@ def test_lara_with_a_proposal_for_each_query_and_delta_weights_is_ra():
     noise = torch.randn(q.shape, generator=generator, dtype=torch.float64)
     samples = q + k.gather(2, component) + noise
     delta = torch.eye(10, dtype=torch.float64).log().expand(2, 3, 10, 10)
-    out = sampled_attention(q, k, v, samples, num_frames=1, log_weights=delta)
+    estimate = by_head_groups(sampled_statistics)
+    out = estimate(q, k, v, samples, num_frames=1, log_weights=delta)
     assert_close(out.squeeze(3), reference.ra_sample(q, k, v, samples), 1e-12)
 
 
