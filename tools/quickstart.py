@@ -8,6 +8,7 @@ with 30 views of each video, and says how well it does and where everything is.
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 import time
@@ -25,7 +26,9 @@ def main(folder: Path) -> int:
     train_and_test = [ROOT / "tools" / "run_net.py", "--cfg", CONFIG,
                       "DATA.PATH_TO_DATA_DIR", videos, "OUTPUT_DIR", output]
     for command in (make_set, train_and_test):
-        code = subprocess.run([sys.executable, *map(str, command)]).returncode
+        # The products are small: threads would only fight with the loader's workers.
+        environment = {"OMP_NUM_THREADS": "1", **os.environ}
+        code = subprocess.run([sys.executable, *map(str, command)], env=environment).returncode
         if code:
             return code
     results = json.loads((output / "test_results.json").read_text())

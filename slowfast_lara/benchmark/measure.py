@@ -108,6 +108,10 @@ def count_flops(model: nn.Module, *inputs: Any, projected_values: bool = False) 
         absorb, logits = B * N * D * D, B * N * h * F * D
         return absorb + logits + (logits + absorb if projected_values else B * N * F * D)
 
+    def added_product(given: list[Any], _: list[Any]) -> int:
+        (batch, rows, inner), columns = get_shape(given[1]), get_shape(given[2])[2]
+        return batch * rows * inner * columns
+
     def mix_frames(given: list[Any], _: list[Any]) -> int:
         total = 0
         for scores, means in zip(given[::3], given[2::3]):  # of each group of heads
@@ -120,6 +124,7 @@ def count_flops(model: nn.Module, *inputs: Any, projected_values: bool = False) 
     analysis.set_op_handle(
         **{
             "aten::scaled_dot_product_attention": fused_attention,
+            "aten::baddbmm": added_product,
             "prim::PythonOp._TemporalAttention": temporal_stage,
             "prim::PythonOp._MixFrames": mix_frames,
         }
