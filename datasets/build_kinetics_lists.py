@@ -18,10 +18,9 @@ import os
 import sys
 
 from slowfast_lara.data.errors import DataError
-from slowfast_lara.data.lists import write_text
+from slowfast_lara.data.lists import VIDEO_SUFFIXES, videos_below, write_text
 
 SPLITS = ("train", "val", "test")
-SUFFIXES = (".mp4", ".mkv", ".webm", ".avi", ".mov", ".flv", ".m4v")
 COLUMNS = ("label", "youtube_id", "time_start", "time_end")
 
 
@@ -41,14 +40,10 @@ def read_annotations(path: str) -> list[dict[str, str]]:
 def find_videos(folder: str) -> dict[str, str]:
     """The path of every video below the folder, by its name without suffix."""
     found: dict[str, str] = {}
-    for parent, folders, names in os.walk(folder, followlinks=True):
-        folders.sort()
-        for name in sorted(names):
-            stem, suffix = os.path.splitext(name)
-            if suffix.lower() in SUFFIXES:
-                found.setdefault(stem, os.path.abspath(os.path.join(parent, name)))
+    for path in videos_below(folder):
+        found.setdefault(os.path.splitext(os.path.basename(path))[0], os.path.abspath(path))
     if not found:
-        raise DataError(f"{folder}: no videos ({', '.join(SUFFIXES)}) below it")
+        raise DataError(f"{folder}: no videos ({', '.join(VIDEO_SUFFIXES)}) below it")
     return found
 
 

@@ -20,9 +20,7 @@ from tqdm import tqdm
 
 from slowfast_lara.data.decode import count_frames
 from slowfast_lara.data.errors import DataError, DecodeError
-from slowfast_lara.data.lists import find_prefix, read_lines, write_text
-
-SUFFIXES = (".mp4", ".mkv", ".webm", ".avi", ".mov", ".flv", ".m4v", ".mpg", ".ts", ".wmv")
+from slowfast_lara.data.lists import find_prefix, read_lines, videos_below, write_text
 
 
 def check(path: str) -> tuple[str, str]:
@@ -37,10 +35,7 @@ def check(path: str) -> tuple[str, str]:
 def find_videos(source: str, separator: str, prefix: str) -> Iterator[str]:
     """The videos of a list, below a folder, or the video itself."""
     if os.path.isdir(source):
-        for parent, folders, names in os.walk(source, followlinks=True):
-            folders.sort()
-            yield from (os.path.join(parent, name) for name in sorted(names)
-                        if name.lower().endswith(SUFFIXES))
+        yield from videos_below(source)
     elif source.endswith((".csv", ".txt")):
         for position, (number, line) in enumerate(read_lines(source)):
             path, found, _ = line.rpartition(separator)

@@ -1,4 +1,4 @@
-"""Lists of videos: reading `path label` lines, writing files."""
+"""Lists of videos: reading `path label` lines, finding videos, writing files."""
 
 from __future__ import annotations
 
@@ -6,6 +6,8 @@ import os
 from collections.abc import Iterator
 
 from slowfast_lara.data.errors import DataError
+
+VIDEO_SUFFIXES = (".mp4", ".mkv", ".webm", ".avi", ".mov", ".flv", ".m4v", ".mpg", ".ts", ".wmv")
 
 
 def read_path_labels(
@@ -62,6 +64,15 @@ def parse_label(text: str, num_classes: int, where: str) -> int:
         raise DataError(f"{where}: label {label}; 0 to {num_classes - 1} are expected"
                         f" (MODEL.NUM_CLASSES is {num_classes})")
     return label
+
+
+def videos_below(folder: str) -> Iterator[str]:
+    """The paths of all videos below the folder, sorted; hidden files are not meant."""
+    for parent, folders, names in os.walk(folder, followlinks=True):
+        folders.sort()
+        for name in sorted(names):
+            if name.lower().endswith(VIDEO_SUFFIXES) and name[0] != ".":
+                yield os.path.join(parent, name)
 
 
 def write_text(path: str, text: str) -> None:

@@ -53,6 +53,46 @@ def test_wrong_annotations(tmp_path, content, expected):
     assert expected in output and "Traceback" not in output
 
 
+def folder_of_classes(folder, **counts):
+    for name, count in counts.items():
+        (folder / name / "taken in may").mkdir(parents=True)
+        for number in range(count):
+            below = folder / name / ("taken in may" if number % 2 else "")
+            (below / f"{number}.{'MP4' if number % 3 else 'webm'}").touch()
+        (folder / name / "notes.txt").touch()
+        (folder / name / "._0.mp4").touch()
+
+
+def test_folder_lists(tmp_path):
+    folder_of_classes(tmp_path / "my clips", opening=23, closing=3)
+    (tmp_path / "my clips" / ".cache").mkdir()
+    output = run("datasets/build_folder_lists.py", tmp_path / "my clips", tmp_path / "out")
+    assert "2 classes: MODEL.NUM_CLASSES" in output
+    assert json.loads((tmp_path / "out/classes.json").read_text()) == ["closing", "opening"]
+    seen = []
+    for split, labels in (("train", [0] + [1] * 19), ("val", [0, 1, 1]), ("test", [0, 1, 1])):
+        assert f"{split}: {len(labels)} videos" in output
+        dataset = Kinetics(config(DATA__PATH_TO_DATA_DIR=str(tmp_path / "out"),
+                                  MODEL__NUM_CLASSES=2), split)
+        assert dataset.labels == labels
+        for path, label in zip(dataset.paths, labels):
+            assert ("closing", "opening")[label] in path and os.path.exists(path)
+        seen += dataset.paths
+    assert len(set(seen)) == len(seen) == 26
+    before = (tmp_path / "out/train.csv").read_bytes()
+    run("datasets/build_folder_lists.py", tmp_path / "my clips", tmp_path / "out")
+    assert (tmp_path / "out/train.csv").read_bytes() == before
+
+
+@pytest.mark.parametrize("counts, expected", [
+    ({}, "one folder per class is expected"), ({"a": 3, "b": 2}, "b: 2 videos")])
+def test_folders_without_enough_videos(tmp_path, counts, expected):
+    folder_of_classes(tmp_path, **counts)
+    out = tmp_path.parent / f"{tmp_path.name}_lists"
+    output = run("datasets/build_folder_lists.py", tmp_path, out, expect=1)
+    assert expected in output and len(output.strip().splitlines()) == 1 and not out.exists()
+
+
 def test_ssv2_lists_of_videos(tmp_path):
     write_annotations(tmp_path, train=[("1", 0), ("2", 1)], validation=[("3", 1)])
     (tmp_path / "videos").mkdir()
