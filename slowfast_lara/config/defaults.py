@@ -125,6 +125,8 @@ def _solver(cfg: CfgNode) -> None:
     cfg.SOLVER.OPTIMIZING_METHOD = "adamw"
     # PySlowFast has an int here, and fractions of an epoch are usual.
     cfg.SOLVER.WARMUP_EPOCHS = 0.0
+    # PySlowFast starts at 0.01, a hundred times the rates that transformers use.
+    cfg.SOLVER.WARMUP_START_LR = 0.0
     # The end of the cosine.
     cfg.SOLVER.COSINE_END_LR = 0.0
     # The loss's label smoothing.

@@ -34,6 +34,12 @@ def test_cosine_ends_at_its_end():
     assert lr_at(cfg, 3) == pytest.approx(middle)
 
 
+def test_warmup_rises_at_the_rates_of_transformers():
+    cfg = config(BASE_LR=1e-4, WARMUP_EPOCHS=2.0)
+    rates = [lr_at(cfg, epoch) for epoch in (0, 0.5, 1, 1.5, 2)]
+    assert rates == sorted(rates) and rates[0] < rates[-1] <= 1e-4
+
+
 def test_steps_with_warmup():
     cfg = config(LR_POLICY="steps_with_relative_lrs", STEPS=[0, 4, 8], LRS=[1, 0.1, 0.01],
                  WARMUP_EPOCHS=1.0, WARMUP_START_LR=0.0)
