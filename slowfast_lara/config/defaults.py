@@ -74,6 +74,8 @@ def _vit(cfg: CfgNode) -> None:
     # Start from the weights of an image model: the file PRETRAINED_WEIGHTS.
     cfg.VIT.IM_PRETRAINED = True
     cfg.VIT.PRETRAINED_WEIGHTS = "vit_1k"
+    # Its 2-D patches become 3-D: "centre" of the patch's frames, or "average" of them.
+    cfg.VIT.INFLATE = "centre"
     # "separate": one embedding for space and one for time; "joint": one for all.
     cfg.VIT.POS_EMBED = "separate"
     # "trajectory", "joint" or "divided" space-time attention.

@@ -85,6 +85,7 @@ def _check_names(cfg: CfgNode) -> None:
     _one_of(cfg, "MODEL.LOSS_FUNC", ["cross_entropy"])
     _one_of(cfg, "VIT.ATTN_LAYER", ["trajectory", "joint", "divided"])
     _one_of(cfg, "VIT.POS_EMBED", ["separate", "joint"])
+    _one_of(cfg, "VIT.INFLATE", ["centre", "average"])
     _one_of(cfg, "VIT.HEAD_ACT", ["tanh", "gelu", "relu"])
     _one_of(cfg, "VIT.APPROX_ATTN_TYPE", ["none", *ESTIMATORS])
     _one_of(cfg, "SOLVER.OPTIMIZING_METHOD", ["sgd", "adam", "adamw"])

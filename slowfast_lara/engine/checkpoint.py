@@ -136,6 +136,8 @@ def best_path(output_dir: str) -> str:
 
 def load_weights(model: nn.Module, states: dict[str, torch.Tensor], path: str) -> None:
     """Put a checkpoint's weights into a bare model, all of them or none."""
+    if all(name.startswith("module.") for name in states):  # DDP's names
+        states = {name[len("module.") :]: x for name, x in states.items()}
     own = model.state_dict()
     problems = [f"it has no {name}" for name in own if name not in states]
     problems += [f"{name} is not in the model" for name in states if name not in own]

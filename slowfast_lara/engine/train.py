@@ -253,7 +253,7 @@ class Trainer:
         """The weights of a file of any known kind, made to fit this model."""
         torch.manual_seed(self.cfg.RNG_SEED)
         model = MODEL_REGISTRY.get(self.cfg.MODEL.MODEL_NAME).from_config(self.cfg)
-        logger.info("%s", load_pretrained(model, path).table())
+        logger.info("%s", load_pretrained(model, path, inflate=self.cfg.VIT.INFLATE).table())
         return {"model_state": model.state_dict()}
 
     def _restore(self, path: str, content: dict[str, Any], go_on: bool) -> Position:

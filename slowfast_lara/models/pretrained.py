@@ -9,12 +9,14 @@ Motionformer, PySlowFast and this package. What does not fit as it is:
   length. A joint embedding starts as that of space, plus that of time if there is one,
   in every frame.
 - A classifier of another number of classes is left at its start.
-- What images do not have stays as a new model has it, as in Motionformer: trajectory
-  projections (proj_q, proj_kv), attention over time (timeattn, norm3) and the hidden
-  layer of the head (pre_logits) normal with deviation 0.02, their biases and
-  `temp_embed` zero; so do an estimator's own parameters and samples.
+- What images do not have stays as a new model has it: trajectory projections (proj_q,
+  proj_kv), attention over time (timeattn, norm3), the hidden layer of the head
+  (pre_logits), `temp_embed`, an estimator's own parameters and samples. At ViT-B's width
+  these are Motionformer's: linear layers normal with deviation 0.02, biases and
+  `temp_embed` zero.
 
-Everything else is essential: without it, or in another shape, nothing is loaded.
+Everything else is essential: without it, or in another shape, nothing is loaded; nor
+from a file whose blocks compute something else.
 """
 
 from __future__ import annotations
@@ -36,10 +38,14 @@ INFLATIONS = ("centre", "average")
 
 # May be absent from a file, but only if all of its kind are.
 _OPTIONAL = re.compile(
-    r"(?:blocks\.\d+\.)?"
-    r"(attn\.proj_q|attn\.proj_kv|timeattn|norm3|attn\.estimator\.\w+|pre_logits|head|temp_embed)"
-    r"\b.*"
+    r"(?:blocks\.\d+\.)?(?:"
+    r"(?P<trajectory>attn\.proj_(?:q|kv))|(?P<divided>timeattn|norm3)|"
+    r"(?P<estimator>attn\.estimator\.\w+)|(?P<hidden>pre_logits)|(?P<head>head)|"
+    r"(?P<time>temp_embed))\b.*"
 )
+# In a file alone, these make it another network: LayerScale or norms of q and k in a
+# block, say, or tokens besides CLS.
+_PART_OF_A_NETWORK = re.compile(r"blocks\.(\d+)\.|norm_pre\b|(?:reg|dist|register)_token")
 # May have another shape in a file, and are then left at their start.
 _REPLACEABLE = ("head", "attn.estimator.")
 
@@ -85,26 +91,40 @@ class _Loading:
 
     def __init__(self, model: nn.Module, path: str, inflate: str) -> None:
         self.model, self.path, self.inflate = model, path, inflate
-        self.file = read_weights(path)
         self.report = LoadReport(path)
         self.new: dict[str, Tensor] = {}
         self.used: set[str] = set()
         self.missing: list[str] = []
         self.problems: list[str] = []
-        if is_vit_npz(self.file):
-            self.file, heads = from_vit_npz(self.file)
-            own_heads = model.blocks[0].attn.num_heads
-            if heads != own_heads:
-                self.problems.append(f"it has {heads} attention heads, the model {own_heads}")
+        self.content = self.read()
+        self.file = {name: x.float() for name, x in self.content.items() if x.is_floating_point()}
         self.kinds = {_kind(name) for name in self.file}
+        self.has_3d_patches = any(name.startswith("patch_embed_3d.") for name in self.file)
+        self.is_of_video = self.has_3d_patches or bool(self.kinds & {"trajectory", "divided"})
+
+    def read(self) -> dict[str, Tensor]:
+        """What the file holds, by our names."""
+        weights = read_weights(self.path)
+        if not is_vit_npz(weights):
+            return weights
+        try:
+            weights, heads = from_vit_npz(weights)
+        except ValueError as error:
+            raise WeightsError(f"{self.path} cannot start this model: {error}") from None
+        own_heads = self.model.blocks[0].attn.num_heads
+        if heads and heads != own_heads:
+            self.problems.append(f"it has {heads} attention heads, the model {own_heads}")
+        return weights
 
     def fill(self, name: str, own: Tensor) -> None:
         """Find the new value of one of the model's tensors, or why it has none."""
         given = self.file.get(name)
-        if name in ("patch_embed.proj.weight", "patch_embed_3d.proj.weight") and self.flat_patches(
-            given, own
-        ):
-            given = given.reshape(own.shape)
+        if name in self.content and given is None:
+            self.problems.append(f"its {name} is of type {self.content[name].dtype}; "
+                                 "floating-point numbers are expected")  # fmt: skip
+            return
+        if name in ("patch_embed.proj.weight", "patch_embed_3d.proj.weight"):
+            given = _as_convolution(given, own)
         if given is not None and given.shape == own.shape:
             self.take(name, given, None, name)
         elif name.startswith("patch_embed"):
@@ -112,7 +132,7 @@ class _Loading:
         elif name in ("pos_embed", "temp_embed", "st_embed"):
             self.fill_positions(name, own, given)
         elif given is None:
-            if _kind(name) is None or _kind(name) in self.kinds:
+            if _kind(name) in (None, *self.kinds):
                 self.missing.append(name)
             else:
                 self.leave(name, "not in the file")
@@ -120,11 +140,6 @@ class _Loading:
             self.leave(name, f"{list(given.shape)} in the file, {list(own.shape)} here")
         else:
             self.does_not_fit(name, given, own)
-
-    @staticmethod
-    def flat_patches(given: Tensor | None, own: Tensor) -> bool:
-        """Early ViTs embed flattened patches by a linear layer."""
-        return given is not None and given.ndim == 2 and given.numel() == own.numel()
 
     def fill_patch_embedding(self, name: str, own: Tensor, given: Tensor | None) -> None:
         flat_name = name.replace("patch_embed_3d", "patch_embed")
@@ -135,18 +150,18 @@ class _Loading:
             # 3-D patches alone are enough for a model that uses these.
             needed = self.model.patch_size_temp == 1 or "patch_embed_3d.proj.bias" not in self.file
             (self.missing.append if needed else self.leave)(name)
-        elif flat is None:
-            self.missing.append(flat_name)
+        elif self.has_3d_patches or flat is None:
+            self.missing.append(name if self.has_3d_patches else flat_name)
         elif name.endswith("bias"):
-            self.take(name, flat, f"from {flat_name}", flat_name)
+            if flat.shape == own.shape:  # else it is told of the 2-D one
+                self.take(name, flat, f"from {flat_name}", flat_name)
         else:
-            if flat.ndim == 2:
-                flat = flat.reshape(own[:, :, 0].shape)
+            flat = _as_convolution(flat, own[:, :, 0])
             if flat.shape != own[:, :, 0].shape:
                 self.does_not_fit(flat_name, flat, own[:, :, 0])
                 return
             note = f"from {flat_name}, {self.inflate} of {own.shape[2]} frames"
-            self.take(name, _inflate(flat.float(), own.shape[2], self.inflate), note, flat_name)
+            self.take(name, _inflate(flat, own.shape[2], self.inflate), note, flat_name)
 
     def fill_positions(self, name: str, own: Tensor, given: Tensor | None) -> None:
         try:
@@ -164,50 +179,53 @@ class _Loading:
             self.missing.append("pos_embed")
             return
         grid, base = _grid_of(given, own.shape[2]), self.model.base_grid
-        patches = _resize_space(given[:, 1:].float(), base)
-        value = torch.cat((given[:, :1].float(), patches), dim=1)
+        value = torch.cat((given[:, :1], _resize_space(given[:, 1:], base)), dim=1)
         self.take("pos_embed", value, f"{grid} x {grid} patches to {base} x {base}", "pos_embed")
 
     def fill_time(self, own: Tensor, given: Tensor | None) -> None:
         if given is None:
             if "st_embed" in self.file:
                 raise ValueError("its positions are joint (st_embed): set VIT.POS_EMBED joint")
-            self.leave("temp_embed", "not in the file")
-        elif given.ndim != 3 or given.shape[::2] != own.shape[::2]:
+            if self.is_of_video:
+                self.missing.append("temp_embed")
+            else:
+                self.leave("temp_embed", "not in the file")
+        elif not _are_times(given, own.shape[2]):
             self.does_not_fit("temp_embed", given, own)
         else:
-            value = _resize_time(given.float(), own.shape[1])
+            value = _resize_time(given, own.shape[1])
             self.take("temp_embed", value, f"{given.shape[1]} frames to {own.shape[1]}",
                       "temp_embed")  # fmt: skip
 
     def fill_space_time(self, own: Tensor, given: Tensor | None) -> None:
         frames, base = self.model.num_frames, self.model.base_grid
         space, time = self.file.get("pos_embed"), self.file.get("temp_embed")
-        if space is None:
-            self.missing.append("pos_embed")
+        if space is None or (given is None and time is None and self.is_of_video):
+            self.missing.append("pos_embed" if space is None else "temp_embed")
             return
         grid = _grid_of(space, own.shape[2])
         if given is None:
-            patches = _resize_space(space[:, 1:].float(), base).repeat(frames, 1, 1)
+            patches = _resize_space(space[:, 1:], base).repeat(frames, 1, 1)
             note, source, cls = f"from pos_embed, in each of {frames} frames", "pos_embed", space
-            if time is not None and time.ndim == 3 and time.shape[::2] == own.shape[::2]:
-                patches = patches + _resize_time(time.float(), frames).transpose(0, 1)
+            if time is not None:
+                if not _are_times(time, own.shape[2]):
+                    raise ValueError(f"its temp_embed is {list(time.shape)}; [1, frames, "
+                                     f"{own.shape[2]}] is expected")  # fmt: skip
+                patches = patches + _resize_time(time, frames).transpose(0, 1)
                 note, source = f"from pos_embed and temp_embed, in {frames} frames", "temp_embed"
         else:
-            if given.ndim != 3 or given.shape[2] != own.shape[2] or (
-                (given.shape[1] - 1) % grid**2 or given.shape[1] < 2
-            ):
+            if not _are_times(given, own.shape[2]) or given.shape[1] % grid**2 != 1:
                 self.does_not_fit("st_embed", given, own)
                 return
-            patches = given[0, 1:].float().unflatten(0, (-1, grid**2))
+            patches = given[0, 1:].unflatten(0, (-1, grid**2))
             note = f"{len(patches)} frames of {grid} x {grid} to {frames} of {base} x {base}"
             patches = _resize_time(_resize_space(patches, base).transpose(0, 1), frames)
             patches, source, cls = patches.transpose(0, 1), "st_embed", given
-        value = torch.cat((cls[:, :1].float(), patches.flatten(0, 1)[None]), dim=1)
+        value = torch.cat((cls[:, :1], patches.flatten(0, 1)[None]), dim=1)
         self.take("st_embed", value, note, source)
 
     def take(self, name: str, value: Tensor, note: str | None, source: str) -> None:
-        if not value.is_floating_point() or not torch.isfinite(value).all():
+        if not torch.isfinite(value).all():
             self.problems.append(f"its {source} does not hold finite numbers")
         self.new[name] = value
         self.used.add(source)
@@ -224,17 +242,40 @@ class _Loading:
     def does_not_fit(self, name: str, given: Tensor, own: Tensor) -> None:
         self.problems.append(f"its {name} is {list(given.shape)}, {list(own.shape)} is expected")
 
+    def is_foreign(self, name: str) -> bool:
+        """Whether what the file alone has changes what its network computes."""
+        match = _PART_OF_A_NETWORK.match(name)
+        # The blocks of a deeper model are left out on purpose: VIT.DEPTH says how many.
+        too_deep = match and match[1] and int(match[1]) >= len(self.model.blocks)
+        return bool(match) and not too_deep and _kind(name) is None
+
     def finish(self) -> LoadReport:
+        known = self.model.state_dict()
+        self.report.unused = [name for name in self.content if name not in self.used]
+        foreign = [name for name in self.report.unused
+                   if name not in known and self.is_foreign(name)]  # fmt: skip
+        if foreign:
+            self.problems.append(f"it has {_listed(foreign)}, which this model has not")
         if self.missing or self.problems:
             told = [f"it lacks {_listed(self.missing)}"] if self.missing else []
             told += [_listed(self.problems, "; ")] if self.problems else []
             raise WeightsError(
                 f"{self.path} cannot start this model: {'; '.join(told)}; "
-                f"it holds {_listed(list(self.file))}"
+                f"it holds {_listed(list(self.content))}"
             )
-        self.report.unused = [name for name in self.file if name not in self.used]
         self.model.load_state_dict(self.new, strict=False)
         return self.report
+
+
+def _as_convolution(given: Tensor | None, own: Tensor) -> Tensor | None:
+    """Early ViTs embed flattened patches by a linear layer: [D,3*p*p] as `own` is shaped."""
+    if given is not None and given.shape == own.flatten(1).shape:
+        return given.reshape(own.shape)
+    return given
+
+
+def _are_times(given: Tensor, dim: int) -> bool:
+    return given.ndim == 3 and (given.shape[0], given.shape[2]) == (1, dim) and given.shape[1] > 0
 
 
 def _inflate(flat: Tensor, frames: int, inflate: str) -> Tensor:
@@ -277,7 +318,8 @@ def _resize_time(times: Tensor, frames: int) -> Tensor:
 
 def _kind(name: str) -> str | None:
     match = _OPTIONAL.fullmatch(name)
-    return match[1] if match else None
+    # Estimators have names of their own.
+    return (match["estimator"] or match.lastgroup) if match else None
 
 
 def _shown(name: str) -> str:
@@ -286,9 +328,10 @@ def _shown(name: str) -> str:
 
 def _listed(items: list[str], separator: str = ", ") -> str:
     """The first few, one of each kind, and how many there are."""
+    items = list(dict.fromkeys(items))
     first: dict[str, str] = {}
     for item in items:
-        first.setdefault(_shown(item), item)
+        first.setdefault(_shown(item), item if item.isprintable() else repr(item))
     shown = list(first.values())[:4]
     more = f" and {len(items) - len(shown)} more" if len(items) > len(shown) else ""
     return separator.join(shown) + more

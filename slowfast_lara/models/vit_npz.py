@@ -22,7 +22,7 @@ def _as_it_is(x: Tensor) -> Tensor:
 
 
 def _linear(x: Tensor) -> Tensor:
-    return x.T
+    return x.permute(1, 0)
 
 
 _NAMES: dict[str, tuple[str, Callable[[Tensor], Tensor]]] = {
@@ -57,28 +57,37 @@ def is_vit_npz(weights: dict[str, Tensor]) -> bool:
     return any(name.startswith(("Transformer/", _PREFIX)) for name in weights)
 
 
-def from_vit_npz(weights: dict[str, Tensor]) -> tuple[dict[str, Tensor], int]:
+def from_vit_npz(weights: dict[str, Tensor]) -> tuple[dict[str, Tensor], int | None]:
     """Our names and layouts, and the number of heads. Unknown names stay as they are."""
     ours: dict[str, Tensor] = {}
     qkv: dict[str, dict[int, Tensor]] = {}
-    num_heads = 0
+    heads: set[int] = set()
     for full_name, x in weights.items():
         name = full_name[len(_PREFIX) :] if full_name.startswith(_PREFIX) else full_name
+        if name != full_name and name in weights:
+            raise ValueError(f"it holds {name} twice, with and without {_PREFIX}")
         block = _BLOCK.fullmatch(name)
         part = _QKV.fullmatch(block[2]) if block else None
-        if part:
-            weight = part[2] == "kernel"
-            num_heads = x.shape[-2]
-            target = f"blocks.{block[1]}.attn.qkv.{'weight' if weight else 'bias'}"
-            flat = x.flatten(1).T if weight else x.flatten()
-            qkv.setdefault(target, {})[_PARTS[part[1]]] = flat
-            continue
         known = _BLOCK_NAMES.get(block[2]) if block else _NAMES.get(name)
-        if known is None:
-            ours[full_name] = x
-        else:
-            ours[f"blocks.{block[1]}.{known[0]}" if block else known[0]] = known[1](x)
+        try:
+            if part:
+                weight = part[2] == "kernel"
+                width, num_heads, size = (x if weight else x[None]).shape
+                heads.add(num_heads)
+                target = f"blocks.{block[1]}.attn.qkv.{'weight' if weight else 'bias'}"
+                flat = x.reshape(width, num_heads * size).T if weight else x.flatten()
+                qkv.setdefault(target, {})[_PARTS[part[1]]] = flat
+            elif known:
+                ours[f"blocks.{block[1]}.{known[0]}" if block else known[0]] = known[1](x)
+            else:
+                ours[full_name] = x
+        except (IndexError, RuntimeError, ValueError):
+            raise ValueError(f"its {name} is {list(x.shape)}, which is none of a ViT") from None
     for target, parts in qkv.items():
+        if len({part.shape for part in parts.values()}) > 1:
+            raise ValueError(f"its query, key and value differ in shape ({target})")
         if len(parts) == len(_PARTS):  # else it is reported as missing
             ours[target] = torch.cat([parts[i] for i in range(len(_PARTS))])
-    return ours, num_heads
+    if len(heads) > 1:
+        raise ValueError(f"its layers have {sorted(heads)} attention heads")
+    return ours, heads.pop() if heads else None

@@ -65,11 +65,17 @@ def _reader_of(path: str) -> Any:
         if damaged:
             raise WeightsError(f"cannot read weights {path}: {damaged} in it is damaged")
         return _read_npz if all(name.endswith(".npy") for name in names) else _read_torch
-    return _read_safetensors if start[8:] == b"{" else _read_torch
+    if start[8:] == b"{":
+        return _read_safetensors
+    if start[:1] != pickle.PROTO:  # PyTorch's older files are pickles
+        raise WeightsError(f"cannot read weights {path}: it starts with {start!r}, as no file of "
+                           "PyTorch, safetensors or NumPy does")  # fmt: skip
+    return _read_torch
 
 
 def _read_torch(path: str) -> dict[str, Tensor]:
-    content = torch.load(path, map_location="cpu", weights_only=True)
+    with open(path, "rb") as file:  # given a path, it would go by the suffix
+        content = torch.load(file, map_location="cpu", weights_only=True)
     if isinstance(content, dict):
         for key in _WRAPPERS:
             if isinstance(content.get(key), dict):
@@ -78,10 +84,15 @@ def _read_torch(path: str) -> dict[str, Tensor]:
     if not isinstance(content, dict) or not all(
         isinstance(name, str) and torch.is_tensor(value) for name, value in content.items()
     ):
-        wrappers = ", ".join(_WRAPPERS)
+        keys = ", ".join(f"{key!r:.40}" for key in list(content)[:6]) if isinstance(
+            content, dict) else type(content).__name__  # fmt: skip
         raise WeightsError(
-            f"{path} holds no weights: tensors by name are expected, bare or under {wrappers}"
+            f"{path} holds no weights: tensors by name are expected, bare or under "
+            f"{', '.join(_WRAPPERS)}; found: {keys}"
         )
+    for name, x in content.items():
+        if x.layout != torch.strided or x.device.type != "cpu" or x.is_nested or x.is_quantized:
+            raise WeightsError(f"cannot read weights {path}: {name!r} is no plain tensor")
     return dict(content)
 
 

@@ -151,6 +151,13 @@ def test_position_follows_the_samples_seen():
     assert checkpoint.position_of({"epoch": 1}, 4) == Position(2)
 
 
+def test_weights_with_the_names_of_ddp():
+    model, source = nn.Linear(3, 2), nn.Linear(3, 2)
+    states = {f"module.{name}": x for name, x in source.state_dict().items()}
+    checkpoint.load_weights(model, states, "x.pyth")
+    assert torch.equal(model.weight, source.weight)
+
+
 def test_weights_that_do_not_fit_are_one_line():
     model = nn.Linear(3, 2)
     before = model.weight.clone()

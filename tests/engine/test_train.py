@@ -218,7 +218,8 @@ def test_starting_from_a_run_with_other_classes(tmp_path, videos):
     assert "left at start  head.weight" in log
 
 
-def test_starting_from_an_image_model(tmp_path, videos):
+@pytest.mark.parametrize("inflate, shares", [("centre", (0.0, 1.0)), ("average", (0.5, 0.5))])
+def test_starting_from_an_image_model(tmp_path, videos, inflate, shares):
     """VIT.PRETRAINED_WEIGHTS with a 2-D patch embedding, as timm has it."""
     state = weights(train(tmp_path, videos, "first"))
     image = {name: value for name, value in state.items()
@@ -226,10 +227,10 @@ def test_starting_from_an_image_model(tmp_path, videos):
              and not name.startswith(("patch_embed_3d", "pre_logits", "head"))}
     torch.save(image, tmp_path / "vit.pth")
     tuned = train(tmp_path, videos, "tuned", SOLVER__BASE_LR=1e-12, VIT__IM_PRETRAINED=True,
-                  VIT__PRETRAINED_WEIGHTS=str(tmp_path / "vit.pth"))
+                  VIT__PRETRAINED_WEIGHTS=str(tmp_path / "vit.pth"), VIT__INFLATE=inflate)
     new = weights(tuned)
-    inflated = new["patch_embed_3d.proj.weight"]
-    assert torch.allclose(inflated[:, :, 1], image["patch_embed.proj.weight"], atol=1e-9)
-    assert inflated[:, :, 0].abs().max() < 1e-9
+    inflated, flat = new["patch_embed_3d.proj.weight"], image["patch_embed.proj.weight"]
+    for frame, share in enumerate(shares):
+        assert torch.allclose(inflated[:, :, frame], share * flat, rtol=0, atol=1e-8)
     name = "blocks.1.attn.qkv.weight"
     assert torch.allclose(new[name], image[name], rtol=0, atol=1e-9)

@@ -9,7 +9,7 @@ import torch
 from slowfast_lara.models import VisionTransformer
 from slowfast_lara.models.pretrained import load_pretrained
 
-from .made_up_weights import CLASSES, DEPTH, DIM, GRID, build, refused, save, vit, vit_npz
+from .made_up_weights import CLASSES, DEPTH, DIM, GRID, PATCH, build, refused, save, vit, vit_npz
 
 
 def check_image_weights(model, start, state, hidden=True):
@@ -212,12 +212,21 @@ def drop(state, prefix):
         (lambda s: s.pop("patch_embed.proj.weight"), "lacks patch_embed.proj.weight"),
         (lambda s: s.pop("pre_logits.fc.bias"), "lacks pre_logits.fc.bias"),
         (lambda s: s.update(pos_embed=torch.zeros(1, 19, DIM)), "CLS and a square"),
-        (lambda s: s.update(cls_token=torch.zeros(1, 1, DIM).long()), "finite"),
+        (lambda s: s.update(cls_token=torch.zeros(1, 1, DIM).long()), "cls_token is of type"),
+        (lambda s: s.update(pos_embed=torch.ones(1, 10, DIM).long()), "pos_embed is of type"),
+        (lambda s: s.update(cls_token=torch.ones(1, 1, DIM).double() * 1e300), "finite"),
         (lambda s: s.update(cls_token=torch.full((1, 1, DIM), math.nan)), "finite"),
         (lambda s: s.update({"norm.bias": torch.zeros(DIM + 1)}), "norm.bias is [25], [24]"),
         (lambda s: s.update({"blocks.0.attn.proj_q.weight": torch.zeros(DIM, DIM)}),
-         "lacks blocks.0.attn.proj_q.bias"),
+         "lacks temp_embed, blocks.0.attn.proj_q.bias, blocks.0.attn.proj_kv.weight"),
         (lambda s: s.update({"patch_embed.proj.weight": torch.zeros(DIM, 3, 8, 8)}), "3, 8, 8]"),
+        (lambda s: s.update({"patch_embed.proj.weight": torch.zeros(DIM, 768)}), "768]"),
+        (lambda s: s.update({"patch_embed.proj.weight": torch.zeros(3 * PATCH**2, DIM)}),
+         "is [9408, 24]"),
+        (lambda s: s.update({"blocks.1.ls1.gamma": torch.ones(DIM)}), "it has blocks.1.ls1.gamma"),
+        (lambda s: s.update({"norm_pre.bias": torch.ones(DIM)}), "it has norm_pre.bias"),
+        (lambda s: s.update({"reg_token": torch.ones(1, 4, DIM)}), "it has reg_token"),
+        (lambda s: s.update({"blocks.0.attn.k\nnorm": torch.ones(8)}), "k\\nnorm'"),
         (lambda s: s.update({"module.cls_token": s["cls_token"]}), "cls_token twice"),
     ],
 )  # fmt: skip
@@ -225,6 +234,55 @@ def test_what_is_missing_or_does_not_fit_is_said(tmp_path, spoil, told):
     state = vit()
     spoil(state)
     assert told in refused(build(), save(tmp_path, "pth", state))
+
+
+@pytest.mark.parametrize(
+    "spoil, told",
+    [
+        (lambda s: s.pop("patch_embed_3d.proj.weight"), "lacks patch_embed_3d.proj.weight"),
+        (lambda s: s.pop("patch_embed_3d.proj.bias"), "lacks patch_embed_3d.proj.bias"),
+        (lambda s: s.pop("temp_embed"), "lacks temp_embed"),
+        (lambda s: [s.pop(f"blocks.{i}.attn.proj_q.{part}") for i in range(DEPTH)
+                    for part in ("weight", "bias")], "lacks blocks.0.attn.proj_q.weight"),
+        (lambda s: s.update(temp_embed=torch.zeros(1, 0, DIM)), "temp_embed is [1, 0, 24]"),
+    ],
+)  # fmt: skip
+@pytest.mark.parametrize("pos_embed", ["separate", "joint"])
+def test_what_a_video_model_cannot_be_without(tmp_path, pos_embed, spoil, told):
+    """What an image model may lack, a run's checkpoint may not."""
+    state = build().state_dict()
+    spoil(state)
+    torch.save({"model_state": state}, tmp_path / "run.pyth")
+    assert told in refused(build(pos_embed=pos_embed), tmp_path / "run.pyth")
+
+
+@pytest.mark.parametrize("shape", [(2, 33, DIM), (0, 33, DIM), (1, 32, DIM), (1, 33), (1, 0, DIM)])
+def test_joint_positions_of_a_wrong_shape(tmp_path, shape):
+    state = {**build(pos_embed="joint").state_dict(), "st_embed": torch.zeros(shape)}
+    torch.save(state, tmp_path / "run.pyth")
+    assert f"st_embed is {list(shape)}" in refused(build(pos_embed="joint"), tmp_path / "run.pyth")
+
+
+def test_the_first_blocks_of_a_deeper_model(tmp_path):
+    state, model = vit(depth=4), build()
+    report = load_pretrained(model, save(tmp_path, "pth", state))
+    assert torch.equal(model.blocks[1].mlp.fc1.weight, state["blocks.1.mlp.fc1.weight"])
+    assert "blocks.2.mlp.fc1.weight" in report.unused
+
+
+def test_biases_that_the_model_does_not_add(tmp_path):
+    message = refused(build(qkv_bias=False), save(tmp_path, "pth", vit()))
+    assert "it has blocks.0.attn.qkv.bias and 1 more, which this model has not" in message
+
+
+def test_another_estimators_weights_are_not_missed(tmp_path):
+    source = build(estimator="performer", estimator_args={"num_landmarks": 6})
+    torch.save(source.state_dict(), tmp_path / "performer.pyth")
+    learned = {"num_landmarks": 4, "learned": True}
+    report = load_pretrained(build(estimator="lara", estimator_args=learned),
+                             tmp_path / "performer.pyth")  # fmt: skip
+    assert any("estimator" in name for name in report.left_at_start)
+    assert all("estimator" in name for name in [*report.left_at_start, *report.unused])
 
 
 def test_another_model_altogether_says_what_it_is(tmp_path):
@@ -236,6 +294,34 @@ def test_another_model_altogether_says_what_it_is(tmp_path):
 def test_heads_of_an_npz_are_compared(tmp_path):
     np.savez(tmp_path / "x.npz", **vit_npz(vit(), heads=4))
     assert "4 attention heads, the model 3" in refused(build(), tmp_path / "x.npz")
+
+
+_ATTENTION = "Transformer/encoderblock_0/MultiHeadDotProductAttention_1/"
+
+
+@pytest.mark.parametrize(
+    "name, shape, told",
+    [
+        ("embedding/kernel", (DIM, DIM), "embedding/kernel is [24, 24]"),
+        ("head/kernel", (DIM,), "head/kernel is [24]"),
+        (_ATTENTION + "query/bias", (DIM,), "query/bias is [24]"),
+        (_ATTENTION + "query/kernel", (), "query/kernel is []"),
+        (_ATTENTION + "out/kernel", (DIM,), "out/kernel is [24]"),
+        (_ATTENTION + "key/kernel", (DIM, 3, 16), "query, key and value differ"),
+        (_ATTENTION + "key/kernel", (DIM, 4, 6), "[3, 4] attention heads"),
+        ("opt/target/cls", (1, 1, DIM), "cls twice"),
+    ],
+)
+def test_an_npz_of_other_shapes(tmp_path, name, shape, told):
+    np.savez(tmp_path / "x.npz", **{**vit_npz(vit()), name: np.zeros(shape, np.float32)})
+    assert told in refused(build(), tmp_path / "x.npz")
+
+
+def test_an_npz_without_attention(tmp_path):
+    arrays = {n: x for n, x in vit_npz(vit()).items() if "MultiHead" not in n}
+    np.savez(tmp_path / "x.npz", **arrays)
+    message = refused(build(), tmp_path / "x.npz")
+    assert "lacks blocks.0.attn.qkv.weight" in message and "heads" not in message
 
 
 def test_an_npz_without_a_third_of_qkv(tmp_path):

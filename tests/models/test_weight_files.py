@@ -26,9 +26,11 @@ def test_damaged_and_missing_files(tmp_path):
     (tmp_path / "empty.pth").write_bytes(b"")
     refused(build(), tmp_path / "empty.pth")
     (tmp_path / "text.pth").write_text("not a checkpoint, a page of text that says 404")
-    refused(build(), tmp_path / "text.pth")
+    assert "starts with b'not a che'" in refused(build(), tmp_path / "text.pth")
     torch.save([1, 2], tmp_path / "list.pth")
     assert "no weights" in refused(build(), tmp_path / "list.pth")
+    torch.save({"epoch": 3, "teacher": vit()}, tmp_path / "wrapped.pth")
+    assert "found: 'epoch', 'teacher'" in refused(build(), tmp_path / "wrapped.pth")
     for form in ("pth", "npz", "safetensors"):
         whole = save(tmp_path, form, vit()).read_bytes()
         cut = tmp_path / f"cut.{form}"
@@ -38,6 +40,32 @@ def test_damaged_and_missing_files(tmp_path):
     flipped[len(flipped) // 2] ^= 0xFF
     (tmp_path / "flipped.pth").write_bytes(bytes(flipped))
     refused(build(), tmp_path / "flipped.pth")
+
+
+def test_the_content_decides_and_not_the_name(tmp_path):
+    for form in ("pth", "npz", "safetensors"):
+        for suffix in ("pth", "npz", "safetensors"):
+            path = tmp_path / f"really_{form}.{suffix}"
+            path.write_bytes(save(tmp_path, form, vit()).read_bytes())
+            assert "blocks.0.norm1.weight" in load_pretrained(build(), path).loaded
+
+
+@pytest.mark.parametrize("convert", [
+    lambda x: x.to_sparse(), lambda x: x.to("meta"),
+    lambda x: torch.quantize_per_tensor(x, 0.1, 0, torch.qint8),
+    lambda x: torch.nested.nested_tensor([x[0]])])  # fmt: skip
+@pytest.mark.filterwarnings("ignore")
+def test_tensors_of_other_kinds(tmp_path, convert):
+    state = vit()
+    torch.save({**state, "cls_token": convert(state["cls_token"])}, tmp_path / "x.pth")
+    refused(build(), tmp_path / "x.pth")
+
+
+def test_weights_of_eight_bits(tmp_path):
+    state, model = vit(), build()
+    state["norm.weight"] = state["norm.weight"].to(torch.float8_e5m2)
+    load_pretrained(model, save(tmp_path, "pth", state))
+    assert torch.equal(model.norm.weight, state["norm.weight"].float())
 
 
 @pytest.mark.parametrize(
