@@ -8,9 +8,9 @@ from typing import NoReturn
 
 from fvcore.common.config import CfgNode
 
-from slowfast_lara.config import check_machine, load_config
+from slowfast_lara.config import ConfigError, check_machine, load_config
 from slowfast_lara.engine.failures import BAD_INPUT, DONE, complain, exit_code_of
-from slowfast_lara.engine.launch import DEFAULT_INIT_METHOD, launch, settle
+from slowfast_lara.engine.launch import DEFAULT_INIT_METHOD, launch, settle, under_torchrun
 from slowfast_lara.engine.run import run
 
 
@@ -29,10 +29,22 @@ def main(argv: Sequence[str] | None = None) -> int:
 
     def prepare() -> None:
         cfg.append(settle(load_config(args.cfg, opts)))
+        _check_meeting(cfg[0], args, opts)
         check_machine(cfg[0])
 
     code = exit_code_of(prepare)
     return launch(run, cfg[0], args.init_method) if code == DONE else code
+
+
+def _check_meeting(cfg: CfgNode, args: argparse.Namespace, opts: Sequence[str]) -> None:
+    """A file for several machines, and a command for one, would wait for the others."""
+    told = args.init_method is not None or "SHARD_ID" in opts or "NUM_SHARDS" in opts
+    if cfg.NUM_SHARDS > 1 and cfg.SHARD_ID == 0 and not told and not under_torchrun():
+        raise ConfigError(
+            f"NUM_SHARDS is {cfg.NUM_SHARDS} in {args.cfg}; on each of so many machines "
+            "--shard_id I --init_method tcp://HOST:PORT is expected, or NUM_SHARDS 1 for this "
+            "one alone"
+        )
 
 
 def _parse(argv: Sequence[str] | None) -> tuple[argparse.Namespace, list[str]]:

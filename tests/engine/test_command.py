@@ -58,6 +58,18 @@ def test_num_shards_of_the_file_counts(tmp_path, setup, monkeypatch):
     assert [(cfg.NUM_SHARDS, cfg.SHARD_ID) for cfg in seen] == [(2, 1), (3, 0)]
 
 
+def test_a_file_for_several_machines_started_on_one(tmp_path, setup, capsys, monkeypatch):
+    """It does not wait for the others: nobody said that there are any."""
+    config = write_config(tmp_path / "four.yaml", setup[1], setup[2], NUM_SHARDS=4)
+    assert_refused(capsys, ["--cfg", config], "NUM_SHARDS 1 for this one alone")
+    seen = []
+    monkeypatch.setattr(command, "launch", lambda run, cfg, init: seen.append(cfg.NUM_SHARDS) or 0)
+    for words in (["NUM_SHARDS", "1"], ["--num_shards", "1"], ["--shard_id", "0"],
+                  ["--init_method", "tcp://localhost:9999"]):
+        assert main(["--cfg", str(config), *words]) == 0
+    assert seen == [1, 1, 4, 4]
+
+
 def test_unknown_flag_in_a_real_process(setup):
     code, stdout, stderr = run_net("--cfg", setup[0], "--bogus", "1")
     assert (code, stdout, len(stderr.splitlines())) == (2, "", 1)
