@@ -15,7 +15,9 @@ from slowfast_lara.study.rows import ABLATION, VIDEO, Table
 from slowfast_lara.study.runs import StudyError, make_set, plan, run_all
 
 # The set of configs/study/base.yaml.
-VIDEOS = {"classes": 6, "train": 2048, "val": 120, "test": 480, "size": 64, "frames": 16, "seed": 0}
+VIDEOS = {
+    "classes": 12, "train": 8192, "val": 240, "test": 1920, "size": 64, "frames": 16, "seed": 0
+}  # fmt: skip
 
 
 def main(root: Path, argv: Sequence[str] | None = None) -> int:
@@ -44,12 +46,19 @@ def study(root: Path, args: argparse.Namespace) -> str:
     make_set(root, work / "data", videos)
     run_all(runs, root, args.jobs)
     name = "ablation" if args.ablation else "compare_attention"
-    command = f"`python tools/compare_attention.py{' --ablation' if args.ablation else ''} " + (
-        f"--seeds {args.seeds} --train {args.train} --val {args.val} --test {args.test}"
-        f"{' --opts ' + ' '.join(args.opts) if args.opts else ''}`"
-    )
-    notes = [command, "Set: " + ", ".join(f"{key} {value}" for key, value in videos.items())]
+    contents = ", ".join(f"{key} {value}" for key, value in videos.items())
+    notes = [f"`{_command(args)}`", f"Set: {contents}"]
     return write(Path(args.out) / name, table, collect(runs), seeds, notes)
+
+
+def _command(args: argparse.Namespace) -> str:
+    """What makes the same table."""
+    words = ["python tools/compare_attention.py"]
+    words += ["--ablation"] if args.ablation else []
+    words += ["--rows", *args.rows] if args.rows else []
+    words += ["--seeds", args.seeds, "--train", args.train, "--val", args.val, "--test", args.test]
+    words += ["--opts", *args.opts] if args.opts else []
+    return " ".join(map(str, words))
 
 
 def _chosen(table: Table, names: Sequence[str] | None) -> Table:

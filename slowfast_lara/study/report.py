@@ -1,14 +1,16 @@
 """The result of a study: table, figures, learning curves and plot.
 
 What depends on the seeds alone goes into PREFIX.csv: the same command writes the same
-bytes. So it is with PREFIX_curves.csv, but for the training means of an epoch that was
-interrupted, which are of its rest. Times and memory, which differ, are in PREFIX_costs.csv.
+bytes. So it is with PREFIX_curves.csv, but for the training means of the steps in which a
+run was interrupted, which are of their rest. Times and memory, which differ, are in
+PREFIX_costs.csv.
 """
 
 from __future__ import annotations
 
 import csv
 import io
+import math
 import os
 import statistics
 from collections.abc import Sequence
@@ -21,6 +23,7 @@ from torch.nn import functional
 
 from slowfast_lara.benchmark.measure import count_flops, environment, peak_memory
 from slowfast_lara.config import load_config
+from slowfast_lara.data.lists import read_lines
 from slowfast_lara.models import build_model
 from slowfast_lara.study.rows import Row, Table
 from slowfast_lara.study.runs import Run
@@ -32,7 +35,7 @@ class Outcome:
 
     row: Row
     accuracies: list[float]
-    curves: list[dict[int, dict[str, float]]]  # for each seed, epoch -> values
+    curves: list[dict[int, dict[str, float]]]  # for each seed, steps done -> values
     parameters: int
     gflops: float
     seconds: float  # of training, the mean
@@ -64,40 +67,38 @@ def _outcome(runs: list[Run]) -> Outcome:
     labels = torch.zeros(len(clips), dtype=torch.long)
     memory = peak_memory(lambda: functional.cross_entropy(model([clips]), labels).backward())
     logs = [run.log() for run in runs]
+    videos = read_lines(os.path.join(cfg.DATA.PATH_TO_DATA_DIR, "train.csv"))
+    steps = sum(1 for _ in videos) // cfg.TRAIN.BATCH_SIZE
     return Outcome(
         row=runs[0].row,
         accuracies=[run.result()["top1_acc"] for run in runs],
-        curves=[_curve(log) for log in logs],
+        curves=[_curve(log, steps) for log in logs],
         parameters=sum(p.numel() for p in model.parameters() if p.requires_grad),
         gflops=count_flops(model.eval(), [clips[:1]]) / 1e9,
-        seconds=statistics.fmean(_seconds(log) for log in logs),
+        seconds=statistics.fmean(_seconds(log, steps) for log in logs),
         memory=memory,
     )
 
 
-def _curve(log: list[dict]) -> dict[int, dict[str, float]]:
-    """Loss and accuracies by epoch; of an epoch done twice, the last."""
+def _curve(log: list[dict], epoch_steps: int) -> dict[int, dict[str, float]]:
+    """Loss and accuracies by steps done; of steps done twice, the last."""
     curve: dict[int, dict[str, float]] = {}
     for entry in log:
-        if entry.get("_type") in ("train_epoch", "val_epoch"):
-            point = curve.setdefault(int(entry["epoch"].split("/")[0]), {})
-            if entry["_type"] == "train_epoch":
-                point["train_loss"] = entry["loss"]
-                point["train_acc"] = 100 - entry["top1_err"]
-            else:
-                point["val_acc"] = 100 - entry["top1_err"]
+        if entry.get("_type") == "train_iter":
+            before = (int(entry["epoch"].split("/")[0]) - 1) * epoch_steps
+            point = curve.setdefault(before + int(entry["iter"].split("/")[0]), {})
+            point["train_loss"] = entry["loss"]
+            point["train_acc"] = 100 - entry["top1_err"]
+        if entry.get("_type") == "val_epoch":
+            done = int(entry["epoch"].split("/")[0]) * epoch_steps
+            curve.setdefault(done, {})["val_acc"] = 100 - entry["top1_err"]
     return curve
 
 
-def _seconds(log: list[dict]) -> float:
+def _seconds(log: list[dict], epoch_steps: int) -> float:
     """Training only: every epoch's seconds per batch, times its batches."""
-    per_batch, batches = {}, 0
-    for entry in log:
-        if entry.get("_type") == "train_iter":
-            batches = int(entry["iter"].split("/")[1])
-        if entry.get("_type") == "train_epoch":
-            per_batch[entry["epoch"]] = entry["dt"]
-    return sum(per_batch.values()) * batches
+    epochs = (entry for entry in log if entry.get("_type") == "train_epoch")
+    return sum({entry["epoch"]: entry["dt"] for entry in epochs}.values()) * epoch_steps
 
 
 def table_csv(table: Table, outcomes: Sequence[Outcome], seeds: Sequence[int]) -> str:
@@ -114,12 +115,12 @@ def table_csv(table: Table, outcomes: Sequence[Outcome], seeds: Sequence[int]) -
 
 def curves_csv(outcomes: Sequence[Outcome], seeds: Sequence[int]) -> str:
     names = ("train_loss", "train_acc", "val_acc")
-    lines = [["row", "seed", "epoch", *names]]
+    lines = [["row", "seed", "step", *names]]
     for outcome in outcomes:
         for seed, curve in zip(seeds, outcome.curves):
-            for epoch, point in sorted(curve.items()):
+            for step, point in sorted(curve.items()):
                 values = (f"{point[name]:.4f}" if name in point else "" for name in names)
-                lines.append([outcome.row.name, seed, epoch, *values])
+                lines.append([outcome.row.name, seed, step, *values])
     return _csv(lines)
 
 
@@ -149,12 +150,18 @@ def markdown(
              _line(head), _line(["---"] * len(head))]  # fmt: skip
     for o in outcomes:
         lines.append(_line([
-            o.row.label, f"{o.mean:.1f} ± {o.spread:.1f}", f"{o.parameters / 1e3:.0f} k",
+            o.row.label, _with_spread(o), f"{o.parameters / 1e3:.0f} k",
             f"{o.gflops:.4f}", f"{o.seconds:.0f}", f"{o.memory / 2**20:.0f}",
             *map(str, o.row.paper),
         ]))  # fmt: skip
     lines += ["", agreement(table, outcomes)]
     return "\n".join(lines) + "\n"
+
+
+def _with_spread(outcome: Outcome) -> str:
+    if len(outcome.accuracies) < 2:
+        return f"{outcome.mean:.1f}"
+    return f"{outcome.mean:.1f} ± {outcome.spread:.1f}"
 
 
 def _line(cells: Sequence[str]) -> str:
@@ -163,12 +170,15 @@ def _line(cells: Sequence[str]) -> str:
 
 def agreement(table: Table, outcomes: Sequence[Outcome]) -> str:
     """How many pairs of rows stand in the paper's order, of those that differ in both."""
-    same = against = 0
+    same, against = [], []
     for first, second in combinations(outcomes, 2):
-        product = (first.mean - second.mean) * (first.row.paper[0] - second.row.paper[0])
-        same, against = same + (product > 0), against + (product < 0)
-    return (f"Pairs of rows in the paper's order ({table.columns[0]}): {same}; in the opposite "
-            f"order: {against}.")  # fmt: skip
+        ours, theirs = first.mean - second.mean, first.row.paper[0] - second.row.paper[0]
+        error = math.hypot(first.spread, second.spread) / math.sqrt(len(first.accuracies))
+        if ours * theirs:
+            (same if ours * theirs > 0 else against).append(abs(ours) > 2 * error > 0)
+    return (f"Pairs of rows in the paper's order ({table.columns[0]}): {len(same)}, of which "
+            f"{sum(same)} are more than two standard errors apart. In the opposite order: "
+            f"{len(against)}, of which {sum(against)} are.")  # fmt: skip
 
 
 def plot(table: Table, outcomes: Sequence[Outcome], path: str) -> None:
@@ -185,23 +195,30 @@ def plot(table: Table, outcomes: Sequence[Outcome], path: str) -> None:
         bar = ours.barh(place, o.mean, xerr=o.spread, alpha=0.5)
         ours.plot(o.accuracies, [place] * len(o.accuracies), "k.", markersize=4)
         paper.barh(place, o.row.paper[0], alpha=0.5, color=bar[0].get_facecolor())
-        epochs = sorted({epoch for curve in o.curves for epoch in curve})
-        points = [(e, statistics.fmean(c[e]["val_acc"] for c in o.curves)) for e in epochs
-                  if all("val_acc" in c.get(e, {}) for c in o.curves)]  # fmt: skip
-        if points:
-            curves.plot(*zip(*points), label=o.row.label, color=bar[0].get_facecolor()[:3])
+        curves.plot(*_mean_curve(o), label=o.row.label, color=bar[0].get_facecolor()[:3])
     for axis, title in ((ours, "here, top-1 %"), (paper, f"paper, {table.columns[0]}, top-1 %")):
         axis.set_yticks(list(places), labels if axis is ours else [])
         axis.invert_yaxis()
         axis.set_title(title)
     smallest = min(o.row.paper[0] for o in outcomes)
     paper.set_xlim(left=smallest - 5)
-    curves.set(title="here, validation top-1 %, mean of seeds", xlabel="epoch")
+    curves.set(title="here, top-1 % in training, mean of seeds", xlabel="step")
     curves.legend(fontsize=7)
     curves.grid(alpha=0.3)
     figure.suptitle(table.title)
     figure.savefig(path, dpi=110)
     pyplot.close(figure)
+
+
+def _mean_curve(outcome: Outcome) -> tuple[list[int], list[float]]:
+    """Steps, and the accuracy in training by then, where all seeds have one."""
+    by_step: dict[int, list[float]] = {}
+    for curve in outcome.curves:
+        for step, point in curve.items():
+            if "train_acc" in point:
+                by_step.setdefault(step, []).append(point["train_acc"])
+    steps = [step for step in sorted(by_step) if len(by_step[step]) == len(outcome.curves)]
+    return steps, [statistics.fmean(by_step[step]) for step in steps]
 
 
 def write(

@@ -1,8 +1,9 @@
 """What is compared: the rows of the paper's two tables, and its figures.
 
 "Linear Complexity Randomized Self-attention Mechanism" (ICML 2022): the video table
-(section 5.3; biased RA from appendix G.2), and the ablation of LARA (appendix H.6),
-which the paper made on images.
+(section 5.3; biased RA from appendix G.2), and the ablation of LARA (appendix I.3),
+which the paper made on images, with learned layers on the landmarks (H.2) that its video
+models, and so our rows, do not have.
 """
 
 from __future__ import annotations

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import re
 from pathlib import Path
 from typing import NamedTuple
 
@@ -32,6 +33,23 @@ class Row(NamedTuple):
 PUBLISHED = {"batch": 128, "lr": 1e-4, "epochs": 35}
 LARGE = {"batch": 32, "lr": 0.375e-4, "epochs": 35}
 PAPER = {"batch": 256, "lr": 1e-4, "epochs": 40}
+# What all of the published files say, and what the paper's rows leave at its start.
+ALIKE = {
+    "TRAIN.ENABLE": True, "TRAIN.EVAL_PERIOD": 5, "TRAIN.CHECKPOINT_PERIOD": 5,
+    "TRAIN.AUTO_RESUME": True, "DATA.INPUT_CHANNEL_NUM": [3], "SOLVER.MOMENTUM": 0.9,
+    "SOLVER.WARMUP_EPOCHS": 0.0, "SOLVER.USE_MIXED_PRECISION": True, "SOLVER.CLIP_GRAD": None,
+    "SOLVER.ACCUMULATE_STEPS": 1, "SOLVER.REFERENCE_BATCH": 0, "VIT.PATCH_SIZE": 16,
+    "VIT.PATCH_SIZE_TEMP": 2, "VIT.CHANNELS": 3, "VIT.EMBED_DIM": 768, "VIT.DEPTH": 12,
+    "VIT.NUM_HEADS": 12, "VIT.MLP_RATIO": 4, "VIT.QKV_BIAS": True, "VIT.VIDEO_INPUT": True,
+    "VIT.USE_MLP": True, "VIT.DROP": 0.0, "VIT.POS_DROPOUT": 0.0, "VIT.DROP_PATH": 0.2,
+    "VIT.HEAD_DROPOUT": 0.0, "VIT.HEAD_ACT": "tanh", "VIT.IM_PRETRAINED": True,
+    "VIT.INFLATE": "centre", "VIT.POS_EMBED": "separate", "VIT.USE_ORIGINAL_TRAJ_ATTN_CODE": True,
+    "VIT.LARA.PROPOSAL": "local", "VIT.LARA.WEIGHTING": "decoupled", "VIT.LARA.BETA": 1.0,
+    "VIT.LARA.LEARNED": False, "VIT.RA.NUM_SAMPLES": 1, "MODEL.ARCH": "slow",
+    "MODEL.MODEL_NAME": "VisionTransformer", "MODEL.LOSS_FUNC": "cross_entropy",
+    "TEST.ENABLE": True, "TEST.BATCH_SIZE": 64, "NUM_GPUS": 8, "NUM_SHARDS": 4, "RNG_SEED": 0,
+    "TENSORBOARD.ENABLE": True,
+}  # fmt: skip
 ROWS = {
     "motionformer_224_16x4": Row(109145, 204.31, **PUBLISHED),
     "joint_224_16x4": Row(87883, 180.64, **PUBLISHED),
@@ -78,7 +96,8 @@ def test_what_it_says(dataset, name, tmp_path):
     assert cfg.DATA.TRAIN_CROP_SIZE == cfg.DATA.TEST_CROP_SIZE == crop
     assert cfg.DATA.TRAIN_JITTER_SCALES == ([384, 480] if crop == 336 else [256, 320])
     assert cfg.DATA.MEAN == cfg.DATA.STD == [0.5, 0.5, 0.5]
-    assert cfg.DATA.USE_RAND_AUGMENT == cfg.DATA.INV_UNIFORM_SAMPLE == ssv2
+    assert cfg.DATA.INV_UNIFORM_SAMPLE == ssv2
+    assert cfg.DATA.USE_RAND_AUGMENT == (ssv2 and name != "joint_224_16x4")
     assert cfg.DATA.RANDOM_FLIP == cfg.DATA.COLORJITTER == (not ssv2)
     assert cfg.DATA.REVERSE_INPUT_CHANNEL == cfg.TRAIN.CHECKPOINT_EPOCH_RESET == ssv2
     assert cfg.DATA.USE_RANDOM_RESIZE_CROPS == (frames == 32 and not ssv2)
@@ -95,6 +114,13 @@ def test_what_it_says(dataset, name, tmp_path):
     assert cfg.VIT.ATTN_LAYER == layer
     assert cfg.VIT.RA.BIASED == ("biased" in name)
     assert cfg.OUTPUT_DIR == f"runs/{dataset}/{file_of(dataset, name).stem}"
+    assert cfg.DATA.PATH_PREFIX == ("data/ssv2/frames" if ssv2 else "")
+    assert cfg.VIT.TEMPORAL_RESOLUTION == frames // 2
+    for key, value in ALIKE.items():
+        node = cfg
+        for part in key.split("."):
+            node = node[part]
+        assert node == value, key
 
 
 @every_config
@@ -170,12 +196,19 @@ def test_gflops_beside_those_of_the_motionformer_article():
     assert ROWS["motionformer_224_16x4"].gflops < 369.5 * 0.6
 
 
+# Has no gradient, by the model's own design: the head sees CLS alone, so not how the last
+# block's patches find their way; a bias of all keys alike cancels in the softmax over time
+# (and proj_kv's values are unused in the published code); 2-D patches are for images.
+NOT_LEARNED = re.compile(r"blocks\.1\.attn\.proj_(q|kv)\..*|.*\.proj_kv\.bias|patch_embed\..*")
+
+
 @every_config
 def test_one_step_cut_down(dataset, name, tmp_path):
     opts = ["VIT.EMBED_DIM", 24, "VIT.NUM_HEADS", 2, "VIT.DEPTH", 2, "VIT.APPROX_ATTN_DIM", 6,
             "DATA.TRAIN_CROP_SIZE", 32, "DATA.TEST_CROP_SIZE", 32, "NUM_GPUS", 0, "NUM_SHARDS", 1,
             "TRAIN.BATCH_SIZE", 2, "SOLVER.USE_MIXED_PRECISION", False, "OUTPUT_DIR", tmp_path,
-            "DATA.PATH_TO_DATA_DIR", tmp_path, "TRAIN.CHECKPOINT_FILE_PATH", ""]  # fmt: skip
+            "DATA.PATH_TO_DATA_DIR", tmp_path, "TRAIN.CHECKPOINT_FILE_PATH", "",
+            "VIT.DROP_PATH", 0.0]  # fmt: skip
     cfg = load_config(file_of(dataset, name), opts)
     check_machine(cfg)
     torch.manual_seed(0)
@@ -188,6 +221,6 @@ def test_one_step_cut_down(dataset, name, tmp_path):
     functional.cross_entropy(logits, labels, label_smoothing=cfg.SOLVER.SMOOTHING).backward()
     optimizer.step()
     for key, x in model.named_parameters():
-        assert torch.isfinite(x).all()
-        assert key not in before or not torch.equal(x, before[key]) or not x.grad.any(), key
-    assert not torch.equal(model.head.weight, before["head.weight"])
+        assert torch.isfinite(x).all(), key
+        if key in before and not NOT_LEARNED.fullmatch(key):
+            assert x.grad.any() and not torch.equal(x, before[key]), key
