@@ -214,7 +214,8 @@ class _Loading:
                 patches = patches + _resize_time(time, frames).transpose(0, 1)
                 note, source = f"from pos_embed and temp_embed, in {frames} frames", "temp_embed"
         else:
-            if not _are_times(given, own.shape[2]) or given.shape[1] % grid**2 != 1:
+            tokens = given.shape[1] - 1 if _are_times(given, own.shape[2]) else 0
+            if tokens < 1 or tokens % grid**2:
                 self.does_not_fit("st_embed", given, own)
                 return
             patches = given[0, 1:].unflatten(0, (-1, grid**2))

@@ -256,7 +256,8 @@ def test_what_a_video_model_cannot_be_without(tmp_path, pos_embed, spoil, told):
     assert told in refused(build(pos_embed=pos_embed), tmp_path / "run.pyth")
 
 
-@pytest.mark.parametrize("shape", [(2, 33, DIM), (0, 33, DIM), (1, 32, DIM), (1, 33), (1, 0, DIM)])
+@pytest.mark.parametrize("shape", [(2, 33, DIM), (0, 33, DIM), (1, 32, DIM), (1, 33), (1, 0, DIM),
+                                   (1, 1, DIM)])  # fmt: skip
 def test_joint_positions_of_a_wrong_shape(tmp_path, shape):
     state = {**build(pos_embed="joint").state_dict(), "st_embed": torch.zeros(shape)}
     torch.save(state, tmp_path / "run.pyth")
