@@ -197,21 +197,20 @@ def plot(table: Table, outcomes: Sequence[Outcome], path: str) -> None:
     figure, (ours, paper, curves) = pyplot.subplots(
         1, 3, figsize=(15, 4.5), constrained_layout=True
     )
-    labels, places = [o.row.label for o in outcomes], range(len(outcomes))
-    for place, o in zip(places, outcomes):
-        bar = ours.barh(place, o.mean, xerr=o.spread, alpha=0.5)
+    for place, o in enumerate(outcomes):
+        color = f"C{place}"
+        ours.errorbar(o.mean, place, xerr=o.spread, fmt="o", color=color, capsize=3)
         ours.plot(o.accuracies, [place] * len(o.accuracies), "k.", markersize=4)
-        paper.barh(place, o.row.paper[0], alpha=0.5, color=bar[0].get_facecolor())
-        curves.plot(*_mean_curve(o), label=o.row.label, color=bar[0].get_facecolor()[:3])
-    for axis, title in ((ours, "here, top-1 %"), (paper, f"paper, {table.columns[0]}, top-1 %")):
-        axis.set_yticks(list(places), labels if axis is ours else [])
+        paper.plot(o.row.paper[0], place, "o", color=color)
+        curves.plot(*_mean_curve(o), color=color)
+    titles = "here, top-1 %: seeds, mean, deviation", f"paper, {table.columns[0]}, top-1 %"
+    for axis, title in zip((ours, paper), titles):
+        axis.set_yticks(range(len(outcomes)), [o.row.label for o in outcomes if axis is ours])
         axis.invert_yaxis()
         axis.set_title(title)
-    smallest = min(o.row.paper[0] for o in outcomes)
-    paper.set_xlim(left=smallest - 5)
     curves.set(title="here, top-1 % in training, mean of seeds", xlabel="step")
-    curves.legend(fontsize=7)
-    curves.grid(alpha=0.3)
+    for axis in (ours, paper, curves):
+        axis.grid(alpha=0.3)
     figure.suptitle(table.title)
     figure.savefig(path, dpi=110)
     pyplot.close(figure)
