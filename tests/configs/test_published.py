@@ -84,6 +84,16 @@ def test_the_table_has_every_file():
     assert found - bases == {file_of(*key) for key in EVERY}
 
 
+@pytest.mark.parametrize("path", sorted(CONFIGS.rglob("*.yaml")),
+                         ids=lambda path: f"{path.parent.name}/{path.stem}")  # fmt: skip
+def test_every_file_loads_and_builds(path):
+    """Those for a CPU and the shared parts too."""
+    cfg = load_config(path, ["NUM_GPUS", 0])
+    with torch.device("meta"):
+        model = build_model(cfg)
+    assert model.head.out_features == cfg.MODEL.NUM_CLASSES
+
+
 @every_config
 def test_what_it_says(dataset, name, tmp_path):
     cfg, row = load_config(file_of(dataset, name)), ROWS[name]
