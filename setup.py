@@ -31,8 +31,5 @@ setup(
         "tensorboard",  # the published configs ask for its logs
     ],
     entry_points={"console_scripts": ["slowfast-lara = slowfast_lara.cli:main"]},
-    extras_require={
-        "test": ["pytest"],
-        "lint": ["ruff"],
-    },
+    extras_require={"test": ["pytest"], "lint": ["ruff"]},
 )

@@ -22,8 +22,9 @@ from slowfast_lara.data.lists import VIDEO_SUFFIXES, videos_below, write_text
 def classes_of(folder: str) -> dict[str, list[str]]:
     """The videos of each class."""
     try:
-        names = sorted(entry.name for entry in os.scandir(folder)
-                       if entry.is_dir() and entry.name[0] != ".")
+        names = sorted(
+            entry.name for entry in os.scandir(folder) if entry.is_dir() and entry.name[0] != "."
+        )
     except OSError as error:
         raise DataError(f"cannot read {folder}: {error.strerror}") from None
     if not names:
@@ -31,22 +32,28 @@ def classes_of(folder: str) -> dict[str, list[str]]:
     videos = {name: list(videos_below(os.path.join(folder, name))) for name in names}
     for name, paths in videos.items():
         if len(paths) < 3:
-            raise DataError(f"{os.path.join(folder, name)}: {len(paths)} videos "
-                            f"({', '.join(VIDEO_SUFFIXES)}) below it; at least 3 are expected, "
-                            "one each to train, validate and test")
+            raise DataError(
+                f"{os.path.join(folder, name)}: {len(paths)} videos "
+                f"({', '.join(VIDEO_SUFFIXES)}) below it; at least 3 are expected, "
+                "one each to train, validate and test"
+            )
     return videos
 
 
 def split(videos: list[str]) -> dict[str, list[str]]:
     shuffled = random.Random(0).sample(videos, len(videos))
     share = max(1, len(videos) // 10)
-    return {"test": shuffled[:share], "val": shuffled[share:2 * share],
-            "train": shuffled[2 * share:]}
+    return {
+        "test": shuffled[:share],
+        "val": shuffled[share : 2 * share],
+        "train": shuffled[2 * share :],
+    }
 
 
 def main(argv: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("videos", help="the folder with a folder for each class")
     parser.add_argument("out", help="the folder for the lists: DATA.PATH_TO_DATA_DIR")
     args = parser.parse_args(argv)

@@ -30,8 +30,10 @@ def read_annotations(path: str) -> list[dict[str, str]]:
             reader = csv.DictReader(file)
             missing = [name for name in COLUMNS if name not in (reader.fieldnames or [])]
             if missing:
-                raise DataError(f"{path}, line 1: columns {', '.join(COLUMNS)} are expected; "
-                                f"{', '.join(missing)} not found")
+                raise DataError(
+                    f"{path}, line 1: columns {', '.join(COLUMNS)} are expected; "
+                    f"{', '.join(missing)} not found"
+                )
             return list(reader)
     except OSError as error:
         raise DataError(f"cannot read {path}: {error.strerror}") from None
@@ -52,22 +54,26 @@ def clip_name(row: dict[str, str], where: str) -> str:
     try:
         start, end = round(float(row["time_start"])), round(float(row["time_end"]))
     except (TypeError, ValueError):
-        raise DataError(f"{where}: numbers are expected as time_start and time_end, not "
-                        f"{row['time_start']!r} and {row['time_end']!r}") from None
+        raise DataError(
+            f"{where}: numbers are expected as time_start and time_end, not "
+            f"{row['time_start']!r} and {row['time_end']!r}"
+        ) from None
     return f"{row['youtube_id']}_{start:06d}_{end:06d}"
 
 
 def main(argv: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("videos", help="the folder with the videos")
     parser.add_argument("out", help="the folder for the lists: DATA.PATH_TO_DATA_DIR")
     for split in SPLITS:
         parser.add_argument(f"--{split}", metavar="FILE", help=f"annotations of {split}")
     parser.add_argument("--separator", default=" ", help="DATA.PATH_LABEL_SEPARATOR")
     args = parser.parse_args(argv)
-    rows = {split: read_annotations(getattr(args, split))
-            for split in SPLITS if getattr(args, split)}
+    rows = {
+        split: read_annotations(getattr(args, split)) for split in SPLITS if getattr(args, split)
+    }
     if not rows:
         parser.error("at least one of --train, --val and --test is expected")
     videos = find_videos(args.videos)

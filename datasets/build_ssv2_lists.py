@@ -43,7 +43,8 @@ def video_lines(folder: str, name: str, label: int) -> list[str] | None:
 
 def main(argv: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("annotations", help="the folder with the JSON files")
     parser.add_argument("folder", help="the folder with the videos or frames")
     parser.add_argument("out", help="the folder for the lists: DATA.PATH_TO_DATA_DIR")
@@ -62,16 +63,21 @@ def main(argv: list[str] | None = None) -> None:
         labels = read_annotations(args.annotations, official, args.classes)
         found, missing = [] if has_videos else [HEADER + "\n"], []
         for number, (name, label) in enumerate(labels.items()):
-            lines = (video_lines(folder, name, label) if has_videos
-                     else frame_lines(folder, name, number))
+            lines = (
+                video_lines(folder, name, label)
+                if has_videos
+                else frame_lines(folder, name, number)
+            )
             if lines is None:
                 missing.append(f"{name}\n")
             else:
                 found += lines
         write_text(os.path.join(args.out, f"{split}.csv"), "".join(found))
         write_text(os.path.join(args.out, f"missing_{split}.txt"), "".join(missing))
-        print(f"{split}: {len(labels) - len(missing)} of {len(labels)} videos found, "
-              f"{len(missing)} missing")
+        print(
+            f"{split}: {len(labels) - len(missing)} of {len(labels)} videos found, "
+            f"{len(missing)} missing"
+        )
     if not has_videos and not same_folder:
         for name in ("labels", *SPLITS.values()):
             file = f"{PREFIX}{name}.json"

@@ -40,8 +40,10 @@ def find_videos(source: str, separator: str, prefix: str) -> Iterator[str]:
         for position, (number, line) in enumerate(read_lines(source)):
             path, found, _ = line.rpartition(separator)
             if not found:
-                raise DataError(f"{source}, line {number}: 'path{separator}label' is expected, "
-                                f"not {line!r:.120}")
+                raise DataError(
+                    f"{source}, line {number}: 'path{separator}label' is expected, "
+                    f"not {line!r:.120}"
+                )
             if position == 0:
                 prefix = find_prefix(prefix, path.strip(), source)
             yield os.path.join(prefix, path.strip())
@@ -63,16 +65,21 @@ def read_progress(path: str) -> dict[str, str]:
 
 def main(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("out", help="the file for the bad videos")
     parser.add_argument("sources", nargs="+", help="lists (.csv), folders or videos")
     parser.add_argument("--separator", default=" ", help="DATA.PATH_LABEL_SEPARATOR")
     parser.add_argument("--prefix", default="", help="DATA.PATH_PREFIX")
     parser.add_argument("--jobs", type=int, default=os.cpu_count(), help="processes")
     args = parser.parse_args(argv)
-    videos = list(dict.fromkeys(
-        path for source in args.sources
-        for path in find_videos(source, args.separator, args.prefix)))
+    videos = list(
+        dict.fromkeys(
+            path
+            for source in args.sources
+            for path in find_videos(source, args.separator, args.prefix)
+        )
+    )
     if not videos:
         raise DataError(f"no videos in {', '.join(args.sources)}")
     progress = f"{args.out}.progress"

@@ -21,7 +21,8 @@ import math
 import multiprocessing
 import os
 import sys
-from typing import Any, Callable, NamedTuple
+from collections.abc import Callable
+from typing import Any, NamedTuple
 
 import av
 import cv2
@@ -69,8 +70,14 @@ def meet(rng: np.random.Generator, time: np.ndarray, bounce: bool) -> list[Path]
     angle, apart = rng.uniform(0, 2 * math.pi), rng.uniform(-0.05, 0.05)
     x, y = rng.uniform(0.4, 0.6, size=2)
     cos, sin = math.cos(angle), math.sin(angle)
-    return [Path(x + side * (way * cos - apart * sin), y + side * (way * sin + apart * cos),
-                 _radius(rng, time)) for side in (1, -1)]
+    return [
+        Path(
+            x + side * (way * cos - apart * sin),
+            y + side * (way * sin + apart * cos),
+            _radius(rng, time),
+        )
+        for side in (1, -1)
+    ]
 
 
 def swing(rng: np.random.Generator, time: np.ndarray, dx: int, dy: int) -> list[Path]:
@@ -111,8 +118,9 @@ def outline(shape: str, rng: np.random.Generator) -> np.ndarray:
         radii[1::2] = 0.45
     if shape == "cross":
         arm = math.atan2(0.35, 1)
-        angles = np.concatenate([[turn - arm, turn + arm, turn + math.pi / 4]
-                                 for turn in np.arange(4) * math.pi / 2])
+        angles = np.concatenate(
+            [[turn - arm, turn + arm, turn + math.pi / 4] for turn in np.arange(4) * math.pi / 2]
+        )
         radii[2::3] = 0.35 * math.sqrt(2)
     angles = angles + rng.uniform(0, 2 * math.pi)
     return np.stack([np.cos(angles), np.sin(angles)], axis=1) * radii[:, None]
@@ -126,8 +134,13 @@ def background(rng: np.random.Generator, size: int) -> np.ndarray:
     return (texture + rng.uniform(105, 150, size=3)).clip(0, 255).astype(np.uint8)
 
 
-def render(rng: np.random.Generator, motion: Callable[..., list[Path]], frames: int, size: int,
-           two_objects: bool) -> tuple[np.ndarray, np.ndarray]:
+def render(
+    rng: np.random.Generator,
+    motion: Callable[..., list[Path]],
+    frames: int,
+    size: int,
+    two_objects: bool,
+) -> tuple[np.ndarray, np.ndarray]:
     """Video [T, H, W, 3] and track [T, 2] of a random object that moves so."""
     # About one journey across the frame in 16 frames; long videos are slower,
     # so that sparse clips of them still follow the motion.
@@ -223,8 +236,10 @@ def write_lists(args: argparse.Namespace, jobs: list[Job]) -> None:
             lines = ["original_vido_id video_id frame_id path labels\n"]
             for number, job in enumerate(chosen):
                 name = os.path.basename(job.path)
-                lines += [f'{name} {number} {frame} {job.path}/{name}_{frame + 1:06d}.jpg ""\n'
-                          for frame in range(args.frames)]
+                lines += [
+                    f'{name} {number} {frame} {job.path}/{name}_{frame + 1:06d}.jpg ""\n'
+                    for frame in range(args.frames)
+                ]
         else:
             lines = [f"{job.path} {job.label}\n" for job in chosen]
         write_text(os.path.join(args.out, f"{split}.csv"), "".join(lines))
@@ -237,9 +252,16 @@ def write_ssv2_annotations(args: argparse.Namespace, jobs: list[Job], names: lis
     write_json(f"{prefix}labels.json", labels)
     # The test split has no labels in the original: as there, it is part of validation.
     for file, splits in (("train", ("train",)), ("validation", ("val", "test"))):
-        entries = [{"id": os.path.basename(job.path), "label": f"an object {names[job.label]}",
-                    "template": f"[something] {names[job.label]}", "placeholders": ["an object"]}
-                   for job in jobs if job.split in splits]
+        entries = [
+            {
+                "id": os.path.basename(job.path),
+                "label": f"an object {names[job.label]}",
+                "template": f"[something] {names[job.label]}",
+                "placeholders": ["an object"],
+            }
+            for job in jobs
+            if job.split in splits
+        ]
         write_json(f"{prefix}{file}.json", entries)
 
 
@@ -257,7 +279,8 @@ def write_text(path: str, text: str) -> None:
 
 def parse_args(argv: list[str] | None = None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("out", help="the folder to make")
     parser.add_argument("--classes", type=int, default=4, help=f"1 to {len(CLASSES)}")
     for split, default in zip(SPLITS, (512, 64, 64)):
@@ -265,8 +288,12 @@ def parse_args(argv: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--size", type=int, default=80, help="height and width, an even number")
     parser.add_argument("--frames", type=int, default=16, help="frames of each video")
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--form", choices=("mp4", "frames"), default="mp4",
-                        help="H.264 files, or extracted frames as for Something-Something-v2")
+    parser.add_argument(
+        "--form",
+        choices=("mp4", "frames"),
+        default="mp4",
+        help="H.264 files, or extracted frames as for Something-Something-v2",
+    )
     parser.add_argument("--jobs", type=int, default=os.cpu_count(), help="processes")
     args = parser.parse_args(argv)
     if not 1 <= args.classes <= len(CLASSES):
@@ -281,14 +308,16 @@ def parse_args(argv: list[str] | None = None) -> argparse.Namespace:
 def main(argv: list[str] | None = None) -> None:
     args = parse_args(argv)
     jobs = plan(args)
-    os.makedirs(os.path.join(args.out, "frames" if args.form == "frames" else "videos"),
-                exist_ok=True)
+    os.makedirs(
+        os.path.join(args.out, "frames" if args.form == "frames" else "videos"), exist_ok=True
+    )
     with multiprocessing.Pool(args.jobs) as pool:
         tracks = pool.map(functools.partial(make_video, args), jobs, chunksize=8)
-    names = list(CLASSES)[:args.classes]
+    names = list(CLASSES)[: args.classes]
     write_json(os.path.join(args.out, "classes.json"), names)
-    write_json(os.path.join(args.out, "tracks.json"),
-               {job.path: track for job, track in zip(jobs, tracks)})
+    write_json(
+        os.path.join(args.out, "tracks.json"), {job.path: track for job, track in zip(jobs, tracks)}
+    )
     if args.form == "frames":
         write_ssv2_annotations(args, jobs, names)
     write_lists(args, jobs)

@@ -15,10 +15,14 @@ COMMANDS = {
     "visualize": ("slowfast_lara.seeing.visualize:main", "draw what trajectory attention sees"),
     "report": ("slowfast_lara.seeing.report:main", "write a run's report as one HTML file"),
     "benchmark": ("slowfast_lara.benchmark.command:main", "measure speed and memory"),
-    "approximation-error": ("slowfast_lara.benchmark.approximation:main",
-                            "measure how far each estimator is from exact attention"),
-    "compare-attention": ("slowfast_lara.cli:compare_attention",
-                          "train and test every attention on one set (needs a checkout)"),
+    "approximation-error": (
+        "slowfast_lara.benchmark.approximation:main",
+        "measure how far each estimator is from exact attention",
+    ),
+    "compare-attention": (
+        "slowfast_lara.cli:compare_attention",
+        "train and test every attention on one set (needs a checkout)",
+    ),
 }
 
 
@@ -41,8 +45,10 @@ def compare_attention(argv: Sequence[str]) -> int:
     """Its configs and its tools are no part of the package."""
     checkout = Path(__file__).resolve().parents[1]
     if not (checkout / "tools" / "compare_attention.py").is_file():
-        print("error: compare-attention needs a checkout, installed by `pip install -e .`",
-              file=sys.stderr)
+        print(
+            "error: compare-attention needs a checkout, installed by `pip install -e .`",
+            file=sys.stderr,
+        )
         return 2
     from slowfast_lara.study.command import main as study
 
@@ -52,8 +58,15 @@ def compare_attention(argv: Sequence[str]) -> int:
 def usage() -> str:
     width = max(map(len, COMMANDS))
     lines = [f"  {name:<{width}}  {meaning}" for name, (_, meaning) in COMMANDS.items()]
-    return "\n".join(["usage: slowfast-lara SUBCOMMAND ...", "", *lines, "",
-                      "`slowfast-lara SUBCOMMAND --help` says more."])
+    return "\n".join(
+        [
+            "usage: slowfast-lara SUBCOMMAND ...",
+            "",
+            *lines,
+            "",
+            "`slowfast-lara SUBCOMMAND --help` says more.",
+        ]
+    )
 
 
 if __name__ == "__main__":

@@ -23,8 +23,15 @@ def main(folder: Path) -> int:
     videos, output = folder / "videos", folder / "output"
     started = time.monotonic()
     make_set = [ROOT / "datasets" / "make_synthetic.py", videos, *SET]
-    train_and_test = [ROOT / "tools" / "run_net.py", "--cfg", CONFIG,
-                      "DATA.PATH_TO_DATA_DIR", videos, "OUTPUT_DIR", output]
+    train_and_test = [
+        ROOT / "tools" / "run_net.py",
+        "--cfg",
+        CONFIG,
+        "DATA.PATH_TO_DATA_DIR",
+        videos,
+        "OUTPUT_DIR",
+        output,
+    ]
     for command in (make_set, train_and_test):
         # The products are small: threads would only fight with the loader's workers.
         environment = {"OMP_NUM_THREADS": "1", **os.environ}
@@ -34,14 +41,14 @@ def main(folder: Path) -> int:
     results = json.loads((output / "test_results.json").read_text())
     classes = len(json.loads((videos / "classes.json").read_text()))
     print(f"""
-Top-1 accuracy {results['top1_acc']:.1f} % on {results['num_videos']} videos, by {
-        results['videos'][0]['num_views']} views each (chance: {100 / classes:.1f} %), in {
-        time.monotonic() - started:.0f} s.
+Top-1 accuracy {results["top1_acc"]:.1f} % on {results["num_videos"]} videos, by {
+        results["videos"][0]["num_views"]
+    } views each (chance: {100 / classes:.1f} %), in {time.monotonic() - started:.0f} s.
   videos and lists   {videos}
   config             {CONFIG}
-  checkpoint         {results['checkpoint']}
-  log                {output / 'stdout.log'}
-  every video's top  {output / 'test_results.json'}""")
+  checkpoint         {results["checkpoint"]}
+  log                {output / "stdout.log"}
+  every video's top  {output / "test_results.json"}""")
     return 0
 
 

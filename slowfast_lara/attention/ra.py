@@ -18,7 +18,7 @@ probabilities of one frame at a time, the biased one none.
 from __future__ import annotations
 
 import itertools
-from typing import Callable
+from collections.abc import Callable
 
 import torch
 from torch import Tensor

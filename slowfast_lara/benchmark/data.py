@@ -29,8 +29,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--frames", type=int, default=16, help="frames of a clip")
     parser.add_argument("--rate", type=int, default=4, help="every how manieth frame")
     parser.add_argument("--rounds", type=int, default=3, help="repetitions")
-    parser.add_argument("--train-samples", type=int, default=20,
-                        help="random training samples of each video in a round")
+    parser.add_argument(
+        "--train-samples",
+        type=int,
+        default=20,
+        help="random training samples of each video in a round",
+    )
 
 
 def run(args: argparse.Namespace) -> dict[str, dict[str, float]]:
@@ -45,24 +49,34 @@ def run(args: argparse.Namespace) -> dict[str, dict[str, float]]:
         }
     torch.set_num_threads(threads)
     for task, figures in results.items():
-        print(f"{task}: {figures['ours_ms']:.1f} ms, PySlowFast {figures['pyslowfast_ms']:.1f} ms, "
-              f"{figures['ratio']:.2f} times as fast")
+        print(
+            f"{task}: {figures['ours_ms']:.1f} ms, PySlowFast {figures['pyslowfast_ms']:.1f} ms, "
+            f"{figures['ratio']:.2f} times as fast"
+        )
     return results
 
 
 def _compare_tests(cfg: CfgNode, rounds: int) -> dict[str, float]:
     ours, theirs = Kinetics(cfg, "test"), PySlowFastKinetics(cfg, "test")
     views = len(theirs) // len(ours)
-    return _compare(ours, theirs, [
-        ([video], range(video * views, (video + 1) * views))
-        for _ in range(rounds) for video in range(len(ours))])
+    return _compare(
+        ours,
+        theirs,
+        [
+            ([video], range(video * views, (video + 1) * views))
+            for _ in range(rounds)
+            for video in range(len(ours))
+        ],
+    )
 
 
 def _compare_training(cfg: CfgNode, epochs: int) -> dict[str, float]:
     ours, theirs = Kinetics(cfg, "train"), PySlowFastKinetics(cfg, "train")
-    return _compare(ours, theirs, [
-        ([(epoch, video)], [video])
-        for epoch in range(epochs) for video in range(len(ours))])
+    return _compare(
+        ours,
+        theirs,
+        [([(epoch, video)], [video]) for epoch in range(epochs) for video in range(len(ours))],
+    )
 
 
 def _compare(
@@ -71,8 +85,10 @@ def _compare(
     """`reads` are pairs of keys: what one and the other reads for the same result."""
     for dataset, keys in zip((ours, theirs), reads[0]):
         _milliseconds(dataset, keys)  # to warm up
-    times = [(_milliseconds(ours, our_keys), _milliseconds(theirs, their_keys))
-             for our_keys, their_keys in reads]
+    times = [
+        (_milliseconds(ours, our_keys), _milliseconds(theirs, their_keys))
+        for our_keys, their_keys in reads
+    ]
     our_time, their_time = map(statistics.mean, zip(*times))
     return {"ours_ms": our_time, "pyslowfast_ms": their_time, "ratio": their_time / our_time}
 

@@ -65,15 +65,27 @@ class Report:
             file.write(f"# {line}\n")
         writer = csv.writer(file, lineterminator="\n")
         writer.writerow(
-            [self.size_name, "attention", "forward_ms", "forward_speedup", "both_ms",
-             "both_speedup", "peak_memory_mb", "memory_share"]
-        )  # fmt: skip
+            [
+                self.size_name,
+                "attention",
+                "forward_ms",
+                "forward_speedup",
+                "both_ms",
+                "both_speedup",
+                "peak_memory_mb",
+                "memory_share",
+            ]
+        )
         for row in self.rows:
             base = self.baseline_of(row)
             figures = (
-                row.forward * 1e3, base.forward / row.forward, row.both * 1e3,
-                base.both / row.both, row.memory / 2**20, row.memory / base.memory,
-            )  # fmt: skip
+                row.forward * 1e3,
+                base.forward / row.forward,
+                row.both * 1e3,
+                base.both / row.both,
+                row.memory / 2**20,
+                row.memory / base.memory,
+            )
             writer.writerow([row.size, row.name, *(f"{figure:.3f}" for figure in figures)])
         return file.getvalue()
 

@@ -9,6 +9,18 @@ from slowfast_lara.data.ssv2 import Ssv2
 from slowfast_lara.data.views import load_views
 
 __all__ = [
-    "BadVideos", "Batch", "DataError", "DecodeError", "Failure", "Kinetics", "Sample", "Ssv2",
-    "TooManyBadVideos", "VideoViews", "load_views", "test_loader", "train_loader", "val_loader",
+    "BadVideos",
+    "Batch",
+    "DataError",
+    "DecodeError",
+    "Failure",
+    "Kinetics",
+    "Sample",
+    "Ssv2",
+    "TooManyBadVideos",
+    "VideoViews",
+    "load_views",
+    "test_loader",
+    "train_loader",
+    "val_loader",
 ]

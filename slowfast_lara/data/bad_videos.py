@@ -29,4 +29,5 @@ class BadVideos:
             lines = "".join(f"\n  {path}: {reason}" for path, reason in self.reasons.items())
             raise TooManyBadVideos(
                 f"{bad} of {self._num_videos} videos will not decode, more than "
-                f"DATA.MAX_BAD_SHARE ({self._max_share:g}) allows:{lines}")
+                f"DATA.MAX_BAD_SHARE ({self._max_share:g}) allows:{lines}"
+            )

@@ -21,8 +21,10 @@ def class_names(path: str | None, count: int, data_dir: str) -> list[str]:
     names = read_names(path)
     wrong = [number for number in names if not 0 <= number < count]
     if wrong or len(names) != count:
-        raise DataError(f"{path} names {len(names)} classes, numbers {min(names, default=0)} to "
-                         f"{max(names, default=0)}; the model has {count} (MODEL.NUM_CLASSES)")
+        raise DataError(
+            f"{path} names {len(names)} classes, numbers {min(names, default=0)} to "
+            f"{max(names, default=0)}; the model has {count} (MODEL.NUM_CLASSES)"
+        )
     return [names[number] for number in range(count)]
 
 
@@ -41,8 +43,9 @@ def read_names(path: str) -> dict[int, str]:
         content = json.loads(text)
     except (ValueError, RecursionError) as error:
         raise DataError(f"{path} is not JSON: {error}") from None
-    return dict(enumerate(map(_name, content))) if isinstance(content, list) else _by_id(
-        content, path)
+    return (
+        dict(enumerate(map(_name, content))) if isinstance(content, list) else _by_id(content, path)
+    )
 
 
 def _by_id(content: dict[str, Any], path: str) -> dict[int, str]:
@@ -52,8 +55,10 @@ def _by_id(content: dict[str, Any], path: str) -> dict[int, str]:
         try:
             number = int(value)
         except (TypeError, ValueError):
-            raise DataError(f"{path}: {name!r} has number {value!r:.40}; "
-                             "a JSON object is expected to map names to class numbers") from None
+            raise DataError(
+                f"{path}: {name!r} has number {value!r:.40}; "
+                "a JSON object is expected to map names to class numbers"
+            ) from None
         if number in names:
             raise DataError(f"{path}: {names[number]!r} and {name!r} both have number {number}")
         names[number] = _name(name)

@@ -63,9 +63,7 @@ class VideoDataset(torch.utils.data.Dataset):
     def _read_lists(self) -> tuple[list[str], list[int]]:
         raise NotImplementedError
 
-    def _choose(
-        self, draws: np.ndarray | None, video_frames: int, fps: float
-    ) -> np.ndarray:
+    def _choose(self, draws: np.ndarray | None, video_frames: int, fps: float) -> np.ndarray:
         """The frames of a clip: random by `draws` (NUM_FRAMES of [0, 1)), or the central ones."""
         raise NotImplementedError
 
@@ -104,7 +102,7 @@ class VideoDataset(torch.utils.data.Dataset):
         except DecodeError as error:
             return Sample(None, self.labels[index], index, [self._failure(index, error)])
         y, x = transforms.uniform_crop_offset(*clip.shape[1:3], size, 1)
-        clip = self._normalize(clip[:, y:y + size, x:x + size])
+        clip = self._normalize(clip[:, y : y + size, x : x + size])
         return Sample(clip, self.labels[index], index, [])
 
     def _train_sample(self, epoch: int, index: int) -> Sample:
@@ -119,8 +117,10 @@ class VideoDataset(torch.utils.data.Dataset):
                 video = int(rng.integers(len(self)))
             else:
                 return Sample(clip, self.labels[video], index, failures)
-        raise DataError(f"{MAX_ATTEMPTS} videos in a row would not decode: "
-                        + "; ".join(f"{failure.path}: {failure.reason}" for failure in failures))
+        raise DataError(
+            f"{MAX_ATTEMPTS} videos in a row would not decode: "
+            + "; ".join(f"{failure.path}: {failure.reason}" for failure in failures)
+        )
 
     def _failure(self, video: int, error: DecodeError) -> Failure:
         path = self.paths[video]
@@ -134,9 +134,14 @@ class VideoDataset(torch.utils.data.Dataset):
             place = partial(transforms.resized_crop, size=data.TRAIN_CROP_SIZE, seed=seed)
         else:
             short_side = transforms.draw_short_side(
-                rng, *data.TRAIN_JITTER_SCALES, data.INV_UNIFORM_SAMPLE)
-            place = partial(transforms.jittered_crop, size=data.TRAIN_CROP_SIZE,
-                            short_side=short_side, seed=seed)
+                rng, *data.TRAIN_JITTER_SCALES, data.INV_UNIFORM_SAMPLE
+            )
+            place = partial(
+                transforms.jittered_crop,
+                size=data.TRAIN_CROP_SIZE,
+                short_side=short_side,
+                seed=seed,
+            )
         clip = self._read_clip(video, draws, place)
         if data.RANDOM_FLIP and self.may_flip:
             clip = transforms.random_flip(clip, rng)

@@ -15,9 +15,9 @@ from __future__ import annotations
 
 import os
 import stat
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any, Callable, NamedTuple
+from typing import Any, NamedTuple
 
 import av
 import cv2
@@ -171,8 +171,9 @@ def _video_stream(container: Any, path: str, threads: int) -> Any:
 
 def _scan(container: Any, stream: Any, default_fps: float) -> Packets:
     """Reads through the packets; the container then stands at its end."""
-    pts = [packet.pts for packet in _demux(container, stream)
-           if packet.size and not packet.is_discard]
+    pts = [
+        packet.pts for packet in _demux(container, stream) if packet.size and not packet.is_discard
+    ]
     if not pts:
         raise DecodeError(f"{container.name.removeprefix('file:')}: no frame decodes")
     known = sorted(set(pts) - {None})
@@ -225,9 +226,7 @@ def _frames_among(container: Any, stream: Any, wanted: set[int]) -> Iterator[Any
             return
 
 
-def _decode_pts(
-    container: Any, stream: Any, wanted: list[int], place: Place
-) -> np.ndarray | None:
+def _decode_pts(container: Any, stream: Any, wanted: list[int], place: Place) -> np.ndarray | None:
     """The frames with the wanted timestamps; None if they do not all come, in order."""
     kept = Kept(len(wanted), place)
     container.seek(wanted[0], stream=stream)  # to the key frame at or before it
@@ -283,7 +282,7 @@ class Kept:
         top, left, height, width, out_height, out_width = self._region
         if self.count == 0:
             self.pixels = np.empty((self._capacity, out_height, out_width, 3), np.uint8)
-        region, out = image[top:top + height, left:left + width], self.pixels[self.count]
+        region, out = image[top : top + height, left : left + width], self.pixels[self.count]
         if region.shape == out.shape:
             out[:] = region
         else:

@@ -23,8 +23,9 @@ class Kinetics(VideoDataset):
     def _read_lists(self) -> tuple[list[str], list[int]]:
         data = self.cfg.DATA
         list_file = os.path.join(data.PATH_TO_DATA_DIR, f"{self.mode}.csv")
-        return read_path_labels(list_file, data.PATH_LABEL_SEPARATOR,
-                                self.cfg.MODEL.NUM_CLASSES, data.PATH_PREFIX)
+        return read_path_labels(
+            list_file, data.PATH_LABEL_SEPARATOR, self.cfg.MODEL.NUM_CLASSES, data.PATH_PREFIX
+        )
 
     def _choose(self, draws: np.ndarray | None, video_frames: int, fps: float) -> np.ndarray:
         data = self.cfg.DATA

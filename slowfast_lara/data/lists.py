@@ -20,8 +20,10 @@ def read_path_labels(
         path, found, label = line.rpartition(separator)
         where = f"{list_file}, line {number}"
         if not found or not path.strip():
-            raise DataError(f"{where}: 'path{separator}label' is expected, not {line!r:.120}"
-                            f" (DATA.PATH_LABEL_SEPARATOR is {separator!r})")
+            raise DataError(
+                f"{where}: 'path{separator}label' is expected, not {line!r:.120}"
+                f" (DATA.PATH_LABEL_SEPARATOR is {separator!r})"
+            )
         paths.append(path.strip())
         labels.append(parse_label(label, num_classes, where))
     if not paths:
@@ -61,8 +63,10 @@ def parse_label(text: str, num_classes: int, where: str) -> int:
     except ValueError:
         raise DataError(f"{where}: a class number is expected as label, not {text!r:.60}") from None
     if not 0 <= label < num_classes:
-        raise DataError(f"{where}: label {label}; 0 to {num_classes - 1} are expected"
-                        f" (MODEL.NUM_CLASSES is {num_classes})")
+        raise DataError(
+            f"{where}: label {label}; 0 to {num_classes - 1} are expected"
+            f" (MODEL.NUM_CLASSES is {num_classes})"
+        )
     return label
 
 

@@ -54,7 +54,7 @@ class TrainBatches:
         order = np.random.default_rng((self._seed, epoch)).permutation(self._num_videos)
         for batch in range(first_batch, len(self)):
             start = batch * self._global_batch + self._rank * self._batch_size
-            yield [(epoch, int(index)) for index in order[start:start + self._batch_size]]
+            yield [(epoch, int(index)) for index in order[start : start + self._batch_size]]
 
 
 def train_loader(
@@ -65,18 +65,22 @@ def train_loader(
     if len(dataset) < batch_size * world_size:
         raise DataError(
             f"the training list has {len(dataset)} videos, fewer than one batch of "
-            f"{batch_size * world_size} (TRAIN.BATCH_SIZE times NUM_SHARDS)")
+            f"{batch_size * world_size} (TRAIN.BATCH_SIZE times NUM_SHARDS)"
+        )
     batches = TrainBatches(len(dataset), batch_size, rank, world_size, cfg.RNG_SEED)
     return _loader(cfg, dataset, batch_sampler=batches, collate_fn=_collate)
 
 
-def val_loader(
-    cfg: CfgNode, *, batch_size: int, rank: int = 0, world_size: int = 1
-) -> DataLoader:
+def val_loader(cfg: CfgNode, *, batch_size: int, rank: int = 0, world_size: int = 1) -> DataLoader:
     """Yields Batch; every video once over all processes, nothing padded."""
     dataset = build_dataset(cfg.TRAIN.DATASET, cfg, "val")
-    return _loader(cfg, dataset, sampler=range(rank, len(dataset), world_size),
-                   batch_size=batch_size, collate_fn=_collate)
+    return _loader(
+        cfg,
+        dataset,
+        sampler=range(rank, len(dataset), world_size),
+        batch_size=batch_size,
+        collate_fn=_collate,
+    )
 
 
 def test_loader(cfg: CfgNode, *, rank: int = 0, world_size: int = 1) -> DataLoader:
@@ -84,8 +88,14 @@ def test_loader(cfg: CfgNode, *, rank: int = 0, world_size: int = 1) -> DataLoad
     dataset = build_dataset(cfg.TEST.DATASET, cfg, "test")
     # All views of a video are hundreds of megabytes: few wait.
     prefetch = {"prefetch_factor": 1} if cfg.DATA_LOADER.NUM_WORKERS else {}
-    return _loader(cfg, dataset, sampler=range(rank, len(dataset), world_size),
-                   batch_size=None, collate_fn=_as_it_is, **prefetch)
+    return _loader(
+        cfg,
+        dataset,
+        sampler=range(rank, len(dataset), world_size),
+        batch_size=None,
+        collate_fn=_as_it_is,
+        **prefetch,
+    )
 
 
 # pytest would take the name for a test.

@@ -9,7 +9,7 @@ probability 1/2, at a magnitude drawn from N(m, mstd) and clipped to 0..10.
 from __future__ import annotations
 
 import re
-from typing import Callable
+from collections.abc import Callable
 
 import cv2
 import numpy as np
@@ -26,17 +26,20 @@ Operation = Callable[[np.ndarray, float], np.ndarray]
 
 def auto_contrast(clip: np.ndarray) -> np.ndarray:
     """Each channel of each frame stretched to 0..255."""
+
     def stretch(histogram: np.ndarray) -> np.ndarray:
         used = histogram.nonzero()[0]
         low, high = used[0], used[-1]
         if low == high:
             return np.arange(256)
         return np.trunc((np.arange(256) - low) * (255 / (high - low)))
+
     return _by_histogram(clip, stretch)
 
 
 def equalize(clip: np.ndarray) -> np.ndarray:
     """Each channel of each frame with a flat histogram."""
+
     def flatten(histogram: np.ndarray) -> np.ndarray:
         used = histogram[histogram.nonzero()]
         step = (histogram.sum() - used[-1]) // 255
@@ -44,16 +47,17 @@ def equalize(clip: np.ndarray) -> np.ndarray:
             return np.arange(256)
         below = np.concatenate([[0], histogram.cumsum()[:-1]])
         return (below + step // 2) // step
+
     return _by_histogram(clip, flatten)
 
 
-def _by_histogram(
-    clip: np.ndarray, table_of: Callable[[np.ndarray], np.ndarray]
-) -> np.ndarray:
+def _by_histogram(clip: np.ndarray, table_of: Callable[[np.ndarray], np.ndarray]) -> np.ndarray:
     out = np.empty(clip.shape, np.uint8)
     for frame, target in zip(clip, out):
-        tables = [table_of(np.bincount(frame[..., channel].ravel(), minlength=256))
-                  for channel in range(3)]
+        tables = [
+            table_of(np.bincount(frame[..., channel].ravel(), minlength=256))
+            for channel in range(3)
+        ]
         target[:] = look_up(frame, np.stack(tables, axis=-1))
     return out
 
@@ -96,9 +100,15 @@ def affine(clip: np.ndarray, matrix: list[list[float]]) -> np.ndarray:
     size = (clip.shape[2], clip.shape[1])
     out = np.empty(clip.shape, np.uint8)
     for frame, target in zip(clip, out):
-        cv2.warpAffine(np.ascontiguousarray(frame), np.array(matrix, float), size, dst=target,
-                       flags=cv2.INTER_LINEAR | cv2.WARP_INVERSE_MAP,
-                       borderMode=cv2.BORDER_CONSTANT, borderValue=FILL)
+        cv2.warpAffine(
+            np.ascontiguousarray(frame),
+            np.array(matrix, float),
+            size,
+            dst=target,
+            flags=cv2.INTER_LINEAR | cv2.WARP_INVERSE_MAP,
+            borderMode=cv2.BORDER_CONSTANT,
+            borderValue=FILL,
+        )
     return out
 
 
@@ -175,6 +185,9 @@ class RandAugment:
             magnitude = np.clip(rng.normal(self._magnitude, self._spread), 0, MAX_MAGNITUDE)
             strength = float(magnitude) / MAX_MAGNITUDE
             if applied:
-                clip = (symmetric[name](clip, sign * strength) if name in symmetric
-                        else plain[name](clip, strength))
+                clip = (
+                    symmetric[name](clip, sign * strength)
+                    if name in symmetric
+                    else plain[name](clip, strength)
+                )
         return clip

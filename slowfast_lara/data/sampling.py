@@ -29,9 +29,7 @@ def clip_indices(
     return indices.clamp(0, video_frames - 1).long().numpy()
 
 
-def segment_indices(
-    video_frames: int, num_frames: int, offsets: float | np.ndarray
-) -> np.ndarray:
+def segment_indices(video_frames: int, num_frames: int, offsets: float | np.ndarray) -> np.ndarray:
     """One frame of each of `num_frames` segments, `offsets` (in [0, 1)) into them."""
     segments = np.arange(num_frames)
     indices = np.floor((segments + offsets) * video_frames / num_frames)

@@ -48,8 +48,9 @@ class Ssv2(VideoDataset):
         has_list = os.path.exists(list_file)
         annotated = os.path.exists(os.path.join(folder, f"{PREFIX}labels.json"))
         if has_list and not annotated and not _has_header(list_file):
-            return read_path_labels(list_file, data.PATH_LABEL_SEPARATOR, num_classes,
-                                    data.PATH_PREFIX)
+            return read_path_labels(
+                list_file, data.PATH_LABEL_SEPARATOR, num_classes, data.PATH_PREFIX
+            )
         label_of = read_annotations(folder, split, num_classes)
         if not has_list:
             files = [f"{name}.webm" for name in label_of]
@@ -82,8 +83,9 @@ def read_annotations(folder: str, split: str, num_classes: int) -> dict[str, int
     for number, entry in enumerate(_read_json(split_file, list, "a list of videos"), start=1):
         where = f"{split_file}, entry {number}"
         if not isinstance(entry, dict) or not {"id", "template"} <= entry.keys():
-            raise DataError(f'{where}: an object with "id" and "template" is expected, '
-                            f"not {entry!r:.80}")
+            raise DataError(
+                f'{where}: an object with "id" and "template" is expected, not {entry!r:.80}'
+            )
         template = str(entry["template"]).replace("[", "").replace("]", "")
         if template not in class_of:
             raise DataError(f"{where}: template {template!r} is not in {labels_file}")
@@ -120,8 +122,10 @@ def read_frame_list(list_file: str, prefix: str) -> dict[str, str]:
     strings would be copied to every worker as soon as it counts references.
     """
     if not _has_header(list_file):
-        raise DataError(f"{list_file}, line 1: the header {HEADER!r} is expected; without "
-                        f"this file, the videos are DATA.PATH_PREFIX/ID.webm")
+        raise DataError(
+            f"{list_file}, line 1: the header {HEADER!r} is expected; without "
+            f"this file, the videos are DATA.PATH_PREFIX/ID.webm"
+        )
     frames: dict[str, str] = {}
     for name, rows in itertools.groupby(_frame_rows(list_file), key=lambda row: row[0]):
         paths = [path for _, _, path in sorted(rows)]
@@ -141,6 +145,7 @@ def _frame_rows(list_file: str) -> Iterator[tuple[str, int, str]]:
         fields = line.split(None, 3)
         path, *labels = fields[-1].rsplit(None, 1)
         if len(fields) != 4 or not fields[2].isdigit() or not labels:
-            raise DataError(f"{list_file}, line {number}: {HEADER!r} is expected, "
-                            f"not {line!r:.120}")
+            raise DataError(
+                f"{list_file}, line {number}: {HEADER!r} is expected, not {line!r:.120}"
+            )
         yield fields[0], int(fields[2]), path

@@ -74,8 +74,7 @@ def resized_crop(height: int, width: int, size: int, seed: int) -> Region:
 
 
 def _anywhere(
-    height: int, width: int, crop_height: int, crop_width: int, size: int,
-    rng: np.random.Generator,
+    height: int, width: int, crop_height: int, crop_width: int, size: int, rng: np.random.Generator
 ) -> Region:
     top = int(rng.integers(0, height - crop_height, endpoint=True))
     left = int(rng.integers(0, width - crop_width, endpoint=True))

@@ -6,8 +6,8 @@ import math
 import os
 import threading
 import weakref
+from collections.abc import Callable
 from functools import partial
-from typing import Callable
 
 import numpy as np
 import torch
@@ -59,14 +59,19 @@ def read_source(
 def _clip_views(cfg: CfgNode, video_frames: int, fps: float) -> np.ndarray:
     data, views = cfg.DATA, cfg.TEST.NUM_ENSEMBLE_VIEWS
     length = clip_length(data.NUM_FRAMES, data.SAMPLING_RATE, fps, data.TARGET_FPS)
-    return np.stack([clip_indices(video_frames, length, data.NUM_FRAMES, view, views)
-                     for view in range(views)])
+    return np.stack(
+        [clip_indices(video_frames, length, data.NUM_FRAMES, view, views) for view in range(views)]
+    )
 
 
 def _segment_views(cfg: CfgNode, video_frames: int, fps: float) -> np.ndarray:
     views = cfg.TEST.NUM_ENSEMBLE_VIEWS
-    return np.stack([segment_view_indices(video_frames, cfg.DATA.NUM_FRAMES, view, views)
-                     for view in range(views)])
+    return np.stack(
+        [
+            segment_view_indices(video_frames, cfg.DATA.NUM_FRAMES, view, views)
+            for view in range(views)
+        ]
+    )
 
 
 def _crop_and_normalize(frames: Frames, cfg: CfgNode) -> torch.Tensor:
@@ -80,7 +85,7 @@ def _crop_and_normalize(frames: Frames, cfg: CfgNode) -> torch.Tensor:
         clip = frames.pixels[order]
         for number, position in enumerate(positions, start=clip_number * len(positions)):
             y, x = uniform_crop_offset(height, width, size, position)
-            normalize(clip[:, y:y + size, x:x + size], out=views[number])
+            normalize(clip[:, y : y + size, x : x + size], out=views[number])
     return torch.from_numpy(views)
 
 

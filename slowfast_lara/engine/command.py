@@ -52,16 +52,17 @@ def _parse(argv: Sequence[str] | None) -> tuple[argparse.Namespace, list[str]]:
         description="Train and test a video model.",
         usage="run_net.py --cfg FILE.yaml [flags] [--opts] [KEY VALUE ...]",
         epilog="Exit codes: 0 done, 1 failed, 2 bad input, 75 stopped by SIGTERM, SIGINT or "
-               "SIGUSR1 and saved (the same command continues), 130 stopped by a second Ctrl-C.",
+        "SIGUSR1 and saved (the same command continues), 130 stopped by a second Ctrl-C.",
         allow_abbrev=False,
     )
     parser.add_argument("--cfg", required=True, help="the config file (YAML)")
     parser.add_argument("--num_shards", type=int, help="number of machines (NUM_SHARDS)")
     parser.add_argument("--shard_id", type=int, help="number of this machine, from 0 (SHARD_ID)")
     parser.add_argument(
-        "--init_method", metavar="tcp://HOST:PORT",
+        "--init_method",
+        metavar="tcp://HOST:PORT",
         help=f"where the processes meet, on machine 0 (default {DEFAULT_INIT_METHOD}; on a "
-             "single machine, a free port)",
+        "single machine, a free port)",
     )
     parser.add_argument("--opts", action="store_true", help="KEY VALUE pairs follow (optional)")
     args, opts = parser.parse_known_args(argv)

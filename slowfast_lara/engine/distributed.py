@@ -6,8 +6,8 @@ obvious thing.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any, Callable, TypeVar
+from collections.abc import Callable, Sequence
+from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -83,6 +83,7 @@ def per_process(cfg: CfgNode, key: str) -> int:
     node, name = key.split(".")
     total, processes = cfg[node][name], world_size() // cfg.NUM_SHARDS
     if total % processes:
-        raise ConfigError(f"{key} is {total}; a multiple of the {processes} processes of a node "
-                          "is expected")
+        raise ConfigError(
+            f"{key} is {total}; a multiple of the {processes} processes of a node is expected"
+        )
     return total // processes

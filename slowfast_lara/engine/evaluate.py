@@ -98,8 +98,12 @@ def validate(
         return None
     if not count:
         raise RunError("no video of the validation list could be decoded")
-    return {"top1_err": 100.0 - 100.0 * top1 / count, "top5_err": 100.0 - 100.0 * top5 / count,
-            "num_videos": int(count), "num_failed": int(failed)}
+    return {
+        "top1_err": 100.0 - 100.0 * top1 / count,
+        "top5_err": 100.0 - 100.0 * top5 / count,
+        "num_videos": int(count),
+        "num_failed": int(failed),
+    }
 
 
 @torch.no_grad()
@@ -130,8 +134,13 @@ def run_test(
         mine.append(_score(model, video, cfg))
         if len(mine) % cfg.LOG_PERIOD == 0:
             seconds = (time.perf_counter() - started) / len(mine)
-            log_json_stats({"split": "test_iter", "cur_iter": f"{len(mine)}/{len(loader)}",
-                            "time_diff": seconds})
+            log_json_stats(
+                {
+                    "split": "test_iter",
+                    "cur_iter": f"{len(mine)}/{len(loader)}",
+                    "time_diff": seconds,
+                }
+            )
     gathered = gather_on_first(mine)
     if gathered is not None:
         videos = sorted((video for share in gathered for video in share), key=lambda v: v.index)
@@ -154,13 +163,19 @@ def _write_results(videos: list[VideoScore], cfg: CfgNode, checkpoint: str) -> N
     scored = [video for video in videos if video.scores is not None]
     failed = [video for video in videos if video.scores is None]
     if not scored:
-        raise RunError(f"none of the {len(videos)} test videos could be scored; the first: "
-                       f"{failed[0].path}: {failed[0].error}")
+        raise RunError(
+            f"none of the {len(videos)} test videos could be scored; the first: "
+            f"{failed[0].path}: {failed[0].error}"
+        )
     scores = torch.from_numpy(np.stack([video.scores for video in scored]))
     labels = torch.tensor([video.label for video in scored])
     top1, top5 = (100.0 * count / len(scored) for count in count_correct(scores, labels))
-    summary = {"top1_acc": top1, "top5_acc": top5, "num_videos": len(scored),
-               "num_failed": len(failed)}
+    summary = {
+        "top1_acc": top1,
+        "top5_acc": top5,
+        "num_videos": len(scored),
+        "num_failed": len(failed),
+    }
     results = {
         **summary,
         "checkpoint": checkpoint,
@@ -178,16 +193,22 @@ def _write_results(videos: list[VideoScore], cfg: CfgNode, checkpoint: str) -> N
 
 def _as_json(video: VideoScore) -> dict[str, Any]:
     order = np.argsort(-video.scores, kind="stable")[:5]
-    return {"path": video.path, "label": video.label, "top5": order.tolist(),
-            "top5_scores": [float(video.scores[i]) for i in order],
-            "num_views": video.num_views}
+    return {
+        "path": video.path,
+        "label": video.label,
+        "top5": order.tolist(),
+        "top5_scores": [float(video.scores[i]) for i in order],
+        "num_views": video.num_views,
+    }
 
 
 def _per_class(scores: Tensor, labels: Tensor) -> dict[str, dict[str, float]]:
     right = scores.argmax(dim=1) == labels
     return {
-        str(label): {"top1_acc": 100.0 * right[labels == label].double().mean().item(),
-                     "num_videos": int((labels == label).sum())}
+        str(label): {
+            "top1_acc": 100.0 * right[labels == label].double().mean().item(),
+            "num_videos": int((labels == label).sum()),
+        }
         for label in labels.unique().tolist()
     }
 
@@ -197,7 +218,11 @@ def _save_scores(path: str, videos: list[VideoScore], scores: Tensor) -> None:
     os.makedirs(os.path.dirname(os.path.abspath(path)), exist_ok=True)
     aside = f"{path}.{os.getpid()}.writing"
     with open(aside, "wb") as file:
-        np.savez(file, scores=scores.numpy(), paths=np.array([v.path for v in videos]),
-                 labels=np.array([v.label for v in videos]),
-                 num_views=np.array([v.num_views for v in videos]))
+        np.savez(
+            file,
+            scores=scores.numpy(),
+            paths=np.array([v.path for v in videos]),
+            labels=np.array([v.label for v in videos]),
+            num_views=np.array([v.num_views for v in videos]),
+        )
     os.replace(aside, path)

@@ -1,10 +1,10 @@
 """How a run ends: one line for people, and an exit code for scripts.
 
-    0   done
-    1   failed: the loss is not finite, too many bad videos, a process was lost, ...
-    2   bad input: a flag, a config key, a list, a checkpoint; nothing was trained
-    75  stopped by a signal, and saved: the same command goes on from there
-    130 stopped by a second Ctrl-C, not saved
+0   done
+1   failed: the loss is not finite, too many bad videos, a process was lost, ...
+2   bad input: a flag, a config key, a list, a checkpoint; nothing was trained
+75  stopped by a signal, and saved: the same command goes on from there
+130 stopped by a second Ctrl-C, not saved
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import multiprocessing
 import os
 import sys
 import traceback
-from typing import Callable
+from collections.abc import Callable
 
 import torch.distributed as dist
 

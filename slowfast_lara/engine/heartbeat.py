@@ -27,8 +27,13 @@ class Heartbeat(threading.Thread):
         super().__init__(name="heartbeat", daemon=True)
         self._rank, self._peer = dist.get_rank(), (dist.get_rank() + 1) % dist.get_world_size()
         # A connection of its own: the process group's may be busy for minutes.
-        store = dist.TCPStore(host, port, is_master=False, wait_for_workers=False,
-                              timeout=datetime.timedelta(seconds=PERIOD * MISSED_BEATS))
+        store = dist.TCPStore(
+            host,
+            port,
+            is_master=False,
+            wait_for_workers=False,
+            timeout=datetime.timedelta(seconds=PERIOD * MISSED_BEATS),
+        )
         restart = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
         self._store = dist.PrefixStore(f"heartbeat/{restart}", store)
         self._stopped = threading.Event()

@@ -16,9 +16,10 @@ import socket
 import sys
 import threading
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from multiprocessing.connection import wait
-from typing import Any, Callable
+from typing import Any
 from urllib.parse import urlsplit
 
 import torch
@@ -82,15 +83,20 @@ def launch(run: Run, cfg: CfgNode, init_method: str | None = None) -> int:
     """Run on all the processes that this command stands for; the exit code."""
     per_node = max(1, cfg.NUM_GPUS)
     if under_torchrun():
-        place = Place(int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"]),
-                      int(os.environ["LOCAL_RANK"]), "env://")
+        place = Place(
+            int(os.environ["RANK"]),
+            int(os.environ["WORLD_SIZE"]),
+            int(os.environ["LOCAL_RANK"]),
+            "env://",
+        )
         return _run_in_place(run, cfg, place)
     if per_node * cfg.NUM_SHARDS == 1:
         return _run_alone(run, cfg)
     if init_method is None and cfg.NUM_SHARDS == 1:
         init_method = f"tcp://localhost:{_free_port()}"
-    place = Place(cfg.SHARD_ID * per_node, per_node * cfg.NUM_SHARDS, 0,
-                  init_method or DEFAULT_INIT_METHOD)
+    place = Place(
+        cfg.SHARD_ID * per_node, per_node * cfg.NUM_SHARDS, 0, init_method or DEFAULT_INIT_METHOD
+    )
     if urlsplit(place.init_method).scheme != "tcp" or not _port(place.init_method):
         complain(f"--init_method is {place.init_method!r}; tcp://HOST:PORT is expected")
         return BAD_INPUT
@@ -105,8 +111,12 @@ def spawn(run: Run, cfg: CfgNode, first: Place, processes: int) -> int:
     children = [
         context.Process(
             target=_run_as_child,
-            args=(run, cfg, replace(first, rank=first.rank + i, local_rank=i),
-                  multiprocessing.get_start_method()),
+            args=(
+                run,
+                cfg,
+                replace(first, rank=first.rank + i, local_rank=i),
+                multiprocessing.get_start_method(),
+            ),
         )
         for i in range(processes)
     ]
@@ -193,15 +203,22 @@ def _join(cfg: CfgNode, place: Place) -> Heartbeat:
         address = f"tcp://{os.environ['MASTER_ADDR']}:{os.environ['MASTER_PORT']}"
     patience = min(cfg.DIST_TIMEOUT, RENDEZVOUS_SECONDS)
     try:
-        store, _, _ = next(dist.rendezvous(
-            place.init_method, place.rank, place.world_size,
-            timeout=datetime.timedelta(seconds=patience),
-        ))
+        store, _, _ = next(
+            dist.rendezvous(
+                place.init_method,
+                place.rank,
+                place.world_size,
+                timeout=datetime.timedelta(seconds=patience),
+            )
+        )
         # torchrun may keep its store over a restart, with the addresses of dead processes.
         attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
         store = dist.PrefixStore(f"attempt_{attempt}", store)
         dist.init_process_group(
-            backend, store=store, rank=place.rank, world_size=place.world_size,
+            backend,
+            store=store,
+            rank=place.rank,
+            world_size=place.world_size,
             timeout=datetime.timedelta(seconds=cfg.DIST_TIMEOUT),
         )
         return _start_heartbeat(address)

@@ -24,8 +24,13 @@ def build_optimizer(model: nn.Module, cfg: CfgNode) -> torch.optim.Optimizer:
     groups = _parameter_groups(model, solver.WEIGHT_DECAY)
     try:
         if solver.OPTIMIZING_METHOD == "sgd":
-            return torch.optim.SGD(groups, lr=solver.BASE_LR, momentum=solver.MOMENTUM,
-                                   dampening=solver.DAMPENING, nesterov=solver.NESTEROV)
+            return torch.optim.SGD(
+                groups,
+                lr=solver.BASE_LR,
+                momentum=solver.MOMENTUM,
+                dampening=solver.DAMPENING,
+                nesterov=solver.NESTEROV,
+            )
         kind = {"adam": torch.optim.Adam, "adamw": torch.optim.AdamW}[solver.OPTIMIZING_METHOD]
         return kind(groups, lr=solver.BASE_LR, betas=(0.9, 0.999))
     except ValueError as error:

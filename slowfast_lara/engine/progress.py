@@ -48,7 +48,10 @@ class TrainProgress:
         names = ("loss", "top1_err", "top5_err", "seconds", "data_seconds")
         self._meters = {name: ScalarMeter(self._cfg.LOG_PERIOD) for name in names}
         self._bar = tqdm(
-            total=self._epoch_batches, initial=first_batch, leave=False, unit="batch",
+            total=self._epoch_batches,
+            initial=first_batch,
+            leave=False,
+            unit="batch",
             desc=f"epoch {epoch + 1}/{self._cfg.SOLVER.MAX_EPOCH}",
             disable=rank() != 0 or not sys.stdout.isatty(),
         )
@@ -69,8 +72,13 @@ class TrainProgress:
     def update(self, *, loss: float, top1_err: float, top5_err: float, lr: float) -> None:
         """One batch is done; the values are over all processes."""
         now = time.perf_counter()
-        values = {"loss": loss, "top1_err": top1_err, "top5_err": top5_err,
-                  "seconds": now - self._clock, "data_seconds": self._data_seconds}
+        values = {
+            "loss": loss,
+            "top1_err": top1_err,
+            "top5_err": top5_err,
+            "seconds": now - self._clock,
+            "data_seconds": self._data_seconds,
+        }
         self._clock = now
         for name, value in values.items():
             self._meters[name].add_value(value)
@@ -78,14 +86,20 @@ class TrainProgress:
         self._lr = lr
         if rank() != 0:
             return
-        self._bar.set_postfix(loss=f"{self._meters['loss'].get_win_avg():.3f}",
-                              top1=f"{100 - self._meters['top1_err'].get_win_avg():.1f}%",
-                              data=f"{self._meters['data_seconds'].get_win_avg():.3f}s",
-                              eta=self._eta(), refresh=False)
+        self._bar.set_postfix(
+            loss=f"{self._meters['loss'].get_win_avg():.3f}",
+            top1=f"{100 - self._meters['top1_err'].get_win_avg():.1f}%",
+            data=f"{self._meters['data_seconds'].get_win_avg():.3f}s",
+            eta=self._eta(),
+            refresh=False,
+        )
         self._bar.update()
         if self._batch % self._cfg.LOG_PERIOD == 0:
-            self._report("train_iter", {"iter": f"{self._batch}/{self._epoch_batches}"},
-                         {name: meter.get_win_avg() for name, meter in self._meters.items()})
+            self._report(
+                "train_iter",
+                {"iter": f"{self._batch}/{self._epoch_batches}"},
+                {name: meter.get_win_avg() for name, meter in self._meters.items()},
+            )
 
     def end_epoch(self) -> None:
         self._bar.close()
@@ -98,8 +112,11 @@ class TrainProgress:
         if rank() == 0:
             total = self._cfg.SOLVER.MAX_EPOCH
             log_json_stats({"_type": "val_epoch", "epoch": f"{epoch + 1}/{total}", **stats})
-            self._write("val", {key: stats[key] for key in ("top1_err", "top5_err")},
-                        (epoch + 1) * self._epoch_batches)
+            self._write(
+                "val",
+                {key: stats[key] for key in ("top1_err", "top5_err")},
+                (epoch + 1) * self._epoch_batches,
+            )
 
     def close(self) -> None:
         if self._writer is not None:
@@ -110,21 +127,23 @@ class TrainProgress:
         # Kilobytes, but bytes on a Mac.
         main_memory = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
         main_memory /= 2**30 if sys.platform == "darwin" else 2**20
-        log_json_stats({
-            "_type": kind,
-            "epoch": f"{self._epoch + 1}/{self._cfg.SOLVER.MAX_EPOCH}",
-            **place,
-            "dt": values["seconds"],
-            "dt_data": values["data_seconds"],
-            "eta": self._eta(),
-            "loss": values["loss"],
-            "top1_err": values["top1_err"],
-            "top5_err": values["top5_err"],
-            # log_json_stats keeps six decimals of a float, too few for this.
-            "lr": Decimal(f"{self._lr:.6g}"),
-            "gpu_mem": f"{memory:.2f}G",
-            "ram": f"{main_memory:.2f}G",
-        })
+        log_json_stats(
+            {
+                "_type": kind,
+                "epoch": f"{self._epoch + 1}/{self._cfg.SOLVER.MAX_EPOCH}",
+                **place,
+                "dt": values["seconds"],
+                "dt_data": values["data_seconds"],
+                "eta": self._eta(),
+                "loss": values["loss"],
+                "top1_err": values["top1_err"],
+                "top5_err": values["top5_err"],
+                # log_json_stats keeps six decimals of a float, too few for this.
+                "lr": Decimal(f"{self._lr:.6g}"),
+                "gpu_mem": f"{memory:.2f}G",
+                "ram": f"{main_memory:.2f}G",
+            }
+        )
         scalars = {key: values[key] for key in ("loss", "top1_err", "top5_err")}
         step = self._epoch * self._epoch_batches + self._batch
         self._write(kind, {**scalars, "lr": self._lr}, step)
@@ -146,6 +165,8 @@ def _tensorboard(cfg: CfgNode) -> Any:
     try:
         from torch.utils.tensorboard import SummaryWriter
     except ImportError:
-        raise ConfigError("TENSORBOARD.ENABLE is True; the package tensorboard is needed "
-                          "(pip install tensorboard)") from None
+        raise ConfigError(
+            "TENSORBOARD.ENABLE is True; the package tensorboard is needed "
+            "(pip install tensorboard)"
+        ) from None
     return SummaryWriter(cfg.TENSORBOARD.LOG_DIR or os.path.join(cfg.OUTPUT_DIR, "tensorboard"))

@@ -17,8 +17,16 @@ from fvcore.common.config import CfgNode
 import slowfast_lara
 from slowfast_lara.engine.distributed import rank
 
-PACKAGES = ("torch", "torchvision", "pyslowfast", "fvcore", "numpy", "av", "opencv-python",
-            "opencv-python-headless")
+PACKAGES = (
+    "torch",
+    "torchvision",
+    "pyslowfast",
+    "fvcore",
+    "numpy",
+    "av",
+    "opencv-python",
+    "opencv-python-headless",
+)
 ITERATION = '"_type": "train_iter"'
 
 
@@ -92,8 +100,17 @@ def _version(package: str) -> str | None:
 def _git_commit() -> str | None:
     """The checkout's commit, with "-dirty" if files differ from it."""
     folder = os.path.dirname(os.path.abspath(slowfast_lara.__file__))
-    command = ["git", "-C", folder, "describe", "--always", "--dirty", "--abbrev=40",
-               "--exclude", "*"]
+    command = [
+        "git",
+        "-C",
+        folder,
+        "describe",
+        "--always",
+        "--dirty",
+        "--abbrev=40",
+        "--exclude",
+        "*",
+    ]
     try:
         answer = subprocess.run(command, capture_output=True, text=True, timeout=10, check=True)
     except (OSError, subprocess.SubprocessError):

@@ -65,6 +65,8 @@ def _weights_to_test(cfg: CfgNode) -> tuple[str, dict[str, torch.Tensor]]:
         return path, checkpoint.load(path)["model_state"]
     found = checkpoint.newest(cfg.OUTPUT_DIR)
     if found is None:
-        raise CheckpointError(f"there is nothing to test: no readable checkpoint in "
-                              f"{cfg.OUTPUT_DIR}/checkpoints, and no TEST.CHECKPOINT_FILE_PATH")
+        raise CheckpointError(
+            f"there is nothing to test: no readable checkpoint in "
+            f"{cfg.OUTPUT_DIR}/checkpoints, and no TEST.CHECKPOINT_FILE_PATH"
+        )
     return found[0], found[1]["model_state"]

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import functools
 import signal
-from typing import Any, Callable
+from collections.abc import Callable
+from typing import Any
 
 from torch.utils.data import DataLoader
 

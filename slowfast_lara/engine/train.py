@@ -59,8 +59,9 @@ def train(
 class Trainer:
     """A model in training, and all that a checkpoint of it holds."""
 
-    def __init__(self, cfg: CfgNode, train_loader: DataLoader, val_loader: DataLoader,
-                 stop: StopRequest) -> None:
+    def __init__(
+        self, cfg: CfgNode, train_loader: DataLoader, val_loader: DataLoader, stop: StopRequest
+    ) -> None:
         self.cfg, self.stop = cfg, stop
         self.train_loader, self.val_loader = train_loader, val_loader
         self.global_batch = per_process(cfg, "TRAIN.BATCH_SIZE") * world_size()
@@ -114,8 +115,9 @@ class Trainer:
                 self._save_within(epoch, i + 1, group)
         self.progress.end_epoch()
 
-    def _train_batch(self, batch: Any, epoch: int, i: int, lr: float, group: int,
-                     steps_now: bool) -> None:
+    def _train_batch(
+        self, batch: Any, epoch: int, i: int, lr: float, group: int, steps_now: bool
+    ) -> None:
         torch.manual_seed(_seed(self.cfg.RNG_SEED, rank(), epoch, i))
         device = device_of(self.cfg)
         clips = [clip.to(device, non_blocking=True) for clip in batch.clips]
@@ -131,15 +133,23 @@ class Trainer:
             self._exchange(batch, logits.detach(), loss.item(), epoch, i, lr)
             self.scaler.scale(loss / group).backward()
 
-    def _exchange(self, batch: Any, logits: torch.Tensor, loss: float, epoch: int, i: int,
-                  lr: float) -> None:
+    def _exchange(
+        self, batch: Any, logits: torch.Tensor, loss: float, epoch: int, i: int, lr: float
+    ) -> None:
         """Tell all processes of this one's batch, and hear of theirs."""
         finite = math.isfinite(loss)
         top1, top5 = count_correct(logits.float().cpu(), batch.labels)
-        total = sum_over_processes([
-            loss if finite else 0.0, top1, top5, len(batch.labels), float(not finite),
-            len(batch.failures), float(self.stop.requested),
-        ])
+        total = sum_over_processes(
+            [
+                loss if finite else 0.0,
+                top1,
+                top5,
+                len(batch.labels),
+                float(not finite),
+                len(batch.failures),
+                float(self.stop.requested),
+            ]
+        )
         loss_sum, top1, top5, count, not_finite, failures, stop = total
         if not_finite:
             self._fail_not_finite("loss", batch.indices.tolist(), loss, epoch, i, lr)
@@ -148,8 +158,12 @@ class Trainer:
                 self.bad_videos.add(share)
         self.stopping = self.stopping or stop > 0
         self.last_indices = batch.indices.tolist()
-        self.progress.update(loss=loss_sum / world_size(), top1_err=100 - 100 * top1 / count,
-                             top5_err=100 - 100 * top5 / count, lr=lr)
+        self.progress.update(
+            loss=loss_sum / world_size(),
+            top1_err=100 - 100 * top1 / count,
+            top5_err=100 - 100 * top5 / count,
+            lr=lr,
+        )
 
     def _step(self, epoch: int, i: int, lr: float) -> None:
         self.scaler.unscale_(self.optimizer)
@@ -163,15 +177,21 @@ class Trainer:
         self.scaler.update()
         self.optimizer.zero_grad(set_to_none=True)
 
-    def _fail_not_finite(self, what: str, indices: list[int], value: float, epoch: int, i: int,
-                         lr: float) -> None:
+    def _fail_not_finite(
+        self, what: str, indices: list[int], value: float, epoch: int, i: int, lr: float
+    ) -> None:
         paths = [self.train_loader.dataset.paths[index] for index in indices]
         shares = gather((value, paths))
-        told = "; ".join(f"{value} in process {r}, batch of {', '.join(paths)}"
-                         for r, (value, paths) in enumerate(shares) if not math.isfinite(value))
-        raise RunError(f"the {what} is not finite at epoch {epoch + 1}, iteration {i + 1} of "
-                       f"{len(self.train_loader)}, learning rate {lr:g}: {told}. "
-                       f"The last checkpoint is as it was.")
+        told = "; ".join(
+            f"{value} in process {r}, batch of {', '.join(paths)}"
+            for r, (value, paths) in enumerate(shares)
+            if not math.isfinite(value)
+        )
+        raise RunError(
+            f"the {what} is not finite at epoch {epoch + 1}, iteration {i + 1} of "
+            f"{len(self.train_loader)}, learning rate {lr:g}: {told}. "
+            f"The last checkpoint is as it was."
+        )
 
     def _validate(self, epoch: int) -> None:
         last = epoch + 1 == self.cfg.SOLVER.MAX_EPOCH
@@ -232,8 +252,10 @@ class Trainer:
         train_cfg = self.cfg.TRAIN
         if not train_cfg.AUTO_RESUME and checkpoint.exist_in(self.cfg.OUTPUT_DIR):
             # They would be mixed with ours, and the newest of all tested.
-            raise ConfigError(f"TRAIN.AUTO_RESUME is False; {self.cfg.OUTPUT_DIR} has checkpoints "
-                              "of another run, so another OUTPUT_DIR is expected")
+            raise ConfigError(
+                f"TRAIN.AUTO_RESUME is False; {self.cfg.OUTPUT_DIR} has checkpoints "
+                "of another run, so another OUTPUT_DIR is expected"
+            )
         found = checkpoint.newest(self.cfg.OUTPUT_DIR)
         if found:
             return (*found, True)
@@ -264,11 +286,17 @@ class Trainer:
             self.optimizer.load_state_dict(content["optimizer_state"])
             self.scaler.load_state_dict(content["scaler_state"] or self.scaler.state_dict())
         except (KeyError, ValueError, RuntimeError) as error:
-            raise CheckpointError(f"checkpoint {path} cannot be continued: its optimiser's state "
-                                  f"does not fit ({error})") from None
+            raise CheckpointError(
+                f"checkpoint {path} cannot be continued: its optimiser's state "
+                f"does not fit ({error})"
+            ) from None
         position = checkpoint.position_of(content, self.global_batch)
-        logger.info("Continuing %s: %d whole epochs and %d batches are done", path,
-                    position.epochs, position.batches)
+        logger.info(
+            "Continuing %s: %d whole epochs and %d batches are done",
+            path,
+            position.epochs,
+            position.batches,
+        )
         # A step is never resumed half way.
         steps = self.cfg.SOLVER.ACCUMULATE_STEPS
         return Position(position.epochs, position.batches // steps * steps)
@@ -277,16 +305,31 @@ class Trainer:
         cfg, accumulate = self.cfg, self.cfg.SOLVER.ACCUMULATE_STEPS
         parameters = sum(p.numel() for p in self.model.parameters())
         scale = lr_scale(cfg, self.step_batch)
-        logger.info("%s with %s attention: %.2f million parameters", cfg.MODEL.MODEL_NAME,
-                    cfg.VIT.APPROX_ATTN_TYPE, parameters / 1e6)
+        logger.info(
+            "%s with %s attention: %.2f million parameters",
+            cfg.MODEL.MODEL_NAME,
+            cfg.VIT.APPROX_ATTN_TYPE,
+            parameters / 1e6,
+        )
         logger.info(
             "Effective batch %d: TRAIN.BATCH_SIZE %d per node * %d nodes * %d accumulated; "
-            "%d processes, %d batches an epoch", self.step_batch, cfg.TRAIN.BATCH_SIZE,
-            cfg.NUM_SHARDS, accumulate, world_size(), len(self.train_loader),
+            "%d processes, %d batches an epoch",
+            self.step_batch,
+            cfg.TRAIN.BATCH_SIZE,
+            cfg.NUM_SHARDS,
+            accumulate,
+            world_size(),
+            len(self.train_loader),
         )
-        logger.info("Learning rate %g: SOLVER.BASE_LR %g * %g (SOLVER.REFERENCE_BATCH %d), %s, "
-                    "%s", cfg.SOLVER.BASE_LR * scale, cfg.SOLVER.BASE_LR, scale,
-                    cfg.SOLVER.REFERENCE_BATCH, cfg.SOLVER.OPTIMIZING_METHOD, cfg.SOLVER.LR_POLICY)
+        logger.info(
+            "Learning rate %g: SOLVER.BASE_LR %g * %g (SOLVER.REFERENCE_BATCH %d), %s, %s",
+            cfg.SOLVER.BASE_LR * scale,
+            cfg.SOLVER.BASE_LR,
+            scale,
+            cfg.SOLVER.REFERENCE_BATCH,
+            cfg.SOLVER.OPTIMIZING_METHOD,
+            cfg.SOLVER.LR_POLICY,
+        )
 
 
 def _seed(*place: int) -> int:

@@ -64,8 +64,12 @@ class LoadReport:
     def table(self) -> str:
         """One line for a name, or for the same name in all blocks."""
         lines = [f"weights from {self.path}"]
-        groups = {"loaded": self.loaded, "adapted": self.adapted,
-                  "left at start": self.left_at_start, "unused": self.unused}  # fmt: skip
+        groups = {
+            "loaded": self.loaded,
+            "adapted": self.adapted,
+            "left at start": self.left_at_start,
+            "unused": self.unused,
+        }
         for state, names in groups.items():
             counts = Counter((_shown(name), self.notes.get(name, "")) for name in names)
             for (name, note), count in counts.items():
@@ -120,8 +124,10 @@ class _Loading:
         """Find the new value of one of the model's tensors, or why it has none."""
         given = self.file.get(name)
         if name in self.content and given is None:
-            self.problems.append(f"its {name} is of type {self.content[name].dtype}; "
-                                 "floating-point numbers are expected")  # fmt: skip
+            self.problems.append(
+                f"its {name} is of type {self.content[name].dtype}; "
+                "floating-point numbers are expected"
+            )
             return
         if name in ("patch_embed.proj.weight", "patch_embed_3d.proj.weight"):
             given = _as_convolution(given, own)
@@ -194,8 +200,9 @@ class _Loading:
             self.does_not_fit("temp_embed", given, own)
         else:
             value = _resize_time(given, own.shape[1])
-            self.take("temp_embed", value, f"{given.shape[1]} frames to {own.shape[1]}",
-                      "temp_embed")  # fmt: skip
+            self.take(
+                "temp_embed", value, f"{given.shape[1]} frames to {own.shape[1]}", "temp_embed"
+            )
 
     def fill_space_time(self, own: Tensor, given: Tensor | None) -> None:
         frames, base = self.model.num_frames, self.model.base_grid
@@ -209,8 +216,10 @@ class _Loading:
             note, source, cls = f"from pos_embed, in each of {frames} frames", "pos_embed", space
             if time is not None:
                 if not _are_times(time, own.shape[2]):
-                    raise ValueError(f"its temp_embed is {list(time.shape)}; [1, frames, "
-                                     f"{own.shape[2]}] is expected")  # fmt: skip
+                    raise ValueError(
+                        f"its temp_embed is {list(time.shape)}; [1, frames, "
+                        f"{own.shape[2]}] is expected"
+                    )
                 patches = patches + _resize_time(time, frames).transpose(0, 1)
                 note, source = f"from pos_embed and temp_embed, in {frames} frames", "temp_embed"
         else:
@@ -253,8 +262,9 @@ class _Loading:
     def finish(self) -> LoadReport:
         known = self.model.state_dict()
         self.report.unused = [name for name in self.content if name not in self.used]
-        foreign = [name for name in self.report.unused
-                   if name not in known and self.is_foreign(name)]  # fmt: skip
+        foreign = [
+            name for name in self.report.unused if name not in known and self.is_foreign(name)
+        ]
         if foreign:
             self.problems.append(f"it has {_listed(foreign)}, which this model has not")
         if self.missing or self.problems:

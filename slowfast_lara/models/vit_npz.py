@@ -7,7 +7,7 @@ patches HWIO. h heads, d head size, D = h*d.
 from __future__ import annotations
 
 import re
-from typing import Callable
+from collections.abc import Callable
 
 import torch
 from torch import Tensor
@@ -42,14 +42,13 @@ _BLOCK_NAMES: dict[str, tuple[str, Callable[[Tensor], Tensor]]] = {
     "LayerNorm_0/bias": ("norm1.bias", _as_it_is),
     "LayerNorm_2/scale": ("norm2.weight", _as_it_is),
     "LayerNorm_2/bias": ("norm2.bias", _as_it_is),
-    "MultiHeadDotProductAttention_1/out/kernel": (
-        "attn.proj.weight", lambda x: x.flatten(0, 1).T),
+    "MultiHeadDotProductAttention_1/out/kernel": ("attn.proj.weight", lambda x: x.flatten(0, 1).T),
     "MultiHeadDotProductAttention_1/out/bias": ("attn.proj.bias", _as_it_is),
     "MlpBlock_3/Dense_0/kernel": ("mlp.fc1.weight", _linear),
     "MlpBlock_3/Dense_0/bias": ("mlp.fc1.bias", _as_it_is),
     "MlpBlock_3/Dense_1/kernel": ("mlp.fc2.weight", _linear),
     "MlpBlock_3/Dense_1/bias": ("mlp.fc2.bias", _as_it_is),
-}  # fmt: skip
+}
 _QKV = re.compile(r"MultiHeadDotProductAttention_1/(query|key|value)/(kernel|bias)")
 
 

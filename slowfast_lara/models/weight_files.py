@@ -21,10 +21,17 @@ from torch import Tensor
 # Where checkpoints keep their weights: PySlowFast and ours; Lightning, MoCo; DeiT, MAE.
 _WRAPPERS = ("model_state", "state_dict", "model")
 _SAFETENSORS_TYPES = {
-    "F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16,
-    "I64": torch.int64, "I32": torch.int32, "I16": torch.int16, "I8": torch.int8,
-    "U8": torch.uint8, "BOOL": torch.bool,
-}  # fmt: skip
+    "F64": torch.float64,
+    "F32": torch.float32,
+    "F16": torch.float16,
+    "BF16": torch.bfloat16,
+    "I64": torch.int64,
+    "I32": torch.int32,
+    "I16": torch.int16,
+    "I8": torch.int8,
+    "U8": torch.uint8,
+    "BOOL": torch.bool,
+}
 _LONGEST_HEADER = 100_000_000
 
 
@@ -68,8 +75,10 @@ def _reader_of(path: str) -> Any:
     if start[8:] == b"{":
         return _read_safetensors
     if start[:1] != pickle.PROTO:  # PyTorch's older files are pickles
-        raise WeightsError(f"cannot read weights {path}: it starts with {start!r}, as no file of "
-                           "PyTorch, safetensors or NumPy does")  # fmt: skip
+        raise WeightsError(
+            f"cannot read weights {path}: it starts with {start!r}, as no file of "
+            "PyTorch, safetensors or NumPy does"
+        )
     return _read_torch
 
 
@@ -84,8 +93,11 @@ def _read_torch(path: str) -> dict[str, Tensor]:
     if not isinstance(content, dict) or not all(
         isinstance(name, str) and torch.is_tensor(value) for name, value in content.items()
     ):
-        keys = ", ".join(f"{key!r:.40}" for key in list(content)[:6]) if isinstance(
-            content, dict) else type(content).__name__  # fmt: skip
+        keys = (
+            ", ".join(f"{key!r:.40}" for key in list(content)[:6])
+            if isinstance(content, dict)
+            else type(content).__name__
+        )
         raise WeightsError(
             f"{path} holds no weights: tensors by name are expected, bare or under "
             f"{', '.join(_WRAPPERS)}; found: {keys}"

@@ -6,8 +6,7 @@ import argparse
 import os
 import re
 import sys
-from collections.abc import Sequence
-from typing import Callable
+from collections.abc import Callable, Sequence
 
 import torch
 from fvcore.common.config import CfgNode
@@ -50,13 +49,23 @@ def exit_code_of(run: Callable[[], int]) -> int:
 
 
 def add_model_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--cfg", required=True, metavar="FILE",
-                        help="the config (YAML) of the model: that of its training, or "
-                             "RUN/config.yaml")
-    parser.add_argument("--checkpoint", required=True, metavar="FILE",
-                        help="the model's weights (RUN/checkpoints/*.pyth)")
-    parser.add_argument("--opts", action="store_true",
-                        help="not needed: KEY VALUE pairs that change the config are known as such")
+    parser.add_argument(
+        "--cfg",
+        required=True,
+        metavar="FILE",
+        help="the config (YAML) of the model: that of its training, or RUN/config.yaml",
+    )
+    parser.add_argument(
+        "--checkpoint",
+        required=True,
+        metavar="FILE",
+        help="the model's weights (RUN/checkpoints/*.pyth)",
+    )
+    parser.add_argument(
+        "--opts",
+        action="store_true",
+        help="not needed: KEY VALUE pairs that change the config are known as such",
+    )
 
 
 def split_overrides(words: Sequence[str]) -> tuple[list[str], list[str]]:

@@ -61,7 +61,8 @@ def _can_encode(name: str) -> bool:
 def font(size: int) -> ImageFont.FreeTypeFont:
     """matplotlib's own copy of DejaVu Sans: there on every system."""
     return ImageFont.truetype(
-        os.path.join(matplotlib.get_data_path(), "fonts", "ttf", "DejaVuSans.ttf"), size)
+        os.path.join(matplotlib.get_data_path(), "fonts", "ttf", "DejaVuSans.ttf"), size
+    )
 
 
 def text_lines(lines: Sequence[str], width: int, size: int) -> np.ndarray:
@@ -74,8 +75,9 @@ def text_lines(lines: Sequence[str], width: int, size: int) -> np.ndarray:
     return np.asarray(image)
 
 
-def score_panel(names: Sequence[str], scores: Sequence[float], rows: int, width: int,
-                size: int) -> np.ndarray:
+def score_panel(
+    names: Sequence[str], scores: Sequence[float], rows: int, width: int, size: int
+) -> np.ndarray:
     """A line for each class with a bar behind it: RGB [H, width, 3]."""
     step = round(size * 1.5)
     image = Image.new("RGB", (width, step * rows + size // 2), INK)

@@ -46,8 +46,9 @@ def output_paths(target: str | None, videos: Sequence[str], suffix: str) -> list
         return [None] * len(videos)
     if target.lower().endswith(suffix):
         if len(videos) > 1:
-            raise InputError(f"{target} is one file and there are {len(videos)} videos; "
-                             "give a folder")
+            raise InputError(
+                f"{target} is one file and there are {len(videos)} videos; give a folder"
+            )
         paths = [target]
     else:
         paths = []

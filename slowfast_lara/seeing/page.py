@@ -13,8 +13,10 @@ from collections.abc import Iterable, Sequence
 import cv2
 import numpy as np
 
-POLICY = ("default-src 'none'; img-src data:; style-src 'unsafe-inline'; "
-          "script-src 'unsafe-inline'; base-uri 'none'; form-action 'none'")
+POLICY = (
+    "default-src 'none'; img-src data:; style-src 'unsafe-inline'; "
+    "script-src 'unsafe-inline'; base-uri 'none'; form-action 'none'"
+)
 
 STYLE = """
 :root { color-scheme: light dark; --ink: #1b2028; --paper: #fff; --soft: #f1f3f6; --line: #d5dae2;
@@ -117,17 +119,30 @@ def tile(value: str, meaning: str) -> str:
 def table(heads: Sequence[str], rows: Iterable[Sequence[object]], *, name: str = "") -> str:
     """Numbers to the right. With a name: sorts by its heads and has a search field."""
     rows = [list(row) for row in rows]
-    kinds = ["n" if rows and all(isinstance(row[i], (int, float)) for row in rows) else ""
-             for i in range(len(heads))]
+    kinds = [
+        "n" if rows and all(isinstance(row[i], (int, float)) for row in rows) else ""
+        for i in range(len(heads))
+    ]
     head = "".join(
-        f'<th class="{kind}"><button>{safe(text)}</button></th>' if name
-        else f'<th class="{kind}">{safe(text)}</th>' for text, kind in zip(heads, kinds))
+        f'<th class="{kind}"><button>{safe(text)}</button></th>'
+        if name
+        else f'<th class="{kind}">{safe(text)}</th>'
+        for text, kind in zip(heads, kinds)
+    )
     body = "".join("<tr>" + "".join(map(_cell, row, kinds)) + "</tr>\n" for row in rows)
-    search = (f'<input type="search" data-for="{safe(name)}" placeholder="search" '
-              f'aria-label="search the table">') if name else ""
+    search = (
+        (
+            f'<input type="search" data-for="{safe(name)}" placeholder="search" '
+            f'aria-label="search the table">'
+        )
+        if name
+        else ""
+    )
     kind = f' class="sorts" id="{safe(name)}"' if name else ""
-    return (f'{search}<div class="wide"><table{kind}><thead><tr>{head}</tr></thead>'
-            f"<tbody>{body}</tbody></table></div>")
+    return (
+        f'{search}<div class="wide"><table{kind}><thead><tr>{head}</tr></thead>'
+        f"<tbody>{body}</tbody></table></div>"
+    )
 
 
 def _cell(value: object, kind: str) -> str:
@@ -149,14 +164,17 @@ def chart(title: str, lines: dict[str, list[tuple[float, float]]]) -> str:
         across = (x - x_ticks[0]) / (x_ticks[-1] - x_ticks[0])
         up = (y - y_ticks[0]) / (y_ticks[-1] - y_ticks[0])
         return left + across * (width - left - right), height - bottom - up * (
-            height - top - bottom)
+            height - top - bottom
+        )
 
     marks = []
     for tick in y_ticks:
         y = place(x_ticks[0], tick)[1]
-        marks.append(f'<line x1="{left}" x2="{width - right}" y1="{y:.1f}" y2="{y:.1f}" '
-                     f'stroke="var(--line)"/><text x="{left - 5}" y="{y + 4:.1f}" '
-                     f'text-anchor="end">{tick:g}</text>')
+        marks.append(
+            f'<line x1="{left}" x2="{width - right}" y1="{y:.1f}" y2="{y:.1f}" '
+            f'stroke="var(--line)"/><text x="{left - 5}" y="{y + 4:.1f}" '
+            f'text-anchor="end">{tick:g}</text>'
+        )
     for tick in x_ticks:
         x = place(tick, y_ticks[0])[0]
         marks.append(f'<text x="{x:.1f}" y="{height - 14}" text-anchor="middle">{tick:g}</text>')
@@ -166,12 +184,16 @@ def chart(title: str, lines: dict[str, list[tuple[float, float]]]) -> str:
         path = " ".join(f"{x:.1f},{y:.1f}" for x, y in (place(*point) for point in points))
         marks.append(f'<polyline points="{path}" fill="none" stroke="{colour}" stroke-width="2"/>')
         if len(points) < 40:
-            marks += [f'<circle cx="{x:.1f}" cy="{y:.1f}" r="2.5" fill="{colour}"/>'
-                      for x, y in (place(*point) for point in points)]
+            marks += [
+                f'<circle cx="{x:.1f}" cy="{y:.1f}" r="2.5" fill="{colour}"/>'
+                for x, y in (place(*point) for point in points)
+            ]
         legend.append(f'<span style="color:{colour}">&#9632; {safe(name)}</span>')
-    return (f'<figure><svg viewBox="0 0 {width} {height}" role="img" aria-label="{safe(title)}">'
-            f'{"".join(marks)}</svg><figcaption>{safe(title)}: {" ".join(legend)}</figcaption>'
-            "</figure>")
+    return (
+        f'<figure><svg viewBox="0 0 {width} {height}" role="img" aria-label="{safe(title)}">'
+        f"{''.join(marks)}</svg><figcaption>{safe(title)}: {' '.join(legend)}</figcaption>"
+        "</figure>"
+    )
 
 
 def _ticks(low: float, high: float) -> list[float]:
@@ -188,5 +210,7 @@ def picture(image: np.ndarray, suffix: str, alternative: str, kind: str = "") ->
     _, data = cv2.imencode(suffix, image[..., ::-1])
     mime = {".jpg": "image/jpeg", ".png": "image/png"}[suffix]
     text = base64.b64encode(data.tobytes()).decode()
-    return (f'<img src="data:{mime};base64,{text}" alt="{safe(alternative)}" class="{kind}" '
-            'loading="lazy">')
+    return (
+        f'<img src="data:{mime};base64,{text}" alt="{safe(alternative)}" class="{kind}" '
+        'loading="lazy">'
+    )

@@ -38,16 +38,19 @@ class Picture(NamedTuple):
         return [self.name, f"weights {self.weight_error:.1e}", f"output {self.output_error:.1e}"]
 
 
-def write_strip(path: str, pixels: np.ndarray, pictures: Sequence[Picture], point: Point,
-                grid: Grid) -> None:
+def write_strip(
+    path: str, pixels: np.ndarray, pictures: Sequence[Picture], point: Point, grid: Grid
+) -> None:
     """A row for each attention, a column for each frame of tokens."""
     most = _scale(pictures)
     # A token sees several frames of the video: their mean.
     means = pixels.reshape(grid.num_frames, grid.patch_frames, *pixels.shape[1:]).mean(1)
     rows = []
     for picture in pictures:
-        tiles = [_tile(image.astype(np.uint8), frame, picture, point, grid, most)
-                 for frame, image in enumerate(means)]
+        tiles = [
+            _tile(image.astype(np.uint8), frame, picture, point, grid, most)
+            for frame, image in enumerate(means)
+        ]
         rows.append(_beside([_label(picture, LABEL_WIDTH, TILE), *tiles]))
     with written_aside(path) as aside:
         # 256 colours are a third of the bytes; this method keeps the rare ones too.
@@ -55,20 +58,28 @@ def write_strip(path: str, pixels: np.ndarray, pictures: Sequence[Picture], poin
         image.save(aside, optimize=True)
 
 
-def write_video(path: str, pixels: np.ndarray, pictures: Sequence[Picture], point: Point,
-                grid: Grid) -> None:
+def write_video(
+    path: str, pixels: np.ndarray, pictures: Sequence[Picture], point: Point, grid: Grid
+) -> None:
     """The attentions side by side, frame after frame."""
     most = _scale(pictures)
     columns = min(3, len(pictures))
     label_height = max(len(_label(picture, TILE, None)) for picture in pictures)
     with written_aside(path) as aside, contextlib.closing(VideoWriter(aside, VIDEO_FPS)) as video:
         for number in [*range(len(pixels))] * VIDEO_ROUNDS:
-            cells = [_below([_label(picture, TILE, label_height),
-                             _tile(pixels[number], number // grid.patch_frames, picture, point,
-                                   grid, most)])
-                     for picture in pictures]
+            cells = [
+                _below(
+                    [
+                        _label(picture, TILE, label_height),
+                        _tile(
+                            pixels[number], number // grid.patch_frames, picture, point, grid, most
+                        ),
+                    ]
+                )
+                for picture in pictures
+            ]
             cells += [np.full_like(cells[0], 255)] * (-len(cells) % columns)
-            rows = [_beside(cells[i:i + columns]) for i in range(0, len(cells), columns)]
+            rows = [_beside(cells[i : i + columns]) for i in range(0, len(cells), columns)]
             video.add(_below(rows))
 
 
@@ -77,8 +88,9 @@ def _scale(pictures: Sequence[Picture]) -> float:
     return float(pictures[0].weights.max())
 
 
-def _tile(image: np.ndarray, frame: int, picture: Picture, point: Point, grid: Grid,
-          most: float) -> np.ndarray:
+def _tile(
+    image: np.ndarray, frame: int, picture: Picture, point: Point, grid: Grid, most: float
+) -> np.ndarray:
     """A picture with the heat of a frame of tokens, the path so far, and the point."""
     image = cv2.resize(image, (TILE, TILE), interpolation=cv2.INTER_CUBIC)
     image = _warm(image, picture.weights[frame].reshape(grid.side, grid.side), most)
@@ -87,7 +99,7 @@ def _tile(image: np.ndarray, frame: int, picture: Picture, point: Point, grid: G
         corner = np.array([point.x, point.y]) // grid.patch * grid.patch * scale
         opposite = corner + grid.patch * scale - 1
         cv2.rectangle(image, _pixel(corner), _pixel(opposite), (64, 220, 255), 2)
-    path = [_pixel(centre * scale) for centre in picture.path[:frame + 1]]
+    path = [_pixel(centre * scale) for centre in picture.path[: frame + 1]]
     for start, end in zip(path, path[1:]):
         cv2.line(image, start, end, PAPER, 3, cv2.LINE_AA)
         cv2.line(image, start, end, ACCENT, 2, cv2.LINE_AA)

@@ -53,33 +53,61 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _parser() -> argparse.ArgumentParser:
     parser = OneLineParser(
         description="Print the five likeliest classes of each video.",
-        formatter_class=argparse.RawDescriptionHelpFormatter, epilog=EXAMPLES, allow_abbrev=False)
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        epilog=EXAMPLES,
+        allow_abbrev=False,
+    )
     add_model_arguments(parser)
-    parser.add_argument("videos", nargs="+", metavar="VIDEO_OR_FOLDER",
-                        help="videos, or folders of which every file is taken; also KEY VALUE "
-                             "pairs that change the config")
-    parser.add_argument("--classes", metavar="FILE",
-                        help="names of the classes: a JSON list, a JSON object of names and "
-                             "numbers, or text with a name a line (default: classes.json in the "
-                             "config's DATA.PATH_TO_DATA_DIR if it is there, else numbers)")
-    parser.add_argument("--views", type=int, metavar="N",
-                        help=f"clips and crops to average, 1 to {MOST_VIEWS}: N/3 clips of 3 crops "
-                             "where 3 divides N, else N clips of the centre crop (default: as in "
-                             "the config)")
+    parser.add_argument(
+        "videos",
+        nargs="+",
+        metavar="VIDEO_OR_FOLDER",
+        help="videos, or folders of which every file is taken; also KEY VALUE "
+        "pairs that change the config",
+    )
+    parser.add_argument(
+        "--classes",
+        metavar="FILE",
+        help="names of the classes: a JSON list, a JSON object of names and "
+        "numbers, or text with a name a line (default: classes.json in the "
+        "config's DATA.PATH_TO_DATA_DIR if it is there, else numbers)",
+    )
+    parser.add_argument(
+        "--views",
+        type=int,
+        metavar="N",
+        help=f"clips and crops to average, 1 to {MOST_VIEWS}: N/3 clips of 3 crops "
+        "where 3 divides N, else N clips of the centre crop (default: as in "
+        "the config)",
+    )
     parser.add_argument("--json", metavar="FILE", help="also write the predictions as JSON")
     parser.add_argument("--csv", metavar="FILE", help="also write the predictions as CSV")
-    parser.add_argument("--video-out", metavar="FILE.mp4|FOLDER",
-                        help="also write each video, without sound, with the three likeliest "
-                             "classes of the last window drawn on it")
-    parser.add_argument("--stream", action="store_true",
-                        help="predict every window of a (long) video instead of the whole")
-    parser.add_argument("--window", type=float, metavar="SECONDS",
-                        help="length of a window (default: what a clip of the model spans; "
-                             "4 for ssv2 models)")
-    parser.add_argument("--stride", type=float, metavar="SECONDS",
-                        help="from window to window (default: half a window)")
-    parser.add_argument("--plot", metavar="FILE.png|FOLDER",
-                        help="with --stream: also plot the scores over time")
+    parser.add_argument(
+        "--video-out",
+        metavar="FILE.mp4|FOLDER",
+        help="also write each video, without sound, with the three likeliest "
+        "classes of the last window drawn on it",
+    )
+    parser.add_argument(
+        "--stream",
+        action="store_true",
+        help="predict every window of a (long) video instead of the whole",
+    )
+    parser.add_argument(
+        "--window",
+        type=float,
+        metavar="SECONDS",
+        help="length of a window (default: what a clip of the model spans; 4 for ssv2 models)",
+    )
+    parser.add_argument(
+        "--stride",
+        type=float,
+        metavar="SECONDS",
+        help="from window to window (default: half a window)",
+    )
+    parser.add_argument(
+        "--plot", metavar="FILE.png|FOLDER", help="with --stream: also plot the scores over time"
+    )
     return parser
 
 
@@ -101,8 +129,13 @@ def _run(args: argparse.Namespace) -> int:
     predictor = Predictor(load_model(cfg, args.checkpoint), cfg, names, args)
     columns = ("path", "start", "end") if args.stream else ("path", "num_views")
     failed = False
-    with Tables(args.json, args.csv, checkpoint=args.checkpoint, columns=columns,
-                rows="windows" if args.stream else "videos") as tables:
+    with Tables(
+        args.json,
+        args.csv,
+        checkpoint=args.checkpoint,
+        columns=columns,
+        rows="windows" if args.stream else "videos",
+    ) as tables:
         for video, copy, plot in zip(videos, copies, plots):
             try:
                 predictor.predict(video, copy, plot, tables)
@@ -125,8 +158,9 @@ def _view_overrides(views: int | None) -> list[object]:
 class Predictor:
     """A model, and what is wanted of each video."""
 
-    def __init__(self, model: nn.Module, cfg: CfgNode, names: list[str],
-                 args: argparse.Namespace) -> None:
+    def __init__(
+        self, model: nn.Module, cfg: CfgNode, names: list[str], args: argparse.Namespace
+    ) -> None:
         self._model, self._cfg, self._names = model, cfg, names
         self._stream = args.stream
         self._window = args.window or default_window(cfg)

@@ -32,12 +32,17 @@ THUMBNAIL_FRAMES, THUMBNAIL_SIDE = 4, 96
 def main(argv: Sequence[str] | None = None) -> int:
     parser = OneLineParser(
         description="Write a run's report: one HTML file that needs no server and no network.",
-        epilog="exit code: 0, or 2 if there is no run to report on.", allow_abbrev=False)
+        epilog="exit code: 0, or 2 if there is no run to report on.",
+        allow_abbrev=False,
+    )
     parser.add_argument("run_dir", metavar="RUN_DIR", help="the run's OUTPUT_DIR")
     parser.add_argument("--out", metavar="FILE", help="default: RUN_DIR/report.html")
-    parser.add_argument("--classes", metavar="FILE",
-                        help="names of the classes, as for predict (default: classes.json beside "
-                             "the run's lists, else numbers)")
+    parser.add_argument(
+        "--classes",
+        metavar="FILE",
+        help="names of the classes, as for predict (default: classes.json beside "
+        "the run's lists, else numbers)",
+    )
     args = parser.parse_args(argv)
     return exit_code_of(lambda: _run(args))
 
@@ -62,26 +67,41 @@ def report(run: Run) -> str:
         "Speed and memory": _speed(run),
         "Surroundings": _surroundings(run),
         "Config": f"<details><summary>all keys</summary><pre>{safe(run.config_text)}</pre>"
-                  "</details>" if run.config_text else "",
+        "</details>"
+        if run.config_text
+        else "",
     }
     parts = [f"<h1>{safe(title)}</h1>", _summary(run)]
-    parts += [f"<section><h2>{head}</h2>\n{content}</section>"
-              for head, content in sections.items() if content]
+    parts += [
+        f"<section><h2>{head}</h2>\n{content}</section>"
+        for head, content in sections.items()
+        if content
+    ]
     return document(f"{title}: report", parts)
 
 
 def _summary(run: Run) -> str:
-    model = " · ".join(str(part) for part in (
-        run.setting("MODEL.MODEL_NAME"), run.setting("VIT.ATTN_LAYER"),
-        f"attention {run.setting('VIT.APPROX_ATTN_TYPE')}", run.setting("TEST.DATASET"),
-        run.checkpoint) if part)
+    model = " · ".join(
+        str(part)
+        for part in (
+            run.setting("MODEL.MODEL_NAME"),
+            run.setting("VIT.ATTN_LAYER"),
+            f"attention {run.setting('VIT.APPROX_ATTN_TYPE')}",
+            run.setting("TEST.DATASET"),
+            run.checkpoint,
+        )
+        if part
+    )
     tiles = []
     if run.videos:
         top1 = 100 * np.mean([video.correct for video in run.videos])
         top5 = 100 * np.mean([video.label in video.top5 for video in run.videos])
-        tiles += [tile(f"{top1:.2f} %", "top-1 accuracy"), tile(f"{top5:.2f} %", "top-5 accuracy"),
-                  tile(str(len(run.videos)), "videos tested"),
-                  tile(str(len(run.failed)), "videos failed")]
+        tiles += [
+            tile(f"{top1:.2f} %", "top-1 accuracy"),
+            tile(f"{top5:.2f} %", "top-5 accuracy"),
+            tile(str(len(run.videos)), "videos tested"),
+            tile(str(len(run.failed)), "videos failed"),
+        ]
     validated = run.curve("val_epoch", "top1_err")
     if validated:
         epoch, error = validated[-1]
@@ -96,12 +116,26 @@ def _curves(run: Run) -> str:
     errors = [("top-1 error, %", "top1_err")]
     if len(run.names) > 5:  # with fewer, no label is beyond the first five
         errors.append(("top-5 error, %", "top5_err"))
-    return '<div class="charts">' + "".join((
-        chart("loss", {"training": run.curve(kind, "loss")}),
-        *(chart(title, {"training": run.curve(kind, key),
-                        "validation": run.curve("val_epoch", key)}) for title, key in errors),
-        chart("learning rate", {"training": run.curve(kind, "lr")}),
-    )) + "</div>"
+    return (
+        '<div class="charts">'
+        + "".join(
+            (
+                chart("loss", {"training": run.curve(kind, "loss")}),
+                *(
+                    chart(
+                        title,
+                        {
+                            "training": run.curve(kind, key),
+                            "validation": run.curve("val_epoch", key),
+                        },
+                    )
+                    for title, key in errors
+                ),
+                chart("learning rate", {"training": run.curve(kind, "lr")}),
+            )
+        )
+        + "</div>"
+    )
 
 
 def _confusion(run: Run) -> str:
@@ -116,12 +150,18 @@ def _confusion(run: Run) -> str:
     else:
         heads = "".join(f"<th>{safe(name)}</th>" for name in run.names)
         rows = "".join(
-            f"<tr><th>{safe(name)}</th>" + "".join(
+            f"<tr><th>{safe(name)}</th>"
+            + "".join(
                 f'<td style="background: rgba(var(--heat), {share * 0.8:.2f})">{count or ""}</td>'
-                for count, share in zip(counts, row)) + "</tr>"
-            for name, counts, row in zip(run.names, matrix.tolist(), shares.tolist()))
-        shown = (f'<div class="wide"><table class="matrix"><thead><tr><th></th>{heads}</tr></thead>'
-                 f"<tbody>{rows}</tbody></table></div>")
+                for count, share in zip(counts, row)
+            )
+            + "</tr>"
+            for name, counts, row in zip(run.names, matrix.tolist(), shares.tolist())
+        )
+        shown = (
+            f'<div class="wide"><table class="matrix"><thead><tr><th></th>{heads}</tr></thead>'
+            f"<tbody>{rows}</tbody></table></div>"
+        )
     return note + shown + _confused_pairs(run, matrix)
 
 
@@ -129,10 +169,16 @@ def _confused_pairs(run: Run, matrix: np.ndarray) -> str:
     wrong = matrix - np.diag(matrix.diagonal())
     order = np.argsort(-wrong, axis=None, kind="stable")[:10]
     pairs = [divmod(int(place), len(matrix)) for place in order]
-    rows = [(run.names[true], run.names[guess], int(wrong[true, guess]), int(matrix[true].sum()))
-            for true, guess in pairs if wrong[true, guess]]
-    return "<p>Most frequent mistakes</p>" + table(
-        ("true class", "taken for", "videos", "of"), rows) if rows else ""
+    rows = [
+        (run.names[true], run.names[guess], int(wrong[true, guess]), int(matrix[true].sum()))
+        for true, guess in pairs
+        if wrong[true, guess]
+    ]
+    return (
+        "<p>Most frequent mistakes</p>" + table(("true class", "taken for", "videos", "of"), rows)
+        if rows
+        else ""
+    )
 
 
 def _classes(run: Run) -> str:
@@ -148,20 +194,30 @@ def _classes(run: Run) -> str:
         count = int(matrix[label].sum())
         if count:
             taken_for = run.names[wrong[label].argmax()] if wrong[label].any() else ""
-            rows.append((name, count, 100.0 * float(matrix[label, label]) / count,
-                         100.0 * float(in_top5[label]) / count, taken_for))
+            rows.append(
+                (
+                    name,
+                    count,
+                    100.0 * float(matrix[label, label]) / count,
+                    100.0 * float(in_top5[label]) / count,
+                    taken_for,
+                )
+            )
     heads = ("class", "videos", "top-1 %", "top-5 %", "most often taken for")
     return table(heads, rows, name="classes")
 
 
 def _mistakes(run: Run) -> str:
-    wrong = sorted((video for video in run.videos if not video.correct),
-                   key=lambda video: -video.scores[0])
+    wrong = sorted(
+        (video for video in run.videos if not video.correct), key=lambda video: -video.scores[0]
+    )
     if not wrong:
         return "<p>None.</p>" if run.videos else ""
     cards = "".join(_card(run, video) for video in wrong[:MISTAKES])
-    return (f'<p class="quiet">{len(wrong)} of {len(run.videos)} videos; those whose wrong guess '
-            f'has the highest score come first</p><div class="mistakes">{cards}</div>')
+    return (
+        f'<p class="quiet">{len(wrong)} of {len(run.videos)} videos; those whose wrong guess '
+        f'has the highest score come first</p><div class="mistakes">{cards}</div>'
+    )
 
 
 def _card(run: Run, video: Video) -> str:
@@ -172,21 +228,25 @@ def _card(run: Run, video: Video) -> str:
     # A true class beyond the first five has no score in the results.
     own = [score for label, score in zip(video.top5, video.scores) if label == video.label]
     true = f"{own[0]:.1%}" if own else f"below {video.scores[-1]:.1%}"
-    return (f'<div class="mistake">{shown}<p><b>{safe(run.names[video.label])}</b> ({true}), taken '
-            f"for <b>{safe(run.names[video.top5[0]])}</b> ({video.scores[0]:.1%})</p>"
-            f'<p class="quiet">{safe(video.path)}</p></div>')
+    return (
+        f'<div class="mistake">{shown}<p><b>{safe(run.names[video.label])}</b> ({true}), taken '
+        f"for <b>{safe(run.names[video.top5[0]])}</b> ({video.scores[0]:.1%})</p>"
+        f'<p class="quiet">{safe(video.path)}</p></div>'
+    )
 
 
 def thumbnail(path: str) -> np.ndarray:
     """A few frames of a video beside each other, RGB."""
+
     def spread(frames: int, fps: float) -> np.ndarray:
         return np.linspace(0, frames - 1, THUMBNAIL_FRAMES).round().astype(int)
 
     source = list_images(path) if os.path.isdir(path) else path
     place = partial(whole_frame, short_side=THUMBNAIL_SIDE)
     frames = read_source(source, spread, place, get_cfg(), whole=False)
-    apart = np.pad(frames.pixels[frames.order], ((0, 0), (0, 0), (0, 3), (0, 0)),
-                   constant_values=255)
+    apart = np.pad(
+        frames.pixels[frames.order], ((0, 0), (0, 0), (0, 3), (0, 0)), constant_values=255
+    )
     return np.concatenate(list(apart), axis=1)[:, :-3]
 
 
@@ -208,8 +268,11 @@ def _speed_rows(run: Run) -> Iterator[tuple[str, str]]:
         yield "training", f"{batch / step:.1f} clips a second: batches of {batch} in {step:.3f} s"
         if waited:
             yield "of which waiting for data", f"{100 * float(np.median(waited)) / step:.0f} %"
-    tested = [line["time_diff"] for line in run.of_type("test_iter")
-              if isinstance(line.get("time_diff"), (int, float))]
+    tested = [
+        line["time_diff"]
+        for line in run.of_type("test_iter")
+        if isinstance(line.get("time_diff"), (int, float))
+    ]
     if tested:
         yield "testing", f"{tested[-1]:.3f} s a video, in each process"
     for key, meaning in (("gpu_mem", "GPU memory, peak"), ("ram", "main memory, peak")):

@@ -91,8 +91,14 @@ def read_run(folder: str, classes: str | None) -> Run:
         raise InputError(f"{path} is not plain YAML: {error}") from None
     if not isinstance(config, dict):
         raise InputError(f"{path}: a mapping of config keys is expected")
-    run = Run(folder, _stats(log), config_text, config,
-              _json_object(environment, os.path.join(folder, "environment.json")), [])
+    run = Run(
+        folder,
+        _stats(log),
+        config_text,
+        config,
+        _json_object(environment, os.path.join(folder, "environment.json")),
+        [],
+    )
     if results:
         _add_results(run, results, os.path.join(folder, "test_results.json"))
     used = max((max(video.label, *video.top5) for video in run.videos), default=-1) + 1
@@ -129,8 +135,9 @@ def _add_results(run: Run, text: str, path: str) -> None:
             if not top5 or len(top5) != len(scores) or min(label, *top5) < 0:
                 raise ValueError(f"the entry of {entry['path']}")
             run.videos.append(Video(str(entry["path"]), label, top5, scores))
-        run.failed = [Failed(str(entry["path"]), str(entry["reason"]))
-                      for entry in results["failed"]]
+        run.failed = [
+            Failed(str(entry["path"]), str(entry["reason"])) for entry in results["failed"]
+        ]
     except (KeyError, TypeError, ValueError) as error:
         raise InputError(f"{path}: not the results of a test: {error!r}") from None
 

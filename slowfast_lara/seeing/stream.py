@@ -83,8 +83,9 @@ def _by_segments(cfg: CfgNode) -> bool:
 class WindowScorer:
     """Takes frames one by one; every stride it scores the last window, centre crop."""
 
-    def __init__(self, model: nn.Module, cfg: CfgNode, fps: float, window: float,
-                 stride: float) -> None:
+    def __init__(
+        self, model: nn.Module, cfg: CfgNode, fps: float, window: float, stride: float
+    ) -> None:
         self._model, self._cfg, self._fps = model, cfg, fps
         self._length, self._stride = max(1, round(window * fps)), max(1, round(stride * fps))
         self._recent: deque[np.ndarray] = deque(maxlen=self._length)
@@ -120,13 +121,17 @@ class WindowScorer:
         region = whole_frame(*image.shape[:2], short_side=size)
         scaled = cv2.resize(image, (region.out_width, region.out_height))  # bilinear, as in data
         y, x = uniform_crop_offset(*scaled.shape[:2], size, 1)
-        return scaled[y:y + size, x:x + size].copy()  # not a view of the whole frame
+        return scaled[y : y + size, x : x + size].copy()  # not a view of the whole frame
 
     def _score(self) -> Window:
         seen, wanted = len(self._recent), self._cfg.DATA.NUM_FRAMES
-        indices = (segment_indices(seen, wanted, 0.5) if _by_segments(self._cfg)
-                   else clip_indices(seen, self._length, wanted, 0, 1))
+        indices = (
+            segment_indices(seen, wanted, 0.5)
+            if _by_segments(self._cfg)
+            else clip_indices(seen, self._length, wanted, 0, 1)
+        )
         clip = self._normalize(np.stack([self._recent[index] for index in indices]))
         scores = score_views(self._model, clip[None], self._cfg).numpy()
-        return Window((self._count - seen) / self._fps, self._count / self._fps, scores,
-                      seen == self._length)
+        return Window(
+            (self._count - seen) / self._fps, self._count / self._fps, scores, seen == self._length
+        )

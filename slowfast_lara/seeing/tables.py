@@ -34,8 +34,15 @@ class Tables:
     CSV: a line for each of the five, and one with the reason for each that failed.
     """
 
-    def __init__(self, json_path: str | None, csv_path: str | None, *, checkpoint: str,
-                 rows: str, columns: Sequence[str]) -> None:
+    def __init__(
+        self,
+        json_path: str | None,
+        csv_path: str | None,
+        *,
+        checkpoint: str,
+        rows: str,
+        columns: Sequence[str],
+    ) -> None:
         self._paths = json_path, csv_path
         self._head = json.dumps({"checkpoint": checkpoint})[:-1] + f', "{rows}": ['
         self._columns = list(columns)
@@ -65,13 +72,18 @@ class Tables:
     def add(self, known: Sequence[Any], ranking: Ranking) -> None:
         """`known`: the values of the columns."""
         if self._json:
-            row = {**dict(zip(self._columns, known)), "top5": ranking.classes,
-                   "top5_names": ranking.names, "top5_scores": ranking.scores}
+            row = {
+                **dict(zip(self._columns, known)),
+                "top5": ranking.classes,
+                "top5_names": ranking.names,
+                "top5_scores": ranking.scores,
+            }
             self._json.write(self._separator + json.dumps(row))
             self._separator = ",\n"
         if self._csv:
             self._csv.writerows(
-                [*known, place, *entry, ""] for place, entry in enumerate(zip(*ranking), start=1))
+                [*known, place, *entry, ""] for place, entry in enumerate(zip(*ranking), start=1)
+            )
 
     def fail(self, path: str, reason: str) -> None:
         self._failed.append({"path": path, "reason": reason})

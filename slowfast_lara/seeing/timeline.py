@@ -27,8 +27,8 @@ class Timeline:
             return
         if self._filled == len(self._times):
             half = self._filled // 2
-            self._times[:half] = self._times[:2 * half].reshape(half, 2).mean(1)
-            pairs = self._scores[:2 * half].reshape(half, 2, -1)
+            self._times[:half] = self._times[: 2 * half].reshape(half, 2).mean(1)
+            pairs = self._scores[: 2 * half].reshape(half, 2, -1)
             self._scores[:half] = pairs.mean(1)
             self._filled, self._per_point = half, 2 * self._per_point
             return
@@ -38,7 +38,7 @@ class Timeline:
 
     def points(self) -> tuple[np.ndarray, np.ndarray]:
         """Times (the windows' middles, seconds) and scores [points, classes]."""
-        times, scores = self._times[:self._filled], self._scores[:self._filled]
+        times, scores = self._times[: self._filled], self._scores[: self._filled]
         if self._pending:
             time, score = self._mean_of_pending()
             times, scores = np.append(times, time), np.vstack((scores, score))
@@ -59,8 +59,12 @@ class Timeline:
         shown = np.argsort(-scores.max(0), kind="stable")[:classes]
         figure, axis = pyplot.subplots(figsize=(9, 3.6), constrained_layout=True)
         for label in shown:
-            axis.plot(times, scores[:, label], ".-" if len(times) < 60 else "-",
-                      label=_plain(names[label]))
+            axis.plot(
+                times,
+                scores[:, label],
+                ".-" if len(times) < 60 else "-",
+                label=_plain(names[label]),
+            )
         axis.set(xlabel="seconds", ylabel="score", ylim=(-0.02, 1.02))
         axis.set_title(_plain(title), fontsize=9)
         axis.grid(alpha=0.3)

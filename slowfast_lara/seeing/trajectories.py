@@ -63,8 +63,10 @@ class Grid:
     def token(self, point: Point) -> int:
         pixels, frames = self.side * self.patch, self.num_frames * self.patch_frames
         if not (0 <= point.x < pixels and 0 <= point.y < pixels and 0 <= point.frame < frames):
-            raise InputError(f"point {point.x},{point.y} of frame {point.frame}; the view has x "
-                             f"and y from 0 to {pixels - 1} and frames from 0 to {frames - 1}")
+            raise InputError(
+                f"point {point.x},{point.y} of frame {point.frame}; the view has x "
+                f"and y from 0 to {pixels - 1} and frames from 0 to {frames - 1}"
+            )
         place = (point.y // self.patch) * self.side + point.x // self.patch
         return point.frame // self.patch_frames * self.side**2 + place
 
@@ -95,8 +97,9 @@ def layer_inputs(model: nn.Module, view: Tensor, cfg: CfgNode, layer: int) -> La
     return taken[0]
 
 
-def estimators_of(names: Sequence[str], inputs: LayerInputs, cfg: CfgNode,
-                  layer: int) -> dict[str, Estimator]:
+def estimators_of(
+    names: Sequence[str], inputs: LayerInputs, cfg: CfgNode, layer: int
+) -> dict[str, Estimator]:
     """Estimators by name, with the config's settings; the model's own is itself."""
     own = cfg.VIT.APPROX_ATTN_TYPE
     estimators: dict[str, Estimator] = {}
@@ -107,8 +110,14 @@ def estimators_of(names: Sequence[str], inputs: LayerInputs, cfg: CfgNode,
         landmarks = cfg.VIT.APPROX_ATTN_DIM
         if ESTIMATORS[name].landmarks_are_tokens:
             landmarks = min(landmarks, inputs.q.shape[2])
-        built = build_estimator(name, head_dim=inputs.q.shape[3], num_heads=inputs.q.shape[1],
-                                num_landmarks=landmarks, seed=cfg.RNG_SEED + layer, **options)
+        built = build_estimator(
+            name,
+            head_dim=inputs.q.shape[3],
+            num_heads=inputs.q.shape[1],
+            num_landmarks=landmarks,
+            seed=cfg.RNG_SEED + layer,
+            **options,
+        )
         estimators[name] = (inputs.estimator if name == own else built).to(inputs.q.device).eval()
     return estimators
 
@@ -152,14 +161,14 @@ def moving_points(pixels: np.ndarray, grid: Grid, count: int, frame: int) -> lis
     """
     first = frame // grid.patch_frames * grid.patch_frames
     usual = np.median(pixels, axis=0)
-    change = np.abs(pixels[first:first + grid.patch_frames] - usual).mean(axis=(0, 3))
+    change = np.abs(pixels[first : first + grid.patch_frames] - usual).mean(axis=(0, 3))
     shape = (grid.side, grid.patch, grid.side, grid.patch)
     change = change.reshape(shape).mean(axis=(1, 3))  # [rows, columns]
     points: list[Point] = []
     for _ in range(min(count, change.size)):
         row, column = np.unravel_index(change.argmax(), change.shape)
         points.append(Point(int((column + 0.5) * grid.patch), int((row + 0.5) * grid.patch), frame))
-        around = change[max(row - 1, 0):row + 2, max(column - 1, 0):column + 2]
+        around = change[max(row - 1, 0) : row + 2, max(column - 1, 0) : column + 2]
         around -= 256  # below any that is left, above those taken twice
         change[row, column] = -np.inf
     return points

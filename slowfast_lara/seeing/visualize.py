@@ -63,22 +63,42 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _parser() -> argparse.ArgumentParser:
     parser = OneLineParser(
         description="Draw where the attention of a point of a video goes in each frame.",
-        formatter_class=argparse.RawDescriptionHelpFormatter, epilog=EXAMPLES, allow_abbrev=False)
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        epilog=EXAMPLES,
+        allow_abbrev=False,
+    )
     add_model_arguments(parser)
-    parser.add_argument("video", nargs="+", metavar="VIDEO",
-                        help="the video; also KEY VALUE pairs that change the config")
+    parser.add_argument(
+        "video",
+        nargs="+",
+        metavar="VIDEO",
+        help="the video; also KEY VALUE pairs that change the config",
+    )
     parser.add_argument("--out", required=True, metavar="FOLDER", help="where the pictures go")
-    parser.add_argument("--point", metavar="X,Y",
-                        help="the point, in pixels of the model's view (the centre crop)")
-    parser.add_argument("--frame", type=int, metavar="T",
-                        help="its frame in the clip, from 0 (default: the middle one)")
-    parser.add_argument("--moving", type=int, metavar="K",
-                        help="instead of a point: the K most moving ones of the frame (default 1)")
+    parser.add_argument(
+        "--point", metavar="X,Y", help="the point, in pixels of the model's view (the centre crop)"
+    )
+    parser.add_argument(
+        "--frame",
+        type=int,
+        metavar="T",
+        help="its frame in the clip, from 0 (default: the middle one)",
+    )
+    parser.add_argument(
+        "--moving",
+        type=int,
+        metavar="K",
+        help="instead of a point: the K most moving ones of the frame (default 1)",
+    )
     parser.add_argument("--layer", type=int, help="layer, from 0 (default: the last)")
     parser.add_argument("--head", type=int, help="attention head, from 0 (default: their mean)")
     approximate = ",".join(name for name in ESTIMATORS if name != EXACT)
-    parser.add_argument("--estimators", metavar="NAME,NAME", default=approximate,
-                        help=f"what to draw beside exact attention (default: {approximate})")
+    parser.add_argument(
+        "--estimators",
+        metavar="NAME,NAME",
+        default=approximate,
+        help=f"what to draw beside exact attention (default: {approximate})",
+    )
     return parser
 
 
@@ -107,8 +127,13 @@ def _run(args: argparse.Namespace) -> int:
         write_video(f"{path}.mp4", pixels, pictures, point, grid)
         drawn.append(_as_json(point, pictures))
         _print(path, point, pictures)
-    facts = {"video": files[0], "checkpoint": args.checkpoint, "layer": layer, "head": args.head,
-             "points": drawn}
+    facts = {
+        "video": files[0],
+        "checkpoint": args.checkpoint,
+        "layer": layer,
+        "head": args.head,
+        "points": drawn,
+    }
     write_text(os.path.join(args.out, "trajectories.json"), json.dumps(facts, indent=1) + "\n")
     return DONE
 
@@ -130,8 +155,15 @@ def _points(args: argparse.Namespace, pixels: np.ndarray, grid: Grid) -> list[Po
 
 
 @torch.no_grad()
-def look(inputs: LayerInputs, names: Sequence[str], point: Point, grid: Grid, cfg: CfgNode,
-         layer: int, head: int | None) -> list[Picture]:
+def look(
+    inputs: LayerInputs,
+    names: Sequence[str],
+    point: Point,
+    grid: Grid,
+    cfg: CfgNode,
+    layer: int,
+    head: int | None,
+) -> list[Picture]:
     """What each attention makes of a point; the exact one comes first."""
     pictures: list[Picture] = []
     exact = None
@@ -147,11 +179,18 @@ def look(inputs: LayerInputs, names: Sequence[str], point: Point, grid: Grid, cf
 
 
 def _as_json(point: Point, pictures: Sequence[Picture]) -> dict[str, Any]:
-    return {**point._asdict(), "attention": {
-        picture.name: {"path": picture.path.round(2).tolist(),
-                       "weights": picture.weights.round(6).tolist(),
-                       "weight_error": picture.weight_error, "output_error": picture.output_error}
-        for picture in pictures}}
+    return {
+        **point._asdict(),
+        "attention": {
+            picture.name: {
+                "path": picture.path.round(2).tolist(),
+                "weights": picture.weights.round(6).tolist(),
+                "weight_error": picture.weight_error,
+                "output_error": picture.output_error,
+            }
+            for picture in pictures
+        },
+    }
 
 
 def _print(path: str, point: Point, pictures: Sequence[Picture]) -> None:
@@ -159,5 +198,8 @@ def _print(path: str, point: Point, pictures: Sequence[Picture]) -> None:
     print(f"  {'attention':<12} {'MSE of weights':>15} {'MSE of output':>15}   path of the centre")
     for picture in pictures:
         centres = " ".join(f"{x:.0f},{y:.0f}" for x, y in picture.path)
-        print(f"  {picture.name:<12} {picture.weight_error:>15.3e} {picture.output_error:>15.3e}"
-              f"   {centres}", flush=True)
+        print(
+            f"  {picture.name:<12} {picture.weight_error:>15.3e} {picture.output_error:>15.3e}"
+            f"   {centres}",
+            flush=True,
+        )

@@ -16,8 +16,14 @@ from slowfast_lara.study.runs import StudyError, make_set, plan, run_all
 
 # The set of configs/study/base.yaml.
 VIDEOS = {
-    "classes": 12, "train": 8192, "val": 240, "test": 1920, "size": 64, "frames": 16, "seed": 0
-}  # fmt: skip
+    "classes": 12,
+    "train": 8192,
+    "val": 240,
+    "test": 1920,
+    "size": 64,
+    "frames": 16,
+    "seed": 0,
+}
 
 
 def main(root: Path, argv: Sequence[str] | None = None) -> int:
@@ -76,15 +82,28 @@ def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--ablation", action="store_true", help="the rows of LARA's ablation")
     parser.add_argument("--rows", nargs="+", metavar="ROW", help="only these rows")
     parser.add_argument("--seeds", type=_count, default=3, help="how many, from 0 (default 3)")
-    parser.add_argument("--jobs", type=_count, default=os.cpu_count(),
-                        help="runs at a time, each with one thread (default: the cores)")
+    parser.add_argument(
+        "--jobs",
+        type=_count,
+        default=os.cpu_count(),
+        help="runs at a time, each with one thread (default: the cores)",
+    )
     parser.add_argument("--work", default="runs/study", help="where the runs and videos are kept")
     parser.add_argument("--out", default="results", help="where the result is written")
     for split in ("train", "val", "test"):
-        parser.add_argument(f"--{split}", type=_count, default=VIDEOS[split],
-                            help=f"videos (default {VIDEOS[split]})")  # fmt: skip
-    parser.add_argument("--opts", nargs=argparse.REMAINDER, default=[], metavar="KEY VALUE",
-                        help="config keys for all runs; last on the line")  # fmt: skip
+        parser.add_argument(
+            f"--{split}",
+            type=_count,
+            default=VIDEOS[split],
+            help=f"videos (default {VIDEOS[split]})",
+        )
+    parser.add_argument(
+        "--opts",
+        nargs=argparse.REMAINDER,
+        default=[],
+        metavar="KEY VALUE",
+        help="config keys for all runs; last on the line",
+    )
     return parser.parse_args(argv)
 
 

@@ -109,14 +109,31 @@ def _curve(log: list[dict], epoch_steps: int) -> dict[int, dict[str, float]]:
 
 
 def table_csv(table: Table, outcomes: Sequence[Outcome], seeds: Sequence[int]) -> str:
-    lines = [["row", "attention", *(f"top1_seed_{seed}" for seed in seeds), "top1_mean", "top1_std",
-              "parameters", "gflops", *(f"paper {column}" for column in table.columns)]]
+    lines = [
+        [
+            "row",
+            "attention",
+            *(f"top1_seed_{seed}" for seed in seeds),
+            "top1_mean",
+            "top1_std",
+            "parameters",
+            "gflops",
+            *(f"paper {column}" for column in table.columns),
+        ]
+    ]
     for outcome in outcomes:
-        lines.append([
-            outcome.row.name, outcome.row.label, *(f"{x:.3f}" for x in outcome.accuracies),
-            f"{outcome.mean:.3f}", f"{outcome.spread:.3f}", outcome.parameters,
-            f"{outcome.gflops:.6f}", *outcome.row.paper,
-        ])  # fmt: skip
+        lines.append(
+            [
+                outcome.row.name,
+                outcome.row.label,
+                *(f"{x:.3f}" for x in outcome.accuracies),
+                f"{outcome.mean:.3f}",
+                f"{outcome.spread:.3f}",
+                outcome.parameters,
+                f"{outcome.gflops:.6f}",
+                *outcome.row.paper,
+            ]
+        )
     return _csv(lines)
 
 
@@ -150,17 +167,32 @@ def markdown(
     facts = ", ".join(f"{key} {value}" for key, value in environment().items())
     paper = [f"paper: {column}, %" for column in table.columns]
     head = ["attention", "top-1, %", "parameters", "GFLOPs", "step, ms", "memory, MB", *paper]
-    lines = [f"# {table.title}", "", *(f"- {note}" for note in notes), f"- {facts}",
-             f"- Mean and standard deviation over seeds {', '.join(map(str, seeds))}. Time and "
-             "memory (tensors) are of one training step, one thread. The paper's columns are the "
-             "paper's figures, of its own data and models, not ours.", "",
-             _line(head), _line(["---"] * len(head))]  # fmt: skip
+    lines = [
+        f"# {table.title}",
+        "",
+        *(f"- {note}" for note in notes),
+        f"- {facts}",
+        f"- Mean and standard deviation over seeds {', '.join(map(str, seeds))}. Time and "
+        "memory (tensors) are of one training step, one thread. The paper's columns are the "
+        "paper's figures, of its own data and models, not ours.",
+        "",
+        _line(head),
+        _line(["---"] * len(head)),
+    ]
     for o in outcomes:
-        lines.append(_line([
-            o.row.label, _with_spread(o), f"{o.parameters / 1e3:.0f} k",
-            f"{o.gflops:.4f}", f"{o.seconds * 1e3:.0f}", f"{o.memory / 2**20:.0f}",
-            *map(str, o.row.paper),
-        ]))  # fmt: skip
+        lines.append(
+            _line(
+                [
+                    o.row.label,
+                    _with_spread(o),
+                    f"{o.parameters / 1e3:.0f} k",
+                    f"{o.gflops:.4f}",
+                    f"{o.seconds * 1e3:.0f}",
+                    f"{o.memory / 2**20:.0f}",
+                    *map(str, o.row.paper),
+                ]
+            )
+        )
     lines += ["", agreement(table, outcomes)]
     return "\n".join(lines) + "\n"
 
@@ -183,9 +215,11 @@ def agreement(table: Table, outcomes: Sequence[Outcome]) -> str:
         error = math.hypot(first.spread, second.spread) / math.sqrt(len(first.accuracies))
         if ours * theirs:
             (same if ours * theirs > 0 else against).append(abs(ours) > 2 * error > 0)
-    return (f"Pairs of rows in the paper's order ({table.columns[0]}): {len(same)}, of which "
-            f"{sum(same)} are more than two standard errors apart. In the opposite order: "
-            f"{len(against)}, of which {sum(against)} are.")  # fmt: skip
+    return (
+        f"Pairs of rows in the paper's order ({table.columns[0]}): {len(same)}, of which "
+        f"{sum(same)} are more than two standard errors apart. In the opposite order: "
+        f"{len(against)}, of which {sum(against)} are."
+    )
 
 
 def plot(table: Table, outcomes: Sequence[Outcome], path: str) -> None:
@@ -228,14 +262,21 @@ def _mean_curve(outcome: Outcome) -> tuple[list[int], list[float]]:
 
 
 def write(
-    prefix: Path, table: Table, outcomes: Sequence[Outcome], seeds: Sequence[int],
+    prefix: Path,
+    table: Table,
+    outcomes: Sequence[Outcome],
+    seeds: Sequence[int],
     notes: Sequence[str],
-) -> str:  # fmt: skip
+) -> str:
     """All files of a study, each written aside and renamed; the table."""
     prefix.parent.mkdir(parents=True, exist_ok=True)
     text = markdown(table, outcomes, seeds, notes)
-    files = {".md": text, ".csv": table_csv(table, outcomes, seeds),
-             "_curves.csv": curves_csv(outcomes, seeds), "_costs.csv": costs_csv(outcomes)}
+    files = {
+        ".md": text,
+        ".csv": table_csv(table, outcomes, seeds),
+        "_curves.csv": curves_csv(outcomes, seeds),
+        "_costs.csv": costs_csv(outcomes),
+    }
     for ending, content in files.items():
         with open(f"{prefix}{ending}.part", "w", encoding="utf-8") as file:
             file.write(content)

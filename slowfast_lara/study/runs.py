@@ -61,8 +61,16 @@ def plan(
     for seed in seeds:
         for row in rows:
             folder = work / "runs" / row.name / f"seed_{seed}"
-            keys = ["DATA.PATH_TO_DATA_DIR", str(work / "data"), "RNG_SEED", str(seed),
-                    "OUTPUT_DIR", str(folder), *row.opts, *opts]  # fmt: skip
+            keys = [
+                "DATA.PATH_TO_DATA_DIR",
+                str(work / "data"),
+                "RNG_SEED",
+                str(seed),
+                "OUTPUT_DIR",
+                str(folder),
+                *row.opts,
+                *opts,
+            ]
             runs.append(Run(row, seed, folder, load_config(config, keys).dump()))
     return runs
 
@@ -73,8 +81,10 @@ def make_set(root: Path, folder: Path, arguments: dict[str, int]) -> None:
     if note.is_file():
         made_with = json.loads(note.read_text(encoding="utf-8"))
         if made_with != arguments:
-            raise StudyError(f"{folder} was made with {made_with}, not {arguments}; remove it, or "
-                             "choose another --work")  # fmt: skip
+            raise StudyError(
+                f"{folder} was made with {made_with}, not {arguments}; remove it, or "
+                "choose another --work"
+            )
         return
     flags = [word for key, value in arguments.items() for word in (f"--{key}", str(value))]
     command = [sys.executable, str(root / "datasets" / "make_synthetic.py"), str(folder), *flags]
@@ -98,8 +108,10 @@ def run_all(runs: Sequence[Run], root: Path, jobs: int) -> None:
                 _check_end(run, process.returncode)
                 finished = total - len(waiting) - len(running)
                 accuracy = run.result()["top1_acc"]
-                print(f"{finished}/{total} {run.row.name}, seed {run.seed}: {accuracy:.1f} %",
-                      flush=True)  # fmt: skip
+                print(
+                    f"{finished}/{total} {run.row.name}, seed {run.seed}: {accuracy:.1f} %",
+                    flush=True,
+                )
             time.sleep(0.1)
     finally:
         for process in running:
@@ -111,19 +123,25 @@ def run_all(runs: Sequence[Run], root: Path, jobs: int) -> None:
 def _is_done(run: Run) -> bool:
     settings = run.folder / _SETTINGS
     if settings.is_file() and settings.read_text(encoding="utf-8") != run.settings:
-        raise StudyError(f"{run.folder} holds a run with other settings; remove it, or choose "
-                         "another --work")  # fmt: skip
+        raise StudyError(
+            f"{run.folder} holds a run with other settings; remove it, or choose another --work"
+        )
     return run.done
 
 
 def _start(run: Run, root: Path) -> subprocess.Popen:
     run.folder.mkdir(parents=True, exist_ok=True)
     _write(run.folder / _SETTINGS, run.settings)
-    command = [sys.executable, str(root / "tools" / "run_net.py"), "--cfg",
-               str(run.folder / _SETTINGS)]  # fmt: skip
+    command = [
+        sys.executable,
+        str(root / "tools" / "run_net.py"),
+        "--cfg",
+        str(run.folder / _SETTINGS),
+    ]
     with open(run.folder / "errors.log", "wb") as errors:
-        return subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=errors,
-                                env=_environment(root))  # fmt: skip
+        return subprocess.Popen(
+            command, stdout=subprocess.DEVNULL, stderr=errors, env=_environment(root)
+        )
 
 
 def _check_end(run: Run, code: int) -> None:

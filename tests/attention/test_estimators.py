@@ -99,9 +99,15 @@ def test_lara_with_mixtures(sizes, weighting, noisy):
             at = component.unsqueeze(-1)
             uniform = (pi.cumsum(-1).gather(-1, at) - pi.gather(-1, at) / 2) / pi.sum(-1, True)
         return lara.lara_mixture_attention(
-            q, k, v, q_landmarks, num_frames=F, weighting=weighting, uniform=uniform,
+            q,
+            k,
+            v,
+            q_landmarks,
+            num_frames=F,
+            weighting=weighting,
+            uniform=uniform,
             noise=None if noise is None else noise.to(q.dtype),
-        )  # fmt: skip
+        )
 
     def expected(*inputs):
         chosen = component if noisy else None

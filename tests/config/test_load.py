@@ -14,51 +14,95 @@ def published(dataset, layer, crop, frames, rate):
     large = crop == 336 or frames == 32
     tree = {
         "TRAIN": {
-            "ENABLE": True, "DATASET": dataset, "BATCH_SIZE": 12 if large else 32,
-            "EVAL_PERIOD": 5, "CHECKPOINT_PERIOD": 5, "AUTO_RESUME": True,
+            "ENABLE": True,
+            "DATASET": dataset,
+            "BATCH_SIZE": 12 if large else 32,
+            "EVAL_PERIOD": 5,
+            "CHECKPOINT_PERIOD": 5,
+            "AUTO_RESUME": True,
         },
         "DATA": {
-            "NUM_FRAMES": frames, "SAMPLING_RATE": rate, "TRAIN_CROP_SIZE": crop,
+            "NUM_FRAMES": frames,
+            "SAMPLING_RATE": rate,
+            "TRAIN_CROP_SIZE": crop,
             "TRAIN_JITTER_SCALES": [384, 480] if crop == 336 else [256, 320],
-            "TEST_CROP_SIZE": crop, "INPUT_CHANNEL_NUM": [3], "MEAN": [0.5, 0.5, 0.5],
-            "STD": [0.5, 0.5, 0.5], "PATH_TO_DATA_DIR": "data/here", "USE_RAND_AUGMENT": ssv2,
-            "RE_PROB": 0.0, "USE_REPEATED_AUG": False, "COLORJITTER": not ssv2,
-            "USE_RANDOM_RESIZE_CROPS": frames == 32 and not ssv2, "GRAYSCALE": False,
+            "TEST_CROP_SIZE": crop,
+            "INPUT_CHANNEL_NUM": [3],
+            "MEAN": [0.5, 0.5, 0.5],
+            "STD": [0.5, 0.5, 0.5],
+            "PATH_TO_DATA_DIR": "data/here",
+            "USE_RAND_AUGMENT": ssv2,
+            "RE_PROB": 0.0,
+            "USE_REPEATED_AUG": False,
+            "COLORJITTER": not ssv2,
+            "USE_RANDOM_RESIZE_CROPS": frames == 32 and not ssv2,
+            "GRAYSCALE": False,
             "GAUSSIAN": False,
         },
         "SOLVER": {
             # As PyYAML reads it: without a dot, 1e-4 is text.
-            "BASE_LR": "0.375e-4" if large else "1e-4", "LR_POLICY": "steps_with_relative_lrs",
-            "LRS": [1, 0.1, 0.01], "STEPS": [0, 20, 30], "MAX_EPOCH": 35, "MOMENTUM": 0.9,
-            "WEIGHT_DECAY": "5e-2", "WARMUP_EPOCHS": 0.0, "OPTIMIZING_METHOD": "adamw",
-            "USE_MIXED_PRECISION": True, "SMOOTHING": 0.2,
+            "BASE_LR": "0.375e-4" if large else "1e-4",
+            "LR_POLICY": "steps_with_relative_lrs",
+            "LRS": [1, 0.1, 0.01],
+            "STEPS": [0, 20, 30],
+            "MAX_EPOCH": 35,
+            "MOMENTUM": 0.9,
+            "WEIGHT_DECAY": "5e-2",
+            "WARMUP_EPOCHS": 0.0,
+            "OPTIMIZING_METHOD": "adamw",
+            "USE_MIXED_PRECISION": True,
+            "SMOOTHING": 0.2,
         },
         "SLOWFAST": {"ALPHA": 8},
         "VIT": {
-            "PATCH_SIZE": 16, "PATCH_SIZE_TEMP": 2, "CHANNELS": 3, "EMBED_DIM": 768, "DEPTH": 12,
-            "NUM_HEADS": 12, "MLP_RATIO": 4, "QKV_BIAS": True, "VIDEO_INPUT": True,
-            "TEMPORAL_RESOLUTION": frames // 2, "USE_MLP": True, "DROP": 0.0, "POS_DROPOUT": 0.0,
-            "DROP_PATH": 0.2, "IM_PRETRAINED": True, "HEAD_DROPOUT": 0.0, "HEAD_ACT": "tanh",
-            "PRETRAINED_WEIGHTS": "vit_1k", "ATTN_LAYER": layer,
+            "PATCH_SIZE": 16,
+            "PATCH_SIZE_TEMP": 2,
+            "CHANNELS": 3,
+            "EMBED_DIM": 768,
+            "DEPTH": 12,
+            "NUM_HEADS": 12,
+            "MLP_RATIO": 4,
+            "QKV_BIAS": True,
+            "VIDEO_INPUT": True,
+            "TEMPORAL_RESOLUTION": frames // 2,
+            "USE_MLP": True,
+            "DROP": 0.0,
+            "POS_DROPOUT": 0.0,
+            "DROP_PATH": 0.2,
+            "IM_PRETRAINED": True,
+            "HEAD_DROPOUT": 0.0,
+            "HEAD_ACT": "tanh",
+            "PRETRAINED_WEIGHTS": "vit_1k",
+            "ATTN_LAYER": layer,
         },
         "MODEL": {
-            "NUM_CLASSES": 174 if ssv2 else 400, "ARCH": "slow", "LOSS_FUNC": "cross_entropy",
+            "NUM_CLASSES": 174 if ssv2 else 400,
+            "ARCH": "slow",
+            "LOSS_FUNC": "cross_entropy",
             "MODEL_NAME": "VisionTransformer",
         },
         "TEST": {
-            "ENABLE": True, "DATASET": dataset, "BATCH_SIZE": 64, "NUM_SPATIAL_CROPS": 3,
+            "ENABLE": True,
+            "DATASET": dataset,
+            "BATCH_SIZE": 64,
+            "NUM_SPATIAL_CROPS": 3,
             "NUM_ENSEMBLE_VIEWS": 1 if ssv2 else 10,
         },
         "DATA_LOADER": {"NUM_WORKERS": 4 if ssv2 else 8, "PIN_MEMORY": True},
-        "NUM_GPUS": 8, "NUM_SHARDS": 4, "RNG_SEED": 0, "OUTPUT_DIR": ".",
+        "NUM_GPUS": 8,
+        "NUM_SHARDS": 4,
+        "RNG_SEED": 0,
+        "OUTPUT_DIR": ".",
         "TENSORBOARD": {"ENABLE": True},
-    }  # fmt: skip
+    }
     if ssv2:
         tree["TRAIN"].update(CHECKPOINT_EPOCH_RESET=True, CHECKPOINT_FILE_PATH="there/x.pyth")
         tree["DATA"].update(
-            PATH_PREFIX="frames", INV_UNIFORM_SAMPLE=True, RANDOM_FLIP=False,
+            PATH_PREFIX="frames",
+            INV_UNIFORM_SAMPLE=True,
+            RANDOM_FLIP=False,
             REVERSE_INPUT_CHANNEL=True,
-        )  # fmt: skip
+        )
     return tree
 
 
@@ -72,8 +116,13 @@ def base(tmp_path):
     return write(tmp_path / "base.yaml", published("Kinetics", "trajectory", 224, 16, 4))
 
 
-VARIANTS = [("trajectory", 224, 16, 4), ("joint", 224, 16, 4), ("divided", 224, 16, 4),
-            ("trajectory", 224, 32, 3), ("trajectory", 336, 16, 8)]  # fmt: skip
+VARIANTS = [
+    ("trajectory", 224, 16, 4),
+    ("joint", 224, 16, 4),
+    ("divided", 224, 16, 4),
+    ("trajectory", 224, 32, 3),
+    ("trajectory", 336, 16, 8),
+]
 
 
 @pytest.mark.parametrize(
@@ -203,7 +252,7 @@ WRONG = {
     "side of at least DATA.TRAIN_CROP_SIZE (224) is expected",
     ("DATA.RAND_AUGMENT", "strong"): "DATA.RAND_AUGMENT is 'strong'; the form is rand-m<magnitude>",
     ("VIT.VIDEO_INPUT", "False"): "VIT.VIDEO_INPUT is False; images need VIT.PATCH_SIZE_TEMP 1",
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("override", WRONG, ids=" ".join)
@@ -260,8 +309,9 @@ class TestMachine:
         assert list((tmp_path / "out").iterdir()) == []
 
     def test_more_gpus_than_there_are(self, base, tmp_path):
-        cfg = self.config(base, tmp_path, "NUM_GPUS", 1000, "TRAIN.BATCH_SIZE", 1000,
-                          "TEST.BATCH_SIZE", 1000)  # fmt: skip
+        cfg = self.config(
+            base, tmp_path, "NUM_GPUS", 1000, "TRAIN.BATCH_SIZE", 1000, "TEST.BATCH_SIZE", 1000
+        )
         with pytest.raises(ConfigError, match="NUM_GPUS is 1000; this machine has .*; 0 runs on"):
             check_machine(cfg)
 

@@ -35,21 +35,51 @@ LARGE = {"batch": 32, "lr": 0.375e-4, "epochs": 35}
 PAPER = {"batch": 256, "lr": 1e-4, "epochs": 40}
 # What all of the published files say, and what the paper's rows leave at its start.
 ALIKE = {
-    "TRAIN.ENABLE": True, "TRAIN.EVAL_PERIOD": 5, "TRAIN.CHECKPOINT_PERIOD": 5,
-    "TRAIN.AUTO_RESUME": True, "DATA.INPUT_CHANNEL_NUM": [3], "SOLVER.MOMENTUM": 0.9,
-    "SOLVER.WARMUP_EPOCHS": 0.0, "SOLVER.USE_MIXED_PRECISION": True, "SOLVER.CLIP_GRAD": None,
-    "SOLVER.ACCUMULATE_STEPS": 1, "SOLVER.REFERENCE_BATCH": 0, "VIT.PATCH_SIZE": 16,
-    "VIT.PATCH_SIZE_TEMP": 2, "VIT.CHANNELS": 3, "VIT.EMBED_DIM": 768, "VIT.DEPTH": 12,
-    "VIT.NUM_HEADS": 12, "VIT.MLP_RATIO": 4, "VIT.QKV_BIAS": True, "VIT.VIDEO_INPUT": True,
-    "VIT.USE_MLP": True, "VIT.DROP": 0.0, "VIT.POS_DROPOUT": 0.0, "VIT.DROP_PATH": 0.2,
-    "VIT.HEAD_DROPOUT": 0.0, "VIT.HEAD_ACT": "tanh", "VIT.IM_PRETRAINED": True,
-    "VIT.INFLATE": "centre", "VIT.POS_EMBED": "separate", "VIT.USE_ORIGINAL_TRAJ_ATTN_CODE": True,
-    "VIT.LARA.PROPOSAL": "local", "VIT.LARA.WEIGHTING": "decoupled", "VIT.LARA.BETA": 1.0,
-    "VIT.LARA.LEARNED": False, "VIT.RA.NUM_SAMPLES": 1, "MODEL.ARCH": "slow",
-    "MODEL.MODEL_NAME": "VisionTransformer", "MODEL.LOSS_FUNC": "cross_entropy",
-    "TEST.ENABLE": True, "TEST.BATCH_SIZE": 64, "NUM_GPUS": 8, "NUM_SHARDS": 4, "RNG_SEED": 0,
+    "TRAIN.ENABLE": True,
+    "TRAIN.EVAL_PERIOD": 5,
+    "TRAIN.CHECKPOINT_PERIOD": 5,
+    "TRAIN.AUTO_RESUME": True,
+    "DATA.INPUT_CHANNEL_NUM": [3],
+    "SOLVER.MOMENTUM": 0.9,
+    "SOLVER.WARMUP_EPOCHS": 0.0,
+    "SOLVER.USE_MIXED_PRECISION": True,
+    "SOLVER.CLIP_GRAD": None,
+    "SOLVER.ACCUMULATE_STEPS": 1,
+    "SOLVER.REFERENCE_BATCH": 0,
+    "VIT.PATCH_SIZE": 16,
+    "VIT.PATCH_SIZE_TEMP": 2,
+    "VIT.CHANNELS": 3,
+    "VIT.EMBED_DIM": 768,
+    "VIT.DEPTH": 12,
+    "VIT.NUM_HEADS": 12,
+    "VIT.MLP_RATIO": 4,
+    "VIT.QKV_BIAS": True,
+    "VIT.VIDEO_INPUT": True,
+    "VIT.USE_MLP": True,
+    "VIT.DROP": 0.0,
+    "VIT.POS_DROPOUT": 0.0,
+    "VIT.DROP_PATH": 0.2,
+    "VIT.HEAD_DROPOUT": 0.0,
+    "VIT.HEAD_ACT": "tanh",
+    "VIT.IM_PRETRAINED": True,
+    "VIT.INFLATE": "centre",
+    "VIT.POS_EMBED": "separate",
+    "VIT.USE_ORIGINAL_TRAJ_ATTN_CODE": True,
+    "VIT.LARA.PROPOSAL": "local",
+    "VIT.LARA.WEIGHTING": "decoupled",
+    "VIT.LARA.BETA": 1.0,
+    "VIT.LARA.LEARNED": False,
+    "VIT.RA.NUM_SAMPLES": 1,
+    "MODEL.ARCH": "slow",
+    "MODEL.MODEL_NAME": "VisionTransformer",
+    "MODEL.LOSS_FUNC": "cross_entropy",
+    "TEST.ENABLE": True,
+    "TEST.BATCH_SIZE": 64,
+    "NUM_GPUS": 8,
+    "NUM_SHARDS": 4,
+    "RNG_SEED": 0,
     "TENSORBOARD.ENABLE": True,
-}  # fmt: skip
+}
 ROWS = {
     "motionformer_224_16x4": Row(109145, 204.31, **PUBLISHED),
     "joint_224_16x4": Row(87883, 180.64, **PUBLISHED),
@@ -78,14 +108,16 @@ every_config = pytest.mark.parametrize("dataset, name", EVERY)
 
 
 def test_the_table_has_every_file():
-    bases = {CONFIGS / dataset / f"{name}.yaml" for dataset in DATASETS
-             for name in ("base", "paper")}  # fmt: skip
+    bases = {
+        CONFIGS / dataset / f"{name}.yaml" for dataset in DATASETS for name in ("base", "paper")
+    }
     found = set(CONFIGS.glob("K400/*.yaml")) | set(CONFIGS.glob("SSV2/*.yaml"))
     assert found - bases == {file_of(*key) for key in EVERY}
 
 
-@pytest.mark.parametrize("path", sorted(CONFIGS.rglob("*.yaml")),
-                         ids=lambda path: f"{path.parent.name}/{path.stem}")  # fmt: skip
+@pytest.mark.parametrize(
+    "path", sorted(CONFIGS.rglob("*.yaml")), ids=lambda path: f"{path.parent.name}/{path.stem}"
+)
 def test_every_file_loads_and_builds(path):
     """Those for a CPU and the shared parts too."""
     cfg = load_config(path, ["NUM_GPUS", 0])
@@ -116,7 +148,10 @@ def test_what_it_says(dataset, name, tmp_path):
     views = (10 if paper or not ssv2 else 1, 3)
     assert (cfg.TEST.NUM_ENSEMBLE_VIEWS, cfg.TEST.NUM_SPATIAL_CROPS) == views
     assert (cfg.SOLVER.OPTIMIZING_METHOD, cfg.SOLVER.WEIGHT_DECAY, cfg.SOLVER.SMOOTHING) == (
-        "adamw", 0.05, 0.2)  # fmt: skip
+        "adamw",
+        0.05,
+        0.2,
+    )
     assert cfg.VIT.APPROX_ATTN_DIM == 128
     attention = name.split("_")[0].replace("motionformer", "none")
     assert cfg.VIT.APPROX_ATTN_TYPE == ("none" if attention in ("joint", "divided") else attention)
@@ -138,8 +173,14 @@ def test_schedule(dataset, name):
     cfg, row = load_config(file_of(dataset, name)), ROWS[name]
     first, second = (25, 35) if row.epochs == 40 else (20, 30)
     assert cfg.SOLVER.MAX_EPOCH == row.epochs
-    for epoch, factor in ((0, 1), (first - 0.01, 1), (first, 0.1), (second - 0.01, 0.1),
-                          (second, 0.01), (row.epochs - 0.01, 0.01)):  # fmt: skip
+    for epoch, factor in (
+        (0, 1),
+        (first - 0.01, 1),
+        (first, 0.1),
+        (second - 0.01, 0.1),
+        (second, 0.01),
+        (row.epochs - 0.01, 0.01),
+    ):
         assert lr_at(cfg, epoch) == pytest.approx(row.lr * factor, rel=1e-9)
 
 
@@ -214,11 +255,36 @@ NOT_LEARNED = re.compile(r"blocks\.1\.attn\.proj_(q|kv)\..*|.*\.proj_kv\.bias|pa
 
 @every_config
 def test_one_step_cut_down(dataset, name, tmp_path):
-    opts = ["VIT.EMBED_DIM", 24, "VIT.NUM_HEADS", 2, "VIT.DEPTH", 2, "VIT.APPROX_ATTN_DIM", 6,
-            "DATA.TRAIN_CROP_SIZE", 32, "DATA.TEST_CROP_SIZE", 32, "NUM_GPUS", 0, "NUM_SHARDS", 1,
-            "TRAIN.BATCH_SIZE", 2, "SOLVER.USE_MIXED_PRECISION", False, "OUTPUT_DIR", tmp_path,
-            "DATA.PATH_TO_DATA_DIR", tmp_path, "TRAIN.CHECKPOINT_FILE_PATH", "",
-            "VIT.DROP_PATH", 0.0]  # fmt: skip
+    opts = [
+        "VIT.EMBED_DIM",
+        24,
+        "VIT.NUM_HEADS",
+        2,
+        "VIT.DEPTH",
+        2,
+        "VIT.APPROX_ATTN_DIM",
+        6,
+        "DATA.TRAIN_CROP_SIZE",
+        32,
+        "DATA.TEST_CROP_SIZE",
+        32,
+        "NUM_GPUS",
+        0,
+        "NUM_SHARDS",
+        1,
+        "TRAIN.BATCH_SIZE",
+        2,
+        "SOLVER.USE_MIXED_PRECISION",
+        False,
+        "OUTPUT_DIR",
+        tmp_path,
+        "DATA.PATH_TO_DATA_DIR",
+        tmp_path,
+        "TRAIN.CHECKPOINT_FILE_PATH",
+        "",
+        "VIT.DROP_PATH",
+        0.0,
+    ]
     cfg = load_config(file_of(dataset, name), opts)
     check_machine(cfg)
     torch.manual_seed(0)

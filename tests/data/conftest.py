@@ -9,16 +9,34 @@ from tests.data.helpers import REPOSITORY
 
 
 def make_synthetic(folder, *arguments: str) -> None:
-    subprocess.run([sys.executable, str(REPOSITORY / "datasets/make_synthetic.py"), str(folder),
-                    *arguments], check=True, timeout=600)
+    subprocess.run(
+        [sys.executable, str(REPOSITORY / "datasets/make_synthetic.py"), str(folder), *arguments],
+        check=True,
+        timeout=600,
+    )
 
 
 @pytest.fixture(scope="session")
 def synthetic(tmp_path_factory):
     """Videos of all 12 classes."""
     folder = tmp_path_factory.mktemp("synthetic")
-    make_synthetic(folder, "--classes", "12", "--train", "50", "--val", "13", "--test", "7",
-                   "--size", "48", "--frames", "16", "--seed", "3")
+    make_synthetic(
+        folder,
+        "--classes",
+        "12",
+        "--train",
+        "50",
+        "--val",
+        "13",
+        "--test",
+        "7",
+        "--size",
+        "48",
+        "--frames",
+        "16",
+        "--seed",
+        "3",
+    )
     return folder
 
 
@@ -26,6 +44,21 @@ def synthetic(tmp_path_factory):
 def synthetic_frames(tmp_path_factory):
     """Extracted frames, as for Something-Something-v2."""
     folder = tmp_path_factory.mktemp("synthetic_frames")
-    make_synthetic(folder, "--classes", "5", "--train", "20", "--val", "7", "--test", "6",
-                   "--size", "48", "--frames", "20", "--form", "frames")
+    make_synthetic(
+        folder,
+        "--classes",
+        "5",
+        "--train",
+        "20",
+        "--val",
+        "7",
+        "--test",
+        "6",
+        "--size",
+        "48",
+        "--frames",
+        "20",
+        "--form",
+        "frames",
+    )
     return folder

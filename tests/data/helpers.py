@@ -15,7 +15,8 @@ from slowfast_lara.config import get_cfg
 REPOSITORY = Path(__file__).resolve().parents[2]
 SHARED_VIDEOS = Path(os.environ.get("SLOWFAST_LARA_VIDEOS", REPOSITORY.parent / "shared/videos"))
 NEEDS_REAL_VIDEOS = pytest.mark.skipif(
-    not SHARED_VIDEOS.is_dir(), reason="no real videos (SLOWFAST_LARA_VIDEOS)")
+    not SHARED_VIDEOS.is_dir(), reason="no real videos (SLOWFAST_LARA_VIDEOS)"
+)
 
 
 def real_videos(pattern: str = "*.*") -> list[Path]:
@@ -23,9 +24,16 @@ def real_videos(pattern: str = "*.*") -> list[Path]:
 
 
 def write_video(
-    path: Path, frames: int = 40, *, size: tuple[int, int] = (48, 64), fps: float = 30,
-    codec: str = "libx264", options: dict[str, str] | None = None, pts: list[int] | None = None,
-    container_options: dict[str, str] | None = None, audio: bool = False,
+    path: Path,
+    frames: int = 40,
+    *,
+    size: tuple[int, int] = (48, 64),
+    fps: float = 30,
+    codec: str = "libx264",
+    options: dict[str, str] | None = None,
+    pts: list[int] | None = None,
+    container_options: dict[str, str] | None = None,
+    audio: bool = False,
 ) -> Path:
     """Noise that changes with every frame; `pts` in milliseconds makes the rate variable."""
     height, width = size

@@ -16,8 +16,14 @@ from tests.data.test_ssv2 import write_annotations
 
 def run(script: str, *arguments, expect: int = 0) -> str:
     command = [sys.executable, *script.split(), *map(str, arguments)]
-    result = subprocess.run(command, capture_output=True, text=True, timeout=300, cwd=REPOSITORY,
-                            env={**os.environ, "PYTHONPATH": str(REPOSITORY)})
+    result = subprocess.run(
+        command,
+        capture_output=True,
+        text=True,
+        timeout=300,
+        cwd=REPOSITORY,
+        env={**os.environ, "PYTHONPATH": str(REPOSITORY)},
+    )
     assert result.returncode == expect, result.stderr
     return result.stdout + result.stderr
 
@@ -30,26 +36,52 @@ def test_kinetics_lists(tmp_path):
     annotations.write_text(
         "label,youtube_id,time_start,time_end,split\r\n"
         '"zumba, fast",-d_e,1.0,11.0,train\r\nair drumming,abc,3,13,train\r\n'
-        "air drumming,gone,5,15,train\r\n")
-    output = run("datasets/build_kinetics_lists.py", tmp_path / "videos", tmp_path / "out",
-                 "--train", annotations, "--separator", ",")
+        "air drumming,gone,5,15,train\r\n"
+    )
+    output = run(
+        "datasets/build_kinetics_lists.py",
+        tmp_path / "videos",
+        tmp_path / "out",
+        "--train",
+        annotations,
+        "--separator",
+        ",",
+    )
     assert "train: 2 of 3 videos found, 1 missing" in output
     assert (tmp_path / "out/missing_train.txt").read_text() == "gone_000005_000015\n"
     assert json.loads((tmp_path / "out/classes.json").read_text()) == [
-        "air drumming", "zumba, fast"]
-    dataset = Kinetics(config(DATA__PATH_TO_DATA_DIR=str(tmp_path / "out"), MODEL__NUM_CLASSES=2,
-                              DATA__PATH_LABEL_SEPARATOR=","), "train")
+        "air drumming",
+        "zumba, fast",
+    ]
+    dataset = Kinetics(
+        config(
+            DATA__PATH_TO_DATA_DIR=str(tmp_path / "out"),
+            MODEL__NUM_CLASSES=2,
+            DATA__PATH_LABEL_SEPARATOR=",",
+        ),
+        "train",
+    )
     assert dataset.labels == [1, 0] and all(dataset[i].failures == [] for i in range(2))
 
 
-@pytest.mark.parametrize("content, expected", [
-    ("a,b\n1,2\n", "line 1: columns label, youtube_id"),
-    ("label,youtube_id,time_start,time_end\nx,y,a,b\n", "line 2: numbers are expected")])
+@pytest.mark.parametrize(
+    "content, expected",
+    [
+        ("a,b\n1,2\n", "line 1: columns label, youtube_id"),
+        ("label,youtube_id,time_start,time_end\nx,y,a,b\n", "line 2: numbers are expected"),
+    ],
+)
 def test_wrong_annotations(tmp_path, content, expected):
     (tmp_path / "k400.csv").write_text(content)
     write_video(tmp_path / "a.mp4", 2)
-    output = run("datasets/build_kinetics_lists.py", tmp_path, tmp_path / "out", "--val",
-                 tmp_path / "k400.csv", expect=1)
+    output = run(
+        "datasets/build_kinetics_lists.py",
+        tmp_path,
+        tmp_path / "out",
+        "--val",
+        tmp_path / "k400.csv",
+        expect=1,
+    )
     assert expected in output and "Traceback" not in output
 
 
@@ -72,8 +104,9 @@ def test_folder_lists(tmp_path):
     seen = []
     for split, labels in (("train", [0] + [1] * 19), ("val", [0, 1, 1]), ("test", [0, 1, 1])):
         assert f"{split}: {len(labels)} videos" in output
-        dataset = Kinetics(config(DATA__PATH_TO_DATA_DIR=str(tmp_path / "out"),
-                                  MODEL__NUM_CLASSES=2), split)
+        dataset = Kinetics(
+            config(DATA__PATH_TO_DATA_DIR=str(tmp_path / "out"), MODEL__NUM_CLASSES=2), split
+        )
         assert dataset.labels == labels
         for path, label in zip(dataset.paths, labels):
             assert ("closing", "opening")[label] in path and os.path.exists(path)
@@ -84,8 +117,10 @@ def test_folder_lists(tmp_path):
     assert (tmp_path / "out/train.csv").read_bytes() == before
 
 
-@pytest.mark.parametrize("counts, expected", [
-    ({}, "one folder per class is expected"), ({"a": 3, "b": 2}, "b: 2 videos")])
+@pytest.mark.parametrize(
+    "counts, expected",
+    [({}, "one folder per class is expected"), ({"a": 3, "b": 2}, "b: 2 videos")],
+)
 def test_folders_without_enough_videos(tmp_path, counts, expected):
     folder_of_classes(tmp_path, **counts)
     out = tmp_path.parent / f"{tmp_path.name}_lists"
@@ -97,8 +132,12 @@ def test_ssv2_lists_of_videos(tmp_path):
     write_annotations(tmp_path, train=[("1", 0), ("2", 1)], validation=[("3", 1)])
     (tmp_path / "videos").mkdir()
     for name in ("1", "3"):
-        write_video(tmp_path / "videos" / f"{name}.webm", 10, codec="libvpx-vp9",
-                    options={"deadline": "realtime"})
+        write_video(
+            tmp_path / "videos" / f"{name}.webm",
+            10,
+            codec="libvpx-vp9",
+            options={"deadline": "realtime"},
+        )
     output = run("datasets/build_ssv2_lists.py", tmp_path, tmp_path / "videos", tmp_path / "out")
     assert "train: 1 of 2 videos found, 1 missing" in output
     assert (tmp_path / "out/missing_train.txt").read_text() == "2\n"
@@ -109,8 +148,14 @@ def test_ssv2_lists_of_videos(tmp_path):
 
 
 def test_ssv2_lists_of_frames(synthetic_frames, tmp_path):
-    output = run("datasets/build_ssv2_lists.py", synthetic_frames, synthetic_frames / "frames",
-                 tmp_path, "--classes", "5")
+    output = run(
+        "datasets/build_ssv2_lists.py",
+        synthetic_frames,
+        synthetic_frames / "frames",
+        tmp_path,
+        "--classes",
+        "5",
+    )
     assert "train: 20 of 20 videos found, 0 missing" in output
     cfg = config(DATA__PATH_TO_DATA_DIR=str(synthetic_frames))
     theirs = Ssv2(cfg, "train")
@@ -126,7 +171,7 @@ def test_check_videos_and_its_progress(tmp_path):
     cut.touch()
     damaged = tmp_path / "damaged.ts"
     content = bytearray(write_video(damaged, 30, codec="mpeg2video").read_bytes())
-    content[len(content) // 3:len(content) // 2] = bytes(len(content) // 2 - len(content) // 3)
+    content[len(content) // 3 : len(content) // 2] = bytes(len(content) // 2 - len(content) // 3)
     damaged.write_bytes(content)
     (tmp_path / "list.csv").write_text(f"\n{good.name} 0\n{cut.name} 1\nabsent.mp4 2\n")
     out = tmp_path / "bad.txt"
@@ -152,7 +197,6 @@ def test_check_videos_finds_nothing_wrong(synthetic, tmp_path):
 
 def test_benchmark(tmp_path):
     video = write_video(tmp_path / "a b.mp4", 70, size=(48, 64))
-    output = run("-m slowfast_lara.benchmark.data", video, "--rounds", "1",
-                 "--train-samples", "2")
+    output = run("-m slowfast_lara.benchmark.data", video, "--rounds", "1", "--train-samples", "2")
     assert "all views of a video: " in output and "a training sample: " in output
     assert output.count(" times as fast") == 2

@@ -15,11 +15,16 @@ VIDEOS = {
     "open_gops.mp4": {"options": {"g": "9", "bf": "2", "x264-params": "open-gop=1"}},
     "mpeg4.avi": {"codec": "mpeg4", "options": {"bf": "2", "g": "12"}},
     "vp9.webm": {"codec": "libvpx-vp9", "options": {"deadline": "realtime", "cpu-used": "8"}},
-    "vp8_hidden_frames.webm": {"codec": "libvpx", "options": {
-        "auto-alt-ref": "1", "lag-in-frames": "16", "b": "200k"}},
+    "vp8_hidden_frames.webm": {
+        "codec": "libvpx",
+        "options": {"auto-alt-ref": "1", "lag-in-frames": "16", "b": "200k"},
+    },
     "variable_rate.mp4": {"pts": UNEVEN, "options": B_FRAMES},
-    "variable_rate.webm": {"pts": UNEVEN, "codec": "libvpx-vp9",
-                           "options": {"deadline": "realtime", "cpu-used": "8"}},
+    "variable_rate.webm": {
+        "pts": UNEVEN,
+        "codec": "libvpx-vp9",
+        "options": {"deadline": "realtime", "cpu-used": "8"},
+    },
     "late_start.mkv": {"pts": [1000 + 40 * number for number in range(40)], "options": B_FRAMES},
     "no_duration.mkv": {"container_options": {"live": "1"}, "options": B_FRAMES},
     "transport.ts": {"options": B_FRAMES},
@@ -86,7 +91,7 @@ def test_rate_and_count(video):
 def test_a_header_that_counts_too_many(tmp_path):
     path = write_video(tmp_path / "whole.avi", codec="mpeg4")
     cut = tmp_path / "cut.avi"
-    cut.write_bytes(path.read_bytes()[:path.stat().st_size // 2])
+    cut.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
     frames, _ = decode_all(cut)
     assert 0 < len(frames) < 40
     check_against_all_frames(cut, read_all)

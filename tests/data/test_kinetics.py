@@ -11,8 +11,12 @@ from tests.data.helpers import config, decode_all, write_video
 
 @pytest.fixture
 def cfg(synthetic):
-    return config(DATA__PATH_TO_DATA_DIR=str(synthetic), DATA__USE_RAND_AUGMENT=True,
-                  DATA__COLORJITTER=True, DATA__INV_UNIFORM_SAMPLE=True)
+    return config(
+        DATA__PATH_TO_DATA_DIR=str(synthetic),
+        DATA__USE_RAND_AUGMENT=True,
+        DATA__COLORJITTER=True,
+        DATA__INV_UNIFORM_SAMPLE=True,
+    )
 
 
 @pytest.mark.parametrize("name", ["Kinetics", "kinetics"])
@@ -39,19 +43,30 @@ def test_random_clips_are_parts_of_the_video(tmp_path):
     """Without scaling and colours, each frame is a crop of the right frame."""
     path = write_video(tmp_path / "a.mp4", 90, size=(32, 64))
     (tmp_path / "train.csv").write_text(f"{path} 0\n")
-    cfg = config(DATA__PATH_TO_DATA_DIR=str(tmp_path), DATA__TRAIN_JITTER_SCALES=[32, 32],
-                 DATA__MEAN=[0.0] * 3, DATA__STD=[1.0] * 3)
+    cfg = config(
+        DATA__PATH_TO_DATA_DIR=str(tmp_path),
+        DATA__TRAIN_JITTER_SCALES=[32, 32],
+        DATA__MEAN=[0.0] * 3,
+        DATA__STD=[1.0] * 3,
+    )
     dataset, (frames, _) = Kinetics(cfg, "train"), decode_all(path)
     seen = set()
     for epoch in range(30):
         clip = (dataset[(epoch, 0)].clip * 255).round().byte().permute(1, 2, 3, 0).numpy()
-        places = {(index, x, flip)
-                  for index in range(90) for x in range(33) for flip in (1, -1)
-                  if np.array_equal(frames[index][:, x:x + 32][:, ::flip], clip[0])}
-        (first, x, flip), = places
+        places = {
+            (index, x, flip)
+            for index in range(90)
+            for x in range(33)
+            for flip in (1, -1)
+            if np.array_equal(frames[index][:, x : x + 32][:, ::flip], clip[0])
+        }
+        ((first, x, flip),) = places
         seen.add((first, x, flip))
-        start = [index for index in range(90)
-                 if np.array_equal(frames[index][:, x:x + 32][:, ::flip], clip[-1])]
+        start = [
+            index
+            for index in range(90)
+            if np.array_equal(frames[index][:, x : x + 32][:, ::flip], clip[-1])
+        ]
         assert start[0] - first in (14, 15, 16)  # 15 frames on, as fractions are cut off
     assert len(seen) == 30 and {flip for _, _, flip in seen} == {1, -1}
 

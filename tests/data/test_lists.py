@@ -15,7 +15,9 @@ def read(tmp_path, content, separator=" ", prefix="/data"):
 def test_spaces_crlf_blank_lines_and_bom(tmp_path):
     content = "\ufeffa b/c d.mp4 3\r\n\r\n  \n/abs/x.mp4 0 \nlast.mp4 9"
     assert read(tmp_path, content) == (
-        ["/data/a b/c d.mp4", "/abs/x.mp4", "/data/last.mp4"], [3, 0, 9])
+        ["/data/a b/c d.mp4", "/abs/x.mp4", "/data/last.mp4"],
+        [3, 0, 9],
+    )
 
 
 @pytest.mark.parametrize("separator", [",", "\t", ";;"])
@@ -24,15 +26,18 @@ def test_other_separators(tmp_path, separator):
     assert read(tmp_path, content, separator) == (["/data/a b, c.mp4"], [3])
 
 
-@pytest.mark.parametrize("content, line, expected", [
-    ("a.mp4 0\n\nb.mp4\n", 3, "path label"),
-    ("a.mp4 0\nb.mp4,1\n", 2, "'path label' is expected"),
-    ("a.mp4 0\nb.mp4 one\n", 2, "class number"),
-    ("a.mp4 0\nb.mp4 1.0\n", 2, "class number"),
-    ("a.mp4 10\n", 1, "0 to 9"),
-    ("a.mp4 -1\n", 1, "0 to 9"),
-    ("original_vido_id video_id frame_id path labels\n", 1, "class number"),
-])
+@pytest.mark.parametrize(
+    "content, line, expected",
+    [
+        ("a.mp4 0\n\nb.mp4\n", 3, "path label"),
+        ("a.mp4 0\nb.mp4,1\n", 2, "'path label' is expected"),
+        ("a.mp4 0\nb.mp4 one\n", 2, "class number"),
+        ("a.mp4 0\nb.mp4 1.0\n", 2, "class number"),
+        ("a.mp4 10\n", 1, "0 to 9"),
+        ("a.mp4 -1\n", 1, "0 to 9"),
+        ("original_vido_id video_id frame_id path labels\n", 1, "class number"),
+    ],
+)
 def test_wrong_lines(tmp_path, content, line, expected):
     with pytest.raises(DataError) as caught:
         read(tmp_path, content)
@@ -41,8 +46,9 @@ def test_wrong_lines(tmp_path, content, line, expected):
     assert "\n" not in message
 
 
-@pytest.mark.parametrize("content, expected", [
-    ("", "empty"), ("\n\r\n", "empty"), (b"\xff\xfe\x00a 1\n", "UTF-8")])
+@pytest.mark.parametrize(
+    "content, expected", [("", "empty"), ("\n\r\n", "empty"), (b"\xff\xfe\x00a 1\n", "UTF-8")]
+)
 def test_wrong_files(tmp_path, content, expected):
     with pytest.raises(DataError, match=expected):
         read(tmp_path, content)

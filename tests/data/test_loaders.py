@@ -75,8 +75,10 @@ def test_two_ranks_see_what_one_process_sees(cfg):
         assert torch.equal(batch.indices, torch.cat([first.indices, second.indices]))
     indices = torch.cat([batch.indices for batch in whole])
     assert len(set(indices.tolist())) == 48
-    assert indices.tolist() != torch.cat(
-        [batch.indices for batch in batches(cfg, 2, batch_size=6)]).tolist()
+    assert (
+        indices.tolist()
+        != torch.cat([batch.indices for batch in batches(cfg, 2, batch_size=6)]).tolist()
+    )
 
 
 def test_too_few_videos_for_a_batch(cfg):
@@ -86,9 +88,12 @@ def test_too_few_videos_for_a_batch(cfg):
 
 @pytest.mark.parametrize("world_size, batch_size", [(1, 4), (2, 4), (5, 2), (20, 3)])
 def test_validation_sees_every_video_once(cfg, world_size, batch_size):
-    seen = [index for rank in range(world_size)
-            for batch in val_loader(cfg, batch_size=batch_size, rank=rank, world_size=world_size)
-            for index in batch.indices.tolist()]
+    seen = [
+        index
+        for rank in range(world_size)
+        for batch in val_loader(cfg, batch_size=batch_size, rank=rank, world_size=world_size)
+        for index in batch.indices.tolist()
+    ]
     assert sorted(seen) == list(range(13))
 
 
@@ -134,8 +139,12 @@ def test_workers_start_in_either_way(synthetic, tmp_path, method):
     script = tmp_path / "script.py"
     script.write_text(START_WORKERS)
     result = subprocess.run(
-        [sys.executable, str(script), str(synthetic), method], capture_output=True, text=True,
-        timeout=120, env={**os.environ, "PYTHONPATH": str(REPOSITORY)})
+        [sys.executable, str(script), str(synthetic), method],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        env={**os.environ, "PYTHONPATH": str(REPOSITORY)},
+    )
     assert result.stdout.split() == ["2"], result.stderr
 
 
@@ -149,4 +158,7 @@ def test_bad_videos_are_counted_once(caplog):
     message = str(caught.value)
     assert message.splitlines()[0].startswith("3 of 200 videos will not decode")
     assert message.splitlines()[1:] == [
-        "  a.mp4: no frame decodes", "  b.mp4: not a file", "  c.mp4: truncated"]
+        "  a.mp4: no frame decodes",
+        "  b.mp4: not a file",
+        "  c.mp4: truncated",
+    ]

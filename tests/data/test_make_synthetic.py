@@ -40,8 +40,20 @@ def test_balanced_and_decodable(synthetic):
 
 def test_same_seed_same_lists(synthetic, tmp_path):
     files = [f"{split}.csv" for split in SIZES] + ["tracks.json", "classes.json"]
-    arguments = ["--classes", "12", "--train", "50", "--val", "13", "--test", "7",
-                 "--size", "48", "--frames", "16"]
+    arguments = [
+        "--classes",
+        "12",
+        "--train",
+        "50",
+        "--val",
+        "13",
+        "--test",
+        "7",
+        "--size",
+        "48",
+        "--frames",
+        "16",
+    ]
     make_synthetic(tmp_path, *arguments, "--seed", "3", "--jobs", "1")
     for file in files:
         assert (tmp_path / file).read_bytes() == (synthetic / file).read_bytes()
@@ -51,8 +63,9 @@ def test_same_seed_same_lists(synthetic, tmp_path):
 
 def test_tracks_follow_the_object_and_the_class(tmp_path):
     """Where the track is, there is the object, and it moves as the class says."""
-    make_synthetic(tmp_path, "--classes", "4", "--train", "24", "--val", "0", "--test", "0",
-                   "--size", "96")
+    make_synthetic(
+        tmp_path, "--classes", "4", "--train", "24", "--val", "0", "--test", "0", "--size", "96"
+    )
     tracks = json.loads((tmp_path / "tracks.json").read_text())
     steps = {0: (-1, 0), 1: (1, 0), 2: (0, -1), 3: (0, 1)}
     for path, label in read_list(tmp_path / "train.csv"):
@@ -71,14 +84,29 @@ def test_tracks_follow_the_object_and_the_class(tmp_path):
 
 def test_single_frames_tell_nothing(tmp_path):
     """Where the object is at any moment does not depend on the class."""
-    make_synthetic(tmp_path, "--classes", "8", "--train", "960", "--val", "0", "--test", "0",
-                   "--size", "16", "--frames", "16")
+    make_synthetic(
+        tmp_path,
+        "--classes",
+        "8",
+        "--train",
+        "960",
+        "--val",
+        "0",
+        "--test",
+        "0",
+        "--size",
+        "16",
+        "--frames",
+        "16",
+    )
     tracks = json.loads((tmp_path / "tracks.json").read_text())
     rows = read_list(tmp_path / "train.csv")
     for pair in ((0, 1), (2, 3), (4, 5), (6, 7)):
         for frame in (0, 8, 15):
-            places = [np.array([tracks[path][frame] for path, label in rows if int(label) == one])
-                      for one in pair]
+            places = [
+                np.array([tracks[path][frame] for path, label in rows if int(label) == one])
+                for one in pair
+            ]
             spread = np.sqrt(sum(place.var(axis=0) / len(place) for place in places))
             difference = np.abs(places[0].mean(axis=0) - places[1].mean(axis=0))
             assert (difference < 4 * spread).all()
@@ -88,22 +116,35 @@ def test_frames_form(synthetic_frames):
     header, *rows = (synthetic_frames / "val.csv").read_text().splitlines()
     assert header.startswith("original_vido_id") and len(rows) == 7 * 20
     assert all((synthetic_frames / row.split()[3]).is_file() for row in rows)
-    entries = json.loads(
-        (synthetic_frames / "something-something-v2-train.json").read_text())
+    entries = json.loads((synthetic_frames / "something-something-v2-train.json").read_text())
     labels = json.loads((synthetic_frames / "something-something-v2-labels.json").read_text())
-    counts = Counter(labels[entry["template"].replace("[", "").replace("]", "")]
-                     for entry in entries)
+    counts = Counter(
+        labels[entry["template"].replace("[", "").replace("]", "")] for entry in entries
+    )
     assert sorted(counts) == list("01234") and set(counts.values()) == {4}
 
 
-@pytest.mark.parametrize("arguments, expected", [
-    (["--classes", "13"], "1 to 12"), (["--classes", "0"], "1 to 12"),
-    (["--size", "33"], "even number"), (["--frames", "0"], "start at 1"),
-    (["--train", "-1"], "start at"),
-])
+@pytest.mark.parametrize(
+    "arguments, expected",
+    [
+        (["--classes", "13"], "1 to 12"),
+        (["--classes", "0"], "1 to 12"),
+        (["--size", "33"], "even number"),
+        (["--frames", "0"], "start at 1"),
+        (["--train", "-1"], "start at"),
+    ],
+)
 def test_wrong_arguments(tmp_path, arguments, expected):
     result = subprocess.run(
-        [sys.executable, str(REPOSITORY / "datasets/make_synthetic.py"), str(tmp_path / "out"),
-         *arguments], capture_output=True, text=True, timeout=100)
+        [
+            sys.executable,
+            str(REPOSITORY / "datasets/make_synthetic.py"),
+            str(tmp_path / "out"),
+            *arguments,
+        ],
+        capture_output=True,
+        text=True,
+        timeout=100,
+    )
     assert result.returncode == 2 and expected in result.stderr
     assert not (tmp_path / "out").exists()

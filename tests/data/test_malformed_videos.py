@@ -26,13 +26,17 @@ def write_all(folder) -> list[str]:
         paths.append(str(folder / name))
 
     rng = np.random.default_rng(0)
-    kinds = {"mp4": {"options": {"bf": "2"}, "audio": True}, "avi": {"codec": "mpeg4"},
-             "webm": {"codec": "libvpx-vp9", "options": {"deadline": "realtime"}},
-             "ts": {"codec": "mpeg2video"}, "mkv": {}}
+    kinds = {
+        "mp4": {"options": {"bf": "2"}, "audio": True},
+        "avi": {"codec": "mpeg4"},
+        "webm": {"codec": "libvpx-vp9", "options": {"deadline": "realtime"}},
+        "ts": {"codec": "mpeg2video"},
+        "mkv": {},
+    }
     for suffix, options in kinds.items():
         whole = write_video(folder / f"whole.{suffix}", 30, **options).read_bytes()
         for tenth in range(10):
-            save(f"cut{tenth}.{suffix}", whole[:len(whole) * tenth // 10])
+            save(f"cut{tenth}.{suffix}", whole[: len(whole) * tenth // 10])
         for number in range(26):
             content = bytearray(whole)
             for place in rng.integers(0, len(whole), 1 + 3 * number):
@@ -79,8 +83,19 @@ def test_every_malformed_input(malformed, capfd):
         assert time.monotonic() - start < 30, path  # a hang, not a speed
     assert open_files() == before
     assert set(outcomes.values()) == {"a short video", "an error"}
-    never = ("zeros", "noise", "text", "list", "concat", "audio", "folder", "dangling", "fifo",
-             "cut0.", "absent")
+    never = (
+        "zeros",
+        "noise",
+        "text",
+        "list",
+        "concat",
+        "audio",
+        "folder",
+        "dangling",
+        "fifo",
+        "cut0.",
+        "absent",
+    )
     for path in malformed:
         if os.path.basename(path).startswith(never):
             assert outcomes[path] == "an error", path
@@ -132,21 +147,35 @@ print(after_200, used())
 def test_memory_after_2000_decodes(malformed):
     command = [sys.executable, "-c", MEMORY, *malformed]
     environment = {**os.environ, "PYTHONPATH": str(REPOSITORY)}
-    result = subprocess.run(command, capture_output=True, text=True, timeout=600, check=True,
-                            cwd=REPOSITORY, env=environment)
+    result = subprocess.run(
+        command,
+        capture_output=True,
+        text=True,
+        timeout=600,
+        check=True,
+        cwd=REPOSITORY,
+        env=environment,
+    )
     after_200, after_2000 = map(float, result.stdout.split())
     assert after_2000 < after_200 + 50
 
 
 def test_memory_does_not_grow_with_the_length(tmp_path):
     """All frames of this one would be 280 MB."""
-    path = write_video(tmp_path / "long.mp4", 300, size=(480, 640),
-                       options={"preset": "ultrafast"})
-    script = ("import resource, sys; from slowfast_lara.data import load_views;"
-              "from tests.data.test_malformed_videos import CFG;"
-              "peak = lambda: resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024;"
-              "before = peak(); load_views(sys.argv[1], CFG); print(peak() - before)")
+    path = write_video(tmp_path / "long.mp4", 300, size=(480, 640), options={"preset": "ultrafast"})
+    script = (
+        "import resource, sys; from slowfast_lara.data import load_views;"
+        "from tests.data.test_malformed_videos import CFG;"
+        "peak = lambda: resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024;"
+        "before = peak(); load_views(sys.argv[1], CFG); print(peak() - before)"
+    )
     result = subprocess.run(
-        [sys.executable, "-c", script, str(path)], capture_output=True, text=True, timeout=600,
-        check=True, cwd=REPOSITORY, env={**os.environ, "PYTHONPATH": str(REPOSITORY)})
+        [sys.executable, "-c", script, str(path)],
+        capture_output=True,
+        text=True,
+        timeout=600,
+        check=True,
+        cwd=REPOSITORY,
+        env={**os.environ, "PYTHONPATH": str(REPOSITORY)},
+    )
     assert float(result.stdout) < 100

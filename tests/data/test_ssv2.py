@@ -20,9 +20,14 @@ def write_annotations(folder, **entries):
     labels = {template: str(number) for number, template in enumerate(TEMPLATES)}
     (folder / f"{PREFIX}labels.json").write_text(json.dumps(labels))
     for split, videos in entries.items():
-        content = [{"id": name, "label": "a thing",
-                    "template": TEMPLATES[label].replace("something", "[something]")}
-                   for name, label in videos]
+        content = [
+            {
+                "id": name,
+                "label": "a thing",
+                "template": TEMPLATES[label].replace("something", "[something]"),
+            }
+            for name, label in videos
+        ]
         (folder / f"{PREFIX}{split}.json").write_text(json.dumps(content))
 
 
@@ -32,11 +37,20 @@ def webm(tmp_path):
     write_annotations(tmp_path, train=[("11", 0), ("12", 1)], validation=[("13", 1)])
     (tmp_path / "videos").mkdir()
     for name in ("11", "12", "13"):
-        write_video(tmp_path / "videos" / f"{name}.webm", 30, codec="libvpx-vp9", fps=12,
-                    options={"deadline": "realtime", "cpu-used": "8"})
-    return config(TRAIN__DATASET="Ssv2", TEST__DATASET="Ssv2", MODEL__NUM_CLASSES=2,
-                  DATA__PATH_TO_DATA_DIR=str(tmp_path),
-                  DATA__PATH_PREFIX=str(tmp_path / "videos"))
+        write_video(
+            tmp_path / "videos" / f"{name}.webm",
+            30,
+            codec="libvpx-vp9",
+            fps=12,
+            options={"deadline": "realtime", "cpu-used": "8"},
+        )
+    return config(
+        TRAIN__DATASET="Ssv2",
+        TEST__DATASET="Ssv2",
+        MODEL__NUM_CLASSES=2,
+        DATA__PATH_TO_DATA_DIR=str(tmp_path),
+        DATA__PATH_PREFIX=str(tmp_path / "videos"),
+    )
 
 
 def test_videos_directly(webm):
@@ -50,8 +64,12 @@ def test_videos_directly(webm):
 
 
 def test_frames_and_their_lists(synthetic_frames):
-    cfg = config(TRAIN__DATASET="Ssv2", TEST__DATASET="Ssv2", MODEL__NUM_CLASSES=5,
-                 DATA__PATH_TO_DATA_DIR=str(synthetic_frames))
+    cfg = config(
+        TRAIN__DATASET="Ssv2",
+        TEST__DATASET="Ssv2",
+        MODEL__NUM_CLASSES=5,
+        DATA__PATH_TO_DATA_DIR=str(synthetic_frames),
+    )
     sizes = {mode: len(Ssv2(cfg, mode)) for mode in ("train", "val", "test")}
     assert sizes == {"train": 20, "val": 7, "test": 6}
     test = Ssv2(cfg, "test")
@@ -74,14 +92,20 @@ def test_frames_are_taken_from_the_segments(webm):
 
     def indices(clip, frames):
         clip = (clip * 255).round().byte().permute(1, 2, 3, 0).numpy()
-        return [min(range(len(frames)), key=lambda index: np.abs(
-            frames[index][:8].astype(int) - frame[:8]).mean()) for frame in clip]
+        return [
+            min(
+                range(len(frames)),
+                key=lambda index: np.abs(frames[index][:8].astype(int) - frame[:8]).mean(),
+            )
+            for frame in clip
+        ]
 
     assert indices(val[0].clip, frames) == [int((i + 0.5) * 30 / 8) for i in range(8)]
     seen = set()
     for epoch in range(20):
-        picked = indices(train[(epoch, 0)].clip, [frame[:, :48] for frame in
-                                                  decode_all(train.paths[0])[0]])
+        picked = indices(
+            train[(epoch, 0)].clip, [frame[:, :48] for frame in decode_all(train.paths[0])[0]]
+        )
         assert all(int(i * 30 / 8) <= index < (i + 1) * 30 / 8 for i, index in enumerate(picked))
         seen.add(tuple(picked))
     assert len(seen) == 20
@@ -90,8 +114,11 @@ def test_frames_are_taken_from_the_segments(webm):
 def test_clips_are_never_mirrored(tmp_path):
     path = write_video(tmp_path / "a.mp4", 8, size=(32, 32))
     (tmp_path / "train.csv").write_text(f"{path} 0\n")  # no JSON: a list as for Kinetics
-    cfg = config(DATA__PATH_TO_DATA_DIR=str(tmp_path), DATA__TRAIN_JITTER_SCALES=[32, 32],
-                 DATA__RANDOM_FLIP=True)
+    cfg = config(
+        DATA__PATH_TO_DATA_DIR=str(tmp_path),
+        DATA__TRAIN_JITTER_SCALES=[32, 32],
+        DATA__RANDOM_FLIP=True,
+    )
     dataset = Ssv2(cfg, "train")
     assert len({dataset[(e, 0)].clip.numpy().tobytes() for e in range(20)}) == 1
 
@@ -105,22 +132,25 @@ def test_paths_with_spaces_and_frames_out_of_order(tmp_path):
     assert dataset._source(0) == ["/f/a b/7_1.jpg", "/f/a b/7_2.jpg", "/f/a b/7_11.jpg"]
 
 
-@pytest.mark.parametrize("file, content, expected", [
-    ("train.csv", "7.webm 1\n", "train.csv, line 1: the header 'original_vido_id"),
-    ("train.csv", HEADER + "\n7 0 0\n", "train.csv, line 2: 'original_vido_id"),
-    ("train.csv", HEADER + '\n7 0 x a.jpg ""\n', "train.csv, line 2"),
-    ("train.csv", HEADER + "\n", "train.csv: empty"),
-    ("train.csv", HEADER + '\n9 0 0 a.jpg ""\n', "none of its videos"),
-    ("train.csv", HEADER + '\n7 0 0 a ""\n8 0 0 a ""\n7 0 1 a ""\n', "video 7 do not stand"),
-    (f"{PREFIX}train.json", "[\n{,}]", "train.json, line 2: JSON"),
-    (f"{PREFIX}train.json", "{}", "a list of videos is expected"),
-    (f"{PREFIX}train.json", "[]", "empty"),
-    (f"{PREFIX}train.json", '[{"id": "7"}]', 'entry 1: an object with "id" and "template"'),
-    (f"{PREFIX}train.json", '[{"id": "7", "template": "No"}]', "entry 1: template 'No'"),
-    (f"{PREFIX}labels.json", "[]", "labels.json, line 1: an object"),
-    (f"{PREFIX}labels.json", json.dumps(dict.fromkeys(TEMPLATES, "12")), "label 12; 0 to 11"),
-    (f"{PREFIX}labels.json", json.dumps(dict.fromkeys(TEMPLATES, "x")), "class number"),
-])
+@pytest.mark.parametrize(
+    "file, content, expected",
+    [
+        ("train.csv", "7.webm 1\n", "train.csv, line 1: the header 'original_vido_id"),
+        ("train.csv", HEADER + "\n7 0 0\n", "train.csv, line 2: 'original_vido_id"),
+        ("train.csv", HEADER + '\n7 0 x a.jpg ""\n', "train.csv, line 2"),
+        ("train.csv", HEADER + "\n", "train.csv: empty"),
+        ("train.csv", HEADER + '\n9 0 0 a.jpg ""\n', "none of its videos"),
+        ("train.csv", HEADER + '\n7 0 0 a ""\n8 0 0 a ""\n7 0 1 a ""\n', "video 7 do not stand"),
+        (f"{PREFIX}train.json", "[\n{,}]", "train.json, line 2: JSON"),
+        (f"{PREFIX}train.json", "{}", "a list of videos is expected"),
+        (f"{PREFIX}train.json", "[]", "empty"),
+        (f"{PREFIX}train.json", '[{"id": "7"}]', 'entry 1: an object with "id" and "template"'),
+        (f"{PREFIX}train.json", '[{"id": "7", "template": "No"}]', "entry 1: template 'No'"),
+        (f"{PREFIX}labels.json", "[]", "labels.json, line 1: an object"),
+        (f"{PREFIX}labels.json", json.dumps(dict.fromkeys(TEMPLATES, "12")), "label 12; 0 to 11"),
+        (f"{PREFIX}labels.json", json.dumps(dict.fromkeys(TEMPLATES, "x")), "class number"),
+    ],
+)
 def test_files_of_the_wrong_form(tmp_path, file, content, expected):
     write_annotations(tmp_path, train=[("7", 1), ("8", 0)])
     (tmp_path / file).write_text(content)

@@ -22,37 +22,58 @@ def by_pil(clip, change):
 
 
 @pytest.mark.parametrize("factor", [0.1, 0.6, 1, 1.4, 1.9])
-@pytest.mark.parametrize("ours, theirs", [
-    (transforms.brightness, ImageEnhance.Brightness), (transforms.contrast, ImageEnhance.Contrast),
-    (transforms.saturation, ImageEnhance.Color), (rand_augment.sharpness, ImageEnhance.Sharpness),
-])
+@pytest.mark.parametrize(
+    "ours, theirs",
+    [
+        (transforms.brightness, ImageEnhance.Brightness),
+        (transforms.contrast, ImageEnhance.Contrast),
+        (transforms.saturation, ImageEnhance.Color),
+        (rand_augment.sharpness, ImageEnhance.Sharpness),
+    ],
+)
 def test_enhancements_are_those_of_pillow(clip, ours, theirs, factor):
     expected = by_pil(clip, lambda image: theirs(image).enhance(factor))
     assert np.abs(ours(clip, factor).astype(int) - expected).max() <= 2
 
 
-@pytest.mark.parametrize("ours, theirs", [
-    (rand_augment.auto_contrast, ImageOps.autocontrast), (rand_augment.equalize, ImageOps.equalize),
-    (rand_augment.invert, ImageOps.invert),
-    (lambda clip: rand_augment.posterize(clip, 3), lambda image: ImageOps.posterize(image, 3)),
-    (lambda clip: rand_augment.solarize(clip, 100), lambda image: ImageOps.solarize(image, 100)),
-], ids=["auto_contrast", "equalize", "invert", "posterize", "solarize"])
+@pytest.mark.parametrize(
+    "ours, theirs",
+    [
+        (rand_augment.auto_contrast, ImageOps.autocontrast),
+        (rand_augment.equalize, ImageOps.equalize),
+        (rand_augment.invert, ImageOps.invert),
+        (lambda clip: rand_augment.posterize(clip, 3), lambda image: ImageOps.posterize(image, 3)),
+        (
+            lambda clip: rand_augment.solarize(clip, 100),
+            lambda image: ImageOps.solarize(image, 100),
+        ),
+    ],
+    ids=["auto_contrast", "equalize", "invert", "posterize", "solarize"],
+)
 def test_operations_are_those_of_pillow(clip, ours, theirs):
     assert np.abs(ours(clip).astype(int) - by_pil(clip, theirs)).max() <= 1
 
 
-@pytest.mark.parametrize("ours, matrix", [
-    (lambda clip: rand_augment.translate_x(clip, 0.25), (1, 0, 10, 0, 1, 0)),
-    (lambda clip: rand_augment.translate_y(clip, -0.25), (1, 0, 0, 0, 1, -9)),
-    (lambda clip: rand_augment.rotate(clip, 90), None),
-], ids=["translate_x", "translate_y", "rotate"])
+@pytest.mark.parametrize(
+    "ours, matrix",
+    [
+        (lambda clip: rand_augment.translate_x(clip, 0.25), (1, 0, 10, 0, 1, 0)),
+        (lambda clip: rand_augment.translate_y(clip, -0.25), (1, 0, 0, 0, 1, -9)),
+        (lambda clip: rand_augment.rotate(clip, 90), None),
+    ],
+    ids=["translate_x", "translate_y", "rotate"],
+)
 def test_movements(clip, ours, matrix):
     if matrix is None:
         square, expected = clip[:, :36, :36], np.rot90(clip[:, :36, :36], 1, (1, 2))
         assert np.abs(ours(square).astype(int) - expected).max() <= 1
         return
-    expected = by_pil(clip, lambda image: image.transform(
-        image.size, Image.AFFINE, matrix, fillcolor=rand_augment.FILL))
+    expected = by_pil(
+        clip,
+        lambda image: image.transform(
+            image.size, Image.AFFINE, matrix, fillcolor=rand_augment.FILL
+        ),
+    )
     assert np.abs(ours(clip).astype(int) - expected).max() <= 1
 
 
@@ -62,8 +83,9 @@ def test_flat_frames_survive():
     assert np.array_equal(rand_augment.equalize(flat), flat)
 
 
-@pytest.mark.parametrize("spec", ["rand-m20-n2-mstd0.5-inc", "rand-m9-n3", "rand-m0-n15-inc",
-                                  "rand-m4.5-n2-mstd2"])
+@pytest.mark.parametrize(
+    "spec", ["rand-m20-n2-mstd0.5-inc", "rand-m9-n3", "rand-m0-n15-inc", "rand-m4.5-n2-mstd2"]
+)
 def test_the_same_draw_on_all_frames(spec, clip):
     same = np.repeat(clip[:1], 4, axis=0)
     augment, changed = RandAugment(spec), 0
@@ -79,8 +101,20 @@ def test_the_same_draw_on_all_frames(spec, clip):
 def test_every_operation_gets_its_turn_and_grows(clip):
     plain, symmetric = rand_augment._INCREASING
     assert len(plain) + len(symmetric) == 15
-    for name in ("posterize", "solarize", "color", "contrast", "brightness", "sharpness",
-                 "rotate", "shear_x", "shear_y", "translate_x", "translate_y", "solarize_add"):
+    for name in (
+        "posterize",
+        "solarize",
+        "color",
+        "contrast",
+        "brightness",
+        "sharpness",
+        "rotate",
+        "shear_x",
+        "shear_y",
+        "translate_x",
+        "translate_y",
+        "solarize_add",
+    ):
         operation = {**plain, **symmetric}[name]
         weak, strong = (np.abs(operation(clip, s).astype(int) - clip).mean() for s in (0.1, 1.0))
         assert strong > weak
@@ -112,8 +146,10 @@ def test_short_side(inverse):
 def test_random_regions_lie_in_the_frame(height, width):
     places = set()
     for seed in range(300):
-        for region in (transforms.jittered_crop(height, width, 224, 256 + seed % 65, seed),
-                       transforms.resized_crop(height, width, 224, seed)):
+        for region in (
+            transforms.jittered_crop(height, width, 224, 256 + seed % 65, seed),
+            transforms.resized_crop(height, width, 224, seed),
+        ):
             assert region.top >= 0 and region.top + region.height <= height
             assert region.left >= 0 and region.left + region.width <= width
             assert min(region.height, region.width) >= 1

@@ -27,15 +27,20 @@ def reference_views(frames, fps, cfg) -> torch.Tensor:
         height, width = picked.shape[2:]
         scale = size / min(height, width)
         picked = torch.nn.functional.interpolate(
-            picked, (max(size, math.floor(height * scale + 1e-9)),
-                     max(size, math.floor(width * scale + 1e-9))),
-            mode="bilinear", align_corners=False)
+            picked,
+            (
+                max(size, math.floor(height * scale + 1e-9)),
+                max(size, math.floor(width * scale + 1e-9)),
+            ),
+            mode="bilinear",
+            align_corners=False,
+        )
         height, width = picked.shape[2:]
         middle_y, middle_x = math.ceil((height - size) / 2), math.ceil((width - size) / 2)
         for share in (0, 1, 2) if cfg.TEST.NUM_SPATIAL_CROPS == 3 else (1,):
             y = (0, middle_y, height - size)[share] if height > width else middle_y
             x = (0, middle_x, width - size)[share] if height <= width else middle_x
-            crop = picked[:, :, y:y + size, x:x + size] / 255
+            crop = picked[:, :, y : y + size, x : x + size] / 255
             mean, std = torch.tensor(data.MEAN), torch.tensor(data.STD)
             result.append(((crop.permute(0, 2, 3, 1) - mean) / std).permute(3, 0, 1, 2))
     return torch.stack(result)
@@ -49,11 +54,21 @@ def check(path, cfg):
     assert difference.mean() < 0.5 and difference.amax() <= 1.5
 
 
-@pytest.mark.parametrize("options", [
-    {"size": (48, 64)}, {"size": (64, 48)}, {"size": (56, 56)}, {"frames": 1}, {"frames": 5},
-    {"fps": 25}, {"fps": 12}, {"frames": 90, "size": (40, 200)},
-    {"pts": np.cumsum([20, 55, 35, 20, 80] * 8).tolist()},
-], ids=str)
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"size": (48, 64)},
+        {"size": (64, 48)},
+        {"size": (56, 56)},
+        {"frames": 1},
+        {"frames": 5},
+        {"fps": 25},
+        {"fps": 12},
+        {"frames": 90, "size": (40, 200)},
+        {"pts": np.cumsum([20, 55, 35, 20, 80] * 8).tolist()},
+    ],
+    ids=str,
+)
 @pytest.mark.parametrize("crops", [1, 3])
 def test_views_follow_the_rule(tmp_path, options, crops):
     path = write_video(tmp_path / "a.mp4", **options)
@@ -63,8 +78,15 @@ def test_views_follow_the_rule(tmp_path, options, crops):
 @NEEDS_REAL_VIDEOS
 @pytest.mark.parametrize("path", real_videos(), ids=lambda path: path.name)
 def test_views_of_real_videos(path):
-    check(path, config(DATA__NUM_FRAMES=16, DATA__SAMPLING_RATE=4, DATA__TEST_CROP_SIZE=112,
-                       TEST__NUM_ENSEMBLE_VIEWS=10))
+    check(
+        path,
+        config(
+            DATA__NUM_FRAMES=16,
+            DATA__SAMPLING_RATE=4,
+            DATA__TEST_CROP_SIZE=112,
+            TEST__NUM_ENSEMBLE_VIEWS=10,
+        ),
+    )
 
 
 def test_statistics_and_channel_order(tmp_path):
@@ -96,6 +118,7 @@ def test_results_do_not_share_memory(tmp_path):
 
 def test_ssv2_views_of_video_and_frames(tmp_path):
     import cv2
+
     path = write_video(tmp_path / "a.mp4", frames=33)
     frames, _ = decode_all(path)
     folder = tmp_path / "frames"
@@ -124,7 +147,10 @@ def test_images_are_listed_by_number(tmp_path):
     for name in ("2.jpg", "10.jpg", "1.JPG", "notes.txt"):
         (tmp_path / name).touch()
     assert [path.rsplit("/")[-1] for path in list_images(str(tmp_path))] == [
-        "1.JPG", "2.jpg", "10.jpg"]
+        "1.JPG",
+        "2.jpg",
+        "10.jpg",
+    ]
     shutil.rmtree(tmp_path)
     with pytest.raises(DecodeError, match="No such file"):
         list_images(str(tmp_path))

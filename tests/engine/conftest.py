@@ -20,8 +20,10 @@ def videos(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture()
 def in_process():
     """For tests that call `main` here: it takes over signals and logging."""
-    handlers = {number: signal.getsignal(number)
-                for number in (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)}
+    handlers = {
+        number: signal.getsignal(number)
+        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)
+    }
     root, level, threads = logging.root.handlers, logging.root.level, torch.get_num_threads()
     torch.set_num_threads(1)
     yield

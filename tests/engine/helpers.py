@@ -59,10 +59,23 @@ def write_config(path: Path, data: Path, output: Path, **changes: Any) -> Path:
     config: dict[str, Any] = {
         "TRAIN": {"DATASET": "kinetics", "BATCH_SIZE": 4, "EVAL_PERIOD": 2},
         "TEST": {"DATASET": "kinetics", "BATCH_SIZE": 4, "NUM_ENSEMBLE_VIEWS": 2},
-        "DATA": {"PATH_TO_DATA_DIR": str(data), "NUM_FRAMES": 4, "SAMPLING_RATE": 2,
-                 "TRAIN_JITTER_SCALES": [36, 40], "TRAIN_CROP_SIZE": 32, "TEST_CROP_SIZE": 32},
-        "VIT": {"PATCH_SIZE": 16, "PATCH_SIZE_TEMP": 2, "TEMPORAL_RESOLUTION": 2, "EMBED_DIM": 24,
-                "DEPTH": 2, "NUM_HEADS": 2, "IM_PRETRAINED": False},
+        "DATA": {
+            "PATH_TO_DATA_DIR": str(data),
+            "NUM_FRAMES": 4,
+            "SAMPLING_RATE": 2,
+            "TRAIN_JITTER_SCALES": [36, 40],
+            "TRAIN_CROP_SIZE": 32,
+            "TEST_CROP_SIZE": 32,
+        },
+        "VIT": {
+            "PATCH_SIZE": 16,
+            "PATCH_SIZE_TEMP": 2,
+            "TEMPORAL_RESOLUTION": 2,
+            "EMBED_DIM": 24,
+            "DEPTH": 2,
+            "NUM_HEADS": 2,
+            "IM_PRETRAINED": False,
+        },
         "SOLVER": {"BASE_LR": 0.001, "MAX_EPOCH": 2, "OPTIMIZING_METHOD": "adamw"},
         "MODEL": {"NUM_CLASSES": NUM_CLASSES},
         "DATA_LOADER": {"NUM_WORKERS": 0},
@@ -89,10 +102,16 @@ def environment() -> dict[str, str]:
 
 def start(*arguments: Any, program: tuple[str, ...] = (RUN_NET,)) -> subprocess.Popen:
     """A command in a process group of its own."""
-    STARTED.append(subprocess.Popen(
-        [sys.executable, *program, *map(str, arguments)], text=True, env=environment(),
-        stdout=subprocess.PIPE, stderr=subprocess.PIPE, start_new_session=True,
-    ))
+    STARTED.append(
+        subprocess.Popen(
+            [sys.executable, *program, *map(str, arguments)],
+            text=True,
+            env=environment(),
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            start_new_session=True,
+        )
+    )
     return STARTED[-1]
 
 
@@ -123,8 +142,11 @@ def run_ok(*arguments: Any) -> str:
 
 def json_stats(output: Path) -> list[dict[str, Any]]:
     log = (output / "stdout.log").read_text()
-    return [json.loads(line.split("json_stats: ", 1)[1]) for line in log.splitlines()
-            if "json_stats: " in line]
+    return [
+        json.loads(line.split("json_stats: ", 1)[1])
+        for line in log.splitlines()
+        if "json_stats: " in line
+    ]
 
 
 def load_checkpoint(output: Path, name: str) -> dict[str, Any]:

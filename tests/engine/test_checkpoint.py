@@ -117,8 +117,13 @@ try:
 except OSError as error:
     print("refused:", error)
 """
-    done = subprocess.run([sys.executable, "-c", script], env=environment(), text=True,
-                          capture_output=True, timeout=60)
+    done = subprocess.run(
+        [sys.executable, "-c", script],
+        env=environment(),
+        text=True,
+        capture_output=True,
+        timeout=60,
+    )
     assert "refused: cannot write checkpoint" in done.stdout, done.stderr
     assert torch.equal(checkpoint.load(path)["model_state"]["weight"], torch.ones(50, 50))
     assert os.listdir(os.path.dirname(path)) == [os.path.basename(path)]
@@ -132,7 +137,10 @@ def test_prune_keeps_the_newest_and_the_best(tmp_path):
     assert len(os.listdir(tmp_path / "checkpoints")) == 5
     checkpoint.prune(str(tmp_path), 2)
     assert sorted(os.listdir(tmp_path / "checkpoints")) == [
-        "best.pyth", "checkpoint_epoch_00002.pyth", "checkpoint_epoch_00003.pyth"]
+        "best.pyth",
+        "checkpoint_epoch_00002.pyth",
+        "checkpoint_epoch_00003.pyth",
+    ]
 
 
 def test_leftovers_of_a_killed_run_are_removed(tmp_path):

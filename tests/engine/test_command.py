@@ -64,8 +64,12 @@ def test_a_file_for_several_machines_started_on_one(tmp_path, setup, capsys, mon
     assert_refused(capsys, ["--cfg", config], "NUM_SHARDS 1 for this one alone")
     seen = []
     monkeypatch.setattr(command, "launch", lambda run, cfg, init: seen.append(cfg.NUM_SHARDS) or 0)
-    for words in (["NUM_SHARDS", "1"], ["--num_shards", "1"], ["--shard_id", "0"],
-                  ["--init_method", "tcp://localhost:9999"]):
+    for words in (
+        ["NUM_SHARDS", "1"],
+        ["--num_shards", "1"],
+        ["--shard_id", "0"],
+        ["--init_method", "tcp://localhost:9999"],
+    ):
         assert main(["--cfg", str(config), *words]) == 0
     assert seen == [1, 1, 4, 4]
 
@@ -76,22 +80,25 @@ def test_unknown_flag_in_a_real_process(setup):
     assert "--bogus" in stderr
 
 
-@pytest.mark.parametrize("extra, mention", [
-    (["--bogus"], "--bogus"),
-    (["--num_shards", "two"], "--num_shards"),
-    (["--num_shards", "2", "--shard_id", "2"], "SHARD_ID"),
-    (["--num_shards", "2", "--init_method", "nowhere"], "--init_method"),
-    (["SOLVER.MAX_EPOCHS", "3"], "SOLVER.MAX_EPOCH"),
-    (["SOLVER.MAX_EPOCH"], "no value"),
-    (["SOLVER.MAX_EPOCH", "many"], "SOLVER.MAX_EPOCH"),
-    (["DATA.PATH_TO_DATA_DIR", "/not/there"], "/not/there"),
-    (["TRAIN.BATCH_SIZE", "17"], "17"),
-    (["VIT.IM_PRETRAINED", "True"], "VIT.PRETRAINED_WEIGHTS is 'vit_1k'"),
-    (["TRAIN.CHECKPOINT_FILE_PATH", "/not/there.pyth"], "/not/there.pyth"),
-    (["TRAIN.ENABLE", "False"], "no readable checkpoint"),
-    (["SOLVER.OPTIMIZING_METHOD", "sgd", "SOLVER.DAMPENING", "0.5"], "Nesterov"),
-    (["NUM_GPUS", "99"], "NUM_GPUS"),
-])
+@pytest.mark.parametrize(
+    "extra, mention",
+    [
+        (["--bogus"], "--bogus"),
+        (["--num_shards", "two"], "--num_shards"),
+        (["--num_shards", "2", "--shard_id", "2"], "SHARD_ID"),
+        (["--num_shards", "2", "--init_method", "nowhere"], "--init_method"),
+        (["SOLVER.MAX_EPOCHS", "3"], "SOLVER.MAX_EPOCH"),
+        (["SOLVER.MAX_EPOCH"], "no value"),
+        (["SOLVER.MAX_EPOCH", "many"], "SOLVER.MAX_EPOCH"),
+        (["DATA.PATH_TO_DATA_DIR", "/not/there"], "/not/there"),
+        (["TRAIN.BATCH_SIZE", "17"], "17"),
+        (["VIT.IM_PRETRAINED", "True"], "VIT.PRETRAINED_WEIGHTS is 'vit_1k'"),
+        (["TRAIN.CHECKPOINT_FILE_PATH", "/not/there.pyth"], "/not/there.pyth"),
+        (["TRAIN.ENABLE", "False"], "no readable checkpoint"),
+        (["SOLVER.OPTIMIZING_METHOD", "sgd", "SOLVER.DAMPENING", "0.5"], "Nesterov"),
+        (["NUM_GPUS", "99"], "NUM_GPUS"),
+    ],
+)
 def test_bad_arguments(setup, capsys, extra, mention):
     assert_refused(capsys, ["--cfg", setup[0], *extra], mention)
 
@@ -102,8 +109,10 @@ def test_no_config(capsys, tmp_path):
 
 
 @pytest.mark.parametrize("split", ["train", "val", "test"])
-@pytest.mark.parametrize("text, mention", [("", "test.csv"), ("a.mp4 3\n", "3"),
-                                           ("a.mp4 -1\n", "-1"), ("a.mp4\n", "a.mp4")])
+@pytest.mark.parametrize(
+    "text, mention",
+    [("", "test.csv"), ("a.mp4 3\n", "3"), ("a.mp4 -1\n", "-1"), ("a.mp4\n", "a.mp4")],
+)
 def test_bad_lists(setup, capsys, split, text, mention):
     config, lists, output = setup
     (lists / f"{split}.csv").write_text(text)
@@ -118,8 +127,9 @@ def test_missing_list(setup, capsys):
 
 def test_output_that_cannot_be_written(setup, capsys, tmp_path):
     (tmp_path / "file").write_text("")
-    assert_refused(capsys, ["--cfg", setup[0], "OUTPUT_DIR", tmp_path / "file" / "out"],
-                   "OUTPUT_DIR")
+    assert_refused(
+        capsys, ["--cfg", setup[0], "OUTPUT_DIR", tmp_path / "file" / "out"], "OUTPUT_DIR"
+    )
 
 
 def test_checkpoints_that_cannot_be_used(setup, capsys, tmp_path):
@@ -130,8 +140,12 @@ def test_checkpoints_that_cannot_be_used(setup, capsys, tmp_path):
         assert_refused(capsys, ["--cfg", setup[0], key, torn, enable, "False"], torn)
     other = tmp_path / "other.pyth"
     torch.save({"epoch": 0, "model_state": {"head.weight": torch.zeros(2, 2)}}, other)
-    assert_refused(capsys, ["--cfg", setup[0], "TRAIN.ENABLE", "False",
-                            "TEST.CHECKPOINT_FILE_PATH", other], other, "does not fit")
+    assert_refused(
+        capsys,
+        ["--cfg", setup[0], "TRAIN.ENABLE", "False", "TEST.CHECKPOINT_FILE_PATH", other],
+        other,
+        "does not fit",
+    )
 
 
 def test_run_leaves_its_records(setup):

@@ -32,19 +32,43 @@ from .helpers import (
 
 TORCHRUN = ("-m", "torch.distributed.run", "--nproc-per-node")
 # Adam divides by the size of a gradient, which makes rounding errors of vanishing ones large.
-SGD = {"SOLVER__OPTIMIZING_METHOD": "sgd", "SOLVER__BASE_LR": 0.1, "SOLVER__CLIP_GRAD": 1.0,
-       "TRAIN__CHECKPOINT_ITERATIONS": 1}
-STEPS = [f"checkpoint_epoch_{epoch:05d}{part}.pyth" for epoch, part in
-         [(0, "_iter_000001"), (0, "_iter_000002"), (0, "_iter_000003"), (1, ""),
-          (1, "_iter_000001"), (1, "_iter_000002"), (1, "_iter_000003"), (2, "")]]
+SGD = {
+    "SOLVER__OPTIMIZING_METHOD": "sgd",
+    "SOLVER__BASE_LR": 0.1,
+    "SOLVER__CLIP_GRAD": 1.0,
+    "TRAIN__CHECKPOINT_ITERATIONS": 1,
+}
+STEPS = [
+    f"checkpoint_epoch_{epoch:05d}{part}.pyth"
+    for epoch, part in [
+        (0, "_iter_000001"),
+        (0, "_iter_000002"),
+        (0, "_iter_000003"),
+        (1, ""),
+        (1, "_iter_000001"),
+        (1, "_iter_000002"),
+        (1, "_iter_000003"),
+        (2, ""),
+    ]
+]
 
 
 def start_nodes(config, count, *, outputs=None, port=None, extra=()):
     """The commands of `count` machines with one process each."""
     port = port or free_port()
     return [
-        start("--cfg", config, "--num_shards", count, "--shard_id", i, "--init_method",
-              f"tcp://localhost:{port}", *(("OUTPUT_DIR", outputs[i]) if outputs else ()), *extra)
+        start(
+            "--cfg",
+            config,
+            "--num_shards",
+            count,
+            "--shard_id",
+            i,
+            "--init_method",
+            f"tcp://localhost:{port}",
+            *(("OUTPUT_DIR", outputs[i]) if outputs else ()),
+            *extra,
+        )
         for i in range(count)
     ]
 
@@ -59,8 +83,14 @@ def one_process(tmp_path_factory, videos):
     """Batches of 4 in one process, trained and tested."""
     folder = tmp_path_factory.mktemp("one")
     output = folder / "out"
-    config = write_config(folder / "c.yaml", videos, output, TRAIN__BATCH_SIZE=4,
-                          TEST__SAVE_RESULTS_PATH="scores.npz", **SGD)
+    config = write_config(
+        folder / "c.yaml",
+        videos,
+        output,
+        TRAIN__BATCH_SIZE=4,
+        TEST__SAVE_RESULTS_PATH="scores.npz",
+        **SGD,
+    )
     run_ok("--cfg", config)
     return output
 
@@ -75,8 +105,9 @@ def assert_same_training(output, one_process):
         for key in ours:
             assert torch.allclose(ours[key], theirs[key], rtol=0, atol=1e-6), (name, key)
     kinds = ("train_epoch", "val_epoch")
-    for ours, theirs in zip(*([s for s in json_stats(o) if s.get("_type") in kinds]
-                              for o in (output, one_process))):
+    for ours, theirs in zip(
+        *([s for s in json_stats(o) if s.get("_type") in kinds] for o in (output, one_process))
+    ):
         for key in ("loss", "top1_err", "top5_err", "num_videos"):
             assert ours.get(key) == pytest.approx(theirs.get(key), abs=1e-5)
 
@@ -117,13 +148,19 @@ def test_accumulation_in_two_processes(tmp_path, videos, one_process):
 @pytest.mark.parametrize("processes", [pytest.param(2, marks=pytest.mark.slow), 3])
 def test_scores_do_not_depend_on_the_processes(tmp_path, videos, one_process, processes):
     checkpoint = one_process / "checkpoints" / STEPS[-1]
-    config = write_config(tmp_path / "c.yaml", videos, tmp_path / "out", TRAIN__ENABLE=False,
-                          TEST__SAVE_RESULTS_PATH="scores.npz",
-                          TEST__CHECKPOINT_FILE_PATH=str(checkpoint))
+    config = write_config(
+        tmp_path / "c.yaml",
+        videos,
+        tmp_path / "out",
+        TRAIN__ENABLE=False,
+        TEST__SAVE_RESULTS_PATH="scores.npz",
+        TEST__CHECKPOINT_FILE_PATH=str(checkpoint),
+    )
     code, stdout, stderr = finish(start_torchrun(config, processes))
     assert code == 0, stdout + stderr
-    results = [json.loads((o / "test_results.json").read_text())
-               for o in (tmp_path / "out", one_process)]
+    results = [
+        json.loads((o / "test_results.json").read_text()) for o in (tmp_path / "out", one_process)
+    ]
     assert results[0] == results[1]
     assert len({video["path"] for video in results[0]["videos"]}) == 7 == results[0]["num_videos"]
     scores = [np.load(o / "scores.npz")["scores"] for o in (tmp_path / "out", one_process)]
@@ -138,8 +175,13 @@ def iterations(output) -> int:
 @pytest.mark.parametrize("victim", [pytest.param(0, marks=pytest.mark.slow), 1])
 def test_killed_node_ends_the_other(tmp_path, videos, victim):
     output = tmp_path / "out"
-    config = write_config(tmp_path / "c.yaml", videos, output, SOLVER__MAX_EPOCH=100000,
-                          TRAIN__CHECKPOINT_PERIOD=100000)
+    config = write_config(
+        tmp_path / "c.yaml",
+        videos,
+        output,
+        SOLVER__MAX_EPOCH=100000,
+        TRAIN__CHECKPOINT_PERIOD=100000,
+    )
     nodes = start_nodes(config, 2)
     wait_for(lambda: iterations(output) > 3)
     os.kill(nodes[victim].pid, signal.SIGKILL)
@@ -156,8 +198,13 @@ def test_killed_node_ends_a_long_test(tmp_path, videos, one_process, victim):
     lists = tmp_path / "lists"
     lists.mkdir()
     (lists / "test.csv").write_text((videos / "test.csv").read_text() * 5000)
-    config = write_config(tmp_path / "c.yaml", lists, tmp_path / "out", TRAIN__ENABLE=False,
-                          TEST__CHECKPOINT_FILE_PATH=str(one_process / "checkpoints" / STEPS[-1]))
+    config = write_config(
+        tmp_path / "c.yaml",
+        lists,
+        tmp_path / "out",
+        TRAIN__ENABLE=False,
+        TEST__CHECKPOINT_FILE_PATH=str(one_process / "checkpoints" / STEPS[-1]),
+    )
     nodes = start_nodes(config, 2)
     log = tmp_path / "out" / "stdout.log"
     wait_for(lambda: log.exists() and "test_iter" in log.read_text())
@@ -169,8 +216,13 @@ def test_killed_node_ends_a_long_test(tmp_path, videos, one_process, victim):
 
 @pytest.mark.slow
 def test_torchrun_restarts_from_the_last_checkpoint(tmp_path, videos):
-    changes = {"SOLVER__MAX_EPOCH": 40, "TEST__ENABLE": False, "VIT__DROP_PATH": 0.2,
-               "TRAIN__CHECKPOINT_ITERATIONS": 1, "TRAIN__CHECKPOINT_KEEP": 2}
+    changes = {
+        "SOLVER__MAX_EPOCH": 40,
+        "TEST__ENABLE": False,
+        "VIT__DROP_PATH": 0.2,
+        "TRAIN__CHECKPOINT_ITERATIONS": 1,
+        "TRAIN__CHECKPOINT_KEEP": 2,
+    }
     last = "checkpoint_epoch_00040.pyth"
     left_alone = tmp_path / "alone"
     config = write_config(tmp_path / "a.yaml", videos, left_alone, **changes)
@@ -185,14 +237,22 @@ def test_torchrun_restarts_from_the_last_checkpoint(tmp_path, videos):
     code, _, stderr = finish(agent)
     assert code == 0, stderr
     assert "Continuing" in (output / "stdout.log").read_text()
-    assert same_tensors(load_checkpoint(output, last)["model_state"],
-                        load_checkpoint(left_alone, last)["model_state"])
+    assert same_tensors(
+        load_checkpoint(output, last)["model_state"],
+        load_checkpoint(left_alone, last)["model_state"],
+    )
 
 
 def test_signal_to_one_node_stops_both(tmp_path, videos):
     output = tmp_path / "out"
-    config = write_config(tmp_path / "c.yaml", videos, output, SOLVER__MAX_EPOCH=100000,
-                          TRAIN__CHECKPOINT_PERIOD=100000, DATA_LOADER__NUM_WORKERS=1)
+    config = write_config(
+        tmp_path / "c.yaml",
+        videos,
+        output,
+        SOLVER__MAX_EPOCH=100000,
+        TRAIN__CHECKPOINT_PERIOD=100000,
+        DATA_LOADER__NUM_WORKERS=1,
+    )
     nodes = start_nodes(config, 2)
     wait_for(lambda: iterations(output) > 3)
     os.kill(nodes[1].pid, signal.SIGUSR1)
@@ -216,8 +276,16 @@ def test_taken_port(tmp_path, videos):
 @pytest.mark.parametrize("shard", [0, pytest.param(1, marks=pytest.mark.slow)])
 def test_peer_that_never_comes(tmp_path, videos, shard):
     config = write_config(tmp_path / "c.yaml", videos, tmp_path / "out", DIST_TIMEOUT=4)
-    node = start("--cfg", config, "--num_shards", 2, "--shard_id", shard, "--init_method",
-                 f"tcp://localhost:{free_port()}")
+    node = start(
+        "--cfg",
+        config,
+        "--num_shards",
+        2,
+        "--shard_id",
+        shard,
+        "--init_method",
+        f"tcp://localhost:{free_port()}",
+    )
     code, _, stderr = finish(node, seconds=60)
     assert code == 1
     assert "could not meet the others" in stderr and "Traceback" not in stderr
@@ -272,13 +340,24 @@ def test_spawn_equals_one_process(tmp_path, videos, one_process):
 
 
 @linux_only
-@pytest.mark.parametrize("victim", [
-    "child", pytest.param("parent", marks=pytest.mark.slow),
-    pytest.param("nobody", marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    "victim",
+    [
+        "child",
+        pytest.param("parent", marks=pytest.mark.slow),
+        pytest.param("nobody", marks=pytest.mark.slow),
+    ],
+)
 def test_spawn_leaves_nobody_behind(tmp_path, videos, victim):
     output = tmp_path / "out"
-    config = write_config(tmp_path / "c.yaml", videos, output, SOLVER__MAX_EPOCH=100000,
-                          TRAIN__CHECKPOINT_PERIOD=100000, DATA_LOADER__NUM_WORKERS=1)
+    config = write_config(
+        tmp_path / "c.yaml",
+        videos,
+        output,
+        SOLVER__MAX_EPOCH=100000,
+        TRAIN__CHECKPOINT_PERIOD=100000,
+        DATA_LOADER__NUM_WORKERS=1,
+    )
     parent = start_spawning(tmp_path, config)
     try:
         wait_for(lambda: iterations(output) > 3 or parent.poll() is not None)
@@ -303,5 +382,3 @@ def test_batch_that_the_processes_cannot_share(tmp_path, videos):
     config = write_config(tmp_path / "c.yaml", videos, tmp_path / "out")
     code, _, stderr = finish(start_torchrun(config, 3))
     assert code != 0 and stderr.count("TRAIN.BATCH_SIZE is 4") == 1
-
-

@@ -31,8 +31,12 @@ def trained(tmp_path_factory, videos):
 
 def run_test(folder, videos, trained, *, code=0, **changes):
     output = folder / "out"
-    changes = {"TRAIN__ENABLE": False, "TEST__CHECKPOINT_FILE_PATH": str(trained),
-               "TEST__SAVE_RESULTS_PATH": "scores.npz", **changes}
+    changes = {
+        "TRAIN__ENABLE": False,
+        "TEST__CHECKPOINT_FILE_PATH": str(trained),
+        "TEST__SAVE_RESULTS_PATH": "scores.npz",
+        **changes,
+    }
     config = write_config(folder / "c.yaml", videos, output, **changes)
     assert main(["--cfg", str(config)]) == code
     return output, config
@@ -88,7 +92,9 @@ def test_failed_videos_are_listed_and_not_counted(tmp_path, videos, trained):
     output, _ = run_test(tmp_path, lists, trained)
     results = json.loads((output / "test_results.json").read_text())
     assert [video["path"] for video in results["failed"]] == [
-        str(broken), str(tmp_path / "missing.mp4")]
+        str(broken),
+        str(tmp_path / "missing.mp4"),
+    ]
     assert all(video["reason"] for video in results["failed"])
     assert results["num_videos"] == 7 and results["num_failed"] == 2
     assert json_stats(output)[-1]["num_failed"] == 2
@@ -126,8 +132,10 @@ def test_validation_does_not_count_failed_videos(tmp_path, videos):
     stats = [s for s in json_stats(output) if s.get("_type") == "val_epoch"]
     assert [(s["num_videos"], s["num_failed"]) for s in stats] == [(5, 6)]
     whole, _ = run_test(output, videos, "", TRAIN__ENABLE=True, TEST__ENABLE=False)
-    assert stats[0]["top1_err"] == [
-        s["top1_err"] for s in json_stats(whole) if s.get("_type") == "val_epoch"][0]
+    assert (
+        stats[0]["top1_err"]
+        == [s["top1_err"] for s in json_stats(whole) if s.get("_type") == "val_epoch"][0]
+    )
 
 
 @pytest.mark.parametrize("classes", [1, 2, 4, 5, 7])

@@ -21,8 +21,22 @@ CLASSES = 4
 def motions(tmp_path_factory):
     """Another set than that of the quickstart: seed 1."""
     folder = tmp_path_factory.mktemp("motions")
-    command = [ROOT / "datasets" / "make_synthetic.py", folder, "--classes", CLASSES, "--train",
-               2048, "--val", 64, "--test", 64, "--size", 64, "--seed", 1]
+    command = [
+        ROOT / "datasets" / "make_synthetic.py",
+        folder,
+        "--classes",
+        CLASSES,
+        "--train",
+        2048,
+        "--val",
+        64,
+        "--test",
+        64,
+        "--size",
+        64,
+        "--seed",
+        1,
+    ]
     subprocess.run([sys.executable, *map(str, command)], check=True, env=environment())
     return folder
 
@@ -31,8 +45,16 @@ def motions(tmp_path_factory):
 @pytest.mark.parametrize("name", sorted(ESTIMATORS))
 def test_attention_learns(tmp_path, motions, name):
     code, stdout, stderr = finish(
-        start("--cfg", QUICK / f"{name}.yaml", "DATA.PATH_TO_DATA_DIR", motions,
-              "OUTPUT_DIR", tmp_path), seconds=1800)
+        start(
+            "--cfg",
+            QUICK / f"{name}.yaml",
+            "DATA.PATH_TO_DATA_DIR",
+            motions,
+            "OUTPUT_DIR",
+            tmp_path,
+        ),
+        seconds=1800,
+    )
     assert code == 0, stdout + stderr
     results = json.loads((tmp_path / "test_results.json").read_text())
     assert results["num_videos"] == 64 and results["videos"][0]["num_views"] == 30

@@ -41,8 +41,13 @@ def test_warmup_rises_at_the_rates_of_transformers():
 
 
 def test_steps_with_warmup():
-    cfg = config(LR_POLICY="steps_with_relative_lrs", STEPS=[0, 4, 8], LRS=[1, 0.1, 0.01],
-                 WARMUP_EPOCHS=1.0, WARMUP_START_LR=0.0)
+    cfg = config(
+        LR_POLICY="steps_with_relative_lrs",
+        STEPS=[0, 4, 8],
+        LRS=[1, 0.1, 0.01],
+        WARMUP_EPOCHS=1.0,
+        WARMUP_START_LR=0.0,
+    )
     expected = {0: 0.0, 0.25: 0.025, 1: 0.1, 3.99: 0.1, 4: 0.01, 8: 0.001, 9.9: 0.001, 10: 0.001}
     for epoch, lr in expected.items():
         assert lr_at(cfg, epoch) == pytest.approx(lr)
@@ -65,16 +70,24 @@ class Model(nn.Module):
         return {"cls_token"}
 
 
-@pytest.mark.parametrize("method, kind", [
-    ("sgd", torch.optim.SGD), ("adam", torch.optim.Adam), ("adamw", torch.optim.AdamW)])
+@pytest.mark.parametrize(
+    "method, kind",
+    [("sgd", torch.optim.SGD), ("adam", torch.optim.Adam), ("adamw", torch.optim.AdamW)],
+)
 def test_only_matrices_decay(method, kind):
     model = Model()
     optimizer = build_optimizer(model, config(OPTIMIZING_METHOD=method, WEIGHT_DECAY=0.05))
     assert type(optimizer) is kind
-    decay = {id(p): group["weight_decay"] for group in optimizer.param_groups
-             for p in group["params"]}
-    expected = {"cls_token": 0, "layer.weight": 0.05, "layer.bias": 0, "norm.weight": 0,
-                "norm.bias": 0}
+    decay = {
+        id(p): group["weight_decay"] for group in optimizer.param_groups for p in group["params"]
+    }
+    expected = {
+        "cls_token": 0,
+        "layer.weight": 0.05,
+        "layer.bias": 0,
+        "norm.weight": 0,
+        "norm.bias": 0,
+    }
     found = {name: decay[id(p)] for name, p in model.named_parameters() if id(p) in decay}
     assert found == expected
 

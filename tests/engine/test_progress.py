@@ -18,12 +18,18 @@ def test_terminal_has_a_bar_and_the_log_has_lines(tmp_path, videos):
     lists.mkdir()
     for split, times in (("train", 10), ("val", 1), ("test", 1)):
         (lists / f"{split}.csv").write_text((videos / f"{split}.csv").read_text() * times)
-    config = write_config(tmp_path / "c.yaml", lists, tmp_path / "out", SOLVER__MAX_EPOCH=1,
-                          TEST__ENABLE=False)
+    config = write_config(
+        tmp_path / "c.yaml", lists, tmp_path / "out", SOLVER__MAX_EPOCH=1, TEST__ENABLE=False
+    )
     ours, theirs = pty.openpty()
     fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 40, 150, 0, 0))
-    process = subprocess.Popen([sys.executable, RUN_NET, "--cfg", str(config)], stdin=theirs,
-                               stdout=theirs, stderr=theirs, env=environment())
+    process = subprocess.Popen(
+        [sys.executable, RUN_NET, "--cfg", str(config)],
+        stdin=theirs,
+        stdout=theirs,
+        stderr=theirs,
+        env=environment(),
+    )
     os.close(theirs)
     shown = b""
     try:
@@ -42,10 +48,22 @@ def test_terminal_has_a_bar_and_the_log_has_lines(tmp_path, videos):
 
 
 def test_lines_have_what_a_reader_needs(tmp_path, videos):
-    config = write_config(tmp_path / "c.yaml", videos, tmp_path / "out", SOLVER__MAX_EPOCH=1,
-                          TEST__ENABLE=False, LOG_PERIOD=2, SOLVER__BASE_LR=1e-8)
-    done = subprocess.run([sys.executable, RUN_NET, "--cfg", str(config)], env=environment(),
-                          capture_output=True, text=True, timeout=120)
+    config = write_config(
+        tmp_path / "c.yaml",
+        videos,
+        tmp_path / "out",
+        SOLVER__MAX_EPOCH=1,
+        TEST__ENABLE=False,
+        LOG_PERIOD=2,
+        SOLVER__BASE_LR=1e-8,
+    )
+    done = subprocess.run(
+        [sys.executable, RUN_NET, "--cfg", str(config)],
+        env=environment(),
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
     assert done.returncode == 0, done.stderr
     assert "epoch 1/1:" not in done.stdout + done.stderr
     lines = [s for s in json_stats(tmp_path / "out") if s.get("_type") == "train_iter"]

@@ -28,10 +28,18 @@ from .helpers import (
 LAST = "checkpoint_epoch_00006.pyth"
 # All that draws at random in training: workers, dropped paths, LARA's noise.
 NOISY = {
-    "DATA_LOADER__NUM_WORKERS": 2, "VIT__DROP_PATH": 0.3, "VIT__DROP": 0.1,
-    "VIT__APPROX_ATTN_TYPE": "lara", "VIT__APPROX_ATTN_DIM": 3, "SOLVER__MAX_EPOCH": 6,
-    "SOLVER__SMOOTHING": 0.2, "SOLVER__CLIP_GRAD": 1.0, "TRAIN__CHECKPOINT_ITERATIONS": 1,
-    "TRAIN__CHECKPOINT_KEEP": 3, "TRAIN__BATCH_SIZE": 2, "TEST__ENABLE": False,
+    "DATA_LOADER__NUM_WORKERS": 2,
+    "VIT__DROP_PATH": 0.3,
+    "VIT__DROP": 0.1,
+    "VIT__APPROX_ATTN_TYPE": "lara",
+    "VIT__APPROX_ATTN_DIM": 3,
+    "SOLVER__MAX_EPOCH": 6,
+    "SOLVER__SMOOTHING": 0.2,
+    "SOLVER__CLIP_GRAD": 1.0,
+    "TRAIN__CHECKPOINT_ITERATIONS": 1,
+    "TRAIN__CHECKPOINT_KEEP": 3,
+    "TRAIN__BATCH_SIZE": 2,
+    "TEST__ENABLE": False,
 }
 
 
@@ -67,8 +75,9 @@ def run_and_signal(config, output, number, after_iterations):
     before = iterations(output)
     process = start("--cfg", config)
     try:
-        wait_for(lambda: iterations(output) >= before + after_iterations
-                 or process.poll() is not None)
+        wait_for(
+            lambda: iterations(output) >= before + after_iterations or process.poll() is not None
+        )
         os.kill(process.pid, number)
         code, _, stderr = finish(process)
         return code, stderr
@@ -94,8 +103,9 @@ def test_killed_at_ten_moments(tmp_path, videos, left_alone):
     assert_same_end(output, left_alone)
 
 
-@pytest.mark.parametrize("number", [
-    signal.SIGTERM, pytest.param(signal.SIGUSR1, marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    "number", [signal.SIGTERM, pytest.param(signal.SIGUSR1, marks=pytest.mark.slow)]
+)
 def test_signal_saves_and_resumes(tmp_path, videos, left_alone, number):
     config, output = noisy_config(tmp_path, videos, "stopped", TRAIN__CHECKPOINT_ITERATIONS=0)
     code, stderr = run_and_signal(config, output, number, after_iterations=3)
@@ -129,22 +139,31 @@ def test_torn_newest_checkpoint_is_passed_over(tmp_path, videos, left_alone):
     os.truncate(torn, torn.stat().st_size // 2)
     run_ok("--cfg", config)
     assert f"{newest}" in "".join(
-        line for line in (output / "stdout.log").read_text().splitlines() if "passing over" in line)
+        line for line in (output / "stdout.log").read_text().splitlines() if "passing over" in line
+    )
     assert_same_end(output, left_alone)
 
 
 @pytest.mark.usefixtures("in_process")
 def test_accumulated_steps_resume_whole(tmp_path, videos):
     """A step of three batches of eight: saved between steps only."""
-    changes = {"SOLVER__ACCUMULATE_STEPS": 3, "DATA_LOADER__NUM_WORKERS": 0,
-               "SOLVER__MAX_EPOCH": 2, "TRAIN__CHECKPOINT_KEEP": 0}
+    changes = {
+        "SOLVER__ACCUMULATE_STEPS": 3,
+        "DATA_LOADER__NUM_WORKERS": 0,
+        "SOLVER__MAX_EPOCH": 2,
+        "TRAIN__CHECKPOINT_KEEP": 0,
+    }
     config, output = noisy_config(tmp_path, videos, "accumulated", **changes)
     assert main(["--cfg", str(config)]) == 0
     names = sorted(os.listdir(output / "checkpoints"))
     assert names == [
-        "checkpoint_epoch_00000_iter_000003.pyth", "checkpoint_epoch_00000_iter_000006.pyth",
-        "checkpoint_epoch_00001.pyth", "checkpoint_epoch_00001_iter_000003.pyth",
-        "checkpoint_epoch_00001_iter_000006.pyth", "checkpoint_epoch_00002.pyth"]
+        "checkpoint_epoch_00000_iter_000003.pyth",
+        "checkpoint_epoch_00000_iter_000006.pyth",
+        "checkpoint_epoch_00001.pyth",
+        "checkpoint_epoch_00001_iter_000003.pyth",
+        "checkpoint_epoch_00001_iter_000006.pyth",
+        "checkpoint_epoch_00002.pyth",
+    ]
     end = load_checkpoint(output, names[-1])["model_state"]
     for name in names[2:]:
         (output / "checkpoints" / name).unlink()
@@ -177,8 +196,14 @@ def test_stopped_in_validation_keeps_the_epoch(tmp_path, videos):
     for split in ("train", "test"):
         (lists / f"{split}.csv").write_text((videos / f"{split}.csv").read_text())
     (lists / "val.csv").write_text((videos / "val.csv").read_text() * 2000)
-    config, output = noisy_config(tmp_path, lists, "val", TRAIN__CHECKPOINT_ITERATIONS=0,
-                                  TRAIN__CHECKPOINT_PERIOD=5, TRAIN__EVAL_PERIOD=1)
+    config, output = noisy_config(
+        tmp_path,
+        lists,
+        "val",
+        TRAIN__CHECKPOINT_ITERATIONS=0,
+        TRAIN__CHECKPOINT_PERIOD=5,
+        TRAIN__EVAL_PERIOD=1,
+    )
     process = start("--cfg", config)
     wait_for(lambda: iterations(output) >= 8)
     time.sleep(1)
@@ -186,7 +211,8 @@ def test_stopped_in_validation_keeps_the_epoch(tmp_path, videos):
     code, _, stderr = finish(process)
     assert code == 75 and "checkpoint_epoch_00001.pyth" in stderr
     assert torch.is_tensor(
-        load_checkpoint(output, "checkpoint_epoch_00001.pyth")["model_state"]["head.weight"])
+        load_checkpoint(output, "checkpoint_epoch_00001.pyth")["model_state"]["head.weight"]
+    )
 
 
 @pytest.mark.slow

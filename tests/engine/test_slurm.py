@@ -40,13 +40,20 @@ def start_job(folder: Path, script: str, nodes: int, *arguments: str) -> subproc
     (tools / "python").chmod(0o755)
     if not (folder / "tools").exists():
         (folder / "tools").symlink_to(ROOT / "tools")
-    slurm = {"SLURM_NNODES": str(nodes), "SLURM_JOB_ID": str(os.getpid()),
-             "SLURM_JOB_NODELIST": "any", "SLURM_GPUS_ON_NODE": "0"}
+    slurm = {
+        "SLURM_NNODES": str(nodes),
+        "SLURM_JOB_ID": str(os.getpid()),
+        "SLURM_JOB_NODELIST": "any",
+        "SLURM_GPUS_ON_NODE": "0",
+    }
     path = f"{tools}{os.pathsep}{os.environ['PATH']}"
     return subprocess.Popen(
-        ["bash", str(ROOT / "tools" / "slurm" / script), *arguments], cwd=folder,
-        env={**environment(), **slurm, "PATH": path}, start_new_session=True,
-        stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
+        ["bash", str(ROOT / "tools" / "slurm" / script), *arguments],
+        cwd=folder,
+        env={**environment(), **slurm, "PATH": path},
+        start_new_session=True,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
     )
 
 
@@ -66,8 +73,14 @@ def processes_of(config: Path) -> list[int]:
 @pytest.mark.parametrize("script, nodes", [("one_node.sbatch", 1), ("several_nodes.sbatch", 2)])
 def test_warned_job_saves_and_is_requeued(tmp_path, videos, script, nodes):
     output = tmp_path / "out"
-    config = write_config(tmp_path / "c.yaml", videos, output, SOLVER__MAX_EPOCH=100000,
-                          TRAIN__CHECKPOINT_PERIOD=100000, DATA_LOADER__NUM_WORKERS=1)
+    config = write_config(
+        tmp_path / "c.yaml",
+        videos,
+        output,
+        SOLVER__MAX_EPOCH=100000,
+        TRAIN__CHECKPOINT_PERIOD=100000,
+        DATA_LOADER__NUM_WORKERS=1,
+    )
     job = start_job(tmp_path, script, nodes, "--cfg", str(config))
     try:
         wait_for(lambda: (output / "stdout.log").exists() and len(json_stats(output)) > 3)
@@ -79,8 +92,15 @@ def test_warned_job_saves_and_is_requeued(tmp_path, videos, script, nodes):
     assert (tmp_path / "requeued").read_text() == f"requeue {os.getpid()}\n"
     saved = sorted(os.listdir(output / "checkpoints"))
     assert len(saved) == 1
-    again = start_job(tmp_path, script, nodes, "--cfg", str(config), "SOLVER.MAX_EPOCH",
-                      str(int(saved[0][17:22]) + 1))
+    again = start_job(
+        tmp_path,
+        script,
+        nodes,
+        "--cfg",
+        str(config),
+        "SOLVER.MAX_EPOCH",
+        str(int(saved[0][17:22]) + 1),
+    )
     try:
         assert again.wait(timeout=120) == 0
     finally:

@@ -17,8 +17,12 @@ pytestmark = pytest.mark.usefixtures("in_process")
 def train(folder, videos, name, *, code=0, **changes):
     """Train by a config with changes; the output folder."""
     output = folder / name
-    config = write_config(folder / f"{name}.yaml", videos, output,
-                          **{"TEST__ENABLE": False, "SOLVER__MAX_EPOCH": 1, **changes})
+    config = write_config(
+        folder / f"{name}.yaml",
+        videos,
+        output,
+        **{"TEST__ENABLE": False, "SOLVER__MAX_EPOCH": 1, **changes},
+    )
     assert main(["--cfg", str(config)]) == code
     return output
 
@@ -38,16 +42,16 @@ SGD = {"SOLVER__OPTIMIZING_METHOD": "sgd", "SOLVER__BASE_LR": 0.1}
 
 def test_accumulated_batches_equal_a_large_one(tmp_path, videos):
     large = train(tmp_path, videos, "large", TRAIN__BATCH_SIZE=8, **SGD)
-    small = train(tmp_path, videos, "small", TRAIN__BATCH_SIZE=2, SOLVER__ACCUMULATE_STEPS=4,
-                  **SGD)
+    small = train(tmp_path, videos, "small", TRAIN__BATCH_SIZE=2, SOLVER__ACCUMULATE_STEPS=4, **SGD)
     assert_close(weights(large), weights(small))
     assert "Effective batch 8" in (small / "stdout.log").read_text()
 
 
 def test_reference_batch_scales_the_learning_rate(tmp_path, videos):
     plain = train(tmp_path, videos, "plain", **SGD)
-    scaled = train(tmp_path, videos, "scaled",
-                   **{**SGD, "SOLVER__BASE_LR": 0.8, "SOLVER__REFERENCE_BATCH": 32})
+    scaled = train(
+        tmp_path, videos, "scaled", **{**SGD, "SOLVER__BASE_LR": 0.8, "SOLVER__REFERENCE_BATCH": 32}
+    )
     assert_close(weights(plain), weights(scaled), 1e-6)
     assert "Learning rate 0.1: " in (scaled / "stdout.log").read_text()
 
@@ -72,9 +76,18 @@ def test_mixed_precision_is_near_float32(tmp_path, videos, precision):
 
 
 def test_clipping_bounds_the_step(tmp_path, videos):
-    output = train(tmp_path, videos, "clipped", TRAIN__BATCH_SIZE=8, SOLVER__CLIP_GRAD=1e-3,
-                   SOLVER__MOMENTUM=0.0, SOLVER__NESTEROV=False, SOLVER__WEIGHT_DECAY=0.0,
-                   TRAIN__CHECKPOINT_ITERATIONS=1, **SGD)
+    output = train(
+        tmp_path,
+        videos,
+        "clipped",
+        TRAIN__BATCH_SIZE=8,
+        SOLVER__CLIP_GRAD=1e-3,
+        SOLVER__MOMENTUM=0.0,
+        SOLVER__NESTEROV=False,
+        SOLVER__WEIGHT_DECAY=0.0,
+        TRAIN__CHECKPOINT_ITERATIONS=1,
+        **SGD,
+    )
     first = weights(output, "checkpoint_epoch_00000_iter_000001.pyth")
     last = weights(output)
     lr = json_stats(output)[1]["lr"]
@@ -82,10 +95,13 @@ def test_clipping_bounds_the_step(tmp_path, videos):
     assert step.item() == pytest.approx(lr * 1e-3, rel=1e-3)
 
 
-@pytest.mark.parametrize("changes, what", [
-    ({"SOLVER__BASE_LR": 1e30}, "loss"),
-    ({"SOLVER__BASE_LR": 1e30, "SOLVER__ACCUMULATE_STEPS": 2}, "loss"),
-])
+@pytest.mark.parametrize(
+    "changes, what",
+    [
+        ({"SOLVER__BASE_LR": 1e30}, "loss"),
+        ({"SOLVER__BASE_LR": 1e30, "SOLVER__ACCUMULATE_STEPS": 2}, "loss"),
+    ],
+)
 def test_loss_that_is_not_finite_stops(tmp_path, videos, capsys, changes, what):
     good = train(tmp_path, videos, "run", **SGD)
     before = (good / "checkpoints" / "checkpoint_epoch_00001.pyth").read_bytes()
@@ -110,8 +126,9 @@ def test_gradient_that_is_not_finite_stops(tmp_path, videos, capsys, monkeypatch
     def forward(self, clips):
         logits = plain(self, clips)
         # Its value is that of the logits; its gradient is NaN.
-        return torch.where(torch.ones_like(logits) > 0, logits,
-                           (logits - logits.detach() - 1).sqrt())
+        return torch.where(
+            torch.ones_like(logits) > 0, logits, (logits - logits.detach() - 1).sqrt()
+        )
 
     monkeypatch.setattr(VisionTransformer, "forward", forward)
     output = train(tmp_path, videos, "run", code=1, TRAIN__BATCH_SIZE=16)
@@ -120,25 +137,44 @@ def test_gradient_that_is_not_finite_stops(tmp_path, videos, capsys, monkeypatch
 
 
 def test_best_checkpoint_is_kept(tmp_path, videos):
-    output = train(tmp_path, videos, "best", SOLVER__MAX_EPOCH=5, TRAIN__EVAL_PERIOD=1,
-                   TRAIN__CHECKPOINT_BEST=True, TRAIN__CHECKPOINT_KEEP=2, SOLVER__BASE_LR=0.01)
+    output = train(
+        tmp_path,
+        videos,
+        "best",
+        SOLVER__MAX_EPOCH=5,
+        TRAIN__EVAL_PERIOD=1,
+        TRAIN__CHECKPOINT_BEST=True,
+        TRAIN__CHECKPOINT_KEEP=2,
+        SOLVER__BASE_LR=0.01,
+    )
     errors = [s["top1_err"] for s in json_stats(output) if s.get("_type") == "val_epoch"]
     assert len(errors) == 5
     best = load_checkpoint(output, "best.pyth")
     assert best["epoch"] == errors.index(min(errors))
     assert best["val"]["top1_err"] == pytest.approx(min(errors), abs=1e-6)
     assert sorted(os.listdir(output / "checkpoints")) == [
-        "best.pyth", "checkpoint_epoch_00004.pyth", "checkpoint_epoch_00005.pyth"]
+        "best.pyth",
+        "checkpoint_epoch_00004.pyth",
+        "checkpoint_epoch_00005.pyth",
+    ]
 
 
 def test_validation_by_period_and_at_the_end(tmp_path, videos):
-    output = train(tmp_path, videos, "val", SOLVER__MAX_EPOCH=5, TRAIN__EVAL_PERIOD=2,
-                   TRAIN__CHECKPOINT_PERIOD=4)
+    output = train(
+        tmp_path,
+        videos,
+        "val",
+        SOLVER__MAX_EPOCH=5,
+        TRAIN__EVAL_PERIOD=2,
+        TRAIN__CHECKPOINT_PERIOD=4,
+    )
     stats = [s for s in json_stats(output) if s.get("_type") == "val_epoch"]
     assert [s["epoch"] for s in stats] == ["2/5", "4/5", "5/5"]
     assert all(s["num_videos"] == 5 for s in stats)
     assert sorted(os.listdir(output / "checkpoints")) == [
-        "checkpoint_epoch_00004.pyth", "checkpoint_epoch_00005.pyth"]
+        "checkpoint_epoch_00004.pyth",
+        "checkpoint_epoch_00005.pyth",
+    ]
 
 
 def test_starting_from_a_file(tmp_path, videos):
@@ -148,8 +184,15 @@ def test_starting_from_a_file(tmp_path, videos):
     last = "checkpoint_epoch_00002.pyth"
     assert same_tensors(weights(going_on, last), weights(first, last))
     assert os.listdir(going_on / "checkpoints") == [last]
-    reset = train(tmp_path, videos, "reset", SOLVER__MAX_EPOCH=1, SOLVER__BASE_LR=1e-12,
-                  TRAIN__CHECKPOINT_FILE_PATH=path, TRAIN__CHECKPOINT_EPOCH_RESET=True)
+    reset = train(
+        tmp_path,
+        videos,
+        "reset",
+        SOLVER__MAX_EPOCH=1,
+        SOLVER__BASE_LR=1e-12,
+        TRAIN__CHECKPOINT_FILE_PATH=path,
+        TRAIN__CHECKPOINT_EPOCH_RESET=True,
+    )
     assert_close(weights(reset), weights(first), 1e-9)
     assert load_checkpoint(reset, "checkpoint_epoch_00001.pyth")["epoch"] == 0
 
@@ -195,8 +238,9 @@ def test_too_many_bad_videos_stop(tmp_path, videos, capsys):
     assert "broken.mp4" in (output / "stdout.log").read_text()
 
 
-@pytest.mark.parametrize("changes", [
-    {"MODEL__ACT_CHECKPOINT": True}, {"CUDNN_BENCHMARK": True, "ALLOW_TF32": True}])
+@pytest.mark.parametrize(
+    "changes", [{"MODEL__ACT_CHECKPOINT": True}, {"CUDNN_BENCHMARK": True, "ALLOW_TF32": True}]
+)
 def test_switches_that_change_no_result(tmp_path, videos, changes):
     noise = {"VIT__DROP_PATH": 0.3, "VIT__DROP": 0.1}
     plain = train(tmp_path, videos, "plain", **noise)
@@ -208,8 +252,15 @@ def test_starting_from_a_run_with_other_classes(tmp_path, videos):
     """As SSv2 starts from Kinetics: everything but the classifier."""
     first = train(tmp_path, videos, "first")
     path = str(first / "checkpoints" / "checkpoint_epoch_00001.pyth")
-    tuned = train(tmp_path, videos, "tuned", MODEL__NUM_CLASSES=5, SOLVER__BASE_LR=1e-12,
-                  TRAIN__CHECKPOINT_FILE_PATH=path, TRAIN__CHECKPOINT_EPOCH_RESET=True)
+    tuned = train(
+        tmp_path,
+        videos,
+        "tuned",
+        MODEL__NUM_CLASSES=5,
+        SOLVER__BASE_LR=1e-12,
+        TRAIN__CHECKPOINT_FILE_PATH=path,
+        TRAIN__CHECKPOINT_EPOCH_RESET=True,
+    )
     old, new = weights(first), weights(tuned)
     assert new["head.weight"].shape[0] == 5
     for name in old.keys() - {"head.weight", "head.bias"}:
@@ -222,12 +273,24 @@ def test_starting_from_a_run_with_other_classes(tmp_path, videos):
 def test_starting_from_an_image_model(tmp_path, videos, inflate, shares):
     """VIT.PRETRAINED_WEIGHTS with a 2-D patch embedding, as timm has it."""
     state = weights(train(tmp_path, videos, "first"))
-    image = {name: value for name, value in state.items()
-             if "proj_q" not in name and "proj_kv" not in name and name != "temp_embed"
-             and not name.startswith(("patch_embed_3d", "pre_logits", "head"))}
+    image = {
+        name: value
+        for name, value in state.items()
+        if "proj_q" not in name
+        and "proj_kv" not in name
+        and name != "temp_embed"
+        and not name.startswith(("patch_embed_3d", "pre_logits", "head"))
+    }
     torch.save(image, tmp_path / "vit.pth")
-    tuned = train(tmp_path, videos, "tuned", SOLVER__BASE_LR=1e-12, VIT__IM_PRETRAINED=True,
-                  VIT__PRETRAINED_WEIGHTS=str(tmp_path / "vit.pth"), VIT__INFLATE=inflate)
+    tuned = train(
+        tmp_path,
+        videos,
+        "tuned",
+        SOLVER__BASE_LR=1e-12,
+        VIT__IM_PRETRAINED=True,
+        VIT__PRETRAINED_WEIGHTS=str(tmp_path / "vit.pth"),
+        VIT__INFLATE=inflate,
+    )
     new = weights(tuned)
     inflated, flat = new["patch_embed_3d.proj.weight"], image["patch_embed.proj.weight"]
     for frame, share in enumerate(shares):

@@ -15,8 +15,15 @@ GRID = 224 // PATCH
 
 
 def build(**changes):
-    args = {"num_classes": CLASSES, "dim": DIM, "depth": DEPTH, "num_heads": HEADS,
-            "patch_size": PATCH, "num_frames": 4, **changes}  # fmt: skip
+    args = {
+        "num_classes": CLASSES,
+        "dim": DIM,
+        "depth": DEPTH,
+        "num_heads": HEADS,
+        "patch_size": PATCH,
+        "num_frames": 4,
+        **changes,
+    }
     torch.manual_seed(1)
     return VisionTransformer(**args)
 
@@ -25,10 +32,20 @@ def vit(dim=DIM, depth=DEPTH, patch=PATCH, grid=GRID, classes=7, pre_logits=True
     """A ViT with timm's names and shapes."""
     generator = torch.Generator().manual_seed(0)
     make = make or (lambda *shape: torch.randn(*shape, generator=generator))
-    layers = {"attn.qkv": (3 * dim, dim), "attn.proj": (dim, dim), "mlp.fc1": (4 * dim, dim),
-              "mlp.fc2": (dim, 4 * dim), "norm1": (dim,), "norm2": (dim,)}  # fmt: skip
-    shapes = {"cls_token": (1, 1, dim), "pos_embed": (1, grid**2 + 1, dim),
-              "patch_embed.proj.weight": (dim, 3, patch, patch), "patch_embed.proj.bias": (dim,)}
+    layers = {
+        "attn.qkv": (3 * dim, dim),
+        "attn.proj": (dim, dim),
+        "mlp.fc1": (4 * dim, dim),
+        "mlp.fc2": (dim, 4 * dim),
+        "norm1": (dim,),
+        "norm2": (dim,),
+    }
+    shapes = {
+        "cls_token": (1, 1, dim),
+        "pos_embed": (1, grid**2 + 1, dim),
+        "patch_embed.proj.weight": (dim, 3, patch, patch),
+        "patch_embed.proj.bias": (dim,),
+    }
     for i in range(depth):
         for name, shape in layers.items():
             shapes[f"blocks.{i}.{name}.weight"] = shape
@@ -85,8 +102,11 @@ def safetensors(state, metadata=None):
     for name, x in state.items():
         raw = x.contiguous().view(torch.uint8).numpy().tobytes()
         kind = {torch.float32: "F32", torch.float16: "F16"}[x.dtype]
-        header[name] = {"dtype": kind, "shape": list(x.shape),
-                        "data_offsets": [len(data), len(data) + len(raw)]}  # fmt: skip
+        header[name] = {
+            "dtype": kind,
+            "shape": list(x.shape),
+            "data_offsets": [len(data), len(data) + len(raw)],
+        }
         data += raw
     return header, data
 

@@ -15,9 +15,12 @@ from .made_up_weights import CLASSES, DEPTH, DIM, GRID, PATCH, build, refused, s
 def check_image_weights(model, start, state, hidden=True):
     """The blocks of an image model, inflated patches, and nothing else, are in the model."""
     for name, new in model.state_dict().items():
-        if name in ("head.weight", "head.bias", "temp_embed") or "proj_q" in name or (
-            "proj_kv" in name
-        ) or (name.startswith("pre_logits") and not hidden):
+        if (
+            name in ("head.weight", "head.bias", "temp_embed")
+            or "proj_q" in name
+            or ("proj_kv" in name)
+            or (name.startswith("pre_logits") and not hidden)
+        ):
             assert torch.equal(new, start[name]), name
         elif name == "patch_embed_3d.proj.weight":
             assert torch.equal(new[:, :, 1], state["patch_embed.proj.weight"])
@@ -36,8 +39,13 @@ def test_every_form_of_an_image_model_loads(tmp_path, form):
     report = load_pretrained(model, save(tmp_path, form, state))
     check_image_weights(model, start, state)
     assert "patch_embed_3d.proj.weight" in report.adapted
-    assert {"head.weight", "head.bias", "temp_embed", "blocks.1.attn.proj_q.weight",
-            "blocks.0.attn.proj_kv.bias"} <= set(report.left_at_start)  # fmt: skip
+    assert {
+        "head.weight",
+        "head.bias",
+        "temp_embed",
+        "blocks.1.attn.proj_q.weight",
+        "blocks.0.attn.proj_kv.bias",
+    } <= set(report.left_at_start)
     everything = [*report.loaded, *report.adapted, *report.left_at_start]
     assert sorted(everything) == sorted(model.state_dict())
     assert set(report.unused) - {"step"} == {"head.weight", "head.bias"}
@@ -183,9 +191,12 @@ def test_vit_b_16_of_timm_by_its_public_names_and_shapes(tmp_path, pre_logits, c
     table = report.table().splitlines()
     hidden = "loaded" if pre_logits else "left at start"
     for state, name in {
-        "pos_embed": "loaded", "blocks.*.attn.qkv.weight x 12": "loaded",
-        "patch_embed_3d.proj.weight": "adapted", "blocks.*.attn.proj_kv.weight x 12":
-        "left at start", "pre_logits.fc.weight": hidden, "temp_embed": "left at start",
+        "pos_embed": "loaded",
+        "blocks.*.attn.qkv.weight x 12": "loaded",
+        "patch_embed_3d.proj.weight": "adapted",
+        "blocks.*.attn.proj_kv.weight x 12": "left at start",
+        "pre_logits.fc.weight": hidden,
+        "temp_embed": "left at start",
     }.items():
         assert any(line.startswith(name) and state in line for line in table), (state, name)
     assert any(line.startswith("unused") and "head.weight" in line for line in table)
@@ -217,19 +228,23 @@ def drop(state, prefix):
         (lambda s: s.update(cls_token=torch.ones(1, 1, DIM).double() * 1e300), "finite"),
         (lambda s: s.update(cls_token=torch.full((1, 1, DIM), math.nan)), "finite"),
         (lambda s: s.update({"norm.bias": torch.zeros(DIM + 1)}), "norm.bias is [25], [24]"),
-        (lambda s: s.update({"blocks.0.attn.proj_q.weight": torch.zeros(DIM, DIM)}),
-         "lacks temp_embed, blocks.0.attn.proj_q.bias, blocks.0.attn.proj_kv.weight"),
+        (
+            lambda s: s.update({"blocks.0.attn.proj_q.weight": torch.zeros(DIM, DIM)}),
+            "lacks temp_embed, blocks.0.attn.proj_q.bias, blocks.0.attn.proj_kv.weight",
+        ),
         (lambda s: s.update({"patch_embed.proj.weight": torch.zeros(DIM, 3, 8, 8)}), "3, 8, 8]"),
         (lambda s: s.update({"patch_embed.proj.weight": torch.zeros(DIM, 768)}), "768]"),
-        (lambda s: s.update({"patch_embed.proj.weight": torch.zeros(3 * PATCH**2, DIM)}),
-         "is [9408, 24]"),
+        (
+            lambda s: s.update({"patch_embed.proj.weight": torch.zeros(3 * PATCH**2, DIM)}),
+            "is [9408, 24]",
+        ),
         (lambda s: s.update({"blocks.1.ls1.gamma": torch.ones(DIM)}), "it has blocks.1.ls1.gamma"),
         (lambda s: s.update({"norm_pre.bias": torch.ones(DIM)}), "it has norm_pre.bias"),
         (lambda s: s.update({"reg_token": torch.ones(1, 4, DIM)}), "it has reg_token"),
         (lambda s: s.update({"blocks.0.attn.k\nnorm": torch.ones(8)}), "k\\nnorm'"),
         (lambda s: s.update({"module.cls_token": s["cls_token"]}), "cls_token twice"),
     ],
-)  # fmt: skip
+)
 def test_what_is_missing_or_does_not_fit_is_said(tmp_path, spoil, told):
     state = vit()
     spoil(state)
@@ -242,11 +257,17 @@ def test_what_is_missing_or_does_not_fit_is_said(tmp_path, spoil, told):
         (lambda s: s.pop("patch_embed_3d.proj.weight"), "lacks patch_embed_3d.proj.weight"),
         (lambda s: s.pop("patch_embed_3d.proj.bias"), "lacks patch_embed_3d.proj.bias"),
         (lambda s: s.pop("temp_embed"), "lacks temp_embed"),
-        (lambda s: [s.pop(f"blocks.{i}.attn.proj_q.{part}") for i in range(DEPTH)
-                    for part in ("weight", "bias")], "lacks blocks.0.attn.proj_q.weight"),
+        (
+            lambda s: [
+                s.pop(f"blocks.{i}.attn.proj_q.{part}")
+                for i in range(DEPTH)
+                for part in ("weight", "bias")
+            ],
+            "lacks blocks.0.attn.proj_q.weight",
+        ),
         (lambda s: s.update(temp_embed=torch.zeros(1, 0, DIM)), "temp_embed is [1, 0, 24]"),
     ],
-)  # fmt: skip
+)
 @pytest.mark.parametrize("pos_embed", ["separate", "joint"])
 def test_what_a_video_model_cannot_be_without(tmp_path, pos_embed, spoil, told):
     """What an image model may lack, a run's checkpoint may not."""
@@ -256,8 +277,9 @@ def test_what_a_video_model_cannot_be_without(tmp_path, pos_embed, spoil, told):
     assert told in refused(build(pos_embed=pos_embed), tmp_path / "run.pyth")
 
 
-@pytest.mark.parametrize("shape", [(2, 33, DIM), (0, 33, DIM), (1, 32, DIM), (1, 33), (1, 0, DIM),
-                                   (1, 1, DIM)])  # fmt: skip
+@pytest.mark.parametrize(
+    "shape", [(2, 33, DIM), (0, 33, DIM), (1, 32, DIM), (1, 33), (1, 0, DIM), (1, 1, DIM)]
+)
 def test_joint_positions_of_a_wrong_shape(tmp_path, shape):
     state = {**build(pos_embed="joint").state_dict(), "st_embed": torch.zeros(shape)}
     torch.save(state, tmp_path / "run.pyth")
@@ -280,8 +302,9 @@ def test_another_estimators_weights_are_not_missed(tmp_path):
     source = build(estimator="performer", estimator_args={"num_landmarks": 6})
     torch.save(source.state_dict(), tmp_path / "performer.pyth")
     learned = {"num_landmarks": 4, "learned": True}
-    report = load_pretrained(build(estimator="lara", estimator_args=learned),
-                             tmp_path / "performer.pyth")  # fmt: skip
+    report = load_pretrained(
+        build(estimator="lara", estimator_args=learned), tmp_path / "performer.pyth"
+    )
     assert any("estimator" in name for name in report.left_at_start)
     assert all("estimator" in name for name in [*report.left_at_start, *report.unused])
 

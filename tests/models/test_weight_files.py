@@ -50,10 +50,15 @@ def test_the_content_decides_and_not_the_name(tmp_path):
             assert "blocks.0.norm1.weight" in load_pretrained(build(), path).loaded
 
 
-@pytest.mark.parametrize("convert", [
-    lambda x: x.to_sparse(), lambda x: x.to("meta"),
-    lambda x: torch.quantize_per_tensor(x, 0.1, 0, torch.qint8),
-    lambda x: torch.nested.nested_tensor([x[0]])])  # fmt: skip
+@pytest.mark.parametrize(
+    "convert",
+    [
+        lambda x: x.to_sparse(),
+        lambda x: x.to("meta"),
+        lambda x: torch.quantize_per_tensor(x, 0.1, 0, torch.qint8),
+        lambda x: torch.nested.nested_tensor([x[0]]),
+    ],
+)
 @pytest.mark.filterwarnings("ignore")
 def test_tensors_of_other_kinds(tmp_path, convert):
     state = vit()

@@ -18,13 +18,21 @@ _ELEMENT = "element-6066-11e4-a52e-4f735466cecf"
 
 class Browser:
     def __init__(self, folder: Path, *, width: int, height: int) -> None:
-        arguments = ["--headless=new", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage",
-                     f"--user-data-dir={folder / 'profile'}"]
-        phone = {"deviceMetrics": {"width": width, "height": height, "pixelRatio": 2.0,
-                                   "mobile": True}}
-        self._wanted = {"browserName": "chrome", "goog:loggingPrefs": {"browser": "ALL"},
-                        "goog:chromeOptions": {"args": arguments, "binary": CHROMIUM,
-                                               "mobileEmulation": phone}}
+        arguments = [
+            "--headless=new",
+            "--no-sandbox",
+            "--disable-gpu",
+            "--disable-dev-shm-usage",
+            f"--user-data-dir={folder / 'profile'}",
+        ]
+        phone = {
+            "deviceMetrics": {"width": width, "height": height, "pixelRatio": 2.0, "mobile": True}
+        }
+        self._wanted = {
+            "browserName": "chrome",
+            "goog:loggingPrefs": {"browser": "ALL"},
+            "goog:chromeOptions": {"args": arguments, "binary": CHROMIUM, "mobileEmulation": phone},
+        }
 
     def __enter__(self) -> Browser:
         self._process = subprocess.Popen([_DRIVER, "--port=0"], stdout=subprocess.PIPE, text=True)
@@ -73,7 +81,8 @@ class Browser:
 
     def _send(self, method: str, path: str, content: dict[str, Any] | None = None) -> Any:
         data = None if content is None else json.dumps(content).encode()
-        request = Request(self._base + path, data, {"Content-Type": "application/json"},
-                          method=method)
+        request = Request(
+            self._base + path, data, {"Content-Type": "application/json"}, method=method
+        )
         with urlopen(request, timeout=120) as answer:
             return json.load(answer)["value"]

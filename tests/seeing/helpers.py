@@ -32,9 +32,24 @@ class ModelFiles:
 
 def make_videos(folder: Path, count: int, *options: str) -> Path:
     """Synthetic videos: folder/videos/*.mp4 (or folder/frames/N)."""
-    command = [sys.executable, str(ROOT / "datasets" / "make_synthetic.py"), str(folder),
-               "--classes", str(NUM_CLASSES), "--train", "0", "--val", "0", "--test", str(count),
-               "--size", "48", "--jobs", "1", *options]
+    command = [
+        sys.executable,
+        str(ROOT / "datasets" / "make_synthetic.py"),
+        str(folder),
+        "--classes",
+        str(NUM_CLASSES),
+        "--train",
+        "0",
+        "--val",
+        "0",
+        "--test",
+        str(count),
+        "--size",
+        "48",
+        "--jobs",
+        "1",
+        *options,
+    ]
     subprocess.run(command, check=True, capture_output=True)
     (folder / "classes.json").unlink()
     return folder
@@ -43,13 +58,31 @@ def make_videos(folder: Path, count: int, *options: str) -> Path:
 def small_config(**vit: Any) -> dict[str, Any]:
     return {
         "TRAIN": {"DATASET": "kinetics", "BATCH_SIZE": 4},
-        "TEST": {"DATASET": "kinetics", "BATCH_SIZE": 8, "NUM_ENSEMBLE_VIEWS": 2,
-                 "NUM_SPATIAL_CROPS": 3},
-        "DATA": {"NUM_FRAMES": 4, "SAMPLING_RATE": 2, "TRAIN_JITTER_SCALES": [32, 40],
-                 "TRAIN_CROP_SIZE": 32, "TEST_CROP_SIZE": 32},
-        "VIT": {"PATCH_SIZE": 8, "PATCH_SIZE_TEMP": 2, "TEMPORAL_RESOLUTION": 2, "EMBED_DIM": 32,
-                "DEPTH": 2, "NUM_HEADS": 2, "APPROX_ATTN_DIM": 8, "IM_PRETRAINED": False,
-                "APPROX_ATTN_TYPE": "lara", **vit},
+        "TEST": {
+            "DATASET": "kinetics",
+            "BATCH_SIZE": 8,
+            "NUM_ENSEMBLE_VIEWS": 2,
+            "NUM_SPATIAL_CROPS": 3,
+        },
+        "DATA": {
+            "NUM_FRAMES": 4,
+            "SAMPLING_RATE": 2,
+            "TRAIN_JITTER_SCALES": [32, 40],
+            "TRAIN_CROP_SIZE": 32,
+            "TEST_CROP_SIZE": 32,
+        },
+        "VIT": {
+            "PATCH_SIZE": 8,
+            "PATCH_SIZE_TEMP": 2,
+            "TEMPORAL_RESOLUTION": 2,
+            "EMBED_DIM": 32,
+            "DEPTH": 2,
+            "NUM_HEADS": 2,
+            "APPROX_ATTN_DIM": 8,
+            "IM_PRETRAINED": False,
+            "APPROX_ATTN_TYPE": "lara",
+            **vit,
+        },
         "MODEL": {"NUM_CLASSES": NUM_CLASSES},
         "NUM_GPUS": 0,
     }

@@ -36,12 +36,23 @@ def reference_scores(model: ModelFiles, video: str, *opts: object) -> np.ndarray
 
 
 @pytest.mark.parametrize(("views", "clips", "crops"), [(1, 1, 1), (10, 10, 1), (30, 10, 3)])
-def test_scores_are_those_of_a_test(
-    model, videos, names, tmp_path, capsys, views, clips, crops
-):
+def test_scores_are_those_of_a_test(model, videos, names, tmp_path, capsys, views, clips, crops):
     out_json, out_csv = tmp_path / "new" / "p.json", tmp_path / "p.csv"
-    code = main([*model.flags(), "--views", str(views), "--classes", names, videos[0],
-                 "--json", str(out_json), "--csv", str(out_csv), videos[1]])
+    code = main(
+        [
+            *model.flags(),
+            "--views",
+            str(views),
+            "--classes",
+            names,
+            videos[0],
+            "--json",
+            str(out_json),
+            "--csv",
+            str(out_csv),
+            videos[1],
+        ]
+    )
     assert code == 0
     printed = capsys.readouterr().out
     content = json.loads(out_json.read_text())
@@ -50,15 +61,16 @@ def test_scores_are_those_of_a_test(
     assert [entry["path"] for entry in content["videos"]] == videos[:2]
     assert len(rows) == 10 and not any(row["error"] for row in rows)
     for number, entry in enumerate(content["videos"]):
-        expected = reference_scores(model, entry["path"], "TEST.NUM_ENSEMBLE_VIEWS", clips,
-                                    "TEST.NUM_SPATIAL_CROPS", crops)
+        expected = reference_scores(
+            model, entry["path"], "TEST.NUM_ENSEMBLE_VIEWS", clips, "TEST.NUM_SPATIAL_CROPS", crops
+        )
         best = np.argsort(-expected)[:5]
         assert entry["num_views"] == views
         assert entry["top5"] == best.tolist()
         assert entry["top5_names"] == [NAMES[i] for i in best]
         np.testing.assert_allclose(entry["top5_scores"], expected[best], atol=1e-6)
         assert f"{entry['path']}\n  1. {expected[best[0]]:6.1%}  {NAMES[best[0]]}\n" in printed
-        for place, row in enumerate(rows[5 * number:5 * number + 5]):
+        for place, row in enumerate(rows[5 * number : 5 * number + 5]):
             assert (row["path"], row["rank"]) == (entry["path"], str(place + 1))
             assert (int(row["class"]), row["name"]) == (best[place], NAMES[best[place]])
             assert float(row["score"]) == entry["top5_scores"][place]
@@ -66,32 +78,57 @@ def test_scores_are_those_of_a_test(
 
 def test_overrides_stand_anywhere(model, videos, tmp_path):
     out = tmp_path / "p.json"
-    assert main(["TEST.NUM_SPATIAL_CROPS", "1", *model.flags(), videos[0], "--opts",
-                 "TEST.NUM_ENSEMBLE_VIEWS", "5", "--json", str(out), "RNG_SEED", "3"]) == 0
+    assert (
+        main(
+            [
+                "TEST.NUM_SPATIAL_CROPS",
+                "1",
+                *model.flags(),
+                videos[0],
+                "--opts",
+                "TEST.NUM_ENSEMBLE_VIEWS",
+                "5",
+                "--json",
+                str(out),
+                "RNG_SEED",
+                "3",
+            ]
+        )
+        == 0
+    )
     (entry,) = json.loads(out.read_text())["videos"]
     assert entry["num_views"] == 5
     assert entry["top5_names"][0] == f"class {entry['top5'][0]}"
 
 
 @pytest.mark.parametrize(
-    "form", ["list", "object", "text numbers", "lines", "in the data's folder"])
+    "form", ["list", "object", "text numbers", "lines", "in the data's folder"]
+)
 def test_forms_of_class_names(model, videos, tmp_path, capsys, form):
     file = tmp_path / "classes.json"
     content = {
         "list": json.dumps(NAMES),
         # PySlowFast's files have quotes in the names; Something-Something's, text for numbers.
-        "object": json.dumps({f'"{name}"' if " " not in name else name: number
-                              for number, name in reversed(list(enumerate(NAMES)))}),
+        "object": json.dumps(
+            {
+                f'"{name}"' if " " not in name else name: number
+                for number, name in reversed(list(enumerate(NAMES)))
+            }
+        ),
         "text numbers": json.dumps({name: str(number) for number, name in enumerate(NAMES)}),
         "lines": "\n".join(NAMES) + "\n\n",
         "in the data's folder": json.dumps(NAMES),
     }[form]
     file.write_text(content, encoding="utf-8")
-    given = (["DATA.PATH_TO_DATA_DIR", str(tmp_path)] if form == "in the data's folder"
-             else ["--classes", str(file)])
+    given = (
+        ["DATA.PATH_TO_DATA_DIR", str(tmp_path)]
+        if form == "in the data's folder"
+        else ["--classes", str(file)]
+    )
     assert main([*model.flags(), *given, videos[0], "--views", "1"]) == 0
-    expected = reference_scores(model, videos[0], "TEST.NUM_ENSEMBLE_VIEWS", 1,
-                                "TEST.NUM_SPATIAL_CROPS", 1)
+    expected = reference_scores(
+        model, videos[0], "TEST.NUM_ENSEMBLE_VIEWS", 1, "TEST.NUM_SPATIAL_CROPS", 1
+    )
     lines = capsys.readouterr().out.splitlines()[1:]
     shown = [NAMES[i] for i in np.argsort(-expected)[:5]]
     assert [line.split("%  ")[1] for line in lines] == shown
@@ -109,7 +146,9 @@ def test_a_bad_one_in_a_folder(model, videos, tmp_path, capsys):
     assert f"{folder}/b.mp4" in only_error(capsys)
     content = json.loads(out.read_text())
     assert [entry["path"] for entry in content["videos"]] == [
-        str(folder / "a.mp4"), str(folder / "deeper" / "c.mp4")]
+        str(folder / "a.mp4"),
+        str(folder / "deeper" / "c.mp4"),
+    ]
     assert [entry["path"] for entry in content["failed"]] == [str(folder / "b.mp4")]
     errors = {row["path"]: row["error"] for row in csv.DictReader(table.open()) if row["error"]}
     assert errors == {entry["path"]: entry["reason"] for entry in content["failed"]}
@@ -161,7 +200,8 @@ def test_bad_input_is_one_line(model, videos, names, tmp_path, capsys):
     assert Path(video).read_bytes() == before
     # Where a video was bad, there is a table that says so; all else wrote nothing.
     assert [entry["path"] for entry in json.loads(out.read_text())["failed"]] == [
-        str(tmp_path / "nowhere.mp4")]
+        str(tmp_path / "nowhere.mp4")
+    ]
     assert not [name for name in os.listdir(tmp_path) if "writing" in name]
 
 
@@ -170,15 +210,31 @@ def test_annotated_copy(model, videos, names, tmp_path, capsys):
     twin = tmp_path / "twin" / os.path.basename(videos[0])
     twin.parent.mkdir()
     shutil.copy(videos[1], twin)
-    assert main([*model.flags(), "--classes", names, "--video-out", str(folder), "--stride", "0.2",
-                 "--window", "0.5", videos[0], str(twin)]) == 0
+    assert (
+        main(
+            [
+                *model.flags(),
+                "--classes",
+                names,
+                "--video-out",
+                str(folder),
+                "--stride",
+                "0.2",
+                "--window",
+                "0.5",
+                videos[0],
+                str(twin),
+            ]
+        )
+        == 0
+    )
     stem = Path(videos[0]).stem
     assert sorted(os.listdir(folder)) == [f"{stem}.mp4", f"{stem}_2.mp4"]
     frames = _frames(folder / f"{stem}.mp4")
     assert len(frames) == 20
     height, width = frames[0].shape[:2]
     assert width >= 360 and height > width  # enlarged, with a panel below
-    panels = np.stack([frame[width + 8:] for frame in frames]).astype(float)
+    panels = np.stack([frame[width + 8 :] for frame in frames]).astype(float)
     change = np.abs(np.diff(panels, axis=0)).mean(axis=(1, 2, 3))
     # Windows end after 6 and 12 frames, not yet full, after 15, and with the last one.
     assert panels[0].max() < 80 and change.argmax() == 4
@@ -200,8 +256,19 @@ def test_folder_of_frames(tmp_path, capsys):
     model = write_model(tmp_path / "model", config)
     frames = make_videos(tmp_path / "set", 2, "--frames", "12", "--form", "frames") / "frames"
     out = tmp_path / "p.json"
-    assert main([*model.flags(), "--json", str(out), str(frames),
-                 "--video-out", str(tmp_path / "copies")]) == 0
+    assert (
+        main(
+            [
+                *model.flags(),
+                "--json",
+                str(out),
+                str(frames),
+                "--video-out",
+                str(tmp_path / "copies"),
+            ]
+        )
+        == 0
+    )
     paths = [entry["path"] for entry in json.loads(out.read_text())["videos"]]
     assert paths == [str(frames / "1"), str(frames / "2")]
     assert len(_frames(tmp_path / "copies" / "1.mp4")) == 12
@@ -225,8 +292,14 @@ def test_as_a_command(model, videos, tmp_path):
     (tmp_path / "no.mp4").write_text("x")
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
     command = [sys.executable, str(ROOT / "tools" / "predict.py"), *model.flags()]
-    done = subprocess.run([*command, "no.mp4", videos[0]], cwd=tmp_path, env=environment,
-                          capture_output=True, text=True, timeout=300)
+    done = subprocess.run(
+        [*command, "no.mp4", videos[0]],
+        cwd=tmp_path,
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
     assert done.returncode == 2
     assert done.stderr.startswith("error: no.mp4: ") and done.stderr.count("\n") == 1
     assert done.stdout.startswith(f"{videos[0]}\n  1. ")

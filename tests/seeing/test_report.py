@@ -38,8 +38,11 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (folder / "c.yaml").write_text(yaml.safe_dump(config))
     done = subprocess.run(
         [sys.executable, str(ROOT / "tools" / "run_net.py"), "--cfg", str(folder / "c.yaml")],
-        env={**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}, capture_output=True,
-        text=True, timeout=600)
+        env={**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+        timeout=600,
+    )
     assert done.returncode == 0, done.stderr + done.stdout
     return folder / "my <run>"
 
@@ -111,8 +114,10 @@ def test_in_a_browser(run, page, tmp_path):
     results = json.loads((run / "test_results.json").read_text())
     with Browser(tmp_path, width=390, height=840) as browser:
         browser.open(page.resolve().as_uri())
-        names = "return [...document.querySelectorAll('#classes tbody tr')].filter(" \
-                "row => !row.hidden).map(row => row.cells[0].textContent)"
+        names = (
+            "return [...document.querySelectorAll('#classes tbody tr')].filter("
+            "row => !row.hidden).map(row => row.cells[0].textContent)"
+        )
         assert browser.run(names) == NAMES
         assert browser.run("return document.title") == "my <run>: report"
 
@@ -122,8 +127,10 @@ def test_in_a_browser(run, page, tmp_path):
         browser.click("#classes th:nth-child(1) button")
         assert browser.run(names) == ascending[::-1]
         browser.click("#classes th:nth-child(3) button")
-        shares = browser.run("return [...document.querySelectorAll('#classes tbody tr')].map("
-                             "row => Number(row.cells[2].textContent))")
+        shares = browser.run(
+            "return [...document.querySelectorAll('#classes tbody tr')].map("
+            "row => Number(row.cells[2].textContent))"
+        )
         expected = sorted(round(entry["top1_acc"], 1) for entry in results["per_class"].values())
         assert shares == expected
 
@@ -131,10 +138,13 @@ def test_in_a_browser(run, page, tmp_path):
         assert browser.run(names) == ["<b>bold</b> & $x$"]
         # Nothing is wider than a phone, nothing failed, every picture is there.
         assert browser.run("return document.documentElement.scrollWidth") <= 390
-        assert browser.run("return [...document.images].every(image => { image.loading = 'eager';"
-                           " return true })")
-        assert browser.run("return Promise.all([...document.images].map(image => image.decode()"
-                           ".then(() => image.naturalWidth > 0))).then(all => all.every(Boolean))")
+        assert browser.run(
+            "return [...document.images].every(image => { image.loading = 'eager'; return true })"
+        )
+        assert browser.run(
+            "return Promise.all([...document.images].map(image => image.decode()"
+            ".then(() => image.naturalWidth > 0))).then(all => all.every(Boolean))"
+        )
         assert browser.errors() == []
         (tmp_path / "page.png").write_bytes(browser.screenshot())
 
@@ -151,9 +161,16 @@ def test_what_is_missing_is_left_out(run, tmp_path):
 
 
 def test_many_classes_and_lost_videos(tmp_path):
-    videos = [{"path": f"gone/{i}.mp4", "label": i % 400, "num_views": 1,
-               "top5": [i % 400 if i % 3 else 7, 1, 2, 3, 4],
-               "top5_scores": [0.5, 0.2, 0.1, 0.1, 0.05]} for i in range(800)]
+    videos = [
+        {
+            "path": f"gone/{i}.mp4",
+            "label": i % 400,
+            "num_views": 1,
+            "top5": [i % 400 if i % 3 else 7, 1, 2, 3, 4],
+            "top5_scores": [0.5, 0.2, 0.1, 0.1, 0.05],
+        }
+        for i in range(800)
+    ]
     (tmp_path / "test_results.json").write_text(json.dumps({"videos": videos, "failed": []}))
     assert main([str(tmp_path)]) == 0
     reader = read(tmp_path / "report.html")
@@ -168,8 +185,11 @@ def test_bad_input_is_one_line(run, tmp_path, capsys):
         ("cut", '{"videos": [', "is not JSON"),
         ("other", '{"videos": [{"path": "a"}], "failed": []}', "not the results of a test"),
         ("list", "[]", "a JSON object is expected"),
-        ("short", '{"videos": [{"path": "a", "label": 0, "top5": [], "top5_scores": []}]}',
-         "the entry of a"),
+        (
+            "short",
+            '{"videos": [{"path": "a", "label": 0, "top5": [], "top5_scores": []}]}',
+            "the entry of a",
+        ),
     ):
         (tmp_path / name).mkdir()
         (tmp_path / name / "test_results.json").write_text(content)
@@ -185,10 +205,12 @@ def test_bad_input_is_one_line(run, tmp_path, capsys):
 
 def test_log_of_a_run_that_went_on(tmp_path):
     """Cut lines are passed over; what was done twice counts as done the second time."""
-    lines = ['x json_stats: {"_type": "train_epoch", "epoch": "1/2", "loss": 9.0}',
-             'x json_stats: {"_type": "train_epoch", "epoch": "1/2", "loss": 1.5}',
-             'x json_stats: {"_type": "train_epoch", "epoch": "2/2", "loss": NaN}',
-             'x json_stats: {"_type": "train_ep']
+    lines = [
+        'x json_stats: {"_type": "train_epoch", "epoch": "1/2", "loss": 9.0}',
+        'x json_stats: {"_type": "train_epoch", "epoch": "1/2", "loss": 1.5}',
+        'x json_stats: {"_type": "train_epoch", "epoch": "2/2", "loss": NaN}',
+        'x json_stats: {"_type": "train_ep',
+    ]
     (tmp_path / "stdout.log").write_text("\n".join(lines))
     from slowfast_lara.seeing.runs import read_run
 

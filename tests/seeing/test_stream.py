@@ -33,7 +33,7 @@ def write_video(path, frames: int, size: tuple[int, int] = (48, 64), fps: int = 
         stream.height, stream.width, stream.pix_fmt = *size, "yuv420p"
         for number in range(frames):
             image = np.full((*size, 3), 60, np.uint8)
-            image[:, number % (size[1] - 8):][:, :8] = (250, 180, number % 250)
+            image[:, number % (size[1] - 8) :][:, :8] = (250, 180, number % 250)
             container.mux(stream.encode(av.VideoFrame.from_ndarray(image, format="rgb24")))
         container.mux(stream.encode())
     return str(path)
@@ -61,8 +61,26 @@ def test_windows_of_a_long_video(model, names, tmp_path, capsys):
     """Every window against that part of the video cut out and scored by itself."""
     path = write_video(tmp_path / "long.mp4", 53)
     table, out, plot = tmp_path / "s.csv", tmp_path / "s.json", tmp_path / "s.png"
-    assert main([*model.flags(), "--classes", names, "--stream", "--stride", "0.5", path,
-                 "--csv", str(table), "--json", str(out), "--plot", str(plot)]) == 0
+    assert (
+        main(
+            [
+                *model.flags(),
+                "--classes",
+                names,
+                "--stream",
+                "--stride",
+                "0.5",
+                path,
+                "--csv",
+                str(table),
+                "--json",
+                str(out),
+                "--plot",
+                str(plot),
+            ]
+        )
+        == 0
+    )
     windows = json.loads(out.read_text())["windows"]
     cfg = load_config(model.cfg, ONE_VIEW)
     assert default_window(cfg) == 8 / 30
@@ -74,7 +92,7 @@ def test_windows_of_a_long_video(model, names, tmp_path, capsys):
         every = list(frames)
     scorer = WindowScorer(network, cfg, 30, 8 / 30, 8 / 30)
     for window, end in zip(windows, ends):
-        (expected,) = [w for _, w in scorer.run(every[end - 8:end]) if w]
+        (expected,) = [w for _, w in scorer.run(every[end - 8 : end]) if w]
         best = np.argsort(-expected.scores, kind="stable")[:5]
         assert window["top5"] == best.tolist()
         np.testing.assert_allclose(window["top5_scores"], expected.scores[best], atol=1e-6)
@@ -128,8 +146,17 @@ def test_memory_does_not_grow_with_length(model, tmp_path):
     short = write_video(tmp_path / "short.mp4", 240, (120, 160))
     long = write_video(tmp_path / "long.mp4", 4800, (120, 160))
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
-    command = [sys.executable, "-c", MEASURE, str(tmp_path), short, long, *model.flags(),
-               "DATA.TEST_CROP_SIZE", "64"]
+    command = [
+        sys.executable,
+        "-c",
+        MEASURE,
+        str(tmp_path),
+        short,
+        long,
+        *model.flags(),
+        "DATA.TEST_CROP_SIZE",
+        "64",
+    ]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=600)
     assert done.returncode == 0, done.stderr
     grown = int(done.stdout.split()[-1]) * 1024

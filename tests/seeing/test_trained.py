@@ -24,16 +24,30 @@ TOKEN_FRAMES = 4
 
 def run_tool(*command: object) -> subprocess.CompletedProcess[str]:
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
-    return subprocess.run([sys.executable, *map(str, command)], env=environment,
-                          capture_output=True, text=True)
+    return subprocess.run(
+        [sys.executable, *map(str, command)], env=environment, capture_output=True, text=True
+    )
 
 
 @pytest.fixture(scope="module")
 def videos(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("set")
-    made = run_tool(ROOT / "datasets" / "make_synthetic.py", folder, "--classes", 4, "--train",
-                    2048, "--val", 64, "--test", 64, "--size", VIDEO_SIZE, "--frames",
-                    VIDEO_FRAMES)
+    made = run_tool(
+        ROOT / "datasets" / "make_synthetic.py",
+        folder,
+        "--classes",
+        4,
+        "--train",
+        2048,
+        "--val",
+        64,
+        "--test",
+        64,
+        "--size",
+        VIDEO_SIZE,
+        "--frames",
+        VIDEO_FRAMES,
+    )
     assert made.returncode == 0, made.stderr
     return folder
 
@@ -42,8 +56,15 @@ def videos(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def trained(videos: Path, tmp_path_factory: pytest.TempPathFactory) -> list[str]:
     """Flags for a trained model: the run's own config and last checkpoint."""
     run = tmp_path_factory.mktemp("run")
-    done = run_tool(ROOT / "tools" / "run_net.py", "--cfg", ROOT / "configs/quick/softmax.yaml",
-                    "DATA.PATH_TO_DATA_DIR", videos, "OUTPUT_DIR", run)
+    done = run_tool(
+        ROOT / "tools" / "run_net.py",
+        "--cfg",
+        ROOT / "configs/quick/softmax.yaml",
+        "DATA.PATH_TO_DATA_DIR",
+        videos,
+        "OUTPUT_DIR",
+        run,
+    )
     assert done.returncode == 0, done.stderr
     newest = sorted((run / "checkpoints").glob("checkpoint_*.pyth"))[-1]
     return ["--cfg", str(run / "config.yaml"), "--checkpoint", str(newest)]
@@ -90,9 +111,11 @@ def test_trajectories_follow_the_object(trained, videos, tmp_path):
     to_others = np.linalg.norm(centres[:, None] - objects[None], axis=3)
     to_others = to_others[np.broadcast_to(inside[None], to_others.shape)].mean()
     nearer = (to_object < to_middle)[inside].mean()
-    print(f"to the object {to_object[inside].mean():.1f}, to the frame's centre "
-          f"{to_middle[inside].mean():.1f}, to other videos' objects {to_others:.1f} pixels; "
-          f"nearer to the object in {nearer:.0%} of {inside.sum()} frames")
+    print(
+        f"to the object {to_object[inside].mean():.1f}, to the frame's centre "
+        f"{to_middle[inside].mean():.1f}, to other videos' objects {to_others:.1f} pixels; "
+        f"nearer to the object in {nearer:.0%} of {inside.sum()} frames"
+    )
     assert to_object[inside].mean() < to_middle[inside].mean()
     assert nearer > 0.5
     assert to_object[inside].mean() < to_others

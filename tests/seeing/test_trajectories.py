@@ -31,12 +31,14 @@ from .helpers import only_error, small_config, write_model
 LINEAR = [name for name in ESTIMATORS if name not in ("softmax", "ra")]
 
 
-def random_inputs(name: str, frames: int, tokens: int, heads: int, d: int, landmarks: int,
-                  **options) -> LayerInputs:
+def random_inputs(
+    name: str, frames: int, tokens: int, heads: int, d: int, landmarks: int, **options
+) -> LayerInputs:
     torch.manual_seed(0)
     q, k, v = torch.randn(3, 1, heads, frames * tokens, d).unbind(0)
-    estimator = build_estimator(name, head_dim=d, num_heads=heads, num_landmarks=landmarks,
-                                **options).eval()
+    estimator = build_estimator(
+        name, head_dim=d, num_heads=heads, num_landmarks=landmarks, **options
+    ).eval()
     return LayerInputs(2 * q, 2 * k, v, frames, estimator)
 
 
@@ -97,8 +99,9 @@ def test_grid_is_the_models():
     """A patch that is changed changes the embedding of the grid's token, and no other."""
     from slowfast_lara.models import VisionTransformer
 
-    network = VisionTransformer(num_classes=2, patch_size=8, patch_size_temp=2, dim=16, depth=1,
-                                num_heads=2, num_frames=3).eval()
+    network = VisionTransformer(
+        num_classes=2, patch_size=8, patch_size_temp=2, dim=16, depth=1, num_heads=2, num_frames=3
+    ).eval()
     grid = Grid(3, 5, 8, 2)
     clip = torch.zeros(1, 3, 6, 40, 40)
     changed = clip.clone()
@@ -127,8 +130,8 @@ def test_moving_points_are_where_it_moves():
     still = rng.integers(60, 200, (64, 64, 3), dtype=np.uint8)
     pixels = np.repeat(still[None], 8, axis=0)
     for frame in range(8):
-        pixels[frame, 8:20, 7 * frame:7 * frame + 12] = 255
-        pixels[frame, 50:62, 56 - 7 * frame:56 - 7 * frame + 8] //= 2
+        pixels[frame, 8:20, 7 * frame : 7 * frame + 12] = 255
+        pixels[frame, 50:62, 56 - 7 * frame : 56 - 7 * frame + 8] //= 2
     grid = Grid(4, 8, 8, 2)
     first, second = moving_points(pixels, grid, 2, 4)
     # At frames 4 and 5 the bright square is at 28 to 47, the dark one at 21 to 36.
@@ -140,8 +143,23 @@ def test_moving_points_are_where_it_moves():
 
 def test_pictures_and_numbers(model, videos, tmp_path, capsys):
     out = tmp_path / "out"
-    assert main([*model.flags(), "--point", "20,10", "--frame", "3", "--layer", "0",
-                 "--out", str(out), videos[0]]) == 0
+    assert (
+        main(
+            [
+                *model.flags(),
+                "--point",
+                "20,10",
+                "--frame",
+                "3",
+                "--layer",
+                "0",
+                "--out",
+                str(out),
+                videos[0],
+            ]
+        )
+        == 0
+    )
     facts = json.loads((out / "trajectories.json").read_text())
     (point,) = facts["points"]
     assert (point["x"], point["y"], point["frame"], facts["layer"]) == (20, 10, 3, 0)
@@ -168,8 +186,23 @@ def test_pictures_and_numbers(model, videos, tmp_path, capsys):
 def test_the_models_own_estimator_is_the_models(tmp_path, videos, capsys):
     """Its learned parts too: drawn errors are those of the model itself."""
     model = write_model(tmp_path, small_config(LARA={"LEARNED": True}))
-    assert main([*model.flags(), "--estimators", "lara", "--moving", "2", "--head", "1",
-                 "--out", str(tmp_path / "out"), videos[1]]) == 0
+    assert (
+        main(
+            [
+                *model.flags(),
+                "--estimators",
+                "lara",
+                "--moving",
+                "2",
+                "--head",
+                "1",
+                "--out",
+                str(tmp_path / "out"),
+                videos[1],
+            ]
+        )
+        == 0
+    )
     points = json.loads((tmp_path / "out" / "trajectories.json").read_text())["points"]
     assert len(points) == 2 and list(points[0]["attention"]) == ["softmax", "lara"]
     cfg = load_config(model.cfg, ["TEST.NUM_SPATIAL_CROPS", 1])
@@ -178,7 +211,8 @@ def test_the_models_own_estimator_is_the_models(tmp_path, videos, capsys):
 
     network, taken = load_model(cfg, model.checkpoint), []
     network.blocks[1].attn.estimator.register_forward_hook(
-        lambda module, args, kwargs, output: taken.append((*args, output)), with_kwargs=True)
+        lambda module, args, kwargs, output: taken.append((*args, output)), with_kwargs=True
+    )
     with torch.no_grad():
         network([load_views(videos[1], cfg)[1:2]])
     q, k, v, output = taken[0]

@@ -19,16 +19,37 @@ from slowfast_lara.study.rows import ABLATION, VIDEO
 ROOT = Path(__file__).resolve().parents[2]
 TOOL = ROOT / "tools" / "compare_attention.py"
 TINY = ["--train", "16", "--val", "6", "--test", "6", "--jobs", "2"]
-OPTS = ["--opts", "SOLVER.MAX_EPOCH", "2", "LOG_PERIOD", "1", "VIT.DEPTH", "1", "VIT.EMBED_DIM",
-        "24", "VIT.NUM_HEADS", "2"]  # fmt: skip
+OPTS = [
+    "--opts",
+    "SOLVER.MAX_EPOCH",
+    "2",
+    "LOG_PERIOD",
+    "1",
+    "VIT.DEPTH",
+    "1",
+    "VIT.EMBED_DIM",
+    "24",
+    "VIT.NUM_HEADS",
+    "2",
+]
 
 
 def start(work: Path, out: Path, *arguments: str, opts: list[str] = OPTS) -> subprocess.Popen:
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
-    command = [sys.executable, str(TOOL), "--work", str(work), "--out", str(out), *TINY,
-               *arguments, *opts]  # fmt: skip
-    return subprocess.Popen(command, env=environment, text=True, stdout=subprocess.PIPE,
-                            stderr=subprocess.PIPE)  # fmt: skip
+    command = [
+        sys.executable,
+        str(TOOL),
+        "--work",
+        str(work),
+        "--out",
+        str(out),
+        *TINY,
+        *arguments,
+        *opts,
+    ]
+    return subprocess.Popen(
+        command, env=environment, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE
+    )
 
 
 def finish(process: subprocess.Popen) -> tuple[int, str, str]:
@@ -56,20 +77,29 @@ def test_rows_are_configs_and_differ(table):
 def test_figures_are_the_papers():
     video = {row.name: row.paper for row in VIDEO.rows}
     assert video == {
-        "softmax": (79.2, 66.5), "ra_biased": (79.0, 65.9), "ra": (78.2, 64.9),
-        "orthoformer": (77.8, 64.7), "lara": (77.5, 63.7), "nystrom": (76.5, 61.7),
+        "softmax": (79.2, 66.5),
+        "ra_biased": (79.0, 65.9),
+        "ra": (78.2, 64.9),
+        "orthoformer": (77.8, 64.7),
+        "lara": (77.5, 63.7),
+        "nystrom": (76.5, 61.7),
         "performer": (72.1, 53.1),
-    }  # fmt: skip
+    }
     assert {row.name: row.paper for row in ABLATION.rows} == {
-        "performer": (65.92,), "single": (68.42,), "balance": (70.78,), "coupled": (71.02,),
-        "mixture": (70.22,), "global": (71.22,), "local": (71.19,), "mixed": (71.48,),
-    }  # fmt: skip
+        "performer": (65.92,),
+        "single": (68.42,),
+        "balance": (70.78,),
+        "coupled": (71.02,),
+        "mixture": (70.22,),
+        "global": (71.22,),
+        "local": (71.19,),
+        "mixed": (71.48,),
+    }
 
 
 def validation(out: Path) -> list[tuple[str, str]]:
     with open(out / "compare_attention_curves.csv", newline="") as file:
-        return [(line["step"], line["val_acc"]) for line in csv.DictReader(file)
-                if line["val_acc"]]  # fmt: skip
+        return [(line["step"], line["val_acc"]) for line in csv.DictReader(file) if line["val_acc"]]
 
 
 def test_a_study_cut_short_gives_the_same_table(tmp_path):
@@ -115,8 +145,10 @@ def test_other_settings_in_the_same_folder_are_refused(tmp_path):
 
 
 def test_bad_rows_and_keys_are_one_line(tmp_path):
-    for row, opts, told in (("lora", OPTS, "known: softmax"),
-                            ("softmax", ["--opts", "VIT.DEPHT", "1"], "VIT.DEPTH")):  # fmt: skip
+    for row, opts, told in (
+        ("lora", OPTS, "known: softmax"),
+        ("softmax", ["--opts", "VIT.DEPHT", "1"], "VIT.DEPTH"),
+    ):
         code, _, errors = finish(start(tmp_path, tmp_path, "--rows", row, opts=opts))
         assert code == 2 and told in errors and len(errors.strip().splitlines()) == 1
 
@@ -126,23 +158,40 @@ def test_summary_of_seeds_and_order():
         row = next(row for row in VIDEO.rows if row.name == name)
         return Outcome(row, list(accuracies), [], 1000, 0.5, 1.0, 1.0)
 
-    outcomes = [outcome("softmax", 80.0, 90.0), outcome("lara", 70.0, 70.0),
-                outcome("performer", 75.0, 79.0)]  # fmt: skip
+    outcomes = [
+        outcome("softmax", 80.0, 90.0),
+        outcome("lara", 70.0, 70.0),
+        outcome("performer", 75.0, 79.0),
+    ]
     lines = list(csv.DictReader(table_csv(VIDEO, outcomes, [0, 1]).splitlines()))
     assert (lines[0]["top1_mean"], lines[0]["top1_std"]) == ("85.000", "7.071")
     # Exact is 8 above Performer with an error of 5.4; LARA 7 below Performer with 2, wrongly.
     assert agreement(VIDEO, outcomes) == (
         "Pairs of rows in the paper's order (K400): 2, of which 1 are more than two standard "
-        "errors apart. In the opposite order: 1, of which 1 are.")  # fmt: skip
+        "errors apart. In the opposite order: 1, of which 1 are."
+    )
 
 
 def test_curves_of_a_resumed_log():
     def train(epoch, step, loss):
-        return {"_type": "train_iter", "epoch": f"{epoch}/2", "iter": f"{step}/10", "loss": loss,
-                "top1_err": 40.0}  # fmt: skip
+        return {
+            "_type": "train_iter",
+            "epoch": f"{epoch}/2",
+            "iter": f"{step}/10",
+            "loss": loss,
+            "top1_err": 40.0,
+        }
 
-    log = [train(1, 4, 2.0), train(1, 8, 1.8), train(2, 4, 1.5), train(2, 4, 1.0),
-           {"_type": "val_epoch", "epoch": "2/2", "top1_err": 25.0}]  # fmt: skip
+    log = [
+        train(1, 4, 2.0),
+        train(1, 8, 1.8),
+        train(2, 4, 1.5),
+        train(2, 4, 1.0),
+        {"_type": "val_epoch", "epoch": "2/2", "top1_err": 25.0},
+    ]
     assert _curve(log, 10) == {
-        4: {"train_loss": 2.0, "train_acc": 60.0}, 8: {"train_loss": 1.8, "train_acc": 60.0},
-        14: {"train_loss": 1.0, "train_acc": 60.0}, 20: {"val_acc": 75.0}}  # fmt: skip
+        4: {"train_loss": 2.0, "train_acc": 60.0},
+        8: {"train_loss": 1.8, "train_acc": 60.0},
+        14: {"train_loss": 1.0, "train_acc": 60.0},
+        20: {"val_acc": 75.0},
+    }
