@@ -2,27 +2,24 @@
 
 from __future__ import annotations
 
+import difflib
 import importlib
 import sys
 from collections.abc import Sequence
-from pathlib import Path
 
-# Subcommand: the module and function (argv) -> exit code, and what it does. Modules are
-# imported only when asked for: `slowfast-lara --help` answers at once.
+from slowfast_lara.errors import BAD_INPUT, DONE, complain
+
+# What each does; the module commands/NAME.py has its main(argv) -> exit code.
 COMMANDS = {
-    "run": ("slowfast_lara.engine.command:main", "train and test a model by a config file"),
-    "predict": ("slowfast_lara.seeing.predict:main", "print the likeliest classes of videos"),
-    "visualize": ("slowfast_lara.seeing.visualize:main", "draw what trajectory attention sees"),
-    "report": ("slowfast_lara.seeing.report:main", "write a run's report as one HTML file"),
-    "benchmark": ("slowfast_lara.benchmark.command:main", "measure speed and memory"),
-    "approximation-error": (
-        "slowfast_lara.benchmark.approximation:main",
-        "measure how far each estimator is from exact attention",
-    ),
-    "compare-attention": (
-        "slowfast_lara.cli:compare_attention",
-        "train and test every attention on one set (needs a checkout)",
-    ),
+    "run": "train and test a model by a config file",
+    "predict": "print the likeliest classes of videos",
+    "visualize": "draw what trajectory attention sees",
+    "report": "write a run's report as one HTML file",
+    "configs": "list the shipped configs, and write one out to edit",
+    "data": "make lists, check videos, make a synthetic set",
+    "benchmark": "measure speed and memory",
+    "approximation-error": "measure how far each estimator is from exact attention",
+    "compare-attention": "train and test every attention on one set",
 }
 
 
@@ -30,43 +27,27 @@ def main(argv: Sequence[str] | None = None) -> int:
     argv = list(sys.argv[1:] if argv is None else argv)
     if not argv or argv[0] in ("-h", "--help"):
         print(usage())
-        return 0 if argv else 2
+        return DONE if argv else BAD_INPUT
     name, rest = argv[0], argv[1:]
     if name not in COMMANDS:
-        print(f"error: unknown subcommand {name!r}; known: {', '.join(COMMANDS)}", file=sys.stderr)
-        return 2
+        near = difflib.get_close_matches(name, COMMANDS, n=1)
+        hint = f"; did you mean {near[0]}?" if near else f"; known: {', '.join(COMMANDS)}"
+        complain(f"unknown subcommand {name!r}{hint}")
+        return BAD_INPUT
     # argparse takes the program's name from here.
     sys.argv[0] = f"slowfast-lara {name}"
-    module, function = COMMANDS[name][0].split(":")
-    return getattr(importlib.import_module(module), function)(rest)
-
-
-def compare_attention(argv: Sequence[str]) -> int:
-    """Its configs and its tools are no part of the package."""
-    checkout = Path(__file__).resolve().parents[1]
-    if not (checkout / "tools" / "compare_attention.py").is_file():
-        print(
-            "error: compare-attention needs a checkout, installed by `pip install -e .`",
-            file=sys.stderr,
-        )
-        return 2
-    from slowfast_lara.study.command import main as study
-
-    return study(checkout, argv)
+    module = importlib.import_module(f"slowfast_lara.commands.{name.replace('-', '_')}")
+    return module.main(rest)
 
 
 def usage() -> str:
     width = max(map(len, COMMANDS))
-    lines = [f"  {name:<{width}}  {meaning}" for name, (_, meaning) in COMMANDS.items()]
-    return "\n".join(
-        [
-            "usage: slowfast-lara SUBCOMMAND ...",
-            "",
-            *lines,
-            "",
-            "`slowfast-lara SUBCOMMAND --help` says more.",
-        ]
+    lines = [f"  {name:<{width}}  {meaning}" for name, meaning in COMMANDS.items()]
+    head, foot = (
+        "usage: slowfast-lara SUBCOMMAND ...",
+        "`slowfast-lara SUBCOMMAND --help` says more.",
     )
+    return "\n".join([head, "", *lines, "", foot])
 
 
 if __name__ == "__main__":

@@ -1,8 +1,9 @@
-"""Error of every estimator to exact attention: see `--help`."""
+#!/usr/bin/env python3
+"""Distance from exact attention: python tools/approximation_error.py --help"""
 
 import sys
 
-from slowfast_lara.benchmark.approximation import main
+from slowfast_lara.commands.approximation_error import main
 
 if __name__ == "__main__":
     sys.exit(main())

@@ -1,8 +1,9 @@
-"""Measure speed and memory: see `--help`."""
+#!/usr/bin/env python3
+"""Speed and memory: python tools/benchmark.py --help"""
 
 import sys
 
-from slowfast_lara.benchmark.command import main
+from slowfast_lara.commands.benchmark import main
 
 if __name__ == "__main__":
     sys.exit(main())

@@ -1,10 +1,9 @@
 #!/usr/bin/env python3
-"""Train and test the paper's attentions: python tools/compare_attention.py [--ablation]"""
+"""Train and test the paper's attentions: python tools/compare_attention.py --help"""
 
 import sys
-from pathlib import Path
 
-from slowfast_lara.study.command import main
+from slowfast_lara.commands.compare_attention import main
 
 if __name__ == "__main__":
-    sys.exit(main(Path(__file__).resolve().parents[1]))
+    sys.exit(main())

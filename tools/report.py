@@ -3,7 +3,7 @@
 
 import sys
 
-from slowfast_lara.seeing.report import main
+from slowfast_lara.commands.report import main
 
 if __name__ == "__main__":
     sys.exit(main())

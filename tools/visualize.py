@@ -3,7 +3,7 @@
 
 import sys
 
-from slowfast_lara.seeing.visualize import main
+from slowfast_lara.commands.visualize import main
 
 if __name__ == "__main__":
     sys.exit(main())

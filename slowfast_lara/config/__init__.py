@@ -2,6 +2,6 @@
 
 from slowfast_lara.config.defaults import get_cfg
 from slowfast_lara.config.load import load_config
-from slowfast_lara.config.validate import ConfigError, check_machine
+from slowfast_lara.config.validate import check_machine
 
-__all__ = ["ConfigError", "check_machine", "get_cfg", "load_config"]
+__all__ = ["check_machine", "get_cfg", "load_config"]

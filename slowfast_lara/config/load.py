@@ -17,15 +17,17 @@ import yaml
 from fvcore.common.config import CfgNode
 
 from slowfast_lara.config.defaults import get_cfg
-from slowfast_lara.config.validate import ConfigError, validate
+from slowfast_lara.config.shipped import find_config
+from slowfast_lara.config.validate import validate
+from slowfast_lara.errors import ConfigError
 
 BASE_KEY = "_BASE_"
 
 
 def load_config(cfg_file: str | os.PathLike[str], opts: Sequence[Any] = ()) -> CfgNode:
-    """The config of a YAML file, with KEY VALUE pairs `opts` laid over it."""
+    """The config of a YAML file or of a shipped name, with KEY VALUE pairs `opts` laid over it."""
     cfg = get_cfg()
-    _merge(_read_with_bases(os.fspath(cfg_file), ()), cfg, "", f" in {cfg_file}")
+    _merge(_read_with_bases(find_config(cfg_file), ()), cfg, "", f" in {cfg_file}")
     _merge_opts(opts, cfg)
     validate(cfg)
     cfg.freeze()

@@ -15,12 +15,9 @@ import torch
 from fvcore.common.config import CfgNode
 
 from slowfast_lara.attention import ESTIMATORS, estimator_options
+from slowfast_lara.errors import ConfigError
 
 DATASETS = ("Kinetics", "Ssv2")
-
-
-class ConfigError(ValueError):
-    """A config that cannot be run: one line with key, value and what is allowed."""
 
 
 def validate(cfg: CfgNode) -> None:

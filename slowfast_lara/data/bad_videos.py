@@ -4,10 +4,18 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterable
+from typing import NamedTuple
 
-from slowfast_lara.data.errors import Failure, TooManyBadVideos
+from slowfast_lara.errors import TooManyBadVideos
 
 logger = logging.getLogger(__name__)
+
+
+class Failure(NamedTuple):
+    """A video that would not decode."""
+
+    path: str
+    reason: str
 
 
 class BadVideos:

@@ -6,7 +6,7 @@ import json
 import os
 from typing import Any
 
-from slowfast_lara.data.errors import DataError
+from slowfast_lara.errors import DataError
 
 # What datasets/ writes beside the lists.
 DEFAULT_NAME = "classes.json"

@@ -16,10 +16,11 @@ import torch
 from fvcore.common.config import CfgNode
 
 from slowfast_lara.data import transforms
+from slowfast_lara.data.bad_videos import Failure
 from slowfast_lara.data.decode import Place
-from slowfast_lara.data.errors import DataError, DecodeError, Failure
 from slowfast_lara.data.rand_augment import RandAugment
 from slowfast_lara.data.views import read_source, views_of
+from slowfast_lara.errors import DataError, DecodeError
 
 MODES = ("train", "val", "test")
 MAX_ATTEMPTS = 10

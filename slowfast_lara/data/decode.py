@@ -24,7 +24,7 @@ import cv2
 import numpy as np
 from av.video.reformatter import VideoReformatter
 
-from slowfast_lara.data.errors import DecodeError
+from slowfast_lara.errors import DecodeError
 
 # Loaders' workers are the parallelism. Set here and not by a worker: after a fork,
 # the call waits for ever for threads that the fork left behind.

@@ -10,7 +10,7 @@ import cv2
 import numpy as np
 
 from slowfast_lara.data.decode import Choose, Frames, Kept, Place
-from slowfast_lara.data.errors import DecodeError
+from slowfast_lara.errors import DecodeError
 
 IMAGE_SUFFIXES = (".jpg", ".jpeg", ".png", ".webp", ".bmp")
 

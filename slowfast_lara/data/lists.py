@@ -1,11 +1,11 @@
-"""Lists of videos: reading `path label` lines, finding videos, writing files."""
+"""Lists of videos: reading `path label` lines, finding videos."""
 
 from __future__ import annotations
 
 import os
 from collections.abc import Iterator
 
-from slowfast_lara.data.errors import DataError
+from slowfast_lara.errors import DataError
 
 VIDEO_SUFFIXES = (".mp4", ".mkv", ".webm", ".avi", ".mov", ".flv", ".m4v", ".mpg", ".ts", ".wmv")
 
@@ -77,11 +77,3 @@ def videos_below(folder: str) -> Iterator[str]:
         for name in sorted(names):
             if name.lower().endswith(VIDEO_SUFFIXES) and name[0] != ".":
                 yield os.path.join(parent, name)
-
-
-def write_text(path: str, text: str) -> None:
-    """Aside and renamed: a file is whole or absent."""
-    aside = f"{path}.{os.getpid()}.part"
-    with open(aside, "w", encoding="utf-8", newline="\n") as file:
-        file.write(text)
-    os.replace(aside, path)

@@ -11,8 +11,10 @@ from fvcore.common.config import CfgNode
 from slowfast.datasets.build import build_dataset
 from torch.utils.data import DataLoader
 
+from slowfast_lara.data import kinetics, ssv2  # noqa: F401  (they register themselves)
+from slowfast_lara.data.bad_videos import Failure
 from slowfast_lara.data.dataset import Sample, VideoViews
-from slowfast_lara.data.errors import DataError, Failure
+from slowfast_lara.errors import DataError
 
 
 class Batch(NamedTuple):

@@ -23,9 +23,9 @@ import numpy as np
 from slowfast.datasets.build import DATASET_REGISTRY
 
 from slowfast_lara.data.dataset import VideoDataset
-from slowfast_lara.data.errors import DataError
 from slowfast_lara.data.lists import find_prefix, parse_label, read_lines, read_path_labels
 from slowfast_lara.data.sampling import segment_indices
+from slowfast_lara.errors import DataError
 
 PREFIX = "something-something-v2-"
 HEADER = "original_vido_id video_id frame_id path labels"

@@ -14,10 +14,10 @@ import torch
 from fvcore.common.config import CfgNode
 
 from slowfast_lara.data.decode import Choose, Frames, Place, read_all, read_span
-from slowfast_lara.data.errors import DecodeError
 from slowfast_lara.data.images import list_images, read_images
 from slowfast_lara.data.sampling import clip_indices, clip_length, segment_view_indices
 from slowfast_lara.data.transforms import Normalize, uniform_crop_offset, whole_frame
+from slowfast_lara.errors import DecodeError
 
 
 def load_views(path: str | os.PathLike[str], cfg: CfgNode) -> torch.Tensor:

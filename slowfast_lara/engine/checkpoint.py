@@ -11,9 +11,7 @@ from __future__ import annotations
 
 import logging
 import os
-import pickle
 import re
-import zipfile
 from dataclasses import dataclass
 from typing import Any
 
@@ -21,15 +19,14 @@ import torch
 from slowfast.utils.checkpoint import get_checkpoint_dir
 from torch import nn
 
+from slowfast_lara.errors import CheckpointError, WeightsError, first_line
+from slowfast_lara.files import written_aside
+from slowfast_lara.models.weights.files import read_torch_file
+
 logger = logging.getLogger(__name__)
 
 BEST_NAME = "best.pyth"
-_UNFINISHED = ".writing-"
 _NAME = re.compile(r"checkpoint_epoch_\d{5,}(_iter_\d{6,})?\.pyth")
-
-
-class CheckpointError(ValueError):
-    """A checkpoint that cannot be used: one line with the file and the reason."""
 
 
 @dataclass(frozen=True)
@@ -47,48 +44,21 @@ class Position:
 
 def save(path: str, content: dict[str, Any]) -> None:
     """Write a checkpoint whole, or leave the folder as it was."""
-    folder = os.path.dirname(path)
-    os.makedirs(folder, exist_ok=True)
-    aside = os.path.join(folder, f"{_UNFINISHED}{os.getpid()}")
     try:
-        with open(aside, "wb") as file:
-            torch.save(content, file)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(aside, path)
-    except BaseException as error:
-        if os.path.exists(aside):
-            os.remove(aside)
+        with written_aside(path) as aside:
+            torch.save(content, aside)
+    except (OSError, RuntimeError) as error:
         # On a full disk torch raises a RuntimeError about its archive, once closed.
-        if isinstance(error, (OSError, RuntimeError)):
-            raise OSError(f"cannot write checkpoint {path}: {_one_line(error)}") from error
-        raise
-    _sync_folder(folder)
+        raise OSError(f"cannot write checkpoint {path}: {first_line(error)}") from error
 
 
 def load(path: str) -> dict[str, Any]:
     """The content of a checkpoint file, on the CPU. No code in it is ever run."""
-    try:
-        _check_sums(path)
-        content = torch.load(path, map_location="cpu", weights_only=True)
-    except pickle.UnpicklingError:
-        reason = "it does not hold tensors and plain values only; anything else could run code"
-        raise CheckpointError(f"cannot read checkpoint {path}: {reason}") from None
-    except Exception as error:  # a torn file breaks zip, pickle or tensors, anywhere
-        raise CheckpointError(f"cannot read checkpoint {path}: {_one_line(error)}") from None
+    content = read_torch_file(path)
     states = content.get("model_state") if isinstance(content, dict) else None
     if not isinstance(states, dict) or not all(map(torch.is_tensor, states.values())):
         raise CheckpointError(f"cannot read checkpoint {path}: it has no weights 'model_state'")
     return content
-
-
-def _check_sums(path: str) -> None:
-    """torch.load does not look at the check sums that torch.save writes."""
-    if zipfile.is_zipfile(path):
-        with zipfile.ZipFile(path) as archive:
-            damaged = archive.testzip()
-        if damaged:
-            raise ValueError(f"{damaged} in it is damaged")
 
 
 def newest(output_dir: str) -> tuple[str, dict[str, Any]] | None:
@@ -96,7 +66,7 @@ def newest(output_dir: str) -> tuple[str, dict[str, Any]] | None:
     for path in reversed(_paths(output_dir)):
         try:
             return path, load(path)
-        except CheckpointError as error:
+        except WeightsError as error:
             logger.warning("%s; passing over it", error)
     return None
 
@@ -116,14 +86,6 @@ def prune(output_dir: str, keep: int) -> None:
     """Remove all but the newest `keep` checkpoints of a run (0: keep all)."""
     for path in _paths(output_dir)[:-keep] if keep else []:
         os.remove(path)
-
-
-def remove_unfinished(output_dir: str) -> None:
-    """Remove what a killed run was writing."""
-    folder = get_checkpoint_dir(output_dir)
-    for name in os.listdir(folder) if os.path.isdir(folder) else []:
-        if name.startswith(_UNFINISHED):
-            os.remove(os.path.join(folder, name))
 
 
 def path_of(output_dir: str, position: Position) -> str:
@@ -159,17 +121,3 @@ def _paths(output_dir: str) -> list[str]:
     folder = get_checkpoint_dir(output_dir)
     names = os.listdir(folder) if os.path.isdir(folder) else []
     return [os.path.join(folder, name) for name in sorted(filter(_NAME.fullmatch, names))]
-
-
-def _sync_folder(folder: str) -> None:
-    """Make a rename last through a power cut."""
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
-
-
-def _one_line(error: BaseException) -> str:
-    lines = str(error).strip().splitlines()
-    return lines[0][:200] if lines else type(error).__name__

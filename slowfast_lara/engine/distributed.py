@@ -14,7 +14,7 @@ import torch.distributed as dist
 from fvcore.common.config import CfgNode
 from torch import nn
 
-from slowfast_lara.config import ConfigError
+from slowfast_lara.errors import ConfigError
 
 T = TypeVar("T")
 

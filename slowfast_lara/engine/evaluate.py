@@ -7,7 +7,6 @@ another before the end. PySlowFast's sampler pads, so that some videos count twi
 from __future__ import annotations
 
 import contextlib
-import json
 import logging
 import os
 import time
@@ -27,9 +26,9 @@ from slowfast_lara.engine.distributed import (
     without_ddp,
     world_size,
 )
-from slowfast_lara.engine.failures import RunError
-from slowfast_lara.engine.record import write_text
-from slowfast_lara.engine.signals import Stopped, StopRequest
+from slowfast_lara.engine.signals import StopRequest
+from slowfast_lara.errors import RunError, Stopped
+from slowfast_lara.files import write_json, written_aside
 
 logger = logging.getLogger(__name__)
 
@@ -184,7 +183,7 @@ def _write_results(videos: list[VideoScore], cfg: CfgNode, checkpoint: str) -> N
         "failed": [{"path": v.path, "label": v.label, "reason": v.error} for v in failed],
     }
     path = os.path.join(cfg.OUTPUT_DIR, "test_results.json")
-    write_text(path, json.dumps(results, indent=1) + "\n")
+    write_json(path, results)
     if cfg.TEST.SAVE_RESULTS_PATH:
         _save_scores(os.path.join(cfg.OUTPUT_DIR, cfg.TEST.SAVE_RESULTS_PATH), scored, scores)
     logger.info("Results of every video: %s", path)
@@ -215,14 +214,10 @@ def _per_class(scores: Tensor, labels: Tensor) -> dict[str, dict[str, float]]:
 
 def _save_scores(path: str, videos: list[VideoScore], scores: Tensor) -> None:
     """An .npz of plain arrays: paths, labels, scores [videos, classes], num_views."""
-    os.makedirs(os.path.dirname(os.path.abspath(path)), exist_ok=True)
-    aside = f"{path}.{os.getpid()}.writing"
-    with open(aside, "wb") as file:
-        np.savez(
-            file,
-            scores=scores.numpy(),
-            paths=np.array([v.path for v in videos]),
-            labels=np.array([v.label for v in videos]),
-            num_views=np.array([v.num_views for v in videos]),
-        )
-    os.replace(aside, path)
+    arrays = {
+        "paths": np.array([video.path for video in videos]),
+        "labels": np.array([video.label for video in videos]),
+        "num_views": np.array([video.num_views for video in videos]),
+    }
+    with written_aside(path) as aside, open(aside, "wb") as file:
+        np.savez(file, scores=scores.numpy(), **arrays)

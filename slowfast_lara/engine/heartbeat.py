@@ -13,7 +13,8 @@ import threading
 
 import torch.distributed as dist
 
-from slowfast_lara.engine.failures import FAILED, complain, end_process
+from slowfast_lara.engine.failures import end_process
+from slowfast_lara.errors import FAILED, complain
 
 PERIOD = 5.0
 # Counted in beats, not in time: a job that is suspended as a whole loses nobody.

@@ -16,7 +16,7 @@ import socket
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from multiprocessing.connection import wait
 from typing import Any
@@ -26,18 +26,21 @@ import torch
 import torch.distributed as dist
 from fvcore.common.config import CfgNode
 
-from slowfast_lara.engine.failures import (
-    BAD_INPUT,
+from slowfast_lara.config import check_machine, load_config
+from slowfast_lara.engine.failures import end_process, plain_reasons
+from slowfast_lara.engine.heartbeat import Heartbeat
+from slowfast_lara.engine.signals import SIGNALS, StopRequest
+from slowfast_lara.errors import (
     DONE,
     FAILED,
     INTERRUPTED,
+    ConfigError,
+    InputError,
     RunError,
     complain,
-    end_process,
     exit_code_of,
+    first_line,
 )
-from slowfast_lara.engine.heartbeat import Heartbeat
-from slowfast_lara.engine.signals import SIGNALS, StopRequest
 
 logger = logging.getLogger(__name__)
 
@@ -65,7 +68,22 @@ def under_torchrun() -> bool:
     return all(name in os.environ for name in _TORCHRUN)
 
 
-def settle(cfg: CfgNode) -> CfgNode:
+def prepare(cfg_file: str, opts: Sequence[Any], init_method: str | None) -> CfgNode:
+    """The config of a run on this machine, refused if this command cannot run it."""
+    cfg = _settle(load_config(cfg_file, opts))
+    told = init_method is not None or "SHARD_ID" in opts or "NUM_SHARDS" in opts
+    if cfg.NUM_SHARDS > 1 and cfg.SHARD_ID == 0 and not told and not under_torchrun():
+        # It would wait for machines that nobody has told of.
+        raise ConfigError(
+            f"NUM_SHARDS is {cfg.NUM_SHARDS} in {cfg_file}; on each of so many machines "
+            "--shard_id I --init_method tcp://HOST:PORT is expected, or NUM_SHARDS 1 for this "
+            "one alone"
+        )
+    check_machine(cfg)
+    return cfg
+
+
+def _settle(cfg: CfgNode) -> CfgNode:
     """The config with the numbers of processes that torchrun has started, if it has."""
     if not under_torchrun():
         return cfg
@@ -98,8 +116,7 @@ def launch(run: Run, cfg: CfgNode, init_method: str | None = None) -> int:
         cfg.SHARD_ID * per_node, per_node * cfg.NUM_SHARDS, 0, init_method or DEFAULT_INIT_METHOD
     )
     if urlsplit(place.init_method).scheme != "tcp" or not _port(place.init_method):
-        complain(f"--init_method is {place.init_method!r}; tcp://HOST:PORT is expected")
-        return BAD_INPUT
+        raise InputError(f"--init_method is {place.init_method!r}; tcp://HOST:PORT is expected")
     if per_node == 1:
         return _run_in_place(run, cfg, place)
     return spawn(run, cfg, place, per_node)
@@ -170,7 +187,7 @@ def _run_as_child(run: Run, cfg: CfgNode, place: Place, start_method: str) -> No
 
 def _run_alone(run: Run, cfg: CfgNode) -> int:
     stop = StopRequest().listen()
-    code = exit_code_of(lambda: run(cfg, stop))
+    code = _run_and_tell(lambda: run(cfg, stop))
     if code == INTERRUPTED:  # now, whatever the loader's workers are at
         end_process(code)
     return code
@@ -178,10 +195,14 @@ def _run_alone(run: Run, cfg: CfgNode) -> int:
 
 def _run_in_place(run: Run, cfg: CfgNode, place: Place) -> int:
     stop = StopRequest().listen()
-    code = exit_code_of(lambda: _join_and_run(run, cfg, place, stop))
+    code = _run_and_tell(lambda: _join_and_run(run, cfg, place, stop))
     if code != DONE:
         end_process(code)
     return code
+
+
+def _run_and_tell(work: Callable[[], None]) -> int:
+    return exit_code_of(plain_reasons()(work), os_error=FAILED)
 
 
 def _join_and_run(run: Run, cfg: CfgNode, place: Place, stop: StopRequest) -> None:
@@ -223,10 +244,9 @@ def _join(cfg: CfgNode, place: Place) -> Heartbeat:
         )
         return _start_heartbeat(address)
     except (RuntimeError, ValueError) as error:
-        reason = str(error).strip().splitlines()[0]
         raise RunError(
             f"process {place.rank} of {place.world_size} could not meet the others at {address} "
-            f"within {patience} s: {reason}"
+            f"within {patience} s: {first_line(error)}"
         ) from None
 
 

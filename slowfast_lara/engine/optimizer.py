@@ -13,7 +13,7 @@ from slowfast.models.optimizer import set_lr
 from slowfast.utils import lr_policy
 from torch import nn
 
-from slowfast_lara.config import ConfigError
+from slowfast_lara.errors import ConfigError
 
 __all__ = ["build_optimizer", "lr_at", "lr_scale", "set_lr"]
 

@@ -23,9 +23,9 @@ from slowfast.utils.meters import ScalarMeter
 from torch.utils.data import Dataset
 from tqdm import tqdm
 
-from slowfast_lara.config import ConfigError
-from slowfast_lara.engine.clips import write_clips
 from slowfast_lara.engine.distributed import rank
+from slowfast_lara.engine.tensorboard import write_clips
+from slowfast_lara.errors import ConfigError
 
 T = TypeVar("T")
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import logging
 import os
 import platform
@@ -16,6 +15,7 @@ from fvcore.common.config import CfgNode
 
 import slowfast_lara
 from slowfast_lara.engine.distributed import rank
+from slowfast_lara.files import write_json, write_text
 
 PACKAGES = (
     "torch",
@@ -60,18 +60,7 @@ def _belongs_on_console(record: logging.LogRecord) -> bool:
 def write_records(cfg: CfgNode) -> None:
     """OUTPUT_DIR/config.yaml and OUTPUT_DIR/environment.json."""
     write_text(os.path.join(cfg.OUTPUT_DIR, "config.yaml"), cfg.dump())
-    path = os.path.join(cfg.OUTPUT_DIR, "environment.json")
-    write_text(path, json.dumps(_environment(), indent=2) + "\n")
-
-
-def write_text(path: str, text: str) -> None:
-    """Written aside and renamed: whole, or not at all."""
-    aside = f"{path}.{os.getpid()}.writing"
-    with open(aside, "w", encoding="utf-8") as file:
-        file.write(text)
-        file.flush()
-        os.fsync(file.fileno())
-    os.replace(aside, path)
+    write_json(os.path.join(cfg.OUTPUT_DIR, "environment.json"), _environment())
 
 
 def _environment() -> dict[str, Any]:

@@ -7,16 +7,18 @@ from typing import Any
 
 import torch
 from fvcore.common.config import CfgNode
+from slowfast.utils.checkpoint import get_checkpoint_dir
 
 from slowfast_lara.config import check_machine
-from slowfast_lara.data import test_loader, train_loader, val_loader
+from slowfast_lara.data.loader import test_loader, train_loader, val_loader
 from slowfast_lara.engine import checkpoint
-from slowfast_lara.engine.checkpoint import CheckpointError
 from slowfast_lara.engine.distributed import from_first, per_process, rank, world_size
 from slowfast_lara.engine.evaluate import run_test
 from slowfast_lara.engine.record import set_up_logging, write_records
 from slowfast_lara.engine.signals import StopRequest, shield_workers
 from slowfast_lara.engine.train import train
+from slowfast_lara.errors import CheckpointError
+from slowfast_lara.files import remove_unfinished
 from slowfast_lara.models import build_model
 
 logger = logging.getLogger(__name__)
@@ -32,7 +34,7 @@ def run(cfg: CfgNode, stop: StopRequest) -> None:
     loaders = _build_loaders(cfg)
     set_up_logging(cfg.OUTPUT_DIR)
     if rank() == 0:
-        checkpoint.remove_unfinished(cfg.OUTPUT_DIR)
+        remove_unfinished(get_checkpoint_dir(cfg.OUTPUT_DIR))
         write_records(cfg)
         logger.info("Config and versions: config.yaml, environment.json in %s", cfg.OUTPUT_DIR)
     if cfg.TRAIN.ENABLE:

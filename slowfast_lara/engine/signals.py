@@ -39,10 +39,6 @@ class StopRequest:
         self.signal_name = signal.Signals(number).name
 
 
-class Stopped(Exception):
-    """A signal was obeyed: the state is saved as far as there is one to save."""
-
-
 def shield_workers(loader: DataLoader) -> DataLoader:
     """Let the loader's workers outlive a signal sent to the whole process group.
 

@@ -21,10 +21,9 @@ from slowfast.utils.checkpoint import is_checkpoint_epoch
 from torch.nn import functional
 from torch.utils.data import DataLoader
 
-from slowfast_lara.config import ConfigError
-from slowfast_lara.data import BadVideos
+from slowfast_lara.data.bad_videos import BadVideos
 from slowfast_lara.engine import checkpoint
-from slowfast_lara.engine.checkpoint import CheckpointError, Position
+from slowfast_lara.engine.checkpoint import Position
 from slowfast_lara.engine.distributed import (
     from_first,
     gather,
@@ -35,12 +34,12 @@ from slowfast_lara.engine.distributed import (
     world_size,
 )
 from slowfast_lara.engine.evaluate import autocast, count_correct, device_of, validate
-from slowfast_lara.engine.failures import RunError
 from slowfast_lara.engine.optimizer import build_optimizer, lr_at, lr_scale, set_lr
 from slowfast_lara.engine.progress import TrainProgress
-from slowfast_lara.engine.signals import Stopped, StopRequest
+from slowfast_lara.engine.signals import StopRequest
+from slowfast_lara.errors import CheckpointError, ConfigError, RunError, Stopped
 from slowfast_lara.models import MODEL_REGISTRY, build_model
-from slowfast_lara.models.pretrained import load_pretrained
+from slowfast_lara.models.weights.pretrained import load_pretrained
 
 logger = logging.getLogger(__name__)
 

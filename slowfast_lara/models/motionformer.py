@@ -21,8 +21,8 @@ from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
 from slowfast_lara.attention import build_estimator, estimator_options
-from slowfast_lara.models.attention import ATTENTION_LAYERS
 from slowfast_lara.models.registry import MODEL_REGISTRY
+from slowfast_lara.models.space_time import ATTENTION_LAYERS
 
 # Positional embeddings are made for this crop, and resized for others.
 BASE_CROP = 224

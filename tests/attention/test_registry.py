@@ -168,7 +168,8 @@ def test_unknown_names_and_options_list_the_known_ones():
 
 def test_registering_is_all_it_takes(tmp_path):
     """A new class gets its config node, and the model runs it."""
-    from slowfast_lara.config import ConfigError, load_config
+    from slowfast_lara.config import load_config
+    from slowfast_lara.errors import ConfigError
     from slowfast_lara.models import build_model
 
     @register("mean")

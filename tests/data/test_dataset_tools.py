@@ -9,7 +9,8 @@ import sys
 
 import pytest
 
-from slowfast_lara.data import Kinetics, Ssv2
+from slowfast_lara.data.kinetics import Kinetics
+from slowfast_lara.data.ssv2 import Ssv2
 from tests.data.helpers import REPOSITORY, config, write_video
 from tests.data.test_ssv2 import write_annotations
 
@@ -80,7 +81,7 @@ def test_wrong_annotations(tmp_path, content, expected):
         tmp_path / "out",
         "--val",
         tmp_path / "k400.csv",
-        expect=1,
+        expect=2,
     )
     assert expected in output and "Traceback" not in output
 
@@ -124,7 +125,7 @@ def test_folder_lists(tmp_path):
 def test_folders_without_enough_videos(tmp_path, counts, expected):
     folder_of_classes(tmp_path, **counts)
     out = tmp_path.parent / f"{tmp_path.name}_lists"
-    output = run("datasets/build_folder_lists.py", tmp_path, out, expect=1)
+    output = run("datasets/build_folder_lists.py", tmp_path, out, expect=2)
     assert expected in output and len(output.strip().splitlines()) == 1 and not out.exists()
 
 
@@ -143,7 +144,7 @@ def test_ssv2_lists_of_videos(tmp_path):
     assert (tmp_path / "out/missing_train.txt").read_text() == "2\n"
     cfg = config(DATA__PATH_TO_DATA_DIR=str(tmp_path / "out"), TEST__DATASET="Ssv2")
     assert Ssv2(cfg, "train").labels == [0] and Ssv2(cfg, "test")[0].error is None
-    output = run("datasets/build_ssv2_lists.py", tmp_path, tmp_path / "videos", tmp_path, expect=1)
+    output = run("datasets/build_ssv2_lists.py", tmp_path, tmp_path / "videos", tmp_path, expect=2)
     assert "error: OUT is ANNOTATIONS" in output
 
 
@@ -197,6 +198,8 @@ def test_check_videos_finds_nothing_wrong(synthetic, tmp_path):
 
 def test_benchmark(tmp_path):
     video = write_video(tmp_path / "a b.mp4", 70, size=(48, 64))
-    output = run("-m slowfast_lara.benchmark.data", video, "--rounds", "1", "--train-samples", "2")
+    output = run(
+        "-m slowfast_lara.experiments.data_speed", video, "--rounds", "1", "--train-samples", "2"
+    )
     assert "all views of a video: " in output and "a training sample: " in output
     assert output.count(" times as fast") == 2

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from slowfast_lara.data.decode import Region, count_frames, read_all, read_span
-from slowfast_lara.data.errors import DecodeError
+from slowfast_lara.errors import DecodeError
 from tests.data.helpers import NEEDS_REAL_VIDEOS, decode_all, real_videos, write_video
 
 B_FRAMES = {"bf": "3", "g": "50", "b-pyramid": "normal"}

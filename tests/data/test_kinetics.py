@@ -5,7 +5,9 @@ import pytest
 import torch
 from slowfast.datasets.build import build_dataset
 
-from slowfast_lara.data import DataError, Kinetics, load_views
+from slowfast_lara.data import load_views
+from slowfast_lara.data.kinetics import Kinetics
+from slowfast_lara.errors import DataError
 from tests.data.helpers import config, decode_all, write_video
 
 

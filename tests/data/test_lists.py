@@ -2,8 +2,8 @@ from __future__ import annotations
 
 import pytest
 
-from slowfast_lara.data import DataError
 from slowfast_lara.data.lists import read_path_labels
+from slowfast_lara.errors import DataError
 
 
 def read(tmp_path, content, separator=" ", prefix="/data"):

@@ -8,15 +8,10 @@ from pathlib import Path
 import pytest
 import torch
 
-from slowfast_lara.data import (
-    BadVideos,
-    DataError,
-    Failure,
-    TooManyBadVideos,
-    train_loader,
-    val_loader,
-)
-from slowfast_lara.data import test_loader as make_test_loader
+from slowfast_lara.data.bad_videos import BadVideos, Failure
+from slowfast_lara.data.loader import test_loader as make_test_loader
+from slowfast_lara.data.loader import train_loader, val_loader
+from slowfast_lara.errors import DataError, TooManyBadVideos
 from tests.data.helpers import REPOSITORY, config
 
 
@@ -125,7 +120,7 @@ import multiprocessing, sys
 if __name__ == "__main__":
     multiprocessing.set_start_method(sys.argv[2])
     from tests.data.helpers import config
-    from slowfast_lara.data import train_loader
+    from slowfast_lara.data.loader import train_loader
     cfg = config(DATA__PATH_TO_DATA_DIR=sys.argv[1], DATA_LOADER__NUM_WORKERS=1,
                  DATA__USE_RAND_AUGMENT=True)
     loader = train_loader(cfg, batch_size=25)

@@ -130,7 +130,7 @@ def test_frames_form(synthetic_frames):
         (["--classes", "13"], "1 to 12"),
         (["--classes", "0"], "1 to 12"),
         (["--size", "33"], "even number"),
-        (["--frames", "0"], "start at 1"),
+        (["--frames", "0"], "starts at 1"),
         (["--train", "-1"], "start at"),
     ],
 )

@@ -8,8 +8,9 @@ import pytest
 import torch
 from slowfast.datasets.build import build_dataset
 
-from slowfast_lara.data import DataError, Ssv2, load_views
-from slowfast_lara.data.ssv2 import HEADER, PREFIX
+from slowfast_lara.data import load_views
+from slowfast_lara.data.ssv2 import HEADER, PREFIX, Ssv2
+from slowfast_lara.errors import DataError
 from tests.data.helpers import config, decode_all, write_video
 
 TEMPLATES = ["Pushing something from left to right", "Turning something upside down"]

@@ -9,8 +9,9 @@ import numpy as np
 import pytest
 import torch
 
-from slowfast_lara.data import DecodeError, load_views
+from slowfast_lara.data import load_views
 from slowfast_lara.data.images import list_images
+from slowfast_lara.errors import DecodeError
 from tests.data.helpers import NEEDS_REAL_VIDEOS, config, decode_all, real_videos, write_video
 
 

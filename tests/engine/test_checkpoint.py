@@ -14,9 +14,10 @@ from slowfast.utils.checkpoint import get_last_checkpoint
 from torch import nn
 
 from slowfast_lara.engine import checkpoint
-from slowfast_lara.engine.checkpoint import CheckpointError, Position
-
-from .helpers import environment
+from slowfast_lara.engine.checkpoint import Position
+from slowfast_lara.errors import CheckpointError, WeightsError
+from slowfast_lara.files import remove_unfinished
+from tests.runs import environment
 
 
 def content(value: float = 1.0) -> dict:
@@ -81,7 +82,7 @@ def test_malicious_pickle_is_not_run(tmp_path, torch_format):
         torch.save(payload, bad)
     else:
         Path(bad).write_bytes(pickle.dumps(payload))
-    with pytest.raises(CheckpointError, match="could run code") as raised:
+    with pytest.raises(WeightsError, match="could run code") as raised:
         checkpoint.load(bad)
     assert "\n" not in str(raised.value) and bad in str(raised.value)
     assert checkpoint.newest(str(tmp_path))[0] == whole
@@ -99,7 +100,7 @@ def test_other_content_is_an_error(tmp_path, other):
 
 
 def test_missing_file_is_one_line(tmp_path):
-    with pytest.raises(CheckpointError, match="nothing.pyth") as raised:
+    with pytest.raises(WeightsError, match="nothing.pyth") as raised:
         checkpoint.load(str(tmp_path / "nothing.pyth"))
     assert "\n" not in str(raised.value)
 
@@ -148,7 +149,7 @@ def test_leftovers_of_a_killed_run_are_removed(tmp_path):
     left = Path(whole).with_name(".writing-77")
     left.write_bytes(b"half")
     assert checkpoint.newest(str(tmp_path))[0] == whole == get_last_checkpoint(str(tmp_path))
-    checkpoint.remove_unfinished(str(tmp_path))
+    remove_unfinished(os.path.dirname(whole))
     assert not left.exists()
 
 

@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 import torch
 
-from .helpers import (
+from tests.runs import (
     RUN_NET,
     finish,
     free_port,
@@ -79,13 +79,13 @@ def start_torchrun(config, count, *extra, flags=()):
 
 
 @pytest.fixture(scope="module")
-def one_process(tmp_path_factory, videos):
+def one_process(tmp_path_factory, video_set):
     """Batches of 4 in one process, trained and tested."""
     folder = tmp_path_factory.mktemp("one")
     output = folder / "out"
     config = write_config(
         folder / "c.yaml",
-        videos,
+        video_set,
         output,
         TRAIN__BATCH_SIZE=4,
         TEST__SAVE_RESULTS_PATH="scores.npz",
@@ -112,10 +112,10 @@ def assert_same_training(output, one_process):
             assert ours.get(key) == pytest.approx(theirs.get(key), abs=1e-5)
 
 
-def test_two_nodes_equal_one_process(tmp_path, videos, one_process):
+def test_two_nodes_equal_one_process(tmp_path, video_set, one_process):
     """With a folder each: nodes need not share a file system."""
     outputs = [tmp_path / "node0", tmp_path / "node1"]
-    config = write_config(tmp_path / "c.yaml", videos, tmp_path, TRAIN__BATCH_SIZE=2, **SGD)
+    config = write_config(tmp_path / "c.yaml", video_set, tmp_path, TRAIN__BATCH_SIZE=2, **SGD)
     nodes = start_nodes(config, 2, outputs=outputs)
     for node in nodes:
         code, stdout, stderr = finish(node)
@@ -125,19 +125,19 @@ def test_two_nodes_equal_one_process(tmp_path, videos, one_process):
     assert json_stats(outputs[0])[-1]["num_videos"] == 7
 
 
-def test_torchrun_equals_one_process(tmp_path, videos, one_process):
+def test_torchrun_equals_one_process(tmp_path, video_set, one_process):
     output = tmp_path / "out"
-    config = write_config(tmp_path / "c.yaml", videos, output, TRAIN__BATCH_SIZE=4, **SGD)
+    config = write_config(tmp_path / "c.yaml", video_set, output, TRAIN__BATCH_SIZE=4, **SGD)
     code, stdout, stderr = finish(start_torchrun(config, 2))
     assert code == 0, stdout + stderr
     assert_same_training(output, one_process)
 
 
 @pytest.mark.slow
-def test_accumulation_in_two_processes(tmp_path, videos, one_process):
+def test_accumulation_in_two_processes(tmp_path, video_set, one_process):
     output = tmp_path / "out"
     changes = {**SGD, "TRAIN__BATCH_SIZE": 2, "SOLVER__ACCUMULATE_STEPS": 2}
-    config = write_config(tmp_path / "c.yaml", videos, output, **changes, TEST__ENABLE=False)
+    config = write_config(tmp_path / "c.yaml", video_set, output, **changes, TEST__ENABLE=False)
     code, stdout, stderr = finish(start_torchrun(config, 2))
     assert code == 0, stdout + stderr
     ours = load_checkpoint(output, STEPS[-1])["model_state"]
@@ -146,11 +146,11 @@ def test_accumulation_in_two_processes(tmp_path, videos, one_process):
 
 
 @pytest.mark.parametrize("processes", [pytest.param(2, marks=pytest.mark.slow), 3])
-def test_scores_do_not_depend_on_the_processes(tmp_path, videos, one_process, processes):
+def test_scores_do_not_depend_on_the_processes(tmp_path, video_set, one_process, processes):
     checkpoint = one_process / "checkpoints" / STEPS[-1]
     config = write_config(
         tmp_path / "c.yaml",
-        videos,
+        video_set,
         tmp_path / "out",
         TRAIN__ENABLE=False,
         TEST__SAVE_RESULTS_PATH="scores.npz",
@@ -173,11 +173,11 @@ def iterations(output) -> int:
 
 
 @pytest.mark.parametrize("victim", [pytest.param(0, marks=pytest.mark.slow), 1])
-def test_killed_node_ends_the_other(tmp_path, videos, victim):
+def test_killed_node_ends_the_other(tmp_path, video_set, victim):
     output = tmp_path / "out"
     config = write_config(
         tmp_path / "c.yaml",
-        videos,
+        video_set,
         output,
         SOLVER__MAX_EPOCH=100000,
         TRAIN__CHECKPOINT_PERIOD=100000,
@@ -193,11 +193,11 @@ def test_killed_node_ends_the_other(tmp_path, videos, victim):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("victim", [0, 1])
-def test_killed_node_ends_a_long_test(tmp_path, videos, one_process, victim):
+def test_killed_node_ends_a_long_test(tmp_path, video_set, one_process, victim):
     """Processes do not speak to each other while they test; the heartbeat notices."""
     lists = tmp_path / "lists"
     lists.mkdir()
-    (lists / "test.csv").write_text((videos / "test.csv").read_text() * 5000)
+    (lists / "test.csv").write_text((video_set / "test.csv").read_text() * 5000)
     config = write_config(
         tmp_path / "c.yaml",
         lists,
@@ -215,7 +215,7 @@ def test_killed_node_ends_a_long_test(tmp_path, videos, one_process, victim):
 
 
 @pytest.mark.slow
-def test_torchrun_restarts_from_the_last_checkpoint(tmp_path, videos):
+def test_torchrun_restarts_from_the_last_checkpoint(tmp_path, video_set):
     changes = {
         "SOLVER__MAX_EPOCH": 40,
         "TEST__ENABLE": False,
@@ -225,11 +225,11 @@ def test_torchrun_restarts_from_the_last_checkpoint(tmp_path, videos):
     }
     last = "checkpoint_epoch_00040.pyth"
     left_alone = tmp_path / "alone"
-    config = write_config(tmp_path / "a.yaml", videos, left_alone, **changes)
+    config = write_config(tmp_path / "a.yaml", video_set, left_alone, **changes)
     code, _, stderr = finish(start_torchrun(config, 2))
     assert code == 0, stderr
     output = tmp_path / "out"
-    config = write_config(tmp_path / "c.yaml", videos, output, **changes)
+    config = write_config(tmp_path / "c.yaml", video_set, output, **changes)
     agent = start_torchrun(config, 2, flags=("--max-restarts", "1"))
     wait_for(lambda: iterations(output) > 10)
     workers = [pid for pid in children(agent.pid) if "run_net" in command_line(pid)]
@@ -243,11 +243,11 @@ def test_torchrun_restarts_from_the_last_checkpoint(tmp_path, videos):
     )
 
 
-def test_signal_to_one_node_stops_both(tmp_path, videos):
+def test_signal_to_one_node_stops_both(tmp_path, video_set):
     output = tmp_path / "out"
     config = write_config(
         tmp_path / "c.yaml",
-        videos,
+        video_set,
         output,
         SOLVER__MAX_EPOCH=100000,
         TRAIN__CHECKPOINT_PERIOD=100000,
@@ -261,8 +261,8 @@ def test_signal_to_one_node_stops_both(tmp_path, videos):
     assert len(os.listdir(output / "checkpoints")) == 1
 
 
-def test_taken_port(tmp_path, videos):
-    config = write_config(tmp_path / "c.yaml", videos, tmp_path / "out")
+def test_taken_port(tmp_path, video_set):
+    config = write_config(tmp_path / "c.yaml", video_set, tmp_path / "out")
     with socket.socket() as other:
         other.bind(("localhost", 0))
         other.listen()
@@ -274,8 +274,8 @@ def test_taken_port(tmp_path, videos):
 
 
 @pytest.mark.parametrize("shard", [0, pytest.param(1, marks=pytest.mark.slow)])
-def test_peer_that_never_comes(tmp_path, videos, shard):
-    config = write_config(tmp_path / "c.yaml", videos, tmp_path / "out", DIST_TIMEOUT=4)
+def test_peer_that_never_comes(tmp_path, video_set, shard):
+    config = write_config(tmp_path / "c.yaml", video_set, tmp_path / "out", DIST_TIMEOUT=4)
     node = start(
         "--cfg",
         config,
@@ -331,9 +331,9 @@ linux_only = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="re
 
 
 @pytest.mark.slow
-def test_spawn_equals_one_process(tmp_path, videos, one_process):
+def test_spawn_equals_one_process(tmp_path, video_set, one_process):
     output = tmp_path / "out"
-    config = write_config(tmp_path / "c.yaml", videos, output, TRAIN__BATCH_SIZE=4, **SGD)
+    config = write_config(tmp_path / "c.yaml", video_set, output, TRAIN__BATCH_SIZE=4, **SGD)
     code, stdout, stderr = finish(start_spawning(tmp_path, config))
     assert code == 0, stdout + stderr
     assert_same_training(output, one_process)
@@ -348,11 +348,11 @@ def test_spawn_equals_one_process(tmp_path, videos, one_process):
         pytest.param("nobody", marks=pytest.mark.slow),
     ],
 )
-def test_spawn_leaves_nobody_behind(tmp_path, videos, victim):
+def test_spawn_leaves_nobody_behind(tmp_path, video_set, victim):
     output = tmp_path / "out"
     config = write_config(
         tmp_path / "c.yaml",
-        videos,
+        video_set,
         output,
         SOLVER__MAX_EPOCH=100000,
         TRAIN__CHECKPOINT_PERIOD=100000,
@@ -378,7 +378,7 @@ def test_spawn_leaves_nobody_behind(tmp_path, videos, victim):
 
 
 @pytest.mark.slow
-def test_batch_that_the_processes_cannot_share(tmp_path, videos):
-    config = write_config(tmp_path / "c.yaml", videos, tmp_path / "out")
+def test_batch_that_the_processes_cannot_share(tmp_path, video_set):
+    config = write_config(tmp_path / "c.yaml", video_set, tmp_path / "out")
     code, _, stderr = finish(start_torchrun(config, 3))
     assert code != 0 and stderr.count("TRAIN.BATCH_SIZE is 4") == 1

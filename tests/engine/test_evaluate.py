@@ -8,28 +8,27 @@ import numpy as np
 import pytest
 import torch
 
+from slowfast_lara.commands.run import main
 from slowfast_lara.config import load_config
 from slowfast_lara.data import load_views
-from slowfast_lara.engine import main, score_views
 from slowfast_lara.engine.checkpoint import load_weights
-from slowfast_lara.engine.evaluate import count_correct
+from slowfast_lara.engine.evaluate import count_correct, score_views
 from slowfast_lara.models import build_model
-
-from .helpers import json_stats, load_checkpoint, write_config
+from tests.runs import json_stats, load_checkpoint, write_config
 
 pytestmark = pytest.mark.usefixtures("in_process")
 
 
 @pytest.fixture(scope="module")
-def trained(tmp_path_factory, videos):
+def trained(tmp_path_factory, video_set):
     """The checkpoint of a short training."""
     folder = tmp_path_factory.mktemp("trained")
-    config = write_config(folder / "c.yaml", videos, folder / "out", TEST__ENABLE=False)
+    config = write_config(folder / "c.yaml", video_set, folder / "out", TEST__ENABLE=False)
     assert main(["--cfg", str(config)]) == 0
     return folder / "out" / "checkpoints" / "checkpoint_epoch_00002.pyth"
 
 
-def run_test(folder, videos, trained, *, code=0, **changes):
+def run_test(folder, video_set, trained, *, code=0, **changes):
     output = folder / "out"
     changes = {
         "TRAIN__ENABLE": False,
@@ -37,13 +36,13 @@ def run_test(folder, videos, trained, *, code=0, **changes):
         "TEST__SAVE_RESULTS_PATH": "scores.npz",
         **changes,
     }
-    config = write_config(folder / "c.yaml", videos, output, **changes)
+    config = write_config(folder / "c.yaml", video_set, output, **changes)
     assert main(["--cfg", str(config)]) == code
     return output, config
 
 
-def test_scores_are_the_mean_over_the_views_one_by_one(tmp_path, videos, trained):
-    output, config = run_test(tmp_path, videos, trained)
+def test_scores_are_the_mean_over_the_views_one_by_one(tmp_path, video_set, trained):
+    output, config = run_test(tmp_path, video_set, trained)
     cfg = load_config(config)
     model = build_model(cfg)
     load_weights(model, load_checkpoint(trained.parent.parent, trained.name)["model_state"], "")
@@ -64,8 +63,8 @@ def test_scores_are_the_mean_over_the_views_one_by_one(tmp_path, videos, trained
         assert video["label"] == saved["labels"][i]
 
 
-def test_accuracies_are_those_of_the_scores(tmp_path, videos, trained):
-    output, _ = run_test(tmp_path, videos, trained)
+def test_accuracies_are_those_of_the_scores(tmp_path, video_set, trained):
+    output, _ = run_test(tmp_path, video_set, trained)
     results = json.loads((output / "test_results.json").read_text())
     saved = np.load(output / "scores.npz")
     right = saved["scores"].argmax(1) == saved["labels"]
@@ -81,12 +80,12 @@ def test_accuracies_are_those_of_the_scores(tmp_path, videos, trained):
     assert final["top1_acc"] == pytest.approx(results["top1_acc"], abs=1e-5)
 
 
-def test_failed_videos_are_listed_and_not_counted(tmp_path, videos, trained):
+def test_failed_videos_are_listed_and_not_counted(tmp_path, video_set, trained):
     lists = tmp_path / "lists"
     lists.mkdir()
     broken = tmp_path / "broken.mp4"
     broken.write_bytes(b"not a video")
-    lines = (videos / "test.csv").read_text().splitlines()
+    lines = (video_set / "test.csv").read_text().splitlines()
     lines[2:2] = [f"{broken} 1", f"{tmp_path / 'missing.mp4'} 0"]
     (lists / "test.csv").write_text("\n".join(lines) + "\n")
     output, _ = run_test(tmp_path, lists, trained)
@@ -98,11 +97,11 @@ def test_failed_videos_are_listed_and_not_counted(tmp_path, videos, trained):
     assert all(video["reason"] for video in results["failed"])
     assert results["num_videos"] == 7 and results["num_failed"] == 2
     assert json_stats(output)[-1]["num_failed"] == 2
-    whole, _ = run_test(tmp_path / "out", videos, trained)
+    whole, _ = run_test(tmp_path / "out", video_set, trained)
     assert json.loads((whole / "test_results.json").read_text())["videos"] == results["videos"]
 
 
-def test_nothing_to_score_is_an_error(tmp_path, videos, trained, capsys):
+def test_nothing_to_score_is_an_error(tmp_path, video_set, trained, capsys):
     lists = tmp_path / "lists"
     lists.mkdir()
     (lists / "test.csv").write_text(f"{tmp_path / 'missing.mp4'} 0\n")
@@ -111,27 +110,27 @@ def test_nothing_to_score_is_an_error(tmp_path, videos, trained, capsys):
     assert not (output / "test_results.json").exists()
 
 
-def test_last_checkpoint_of_the_run_is_tested(tmp_path, videos, trained):
+def test_last_checkpoint_of_the_run_is_tested(tmp_path, video_set, trained):
     target = tmp_path / "out" / "checkpoints"
     target.mkdir(parents=True)
     (target / "checkpoint_epoch_00001.pyth").write_bytes(trained.read_bytes())
     (target / "checkpoint_epoch_00002.pyth").write_bytes(trained.read_bytes()[:1000])
-    output, _ = run_test(tmp_path, videos, "")
+    output, _ = run_test(tmp_path, video_set, "")
     results = json.loads((output / "test_results.json").read_text())
     assert results["checkpoint"].endswith("checkpoint_epoch_00001.pyth")
 
 
-def test_validation_does_not_count_failed_videos(tmp_path, videos):
+def test_validation_does_not_count_failed_videos(tmp_path, video_set):
     lists = tmp_path / "lists"
     lists.mkdir()
     for split in ("train", "val", "test"):
-        (lists / f"{split}.csv").write_text((videos / f"{split}.csv").read_text())
+        (lists / f"{split}.csv").write_text((video_set / f"{split}.csv").read_text())
     with open(lists / "val.csv", "a") as file:
         file.write(f"{tmp_path / 'missing.mp4'} 0\n" * 6)  # a whole batch of them
     output, _ = run_test(tmp_path, lists, "", TRAIN__ENABLE=True, TEST__ENABLE=False)
     stats = [s for s in json_stats(output) if s.get("_type") == "val_epoch"]
     assert [(s["num_videos"], s["num_failed"]) for s in stats] == [(5, 6)]
-    whole, _ = run_test(output, videos, "", TRAIN__ENABLE=True, TEST__ENABLE=False)
+    whole, _ = run_test(output, video_set, "", TRAIN__ENABLE=True, TEST__ENABLE=False)
     assert (
         stats[0]["top1_err"]
         == [s["top1_err"] for s in json_stats(whole) if s.get("_type") == "val_epoch"][0]

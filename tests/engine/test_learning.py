@@ -10,8 +10,7 @@ import pytest
 
 from slowfast_lara.attention import ESTIMATORS
 from slowfast_lara.config import load_config
-
-from .helpers import ROOT, environment, finish, json_stats, start
+from tests.runs import ROOT, environment, finish, json_stats, start
 
 QUICK = ROOT / "configs" / "quick"
 CLASSES = 4

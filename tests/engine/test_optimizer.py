@@ -9,8 +9,9 @@ import torch
 from slowfast.utils import lr_policy
 from torch import nn
 
-from slowfast_lara.config import ConfigError, get_cfg
+from slowfast_lara.config import get_cfg
 from slowfast_lara.engine.optimizer import build_optimizer, lr_at, lr_scale
+from slowfast_lara.errors import ConfigError
 
 
 def config(**solver):

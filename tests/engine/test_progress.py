@@ -10,14 +10,14 @@ import subprocess
 import sys
 import termios
 
-from .helpers import RUN_NET, environment, json_stats, write_config
+from tests.runs import RUN_NET, environment, json_stats, write_config
 
 
-def test_terminal_has_a_bar_and_the_log_has_lines(tmp_path, videos):
+def test_terminal_has_a_bar_and_the_log_has_lines(tmp_path, video_set):
     lists = tmp_path / "lists"
     lists.mkdir()
     for split, times in (("train", 10), ("val", 1), ("test", 1)):
-        (lists / f"{split}.csv").write_text((videos / f"{split}.csv").read_text() * times)
+        (lists / f"{split}.csv").write_text((video_set / f"{split}.csv").read_text() * times)
     config = write_config(
         tmp_path / "c.yaml", lists, tmp_path / "out", SOLVER__MAX_EPOCH=1, TEST__ENABLE=False
     )
@@ -47,10 +47,10 @@ def test_terminal_has_a_bar_and_the_log_has_lines(tmp_path, videos):
     assert kinds.count("train_iter") == 40
 
 
-def test_lines_have_what_a_reader_needs(tmp_path, videos):
+def test_lines_have_what_a_reader_needs(tmp_path, video_set):
     config = write_config(
         tmp_path / "c.yaml",
-        videos,
+        video_set,
         tmp_path / "out",
         SOLVER__MAX_EPOCH=1,
         TEST__ENABLE=False,

@@ -10,9 +10,8 @@ import time
 import pytest
 import torch
 
-from slowfast_lara.engine import main
-
-from .helpers import (
+from slowfast_lara.commands.run import main
+from tests.runs import (
     finish,
     json_stats,
     kill_group,
@@ -43,14 +42,14 @@ NOISY = {
 }
 
 
-def noisy_config(folder, videos, name, **changes):
+def noisy_config(folder, video_set, name, **changes):
     output = folder / name
-    return write_config(folder / f"{name}.yaml", videos, output, **{**NOISY, **changes}), output
+    return write_config(folder / f"{name}.yaml", video_set, output, **{**NOISY, **changes}), output
 
 
 @pytest.fixture(scope="module")
-def left_alone(tmp_path_factory, videos):
-    config, output = noisy_config(tmp_path_factory.mktemp("alone"), videos, "alone")
+def left_alone(tmp_path_factory, video_set):
+    config, output = noisy_config(tmp_path_factory.mktemp("alone"), video_set, "alone")
     run_ok("--cfg", config)
     return load_checkpoint(output, LAST)
 
@@ -86,8 +85,8 @@ def run_and_signal(config, output, number, after_iterations):
 
 
 @pytest.mark.slow
-def test_killed_at_ten_moments(tmp_path, videos, left_alone):
-    config, output = noisy_config(tmp_path, videos, "killed")
+def test_killed_at_ten_moments(tmp_path, video_set, left_alone):
+    config, output = noisy_config(tmp_path, video_set, "killed")
     rng = random.Random(0)
     for _ in range(10):
         before = iterations(output)
@@ -106,8 +105,8 @@ def test_killed_at_ten_moments(tmp_path, videos, left_alone):
 @pytest.mark.parametrize(
     "number", [signal.SIGTERM, pytest.param(signal.SIGUSR1, marks=pytest.mark.slow)]
 )
-def test_signal_saves_and_resumes(tmp_path, videos, left_alone, number):
-    config, output = noisy_config(tmp_path, videos, "stopped", TRAIN__CHECKPOINT_ITERATIONS=0)
+def test_signal_saves_and_resumes(tmp_path, video_set, left_alone, number):
+    config, output = noisy_config(tmp_path, video_set, "stopped", TRAIN__CHECKPOINT_ITERATIONS=0)
     code, stderr = run_and_signal(config, output, number, after_iterations=3)
     assert code == 75
     assert len(stderr.splitlines()) == 1 and signal.Signals(number).name in stderr
@@ -117,9 +116,9 @@ def test_signal_saves_and_resumes(tmp_path, videos, left_alone, number):
     assert_same_end(output, left_alone)
 
 
-def test_ctrl_c_reaches_the_whole_group(tmp_path, videos, left_alone):
+def test_ctrl_c_reaches_the_whole_group(tmp_path, video_set, left_alone):
     """A terminal signals the loader's workers too; they must outlive it."""
-    config, output = noisy_config(tmp_path, videos, "group", TRAIN__CHECKPOINT_ITERATIONS=0)
+    config, output = noisy_config(tmp_path, video_set, "group", TRAIN__CHECKPOINT_ITERATIONS=0)
     process = start("--cfg", config)
     wait_for(lambda: iterations(output) >= 2)
     os.killpg(process.pid, signal.SIGINT)
@@ -131,8 +130,8 @@ def test_ctrl_c_reaches_the_whole_group(tmp_path, videos, left_alone):
 
 
 @pytest.mark.slow
-def test_torn_newest_checkpoint_is_passed_over(tmp_path, videos, left_alone):
-    config, output = noisy_config(tmp_path, videos, "torn", SOLVER__MAX_EPOCH=6)
+def test_torn_newest_checkpoint_is_passed_over(tmp_path, video_set, left_alone):
+    config, output = noisy_config(tmp_path, video_set, "torn", SOLVER__MAX_EPOCH=6)
     run_and_signal(config, output, signal.SIGTERM, after_iterations=6)
     newest = sorted(os.listdir(output / "checkpoints"))[-1]
     torn = output / "checkpoints" / newest
@@ -145,7 +144,7 @@ def test_torn_newest_checkpoint_is_passed_over(tmp_path, videos, left_alone):
 
 
 @pytest.mark.usefixtures("in_process")
-def test_accumulated_steps_resume_whole(tmp_path, videos):
+def test_accumulated_steps_resume_whole(tmp_path, video_set):
     """A step of three batches of eight: saved between steps only."""
     changes = {
         "SOLVER__ACCUMULATE_STEPS": 3,
@@ -153,7 +152,7 @@ def test_accumulated_steps_resume_whole(tmp_path, videos):
         "SOLVER__MAX_EPOCH": 2,
         "TRAIN__CHECKPOINT_KEEP": 0,
     }
-    config, output = noisy_config(tmp_path, videos, "accumulated", **changes)
+    config, output = noisy_config(tmp_path, video_set, "accumulated", **changes)
     assert main(["--cfg", str(config)]) == 0
     names = sorted(os.listdir(output / "checkpoints"))
     assert names == [
@@ -172,8 +171,8 @@ def test_accumulated_steps_resume_whole(tmp_path, videos):
 
 
 @pytest.mark.usefixtures("in_process")
-def test_finished_run_is_not_trained_again(tmp_path, videos):
-    config, output = noisy_config(tmp_path, videos, "done", SOLVER__MAX_EPOCH=1)
+def test_finished_run_is_not_trained_again(tmp_path, video_set):
+    config, output = noisy_config(tmp_path, video_set, "done", SOLVER__MAX_EPOCH=1)
     assert main(["--cfg", str(config)]) == 0
     done = iterations(output)
     assert main(["--cfg", str(config)]) == 0
@@ -181,21 +180,21 @@ def test_finished_run_is_not_trained_again(tmp_path, videos):
 
 
 @pytest.mark.usefixtures("in_process")
-def test_unfinished_writes_do_not_stay(tmp_path, videos):
-    config, output = noisy_config(tmp_path, videos, "left", SOLVER__MAX_EPOCH=1)
+def test_unfinished_writes_do_not_stay(tmp_path, video_set):
+    config, output = noisy_config(tmp_path, video_set, "left", SOLVER__MAX_EPOCH=1)
     (output / "checkpoints").mkdir(parents=True)
     (output / "checkpoints" / ".writing-1").write_bytes(b"")
     assert main(["--cfg", str(config)]) == 0
     assert not (output / "checkpoints" / ".writing-1").exists()
 
 
-def test_stopped_in_validation_keeps_the_epoch(tmp_path, videos):
+def test_stopped_in_validation_keeps_the_epoch(tmp_path, video_set):
     """A long validation, stopped: the epoch that was trained is saved."""
     lists = tmp_path / "lists"
     lists.mkdir()
     for split in ("train", "test"):
-        (lists / f"{split}.csv").write_text((videos / f"{split}.csv").read_text())
-    (lists / "val.csv").write_text((videos / "val.csv").read_text() * 2000)
+        (lists / f"{split}.csv").write_text((video_set / f"{split}.csv").read_text())
+    (lists / "val.csv").write_text((video_set / "val.csv").read_text() * 2000)
     config, output = noisy_config(
         tmp_path,
         lists,
@@ -216,12 +215,12 @@ def test_stopped_in_validation_keeps_the_epoch(tmp_path, videos):
 
 
 @pytest.mark.slow
-def test_second_ctrl_c_ends_at_once(tmp_path, videos):
+def test_second_ctrl_c_ends_at_once(tmp_path, video_set):
     """In an epoch that is one long step, so that the first one must wait."""
     lists = tmp_path / "lists"
     lists.mkdir()
     for split, times in (("train", 1000), ("val", 1), ("test", 1)):
-        (lists / f"{split}.csv").write_text((videos / f"{split}.csv").read_text() * times)
+        (lists / f"{split}.csv").write_text((video_set / f"{split}.csv").read_text() * times)
     config, output = noisy_config(tmp_path, lists, "twice", SOLVER__ACCUMULATE_STEPS=8000)
     process = start("--cfg", config)
     wait_for(lambda: iterations(output) >= 1)

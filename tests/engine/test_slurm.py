@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from .helpers import ROOT, environment, json_stats, kill_group, wait_for, write_config
+from tests.runs import ROOT, environment, json_stats, kill_group, wait_for, write_config
 
 SRUN = """#!/bin/bash
 # Runs the command once for each node, as srun does with one task a node.
@@ -71,11 +71,11 @@ def processes_of(config: Path) -> list[int]:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("script, nodes", [("one_node.sbatch", 1), ("several_nodes.sbatch", 2)])
-def test_warned_job_saves_and_is_requeued(tmp_path, videos, script, nodes):
+def test_warned_job_saves_and_is_requeued(tmp_path, video_set, script, nodes):
     output = tmp_path / "out"
     config = write_config(
         tmp_path / "c.yaml",
-        videos,
+        video_set,
         output,
         SOLVER__MAX_EPOCH=100000,
         TRAIN__CHECKPOINT_PERIOD=100000,

@@ -7,19 +7,18 @@ import os
 import pytest
 import torch
 
-from slowfast_lara.engine import main
-
-from .helpers import json_stats, load_checkpoint, same_tensors, write_config
+from slowfast_lara.commands.run import main
+from tests.runs import json_stats, load_checkpoint, same_tensors, write_config
 
 pytestmark = pytest.mark.usefixtures("in_process")
 
 
-def train(folder, videos, name, *, code=0, **changes):
+def train(folder, video_set, name, *, code=0, **changes):
     """Train by a config with changes; the output folder."""
     output = folder / name
     config = write_config(
         folder / f"{name}.yaml",
-        videos,
+        video_set,
         output,
         **{"TEST__ENABLE": False, "SOLVER__MAX_EPOCH": 1, **changes},
     )
@@ -40,29 +39,34 @@ def assert_close(first, second, tolerance=1e-6):
 SGD = {"SOLVER__OPTIMIZING_METHOD": "sgd", "SOLVER__BASE_LR": 0.1}
 
 
-def test_accumulated_batches_equal_a_large_one(tmp_path, videos):
-    large = train(tmp_path, videos, "large", TRAIN__BATCH_SIZE=8, **SGD)
-    small = train(tmp_path, videos, "small", TRAIN__BATCH_SIZE=2, SOLVER__ACCUMULATE_STEPS=4, **SGD)
+def test_accumulated_batches_equal_a_large_one(tmp_path, video_set):
+    large = train(tmp_path, video_set, "large", TRAIN__BATCH_SIZE=8, **SGD)
+    small = train(
+        tmp_path, video_set, "small", TRAIN__BATCH_SIZE=2, SOLVER__ACCUMULATE_STEPS=4, **SGD
+    )
     assert_close(weights(large), weights(small))
     assert "Effective batch 8" in (small / "stdout.log").read_text()
 
 
-def test_reference_batch_scales_the_learning_rate(tmp_path, videos):
-    plain = train(tmp_path, videos, "plain", **SGD)
+def test_reference_batch_scales_the_learning_rate(tmp_path, video_set):
+    plain = train(tmp_path, video_set, "plain", **SGD)
     scaled = train(
-        tmp_path, videos, "scaled", **{**SGD, "SOLVER__BASE_LR": 0.8, "SOLVER__REFERENCE_BATCH": 32}
+        tmp_path,
+        video_set,
+        "scaled",
+        **{**SGD, "SOLVER__BASE_LR": 0.8, "SOLVER__REFERENCE_BATCH": 32},
     )
     assert_close(weights(plain), weights(scaled), 1e-6)
     assert "Learning rate 0.1: " in (scaled / "stdout.log").read_text()
 
 
 @pytest.mark.parametrize("precision", ["bfloat16", "float16"])
-def test_mixed_precision_is_near_float32(tmp_path, videos, precision):
+def test_mixed_precision_is_near_float32(tmp_path, video_set, precision):
     one_step = {**SGD, "TRAIN__BATCH_SIZE": 16}
     mixed_precision = {"SOLVER__USE_MIXED_PRECISION": True, "SOLVER__PRECISION": precision}
-    start = weights(train(tmp_path, videos, "start", **{**one_step, "SOLVER__BASE_LR": 1e-12}))
-    full = weights(train(tmp_path, videos, "full", **one_step))
-    mixed_output = train(tmp_path, videos, "mixed", **one_step, **mixed_precision)
+    start = weights(train(tmp_path, video_set, "start", **{**one_step, "SOLVER__BASE_LR": 1e-12}))
+    full = weights(train(tmp_path, video_set, "full", **one_step))
+    mixed_output = train(tmp_path, video_set, "mixed", **one_step, **mixed_precision)
     mixed = weights(mixed_output)
 
     def distance(first, second):
@@ -72,13 +76,13 @@ def test_mixed_precision_is_near_float32(tmp_path, videos, precision):
     saved = load_checkpoint(mixed_output, "checkpoint_epoch_00001.pyth")
     assert ("scale" in saved["scaler_state"]) == (precision == "float16")
     # It resumes, with the scaler's state.
-    train(tmp_path, videos, "mixed", **one_step, **mixed_precision, SOLVER__MAX_EPOCH=2)
+    train(tmp_path, video_set, "mixed", **one_step, **mixed_precision, SOLVER__MAX_EPOCH=2)
 
 
-def test_clipping_bounds_the_step(tmp_path, videos):
+def test_clipping_bounds_the_step(tmp_path, video_set):
     output = train(
         tmp_path,
-        videos,
+        video_set,
         "clipped",
         TRAIN__BATCH_SIZE=8,
         SOLVER__CLIP_GRAD=1e-3,
@@ -102,11 +106,11 @@ def test_clipping_bounds_the_step(tmp_path, videos):
         ({"SOLVER__BASE_LR": 1e30, "SOLVER__ACCUMULATE_STEPS": 2}, "loss"),
     ],
 )
-def test_loss_that_is_not_finite_stops(tmp_path, videos, capsys, changes, what):
-    good = train(tmp_path, videos, "run", **SGD)
+def test_loss_that_is_not_finite_stops(tmp_path, video_set, capsys, changes, what):
+    good = train(tmp_path, video_set, "run", **SGD)
     before = (good / "checkpoints" / "checkpoint_epoch_00001.pyth").read_bytes()
     capsys.readouterr()
-    train(tmp_path, videos, "run", code=1, **{**SGD, "SOLVER__MAX_EPOCH": 3, **changes})
+    train(tmp_path, video_set, "run", code=1, **{**SGD, "SOLVER__MAX_EPOCH": 3, **changes})
     message = capsys.readouterr().err
     assert len(message.splitlines()) == 1
     for part in (f"the {what} is not finite", "epoch 2", "iteration", "learning rate", "train"):
@@ -117,7 +121,7 @@ def test_loss_that_is_not_finite_stops(tmp_path, videos, capsys, changes, what):
     assert message.split(": ", 1)[1].strip() in (good / "stdout.log").read_text()
 
 
-def test_gradient_that_is_not_finite_stops(tmp_path, videos, capsys, monkeypatch):
+def test_gradient_that_is_not_finite_stops(tmp_path, video_set, capsys, monkeypatch):
     """Before the step: a checkpoint at the end of the epoch would hold NaN."""
     from slowfast_lara.models import VisionTransformer
 
@@ -131,15 +135,15 @@ def test_gradient_that_is_not_finite_stops(tmp_path, videos, capsys, monkeypatch
         )
 
     monkeypatch.setattr(VisionTransformer, "forward", forward)
-    output = train(tmp_path, videos, "run", code=1, TRAIN__BATCH_SIZE=16)
+    output = train(tmp_path, video_set, "run", code=1, TRAIN__BATCH_SIZE=16)
     assert "the gradient is not finite" in capsys.readouterr().err
     assert not (output / "checkpoints").exists()
 
 
-def test_best_checkpoint_is_kept(tmp_path, videos):
+def test_best_checkpoint_is_kept(tmp_path, video_set):
     output = train(
         tmp_path,
-        videos,
+        video_set,
         "best",
         SOLVER__MAX_EPOCH=5,
         TRAIN__EVAL_PERIOD=1,
@@ -159,10 +163,10 @@ def test_best_checkpoint_is_kept(tmp_path, videos):
     ]
 
 
-def test_validation_by_period_and_at_the_end(tmp_path, videos):
+def test_validation_by_period_and_at_the_end(tmp_path, video_set):
     output = train(
         tmp_path,
-        videos,
+        video_set,
         "val",
         SOLVER__MAX_EPOCH=5,
         TRAIN__EVAL_PERIOD=2,
@@ -177,16 +181,18 @@ def test_validation_by_period_and_at_the_end(tmp_path, videos):
     ]
 
 
-def test_starting_from_a_file(tmp_path, videos):
-    first = train(tmp_path, videos, "first", SOLVER__MAX_EPOCH=2)
+def test_starting_from_a_file(tmp_path, video_set):
+    first = train(tmp_path, video_set, "first", SOLVER__MAX_EPOCH=2)
     path = str(first / "checkpoints" / "checkpoint_epoch_00001.pyth")
-    going_on = train(tmp_path, videos, "on", SOLVER__MAX_EPOCH=2, TRAIN__CHECKPOINT_FILE_PATH=path)
+    going_on = train(
+        tmp_path, video_set, "on", SOLVER__MAX_EPOCH=2, TRAIN__CHECKPOINT_FILE_PATH=path
+    )
     last = "checkpoint_epoch_00002.pyth"
     assert same_tensors(weights(going_on, last), weights(first, last))
     assert os.listdir(going_on / "checkpoints") == [last]
     reset = train(
         tmp_path,
-        videos,
+        video_set,
         "reset",
         SOLVER__MAX_EPOCH=1,
         SOLVER__BASE_LR=1e-12,
@@ -197,25 +203,25 @@ def test_starting_from_a_file(tmp_path, videos):
     assert load_checkpoint(reset, "checkpoint_epoch_00001.pyth")["epoch"] == 0
 
 
-def test_checkpoints_of_another_run_are_not_mixed_with_ours(tmp_path, videos, capsys):
-    output = train(tmp_path, videos, "run", TRAIN__AUTO_RESUME=False)
+def test_checkpoints_of_another_run_are_not_mixed_with_ours(tmp_path, video_set, capsys):
+    output = train(tmp_path, video_set, "run", TRAIN__AUTO_RESUME=False)
     before = weights(output)
-    train(tmp_path, videos, "run", code=2, TRAIN__AUTO_RESUME=False, RNG_SEED=5)
+    train(tmp_path, video_set, "run", code=2, TRAIN__AUTO_RESUME=False, RNG_SEED=5)
     assert "TRAIN.AUTO_RESUME" in capsys.readouterr().err
     assert same_tensors(weights(output), before)
 
 
-def test_checkpoint_has_pyslowfasts_keys(tmp_path, videos):
-    saved = load_checkpoint(train(tmp_path, videos, "keys"), "checkpoint_epoch_00001.pyth")
+def test_checkpoint_has_pyslowfasts_keys(tmp_path, video_set):
+    saved = load_checkpoint(train(tmp_path, video_set, "keys"), "checkpoint_epoch_00001.pyth")
     assert {"epoch", "model_state", "optimizer_state", "scaler_state", "cfg"} <= saved.keys()
     assert saved["epoch"] == 0 and "MAX_EPOCH: 1" in saved["cfg"]
     assert not any(name.startswith(("module.", "_orig_mod.")) for name in saved["model_state"])
 
 
-def test_tensorboard(tmp_path, videos):
+def test_tensorboard(tmp_path, video_set):
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-    output = train(tmp_path, videos, "board", TENSORBOARD__ENABLE=True)
+    output = train(tmp_path, video_set, "board", TENSORBOARD__ENABLE=True)
     events = EventAccumulator(str(output / "tensorboard"))
     events.Reload()
     losses = [event.value for event in events.Scalars("train_iter/loss")]
@@ -224,11 +230,11 @@ def test_tensorboard(tmp_path, videos):
     assert len(events.Scalars("val/top1_err")) == 1
 
 
-def test_too_many_bad_videos_stop(tmp_path, videos, capsys):
+def test_too_many_bad_videos_stop(tmp_path, video_set, capsys):
     lists = tmp_path / "lists"
     lists.mkdir()
     for split in ("train", "val", "test"):
-        (lists / f"{split}.csv").write_text((videos / f"{split}.csv").read_text())
+        (lists / f"{split}.csv").write_text((video_set / f"{split}.csv").read_text())
     (tmp_path / "broken.mp4").write_bytes(b"not a video")
     with open(lists / "train.csv", "a") as file:
         file.write(f"{tmp_path / 'broken.mp4'} 0\n" * 3)
@@ -241,20 +247,20 @@ def test_too_many_bad_videos_stop(tmp_path, videos, capsys):
 @pytest.mark.parametrize(
     "changes", [{"MODEL__ACT_CHECKPOINT": True}, {"CUDNN_BENCHMARK": True, "ALLOW_TF32": True}]
 )
-def test_switches_that_change_no_result(tmp_path, videos, changes):
+def test_switches_that_change_no_result(tmp_path, video_set, changes):
     noise = {"VIT__DROP_PATH": 0.3, "VIT__DROP": 0.1}
-    plain = train(tmp_path, videos, "plain", **noise)
-    changed = train(tmp_path, videos, "changed", **noise, **changes)
+    plain = train(tmp_path, video_set, "plain", **noise)
+    changed = train(tmp_path, video_set, "changed", **noise, **changes)
     assert_close(weights(plain), weights(changed))
 
 
-def test_starting_from_a_run_with_other_classes(tmp_path, videos):
+def test_starting_from_a_run_with_other_classes(tmp_path, video_set):
     """As SSv2 starts from Kinetics: everything but the classifier."""
-    first = train(tmp_path, videos, "first")
+    first = train(tmp_path, video_set, "first")
     path = str(first / "checkpoints" / "checkpoint_epoch_00001.pyth")
     tuned = train(
         tmp_path,
-        videos,
+        video_set,
         "tuned",
         MODEL__NUM_CLASSES=5,
         SOLVER__BASE_LR=1e-12,
@@ -270,9 +276,9 @@ def test_starting_from_a_run_with_other_classes(tmp_path, videos):
 
 
 @pytest.mark.parametrize("inflate, shares", [("centre", (0.0, 1.0)), ("average", (0.5, 0.5))])
-def test_starting_from_an_image_model(tmp_path, videos, inflate, shares):
+def test_starting_from_an_image_model(tmp_path, video_set, inflate, shares):
     """VIT.PRETRAINED_WEIGHTS with a 2-D patch embedding, as timm has it."""
-    state = weights(train(tmp_path, videos, "first"))
+    state = weights(train(tmp_path, video_set, "first"))
     image = {
         name: value
         for name, value in state.items()
@@ -284,7 +290,7 @@ def test_starting_from_an_image_model(tmp_path, videos, inflate, shares):
     torch.save(image, tmp_path / "vit.pth")
     tuned = train(
         tmp_path,
-        videos,
+        video_set,
         "tuned",
         SOLVER__BASE_LR=1e-12,
         VIT__IM_PRETRAINED=True,

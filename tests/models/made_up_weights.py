@@ -7,8 +7,9 @@ import numpy as np
 import pytest
 import torch
 
+from slowfast_lara.errors import WeightsError
 from slowfast_lara.models import VisionTransformer
-from slowfast_lara.models.pretrained import WeightsError, load_pretrained
+from slowfast_lara.models.weights.pretrained import load_pretrained
 
 DIM, DEPTH, HEADS, PATCH, CLASSES = 24, 2, 3, 56, 5
 GRID = 224 // PATCH

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from slowfast_lara.models import VisionTransformer
-from slowfast_lara.models.pretrained import load_pretrained
+from slowfast_lara.models.weights.pretrained import load_pretrained
 
 from .made_up_weights import CLASSES, DEPTH, DIM, GRID, PATCH, build, refused, save, vit, vit_npz
 

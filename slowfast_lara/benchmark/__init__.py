@@ -1,1 +1,0 @@
-"""What `tools/benchmark.py` measures, and the plain layer it measures against."""

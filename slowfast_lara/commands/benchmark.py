@@ -1,0 +1,63 @@
+"""slowfast-lara benchmark, tools/benchmark.py: speed and memory on this machine."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Sequence
+
+from slowfast_lara.commands.shared import OneLineParser, positive_int
+from slowfast_lara.errors import exit_code_of
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    parser = OneLineParser(description="Measure speed and memory on this machine.")
+    kinds = parser.add_subparsers(required=True, dest="kind", metavar="crop|length|data")
+    crop = kinds.add_parser("crop", help="a trajectory layer over the size of the crop")
+    crop.add_argument(
+        "--crops", type=positive_int, nargs="+", default=[224, 336, 448], metavar="PIXELS"
+    )
+    crop.add_argument("--flops", action="store_true", help="count GFLOPs of whole models too")
+    length = kinds.add_parser("length", help="the paper's efficiency table")
+    lengths = [1024, 2048, 3072, 4096, 8192]
+    length.add_argument(
+        "--lengths", type=positive_int, nargs="+", default=lengths, metavar="TOKENS"
+    )
+    for kind in (crop, length):
+        _add_attention_arguments(kind)
+    _add_data_arguments(kinds.add_parser("data", help="reading videos, against PySlowFast"))
+    args = parser.parse_args(argv)
+
+    def command() -> None:
+        from slowfast_lara.experiments import attention_speed, data_speed
+
+        run = {
+            "crop": attention_speed.run_crop,
+            "length": attention_speed.run_length,
+            "data": data_speed.run,
+        }
+        run[args.kind](args)
+
+    return exit_code_of(command)
+
+
+def _add_attention_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--estimators", nargs="+", metavar="NAME", help="which attentions (default: all)"
+    )
+    parser.add_argument(
+        "--repeats", type=positive_int, default=5, help="rounds, of which the best counts"
+    )
+    parser.add_argument("--out", metavar="PATH", help="also write PATH.csv and PATH.png")
+
+
+def _add_data_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("videos", nargs="+", metavar="VIDEO")
+    parser.add_argument("--frames", type=positive_int, default=16, help="frames of a clip")
+    parser.add_argument("--rate", type=positive_int, default=4, help="every how manieth frame")
+    parser.add_argument("--rounds", type=positive_int, default=3, help="repetitions")
+    parser.add_argument(
+        "--train-samples",
+        type=positive_int,
+        default=20,
+        help="random training samples of each video in a round",
+    )

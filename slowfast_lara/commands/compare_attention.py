@@ -1,0 +1,57 @@
+"""slowfast-lara compare-attention, tools/compare_attention.py: a study of the attentions."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import signal
+import sys
+from collections.abc import Sequence
+
+from slowfast_lara.commands.shared import OneLineParser, positive_int
+from slowfast_lara.errors import STOPPED, Interrupted, exit_code_of
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    args = _parser().parse_args(argv)
+    # So that running runs are stopped, and save themselves.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(STOPPED))
+
+    def command() -> None:
+        from slowfast_lara.experiments.study import study
+
+        try:
+            print(study(args), end="")
+        except KeyboardInterrupt:
+            raise Interrupted("interrupted; the same command goes on from there") from None
+
+    return exit_code_of(command)
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = OneLineParser(
+        description="Train and test the attentions of the paper under one small budget."
+    )
+    parser.add_argument("--ablation", action="store_true", help="the rows of LARA's ablation")
+    parser.add_argument("--rows", nargs="+", metavar="ROW", help="only these rows")
+    parser.add_argument(
+        "--seeds", type=positive_int, default=3, help="how many, from 0 (default 3)"
+    )
+    parser.add_argument(
+        "--jobs",
+        type=positive_int,
+        default=os.cpu_count(),
+        help="runs at a time, each with one thread (default: the cores)",
+    )
+    parser.add_argument("--work", default="runs/study", help="where the runs and videos are kept")
+    parser.add_argument("--out", default="results", help="where the result is written")
+    for split in ("train", "val", "test"):
+        parser.add_argument(f"--{split}", type=positive_int, help=f"videos of {split}")
+    parser.add_argument(
+        "--opts",
+        nargs=argparse.REMAINDER,
+        default=[],
+        metavar="KEY VALUE",
+        help="config keys for all runs; last on the line",
+    )
+    return parser

@@ -1,0 +1,163 @@
+"""slowfast-lara data, datasets/*.py: lists of videos, checking them, a synthetic set."""
+
+from __future__ import annotations
+
+import argparse
+import os
+from collections.abc import Callable, Sequence
+
+from slowfast_lara.commands.shared import OneLineParser, positive_int
+from slowfast_lara.errors import FAILED, exit_code_of
+
+LISTS_KINETICS = """\
+The annotation files have a header with `label`, `youtube_id`, `time_start` and
+`time_end`. Videos are found anywhere below VIDEOS as ID_START_END.mp4 (six digits
+each, as the official downloads) or ID.mp4, whatever the suffix. Classes are
+numbered in alphabetical order. OUT gets train.csv, val.csv, test.csv (`path
+label`), classes.json, and missing_train.txt and so on with what was not found.
+"""
+LISTS_SSV2 = """\
+ANNOTATIONS holds something-something-v2-{labels,train,validation}.json. FOLDER
+holds the distributed ID.webm files, or a folder ID of extracted frames for each
+video. OUT gets train.csv and val.csv (for frames in PySlowFast's form, with the
+JSON files beside them; for videos as `path label`), and missing_train.txt and
+missing_val.txt with the videos that were not found.
+
+Where no video is missing, no lists are needed for .webm files: DATA.PATH_TO_DATA_DIR
+ANNOTATIONS and DATA.PATH_PREFIX FOLDER do.
+"""
+LISTS_FOLDER = """\
+VIDEOS has a folder for each class, named as the class. A tenth of each class tests, a
+tenth validates (at least one video each), the rest trains; which, follows from the
+names alone. Classes are numbered in alphabetical order. OUT gets train.csv, val.csv,
+test.csv (`path label`) and classes.json.
+"""
+CHECK = """\
+Decodes every video and writes down the bad ones, with the reason. Bad is what gives
+no frame, and what has packets that do not decode. What was checked is kept in
+OUT.progress: a run that was stopped goes on from there. Ends with status 1 if there
+are bad videos.
+"""
+SYNTHETIC = """\
+Makes a labelled video set that needs no download; only motion tells its classes
+apart. OUT gets the videos, train.csv, val.csv, test.csv (`path label`), classes.json
+and tracks.json, the centre of the moving object in every frame.
+"""
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    parser = OneLineParser(description="Prepare data: lists, checks, a synthetic set.")
+    kinds = parser.add_subparsers(required=True, metavar="KIND")
+    for name, (help_text, description, add_arguments, run) in _KINDS.items():
+        kind = kinds.add_parser(name, help=help_text, description=description)
+        add_arguments(kind)
+        kind.set_defaults(run=run)
+    args = parser.parse_args(argv)
+    return exit_code_of(lambda: args.run(args))
+
+
+def _add_lists_kinetics(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("videos", metavar="VIDEOS", help="the folder with the videos")
+    _add_out(parser)
+    for split in ("train", "val", "test"):
+        parser.add_argument(f"--{split}", metavar="FILE", help=f"annotations of {split}")
+    parser.add_argument("--separator", default=" ", help="DATA.PATH_LABEL_SEPARATOR")
+
+
+def _lists_kinetics(args: argparse.Namespace) -> None:
+    from slowfast_lara.data.preparing.lists_kinetics import write_lists
+    from slowfast_lara.errors import InputError
+
+    files = {"train": args.train, "val": args.val, "test": args.test}
+    given = {split: path for split, path in files.items() if path}
+    if not given:
+        raise InputError("at least one of --train, --val and --test is expected")
+    write_lists(args.videos, args.out, given, args.separator)
+
+
+def _add_lists_ssv2(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("annotations", metavar="ANNOTATIONS", help="the folder of the JSON files")
+    parser.add_argument("folder", metavar="FOLDER", help="the folder with the videos or frames")
+    _add_out(parser)
+    parser.add_argument("--classes", type=positive_int, default=174)
+
+
+def _lists_ssv2(args: argparse.Namespace) -> None:
+    from slowfast_lara.data.preparing.lists_ssv2 import write_lists
+
+    write_lists(args.annotations, args.folder, args.out, args.classes)
+
+
+def _add_lists_folder(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("videos", metavar="VIDEOS", help="the folder with a folder for each class")
+    _add_out(parser)
+
+
+def _lists_folder(args: argparse.Namespace) -> None:
+    from slowfast_lara.data.preparing.lists_folder import write_lists
+
+    write_lists(args.videos, args.out)
+
+
+def _add_check(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("out", metavar="OUT", help="where the bad videos are written")
+    parser.add_argument(
+        "sources", nargs="+", metavar="SOURCE", help="lists (.csv, .txt), folders or videos"
+    )
+    parser.add_argument("--separator", default=" ", help="DATA.PATH_LABEL_SEPARATOR")
+    parser.add_argument("--prefix", default="", help="DATA.PATH_PREFIX")
+    _add_jobs(parser)
+
+
+def _check(args: argparse.Namespace) -> int | None:
+    from slowfast_lara.data.preparing.check import check_videos
+
+    options = {"separator": args.separator, "prefix": args.prefix, "jobs": args.jobs}
+    return FAILED if check_videos(args.out, args.sources, **options) else None
+
+
+def _add_synthetic(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("out", metavar="OUT", help="the folder to make")
+    parser.add_argument("--classes", type=int, default=4, help="kinds of motion, 1 to 12")
+    for split, default in (("train", 512), ("val", 64), ("test", 64)):
+        parser.add_argument(
+            f"--{split}", type=int, default=default, help=f"number of videos (default {default})"
+        )
+    parser.add_argument("--size", type=int, default=80, help="height and width, an even number")
+    parser.add_argument("--frames", type=int, default=16, help="frames of each video")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument(
+        "--form",
+        choices=("mp4", "frames"),
+        default="mp4",
+        help="H.264 files, or extracted frames as for Something-Something-v2",
+    )
+    _add_jobs(parser)
+
+
+def _synthetic(args: argparse.Namespace) -> None:
+    from slowfast_lara.data.preparing.synthetic import Settings, make_set
+
+    videos = {"train": args.train, "val": args.val, "test": args.test}
+    look = {"size": args.size, "frames": args.frames, "seed": args.seed, "form": args.form}
+    make_set(Settings(args.out, args.classes, videos, **look), args.jobs)
+
+
+def _add_out(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("out", metavar="OUT", help="folder for the lists: DATA.PATH_TO_DATA_DIR")
+
+
+def _add_jobs(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--jobs", type=positive_int, default=os.cpu_count(), help="processes (default: the cores)"
+    )
+
+
+Run = Callable[[argparse.Namespace], int | None]
+_KINDS: dict[str, tuple[str, str, Callable[[argparse.ArgumentParser], None], Run]] = {
+    "lists-kinetics": ("lists of Kinetics", LISTS_KINETICS, _add_lists_kinetics, _lists_kinetics),
+    "lists-ssv2": ("lists of Something-Something-v2", LISTS_SSV2, _add_lists_ssv2, _lists_ssv2),
+    "lists-folder": ("lists of your own videos", LISTS_FOLDER, _add_lists_folder, _lists_folder),
+    "check": ("decode every video once", CHECK, _add_check, _check),
+    "synthetic": ("make a set of videos", SYNTHETIC, _add_synthetic, _synthetic),
+}

@@ -1,0 +1,89 @@
+"""slowfast-lara predict, tools/predict.py: the likeliest classes of videos."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Sequence
+
+from slowfast_lara.commands.shared import OneLineParser, add_model_arguments, split_overrides
+from slowfast_lara.errors import exit_code_of
+
+EXAMPLES = """\
+examples:
+  predict.py --cfg configs/quick/lara.yaml --checkpoint RUN/checkpoints/NAME.pyth video.mp4
+  predict.py --cfg C --checkpoint P --views 30 --json out.json --csv out.csv folder/
+  predict.py --cfg C --checkpoint P --stream --csv out.csv --plot plot.png long.mp4
+  predict.py --cfg C --checkpoint P --video-out annotated.mp4 video.mp4
+
+exit code: 0 if every video was scored, 2 if any was not (it is named on stderr, in the
+JSON and in the CSV; the others are done) or if the command itself cannot be run.
+"""
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    args = _parser().parse_intermixed_args(argv)
+
+    def command() -> int:
+        from slowfast_lara.inference.predict import predict_videos
+
+        return predict_videos(args, *split_overrides(args.videos))
+
+    return exit_code_of(command)
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = OneLineParser(
+        description="Print the five likeliest classes of each video.", epilog=EXAMPLES
+    )
+    add_model_arguments(parser)
+    parser.add_argument(
+        "videos",
+        nargs="+",
+        metavar="VIDEO_OR_FOLDER",
+        help="videos, or folders of which every file is taken; also KEY VALUE "
+        "pairs that change the config",
+    )
+    parser.add_argument(
+        "--classes",
+        metavar="FILE",
+        help="names of the classes: a JSON list, a JSON object of names and "
+        "numbers, or text with a name a line (default: classes.json in the "
+        "config's DATA.PATH_TO_DATA_DIR if it is there, else numbers)",
+    )
+    parser.add_argument(
+        "--views",
+        type=int,
+        metavar="N",
+        help="clips and crops to average, 1 to 30: N/3 clips of 3 crops "
+        "where 3 divides N, else N clips of the centre crop (default: as in "
+        "the config)",
+    )
+    parser.add_argument("--json", metavar="FILE", help="also write the predictions as JSON")
+    parser.add_argument("--csv", metavar="FILE", help="also write the predictions as CSV")
+    parser.add_argument(
+        "--video-out",
+        metavar="FILE.mp4|FOLDER",
+        help="also write each video, without sound, with the three likeliest "
+        "classes of the last window drawn on it",
+    )
+    parser.add_argument(
+        "--stream",
+        action="store_true",
+        help="predict every window of a (long) video instead of the whole",
+    )
+    parser.add_argument(
+        "--window",
+        type=float,
+        metavar="SECONDS",
+        help="length of a window (default: what a clip of the model spans; 4 for ssv2 models)",
+    )
+    parser.add_argument(
+        "--stride",
+        type=float,
+        metavar="SECONDS",
+        help="from window to window (default: half a window)",
+    )
+    parser.add_argument(
+        "--plot", metavar="FILE.png|FOLDER", help="with --stream: also plot the scores over time"
+    )
+    return parser

@@ -1,0 +1,71 @@
+"""What the command lines share: the parser, and the flags of a trained model."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import re
+from collections.abc import Sequence
+from typing import Any, NoReturn
+
+from slowfast_lara.errors import BAD_INPUT, complain
+
+_KEY_WITH_NODE = re.compile(r"[A-Z][A-Z0-9_]*(\.[A-Z0-9_]+)+")
+
+
+class OneLineParser(argparse.ArgumentParser):
+    """No abbreviated flags; help as it is written; errors in one line, without the usage."""
+
+    def __init__(self, **options: Any) -> None:
+        form = argparse.RawDescriptionHelpFormatter
+        super().__init__(**{"formatter_class": form, "allow_abbrev": False, **options})
+
+    def error(self, message: str) -> NoReturn:
+        complain(message)
+        raise SystemExit(BAD_INPUT)
+
+
+def positive_int(text: str) -> int:
+    """The type of a flag: a whole number from 1 on."""
+    number = int(text) if text.strip().isdigit() else 0
+    if number < 1:
+        raise argparse.ArgumentTypeError(f"{text!r}; a whole number of at least 1 is expected")
+    return number
+
+
+def add_model_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--cfg",
+        required=True,
+        metavar="FILE",
+        help="the config of the model: that of its training, or RUN/config.yaml",
+    )
+    parser.add_argument(
+        "--checkpoint",
+        required=True,
+        metavar="FILE",
+        help="the model's weights (RUN/checkpoints/*.pyth)",
+    )
+    parser.add_argument(
+        "--opts", action="store_true", help="may stand before KEY VALUE pairs; not needed"
+    )
+
+
+def split_overrides(words: Sequence[str]) -> tuple[list[str], list[str]]:
+    """Files, and config overrides (KEY VALUE KEY VALUE ...) among them.
+
+    A word is a key if it looks like one and no file has that name.
+    """
+    from slowfast_lara.config import get_cfg
+
+    top_level = set(get_cfg())
+    files: list[str] = []
+    overrides: list[str] = []
+    rest = iter(words)
+    for word in rest:
+        looks_like_key = _KEY_WITH_NODE.fullmatch(word) or word in top_level
+        if looks_like_key and not os.path.exists(word):
+            overrides += [word, *([value] if (value := next(rest, None)) is not None else [])]
+        else:
+            files.append(word)
+    return files, overrides

@@ -1,0 +1,72 @@
+"""slowfast-lara visualize, tools/visualize.py: where the attention of a point goes."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Sequence
+
+from slowfast_lara.commands.shared import OneLineParser, add_model_arguments, split_overrides
+from slowfast_lara.errors import exit_code_of
+
+EXAMPLES = """\
+examples:
+  visualize.py --cfg C --checkpoint P --moving 3 --out FOLDER video.mp4
+  visualize.py --cfg C --checkpoint P --point 30,42 --frame 4 --layer 1 --head 0 --out F video.mp4
+  visualize.py --cfg C --checkpoint P --estimators lara,nystrom --out F video.mp4 \\
+      VIT.APPROX_ATTN_DIM 32
+
+In FOLDER: point_1.png (a row for each attention, a column for each frame of tokens, that
+is, the mean of the frames of video that a token sees), point_1.mp4, ..., and
+trajectories.json with all the numbers. Colour is attention beyond an equal share, on one
+scale for all rows; the line is the path of the centre of its peak; the box is the chosen
+point. Errors are mean squares to exact attention on the same q, k, v.
+"""
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    args = _parser().parse_intermixed_args(argv)
+
+    def command() -> int:
+        from slowfast_lara.viewing.visualize import visualize
+
+        return visualize(args, *split_overrides(args.video))
+
+    return exit_code_of(command)
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = OneLineParser(
+        description="Draw where the attention of a point of a video goes in each frame.",
+        epilog=EXAMPLES,
+    )
+    add_model_arguments(parser)
+    parser.add_argument(
+        "video",
+        nargs="+",
+        metavar="VIDEO",
+        help="the video; also KEY VALUE pairs that change the config",
+    )
+    parser.add_argument("--out", required=True, metavar="FOLDER", help="where the pictures go")
+    parser.add_argument(
+        "--point", metavar="X,Y", help="the point, in pixels of the model's view (the centre crop)"
+    )
+    parser.add_argument(
+        "--frame",
+        type=int,
+        metavar="T",
+        help="its frame in the clip, from 0 (default: the middle one)",
+    )
+    parser.add_argument(
+        "--moving",
+        type=int,
+        metavar="K",
+        help="instead of a point: the K most moving ones of the frame (default 1)",
+    )
+    parser.add_argument("--layer", type=int, help="layer, from 0 (default: the last)")
+    parser.add_argument("--head", type=int, help="attention head, from 0 (default: their mean)")
+    parser.add_argument(
+        "--estimators",
+        metavar="NAME,NAME",
+        help="what to draw beside exact attention (default: all others)",
+    )
+    return parser

@@ -1,0 +1,1 @@
+"""Before training: lists of videos, checking them, making a synthetic set."""

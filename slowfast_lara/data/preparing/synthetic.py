@@ -1,0 +1,306 @@
+"""A labelled video set that needs no download.
+
+Only motion tells the classes apart. Shape, colour, size, speed, place and
+background are drawn alike for all of them, and whatever leaves the frame comes
+in on the other side: at any moment, the object is anywhere.
+
+OUT/{train,val,test}.csv list the videos (`path label`, paths as seen from OUT),
+OUT/classes.json names the classes, and OUT/tracks.json holds the centre (x, y)
+of the moving object in every frame of every video. With the form "frames" the set
+is arranged as Something-Something-v2 with extracted frames.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+import multiprocessing
+import os
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Literal, NamedTuple
+
+import av
+import cv2
+import numpy as np
+from tqdm import tqdm
+
+from slowfast_lara.errors import InputError
+from slowfast_lara.files import write_json, write_text
+
+FPS = 30
+DEFAULT_VIDEOS = {"train": 512, "val": 64, "test": 64}
+SPLITS = tuple(DEFAULT_VIDEOS)
+SHAPES = ("disc", "square", "triangle", "star", "cross")
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What the set is to be."""
+
+    out: str
+    classes: int = 4
+    # Number of videos by split.
+    videos: Mapping[str, int] = field(default_factory=lambda: dict(DEFAULT_VIDEOS))
+    size: int = 80
+    frames: int = 16
+    seed: int = 0
+    form: Literal["mp4", "frames"] = "mp4"
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.classes <= len(CLASSES):
+            raise InputError(f"--classes is {self.classes}; 1 to {len(CLASSES)} are allowed")
+        if self.size < 16 or self.size % 2:
+            raise InputError(f"--size is {self.size}; an even number from 16 on is expected")
+        if self.frames < 1 or min(self.seed, *self.videos.values()) < 0:
+            raise InputError("--frames starts at 1, numbers of videos and --seed start at 0")
+
+
+class Path(NamedTuple):
+    """Where an object is in every frame, in units of the frame's size."""
+
+    x: np.ndarray
+    y: np.ndarray
+    radius: np.ndarray
+
+
+def drift(rng: np.random.Generator, time: np.ndarray, dx: int, dy: int) -> list[Path]:
+    travelled = rng.uniform(0.5, 1.0) * time
+    x, y = rng.uniform(size=2)
+    return [Path(x + dx * travelled, y + dy * travelled, _radius(rng, time))]
+
+
+def orbit(rng: np.random.Generator, time: np.ndarray, sense: int) -> list[Path]:
+    angle = rng.uniform(0, 2 * math.pi) + sense * rng.uniform(0.7, 1.1) * 2 * math.pi * time
+    reach = rng.uniform(0.2, 0.3)
+    x, y = rng.uniform(0.35, 0.65, size=2)
+    return [Path(x + reach * np.cos(angle), y + reach * np.sin(angle), _radius(rng, time))]
+
+
+def zoom(rng: np.random.Generator, time: np.ndarray, sense: int) -> list[Path]:
+    """Grows or shrinks, and starts again at the other end of the sizes."""
+    smallest, largest = 0.08, 0.32
+    progress = (rng.uniform() + sense * rng.uniform(0.5, 0.8) * time) % 1
+    x, y = rng.uniform(0.25, 0.75, size=2)
+    radius = smallest * (largest / smallest) ** progress
+    return [Path(np.full_like(time, x), np.full_like(time, y), radius)]
+
+
+def meet(rng: np.random.Generator, time: np.ndarray, bounce: bool) -> list[Path]:
+    """Two objects come together; each goes on, or turns back."""
+    since = (time - time[-1] * rng.uniform(0.45, 0.55)) / max(time[-1], 1e-9)
+    way = rng.uniform(0.6, 0.9) * (np.abs(since) if bounce else since)
+    angle, apart = rng.uniform(0, 2 * math.pi), rng.uniform(-0.05, 0.05)
+    x, y = rng.uniform(0.4, 0.6, size=2)
+    cos, sin = math.cos(angle), math.sin(angle)
+    return [
+        Path(
+            x + side * (way * cos - apart * sin),
+            y + side * (way * sin + apart * cos),
+            _radius(rng, time),
+        )
+        for side in (1, -1)
+    ]
+
+
+def swing(rng: np.random.Generator, time: np.ndarray, dx: int, dy: int) -> list[Path]:
+    phase = rng.uniform(0, 2 * math.pi) + rng.uniform(1.4, 2.0) * 2 * math.pi * time
+    way = rng.uniform(0.14, 0.22) * np.sin(phase)
+    x, y = rng.uniform(size=2)
+    return [Path(x + dx * way, y + dy * way, _radius(rng, time))]
+
+
+def _radius(rng: np.random.Generator, time: np.ndarray) -> np.ndarray:
+    return np.full_like(time, rng.uniform(0.11, 0.17))
+
+
+CLASSES: dict[str, Callable[..., list[Path]]] = {
+    "drifting left": functools.partial(drift, dx=-1, dy=0),
+    "drifting right": functools.partial(drift, dx=1, dy=0),
+    "drifting up": functools.partial(drift, dx=0, dy=-1),
+    "drifting down": functools.partial(drift, dx=0, dy=1),
+    "circling clockwise": functools.partial(orbit, sense=1),
+    "circling counter-clockwise": functools.partial(orbit, sense=-1),
+    "approaching": functools.partial(zoom, sense=1),
+    "receding": functools.partial(zoom, sense=-1),
+    "passing another": functools.partial(meet, bounce=False),
+    "bouncing back from another": functools.partial(meet, bounce=True),
+    "swinging sideways": functools.partial(swing, dx=1, dy=0),
+    "swinging up and down": functools.partial(swing, dx=0, dy=1),
+}
+# With classes of two objects in the set, the others get a second one, at rest.
+TWO_OBJECTS = 9
+
+
+def outline(shape: str, rng: np.random.Generator) -> np.ndarray:
+    """The corners of a shape of radius 1, turned at random."""
+    corners = {"disc": 32, "square": 4, "triangle": 3, "star": 10, "cross": 12}[shape]
+    angles = np.arange(corners) * 2 * math.pi / corners
+    radii = np.ones(corners)
+    if shape == "star":
+        radii[1::2] = 0.45
+    if shape == "cross":
+        arm = math.atan2(0.35, 1)
+        angles = np.concatenate(
+            [[turn - arm, turn + arm, turn + math.pi / 4] for turn in np.arange(4) * math.pi / 2]
+        )
+        radii[2::3] = 0.35 * math.sqrt(2)
+    angles = angles + rng.uniform(0, 2 * math.pi)
+    return np.stack([np.cos(angles), np.sin(angles)], axis=1) * radii[:, None]
+
+
+def background(rng: np.random.Generator, size: int) -> np.ndarray:
+    """A smooth texture of middling brightness."""
+    cells = int(rng.integers(5, 12))
+    noise = rng.uniform(-22, 22, size=(cells, cells, 3)).astype(np.float32)
+    texture = cv2.resize(noise, (size, size), interpolation=cv2.INTER_CUBIC)
+    return (texture + rng.uniform(105, 150, size=3)).clip(0, 255).astype(np.uint8)
+
+
+def render(
+    rng: np.random.Generator,
+    motion: Callable[..., list[Path]],
+    frames: int,
+    size: int,
+    two_objects: bool,
+) -> tuple[np.ndarray, np.ndarray]:
+    """Video [T, H, W, 3] and track [T, 2] of a random object that moves so."""
+    # About one journey across the frame in 16 frames; long videos are slower,
+    # so that sparse clips of them still follow the motion.
+    time = np.arange(frames) / min(max(frames, 16), 64)
+    paths = motion(rng, time)
+    if two_objects and len(paths) == 1:
+        x, y = rng.uniform(size=2)
+        paths.append(Path(np.full(frames, x), np.full(frames, y), _radius(rng, time)))
+    bright = rng.integers(2)
+    shapes = rng.permutation(SHAPES)
+    video = np.repeat(background(rng, size)[None], frames, axis=0)
+    for number in reversed(range(len(paths))):  # the mover is drawn over the other
+        low, high = (200, 255) if (number + bright) % 2 else (0, 55)
+        color = [int(value) for value in rng.integers(low, high, size=3)]
+        corners = outline(str(shapes[number]), rng)
+        for frame, x, y, radius in zip(video, *paths[number]):
+            _draw(frame, corners * radius * size, x % 1 * size, y % 1 * size, color)
+    return video, np.stack([paths[0].x % 1, paths[0].y % 1], axis=1) * size
+
+
+def _draw(frame: np.ndarray, corners: np.ndarray, x: float, y: float, color: list[int]) -> None:
+    """A polygon about (x, y), and what of it reaches over an edge on the other side."""
+    size, reach = len(frame), np.abs(corners).max() + 1
+    for shift_x in (-size, 0, size):
+        for shift_y in (-size, 0, size):
+            centre = np.array([x + shift_x, y + shift_y])
+            if (centre > -reach).all() and (centre < size + reach).all():
+                # Pixel centres are at halves; OpenCV's are at whole numbers.
+                points = ((corners + centre - 0.5) * 16).round().astype(np.int32)
+                cv2.fillPoly(frame, [points], color, lineType=cv2.LINE_AA, shift=4)
+
+
+def write_video(path: str, video: np.ndarray) -> None:
+    """An H.264 mp4."""
+    with av.open(path, "w", format="mp4") as container:
+        options = {"preset": "ultrafast", "crf": "18", "g": "12"}
+        stream = container.add_stream("libx264", rate=FPS, options=options)
+        stream.height, stream.width = video.shape[1:3]
+        stream.pix_fmt = "yuv420p"
+        stream.codec_context.thread_count = 1
+        for image in video:
+            container.mux(stream.encode(av.VideoFrame.from_ndarray(image, format="rgb24")))
+        container.mux(stream.encode())
+
+
+def write_frames(folder: str, video: np.ndarray) -> None:
+    """JPEG files NAME/NAME_000001.jpg and so on."""
+    os.makedirs(folder, exist_ok=True)
+    name = os.path.basename(folder)
+    for number, image in enumerate(video, start=1):
+        path = os.path.join(folder, f"{name}_{number:06d}.jpg")
+        if not cv2.imwrite(path, image[..., ::-1], [cv2.IMWRITE_JPEG_QUALITY, 95]):
+            raise OSError(f"cannot write {path}")
+
+
+class Job(NamedTuple):
+    """One video to make."""
+
+    split: str
+    index: int
+    label: int
+    path: str  # as seen from OUT
+
+
+def make_video(settings: Settings, job: Job) -> list[list[float]]:
+    """Writes the video; its track."""
+    rng = np.random.default_rng((settings.seed, SPLITS.index(job.split), job.index))
+    motion = list(CLASSES.values())[job.label]
+    two_objects = settings.classes >= TWO_OBJECTS
+    video, track = render(rng, motion, settings.frames, settings.size, two_objects)
+    write = write_frames if settings.form == "frames" else write_video
+    write(os.path.join(settings.out, job.path), video)
+    return track.round(2).tolist()
+
+
+def plan(settings: Settings) -> list[Job]:
+    """Every video with its label; each class as often as the others, in random order."""
+    jobs: list[Job] = []
+    for number, split in enumerate(SPLITS):
+        rng = np.random.default_rng((settings.seed, len(SPLITS) + number))
+        labels = rng.permutation(np.arange(settings.videos[split]) % settings.classes)
+        for index, label in enumerate(labels):
+            video = f"videos/{split}_{index:06d}.mp4"
+            path = f"frames/{len(jobs) + 1}" if settings.form == "frames" else video
+            jobs.append(Job(split, index, int(label), path))
+    return jobs
+
+
+def write_lists(settings: Settings, jobs: list[Job]) -> None:
+    for split in SPLITS:
+        chosen = [job for job in jobs if job.split == split]
+        if settings.form == "frames":
+            lines = ["original_vido_id video_id frame_id path labels\n"]
+            for number, job in enumerate(chosen):
+                name = os.path.basename(job.path)
+                lines += [
+                    f'{name} {number} {frame} {job.path}/{name}_{frame + 1:06d}.jpg ""\n'
+                    for frame in range(settings.frames)
+                ]
+        else:
+            lines = [f"{job.path} {job.label}\n" for job in chosen]
+        write_text(os.path.join(settings.out, f"{split}.csv"), "".join(lines))
+
+
+def write_ssv2_annotations(settings: Settings, jobs: list[Job], names: list[str]) -> None:
+    """The three JSON files, in the form of the official ones."""
+    prefix = os.path.join(settings.out, "something-something-v2-")
+    labels = {f"something {name}": str(label) for label, name in enumerate(names)}
+    write_json(f"{prefix}labels.json", labels, indent=None)
+    # The test split has no labels in the original: as there, it is part of validation.
+    for file, splits in (("train", ("train",)), ("validation", ("val", "test"))):
+        entries = [
+            {
+                "id": os.path.basename(job.path),
+                "label": f"an object {names[job.label]}",
+                "template": f"[something] {names[job.label]}",
+                "placeholders": ["an object"],
+            }
+            for job in jobs
+            if job.split in splits
+        ]
+        write_json(f"{prefix}{file}.json", entries, indent=None)
+
+
+def make_set(settings: Settings, jobs: int) -> None:
+    """Make the videos by `jobs` processes, then the lists."""
+    out, names = settings.out, list(CLASSES)[: settings.classes]
+    todo = plan(settings)
+    folder = "frames" if settings.form == "frames" else "videos"
+    os.makedirs(os.path.join(out, folder), exist_ok=True)
+    with multiprocessing.Pool(jobs) as pool:
+        made = pool.imap(functools.partial(make_video, settings), todo, chunksize=8)
+        bar = tqdm(made, total=len(todo), unit="video", leave=False, disable=None)
+        tracks = dict(zip((job.path for job in todo), bar, strict=True))
+    write_json(os.path.join(out, "classes.json"), names)
+    write_json(os.path.join(out, "tracks.json"), tracks, indent=None)
+    if settings.form == "frames":
+        write_ssv2_annotations(settings, todo, names)
+    write_lists(settings, todo)
+    print(f"{len(todo)} videos of {settings.classes} classes in {out}")

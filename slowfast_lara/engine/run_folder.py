@@ -1,0 +1,168 @@
+"""A run as its files tell it: log, results, config, surroundings."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import math
+import os
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+import numpy as np
+import yaml
+
+from slowfast_lara.data.classes import class_names
+from slowfast_lara.errors import InputError
+
+MARK = "json_stats: "
+
+
+class Video(NamedTuple):
+    """A tested video: its true class, and the likeliest ones with their scores."""
+
+    path: str
+    label: int
+    top5: list[int]
+    scores: list[float]
+
+    @property
+    def correct(self) -> bool:
+        return self.top5[0] == self.label
+
+
+class Failed(NamedTuple):
+    path: str
+    reason: str
+
+
+@dataclass
+class Run:
+    folder: str
+    stats: list[dict[str, Any]]
+    config_text: str
+    config: dict[str, Any]
+    environment: dict[str, Any]
+    names: list[str]
+    videos: list[Video] = field(default_factory=list)
+    failed: list[Failed] = field(default_factory=list)
+    checkpoint: str = ""
+
+    def setting(self, key: str, default: Any = None) -> Any:
+        """A value of the config by its dotted name."""
+        value: Any = self.config
+        for part in key.split("."):
+            value = value.get(part) if isinstance(value, dict) else None
+        return default if value is None else value
+
+    def of_type(self, kind: str) -> list[dict[str, Any]]:
+        return [line for line in self.stats if kind in (line.get("_type"), line.get("split"))]
+
+    def curve(self, kind: str, key: str) -> list[tuple[float, float]]:
+        """(epochs, value) of the log's lines of a kind; of two at one place, the later one."""
+        points = {}
+        for line in self.of_type(kind):
+            place, value = _epochs(line), line.get(key)
+            if place is not None and isinstance(value, (int, float)) and math.isfinite(value):
+                points[place] = float(value)
+        return sorted(points.items())
+
+    def confusion(self) -> np.ndarray:
+        """Videos by true class and first guess, [classes, classes]."""
+        matrix = np.zeros((len(self.names), len(self.names)), int)
+        for video in self.videos:
+            matrix[video.label, video.top5[0]] += 1
+        return matrix
+
+
+def read_run(folder: str, classes: str | None) -> Run:
+    """Everything a run has left; what is missing stays empty."""
+    if not os.path.isdir(folder):
+        raise InputError(f"{folder}: no such folder")
+    config_text, environment, results = (
+        _read(os.path.join(folder, name))
+        for name in ("config.yaml", "environment.json", "test_results.json")
+    )
+    stats = read_stats(os.path.join(folder, "stdout.log"))
+    if not (stats or results):
+        raise InputError(f"{folder}: no run here; stdout.log or test_results.json is expected")
+    path = os.path.join(folder, "config.yaml")
+    try:
+        config = yaml.safe_load(config_text) or {}
+    except yaml.YAMLError as error:
+        raise InputError(f"{path} is not plain YAML: {error}") from None
+    if not isinstance(config, dict):
+        raise InputError(f"{path}: a mapping of config keys is expected")
+    run = Run(
+        folder,
+        stats,
+        config_text,
+        config,
+        _json_object(environment, os.path.join(folder, "environment.json")),
+        [],
+    )
+    if results:
+        _add_results(run, results, os.path.join(folder, "test_results.json"))
+    used = max((max(video.label, *video.top5) for video in run.videos), default=-1) + 1
+    count = max(used, run.setting("MODEL.NUM_CLASSES", 0))
+    run.names = class_names(classes, count, run.setting("DATA.PATH_TO_DATA_DIR", ""))
+    return run
+
+
+def _read(path: str | os.PathLike[str]) -> str:
+    if not os.path.isfile(path):
+        return ""
+    with open(path, encoding="utf-8", errors="replace") as file:
+        return file.read()
+
+
+def _json_object(text: str, path: str) -> dict[str, Any]:
+    try:
+        content = json.loads(text or "{}")
+    except (ValueError, RecursionError) as error:
+        raise InputError(f"{path} is not JSON: {error}") from None
+    if not isinstance(content, dict):
+        raise InputError(f"{path}: a JSON object is expected")
+    return content
+
+
+def _add_results(run: Run, text: str, path: str) -> None:
+    results = _json_object(text, path)
+    try:
+        run.checkpoint = str(results.get("checkpoint", ""))
+        for entry in results["videos"]:
+            top5 = [int(label) for label in entry["top5"]]
+            scores = [float(score) for score in entry["top5_scores"]]
+            label = int(entry["label"])
+            if not top5 or len(top5) != len(scores) or min(label, *top5) < 0:
+                raise ValueError(f"the entry of {entry['path']}")
+            run.videos.append(Video(str(entry["path"]), label, top5, scores))
+        run.failed = [
+            Failed(str(entry["path"]), str(entry["reason"])) for entry in results["failed"]
+        ]
+    except (KeyError, TypeError, ValueError) as error:
+        raise InputError(f"{path}: not the results of a test: {error!r}") from None
+
+
+def read_stats(path: str | os.PathLike[str]) -> list[dict[str, Any]]:
+    """The `json_stats:` lines of a log; one that was cut off is passed over."""
+    stats = []
+    for line in _read(path).splitlines():
+        _, found, text = line.partition(MARK)
+        with contextlib.suppress(ValueError):
+            content = json.loads(text) if found else None
+            if isinstance(content, dict):
+                stats.append(content)
+    return stats
+
+
+def _epochs(line: dict[str, Any]) -> float | None:
+    """Epochs done at a line: "epoch": "3/10", "iter": "16/64" is 2.25."""
+    try:
+        epoch = int(str(line["epoch"]).split("/")[0])
+        if "iter" not in line:
+            return float(epoch)
+        done, total = map(int, str(line["iter"]).split("/"))
+        return epoch - 1 + done / total
+    except (KeyError, ValueError, ZeroDivisionError):
+        return None

@@ -1,0 +1,1 @@
+"""Measuring: speed and memory, distance from exact attention, studies of many runs."""

@@ -1,0 +1,66 @@
+"""Files that are whole or absent: written aside, flushed to the disk, and renamed."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import secrets
+from collections.abc import Iterator
+from typing import Any, TextIO
+
+_ASIDE = ".writing-"
+
+
+@contextlib.contextmanager
+def written_aside(path: str | os.PathLike[str]) -> Iterator[str]:
+    """A name to write to; it becomes `path` at the end, or is removed if that fails.
+
+    The name has the suffix of `path`, by which video and picture writers choose a
+    format, and nothing else of it: PySlowFast takes any file with "checkpoint" in its
+    name for a whole one.
+    """
+    folder, name = os.path.split(os.path.abspath(path))
+    os.makedirs(folder, exist_ok=True)
+    aside = os.path.join(folder, f"{_ASIDE}{secrets.token_hex(6)}{os.path.splitext(name)[1]}")
+    try:
+        yield aside
+        _sync(aside)
+        os.replace(aside, path)
+    finally:
+        with contextlib.suppress(FileNotFoundError):
+            os.remove(aside)
+    _sync(folder)  # so that the new name outlives a power cut
+
+
+@contextlib.contextmanager
+def text_aside(path: str | os.PathLike[str]) -> Iterator[TextIO]:
+    """A text file, written aside and renamed."""
+    with written_aside(path) as aside, open(aside, "w", encoding="utf-8", newline="") as file:
+        yield file
+
+
+def write_text(path: str | os.PathLike[str], text: str) -> None:
+    with text_aside(path) as file:
+        file.write(text)
+
+
+def write_json(path: str | os.PathLike[str], content: Any, indent: int | None = 1) -> None:
+    write_text(path, json.dumps(content, indent=indent) + "\n")
+
+
+def remove_unfinished(folder: str) -> None:
+    """Remove what a killed process was writing into a folder."""
+    for name in os.listdir(folder) if os.path.isdir(folder) else []:
+        if name.startswith(_ASIDE):
+            os.remove(os.path.join(folder, name))
+
+
+def _sync(path: str) -> None:
+    # Windows opens no folder, and some network file systems sync none.
+    with contextlib.suppress(PermissionError, IsADirectoryError):
+        descriptor = os.open(path, os.O_RDONLY)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)

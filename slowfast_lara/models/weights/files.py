@@ -1,0 +1,197 @@
+"""Reading files of weights: PyTorch's, safetensors, and NumPy's .npz.
+
+The content decides, not the name. Files come from anywhere, so nothing in them is
+ever run: pickles of anything but tensors and plain values are refused.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import math
+import os
+import pickle
+import struct
+import zipfile
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from slowfast_lara.errors import WeightsError, first_line
+
+# Where checkpoints keep their weights: PySlowFast and ours; Lightning, MoCo; DeiT, MAE.
+_WRAPPERS = ("model_state", "state_dict", "model")
+_SAFETENSORS_TYPES = {
+    "F64": torch.float64,
+    "F32": torch.float32,
+    "F16": torch.float16,
+    "BF16": torch.bfloat16,
+    "I64": torch.int64,
+    "I32": torch.int32,
+    "I16": torch.int16,
+    "I8": torch.int8,
+    "U8": torch.uint8,
+    "BOOL": torch.bool,
+}
+_LONGEST_HEADER = 100_000_000
+
+
+def read_weights(path: str | os.PathLike[str]) -> dict[str, Tensor]:
+    """The tensors of a file by name, on the CPU, without a `module.` before the names."""
+    path = os.fspath(path)
+    with _one_line_errors(path):
+        weights = _reader_of(path)(path)
+    if not weights:
+        raise WeightsError(f"{path} holds no weights")
+    return _without_prefix(weights, path)
+
+
+def read_torch_file(path: str) -> Any:
+    """What torch.save has written, on the CPU: tensors and plain values, or a WeightsError."""
+    with _one_line_errors(path):
+        _check_sums(path)
+        with open(path, "rb") as file:  # given a path, torch would go by the suffix
+            return torch.load(file, map_location="cpu", weights_only=True)
+
+
+@contextlib.contextmanager
+def _one_line_errors(path: str) -> Iterator[None]:
+    try:
+        yield
+    except WeightsError:
+        raise
+    except OSError as error:
+        raise WeightsError(f"cannot read {path}: {error.strerror or error}") from None
+    except pickle.UnpicklingError:
+        raise WeightsError(
+            f"cannot read {path}: besides tensors and plain values it holds objects, which could "
+            "run code (a config, NumPy scalars?); save its weights alone, with the software that "
+            "wrote it"
+        ) from None
+    except Exception as error:  # a damaged file breaks zip, JSON, pickle or tensors, anywhere
+        raise WeightsError(f"cannot read {path}: {first_line(error)}") from None
+
+
+def _check_sums(path: str) -> list[str]:
+    """The names in a zip archive, whose check sums torch.load does not look at."""
+    if not zipfile.is_zipfile(path):
+        return []
+    with zipfile.ZipFile(path) as archive:
+        damaged = archive.testzip()
+        if damaged:
+            raise WeightsError(f"cannot read {path}: {damaged} in it is damaged")
+        return archive.namelist()
+
+
+def _reader_of(path: str) -> Callable[[str], dict[str, Tensor]]:
+    with open(path, "rb") as file:
+        start = file.read(9)
+    if zipfile.is_zipfile(path):
+        names = _check_sums(path)
+        return _read_npz if all(name.endswith(".npy") for name in names) else _read_torch
+    if start[8:] == b"{":
+        return _read_safetensors
+    if start[:1] != pickle.PROTO:  # PyTorch's older files are pickles
+        raise WeightsError(
+            f"cannot read {path}: it starts with {start!r}, as no file of PyTorch, safetensors or "
+            "NumPy does"
+        )
+    return _read_torch
+
+
+def _read_torch(path: str) -> dict[str, Tensor]:
+    content = read_torch_file(path)
+    if isinstance(content, dict):
+        for key in _WRAPPERS:
+            if isinstance(content.get(key), dict):
+                content = content[key]
+                break
+    if not isinstance(content, dict) or not all(
+        isinstance(name, str) and torch.is_tensor(value) for name, value in content.items()
+    ):
+        is_dict = isinstance(content, dict)
+        found = (
+            [f"{key!r:.40}" for key in list(content)[:6]] if is_dict else [type(content).__name__]
+        )
+        raise WeightsError(
+            f"{path} holds no weights: tensors by name are expected, bare or under "
+            f"{', '.join(_WRAPPERS)}; found: {', '.join(found)}"
+        )
+    for name, x in content.items():
+        if x.layout != torch.strided or x.device.type != "cpu" or x.is_nested or x.is_quantized:
+            raise WeightsError(f"cannot read {path}: {name!r} is no plain tensor")
+    return dict(content)
+
+
+def _read_npz(path: str) -> dict[str, Tensor]:
+    with np.load(path, allow_pickle=False) as arrays:
+        return {name: torch.from_numpy(arrays[name]) for name in arrays.files}
+
+
+def _read_safetensors(path: str) -> dict[str, Tensor]:
+    """8 bytes with the length of a JSON header, the header, and the tensors' bytes."""
+    with open(path, "rb") as file:
+        (length,) = struct.unpack("<Q", file.read(8))
+        space = os.path.getsize(path) - 8
+        if length > min(space, _LONGEST_HEADER):
+            raise WeightsError(f"cannot read {path}: its header is cut off")
+        header = json.loads(file.read(length).decode("utf-8"), object_pairs_hook=_no_doubles)
+        data = bytearray(file.read())
+    header.pop("__metadata__", None)
+    expected_start = 0
+    for name, entry in sorted(header.items(), key=lambda item: _offsets(item[1])):
+        start, end = _offsets(entry)
+        kind, shape = _SAFETENSORS_TYPES.get(entry["dtype"]), entry["shape"]
+        if kind is None:
+            raise WeightsError(f"cannot read {path}: {name} is of type {entry['dtype']}")
+        if not isinstance(shape, list) or not all(type(n) is int and n >= 0 for n in shape):
+            raise WeightsError(f"cannot read {path}: {name} has shape {shape!r:.80}")
+        if start != expected_start or end - start != math.prod(shape) * kind.itemsize:
+            raise WeightsError(
+                f"cannot read {path}: bytes {start} to {end} are given for {name}, "
+                f"{math.prod(shape) * kind.itemsize} from {expected_start} on are expected"
+            )
+        expected_start = end
+    if expected_start != len(data):
+        raise WeightsError(
+            f"cannot read {path}: {len(data)} bytes of tensors, {expected_start} expected"
+        )
+    return {name: _tensor(entry, data) for name, entry in header.items()}
+
+
+def _offsets(entry: dict[str, Any]) -> tuple[int, int]:
+    start, end = entry["data_offsets"]
+    if type(start) is not int or type(end) is not int:
+        raise ValueError(f"data_offsets are {entry['data_offsets']!r:.80}; whole numbers expected")
+    return start, end
+
+
+def _tensor(entry: dict[str, Any], data: bytearray) -> Tensor:
+    kind, shape, start = _SAFETENSORS_TYPES[entry["dtype"]], entry["shape"], _offsets(entry)[0]
+    count = math.prod(shape)
+    if count == 0:
+        return torch.empty(shape, dtype=kind)
+    # Copied: a tensor of wider elements may start anywhere in the file.
+    part = data[start : start + count * kind.itemsize]
+    return torch.frombuffer(part, dtype=kind).reshape(shape)
+
+
+def _no_doubles(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    if len({name for name, _ in pairs}) != len(pairs):
+        raise ValueError("its header names a tensor twice")
+    return dict(pairs)
+
+
+def _without_prefix(weights: dict[str, Tensor], path: str) -> dict[str, Tensor]:
+    """Names as in a bare model: DDP puts `module.` before each."""
+    bare = {}
+    for name, tensor in weights.items():
+        while name.startswith("module."):
+            name = name[len("module.") :]
+        if name in bare:
+            raise WeightsError(f"{path} holds {name} twice, with and without `module.`")
+        bare[name] = tensor
+    return bare

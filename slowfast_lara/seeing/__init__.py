@@ -1,1 +1,0 @@
-"""Looking: predictions of a video, trajectories of attention, the report of a run."""

@@ -1,0 +1,136 @@
+"""What trajectory attention sees of a point, by every estimator: pictures and figures."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import os
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from fvcore.common.config import CfgNode
+
+from slowfast_lara.attention import ESTIMATORS
+from slowfast_lara.data import load_views
+from slowfast_lara.data.transforms import pixels_of
+from slowfast_lara.errors import DONE, InputError
+from slowfast_lara.files import write_json
+from slowfast_lara.inference.model import load_model, read_config
+from slowfast_lara.viewing.heat_maps import Picture, write_strip, write_video
+from slowfast_lara.viewing.trajectories import (
+    EXACT,
+    Grid,
+    LayerInputs,
+    Point,
+    attention_of,
+    estimators_of,
+    layer_inputs,
+    moving_points,
+    path_of,
+)
+
+
+def visualize(args: argparse.Namespace, files: list[str], overrides: list[str]) -> int:
+    """Draw as the flags of `slowfast-lara visualize` say; the exit code."""
+    if len(files) != 1:
+        raise InputError(f"{len(files)} videos given; one is expected")
+    # The config's clips, of which the middle one is shown; its centre crop only.
+    cfg = read_config(args.cfg, ["TEST.NUM_SPATIAL_CROPS", 1, *overrides])
+    layer = cfg.VIT.DEPTH - 1 if args.layer is None else args.layer
+    if args.head is not None and not 0 <= args.head < cfg.VIT.NUM_HEADS:
+        raise InputError(f"--head is {args.head}; the model has 0 to {cfg.VIT.NUM_HEADS - 1}")
+    model = load_model(cfg, args.checkpoint)
+    views = load_views(files[0], cfg)
+    view = views[len(views) // 2]
+    pixels, grid = pixels_of(view, cfg), Grid.of(cfg)
+    points = _points(args, pixels, grid)
+    inputs = layer_inputs(model, view, cfg, layer)
+    chosen = list(ESTIMATORS) if args.estimators is None else args.estimators.split(",")
+    names = list(dict.fromkeys([EXACT, *filter(None, chosen)]))
+    os.makedirs(args.out, exist_ok=True)
+    drawn = []
+    for number, point in enumerate(points, start=1):
+        pictures = look(inputs, names, point, grid, cfg, layer, args.head)
+        path = os.path.join(args.out, f"point_{number}")
+        write_strip(f"{path}.png", pixels, pictures, point, grid)
+        write_video(f"{path}.mp4", pixels, pictures, point, grid)
+        drawn.append(_as_json(point, pictures))
+        _print(path, point, pictures)
+    facts = {
+        "video": files[0],
+        "checkpoint": args.checkpoint,
+        "layer": layer,
+        "head": args.head,
+        "points": drawn,
+    }
+    write_json(os.path.join(args.out, "trajectories.json"), facts)
+    return DONE
+
+
+def _points(args: argparse.Namespace, pixels: np.ndarray, grid: Grid) -> list[Point]:
+    frame = len(pixels) // 2 if args.frame is None else args.frame
+    if args.point is None:
+        count = 1 if args.moving is None else args.moving
+        if not 1 <= count <= grid.side**2:
+            raise InputError(f"--moving is {count}; 1 to {grid.side**2} are allowed")
+        grid.token(Point(0, 0, frame))  # refuses a frame that is not there
+        return moving_points(pixels, grid, count, frame)
+    if args.moving is not None:
+        raise InputError("--point and --moving: one of them")
+    with contextlib.suppress(ValueError):
+        x, y = (int(number) for number in args.point.split(","))
+        return [Point(x, y, frame)]
+    raise InputError(f"--point is {args.point!r}; X,Y in whole pixels is expected")
+
+
+@torch.no_grad()
+def look(
+    inputs: LayerInputs,
+    names: Sequence[str],
+    point: Point,
+    grid: Grid,
+    cfg: CfgNode,
+    layer: int,
+    head: int | None,
+) -> list[Picture]:
+    """What each attention makes of a point; the exact one comes first."""
+    pictures: list[Picture] = []
+    exact = None
+    for name, estimator in estimators_of(names, inputs, cfg, layer).items():
+        seen = attention_of(estimator, inputs, grid.token(point))
+        exact = exact or seen
+        weight_error = (seen.weights - exact.weights).square().mean().item()
+        output_error = (seen.output - exact.output).square().mean().item()
+        shown = seen.weights.mean(0) if head is None else seen.weights[head]
+        weights = shown.cpu().numpy()
+        pictures.append(Picture(name, weights, path_of(weights, grid), weight_error, output_error))
+    return pictures
+
+
+def _as_json(point: Point, pictures: Sequence[Picture]) -> dict[str, Any]:
+    return {
+        **point._asdict(),
+        "attention": {
+            picture.name: {
+                "path": picture.path.round(2).tolist(),
+                "weights": picture.weights.round(6).tolist(),
+                "weight_error": picture.weight_error,
+                "output_error": picture.output_error,
+            }
+            for picture in pictures
+        },
+    }
+
+
+def _print(path: str, point: Point, pictures: Sequence[Picture]) -> None:
+    print(f"{path}.png, {path}.mp4: point {point.x},{point.y} of frame {point.frame}")
+    print(f"  {'attention':<12} {'MSE of weights':>15} {'MSE of output':>15}   path of the centre")
+    for picture in pictures:
+        centres = " ".join(f"{x:.0f},{y:.0f}" for x, y in picture.path)
+        print(
+            f"  {picture.name:<12} {picture.weight_error:>15.3e} {picture.output_error:>15.3e}"
+            f"   {centres}",
+            flush=True,
+        )

@@ -1,0 +1,66 @@
+"""Videos, a small model and its names for the session; processes left as they were."""
+
+from __future__ import annotations
+
+import json
+import logging
+import signal
+from pathlib import Path
+
+import pytest
+import torch
+
+from tests.runs import STARTED, kill_group, write_set
+from tests.small_models import NAMES, ModelFiles, make_videos, small_config, write_model
+
+
+@pytest.fixture(scope="session")
+def video_set(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder of lists and videos of noise, to train on."""
+    return write_set(tmp_path_factory.mktemp("videos"), train=16, val=5, test=7)
+
+
+@pytest.fixture(scope="session")
+def clips(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
+    """Paths of synthetic videos."""
+    folder = make_videos(tmp_path_factory.mktemp("set"), 4, "--frames", "20")
+    return sorted(str(path) for path in (folder / "videos").glob("*.mp4"))
+
+
+@pytest.fixture(scope="session")
+def model(tmp_path_factory: pytest.TempPathFactory) -> ModelFiles:
+    return write_model(tmp_path_factory.mktemp("model"), small_config())
+
+
+@pytest.fixture(scope="session")
+def names(tmp_path_factory: pytest.TempPathFactory) -> str:
+    path: Path = tmp_path_factory.mktemp("names") / "names.json"
+    path.write_text(json.dumps(NAMES))
+    return str(path)
+
+
+@pytest.fixture(autouse=True, scope="session")
+def _one_thread():
+    """Models are small, and test files run side by side."""
+    torch.set_num_threads(1)
+
+
+@pytest.fixture()
+def in_process():
+    """For tests that call `main` here: it takes over signals and logging."""
+    handlers = {
+        number: signal.getsignal(number)
+        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)
+    }
+    root, level = logging.root.handlers, logging.root.level
+    yield
+    for number, handler in handlers.items():
+        signal.signal(number, handler)
+    logging.root.handlers, logging.root.level = root, level
+
+
+@pytest.fixture(autouse=True)
+def nothing_left_running():
+    yield
+    while STARTED:
+        kill_group(STARTED.pop())

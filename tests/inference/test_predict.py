@@ -1,0 +1,317 @@
+"""predict: the scores of a test, in words, JSON, CSV and video; bad input in one line."""
+
+from __future__ import annotations
+
+import csv
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import av
+import numpy as np
+import pytest
+import torch
+
+from slowfast_lara.commands.predict import main
+from slowfast_lara.config import load_config
+from slowfast_lara.data import load_views
+from slowfast_lara.engine import checkpoint
+from slowfast_lara.files import written_aside
+from slowfast_lara.models import build_model
+from tests.small_models import (
+    NAMES,
+    ROOT,
+    ModelFiles,
+    make_videos,
+    only_error,
+    small_config,
+    write_model,
+)
+
+
+def reference_scores(model: ModelFiles, video: str, *opts: object) -> np.ndarray:
+    """The mean softmax of the views, one by one."""
+    cfg = load_config(model.cfg, opts)
+    network = build_model(cfg).eval()
+    network.load_state_dict(checkpoint.load(model.checkpoint)["model_state"])
+    with torch.no_grad():
+        scores = [network([view[None]])[0].double() for view in load_views(video, cfg)]
+    return torch.stack(scores).mean(0).numpy()
+
+
+@pytest.mark.parametrize(("views", "num_clips", "crops"), [(1, 1, 1), (10, 10, 1), (30, 10, 3)])
+def test_scores_are_those_of_a_test(model, clips, names, tmp_path, capsys, views, num_clips, crops):
+    out_json, out_csv = tmp_path / "new" / "p.json", tmp_path / "p.csv"
+    code = main(
+        [
+            *model.flags(),
+            "--views",
+            str(views),
+            "--classes",
+            names,
+            clips[0],
+            "--json",
+            str(out_json),
+            "--csv",
+            str(out_csv),
+            clips[1],
+        ]
+    )
+    assert code == 0
+    printed = capsys.readouterr().out
+    content = json.loads(out_json.read_text())
+    rows = list(csv.DictReader(out_csv.open(encoding="utf-8")))
+    assert content["failed"] == [] and content["checkpoint"] == model.checkpoint
+    assert [entry["path"] for entry in content["videos"]] == clips[:2]
+    assert len(rows) == 10 and not any(row["error"] for row in rows)
+    for number, entry in enumerate(content["videos"]):
+        expected = reference_scores(
+            model,
+            entry["path"],
+            "TEST.NUM_ENSEMBLE_VIEWS",
+            num_clips,
+            "TEST.NUM_SPATIAL_CROPS",
+            crops,
+        )
+        best = np.argsort(-expected)[:5]
+        assert entry["num_views"] == views
+        assert entry["top5"] == best.tolist()
+        assert entry["top5_names"] == [NAMES[i] for i in best]
+        np.testing.assert_allclose(entry["top5_scores"], expected[best], atol=1e-6)
+        assert f"{entry['path']}\n  1. {expected[best[0]]:6.1%}  {NAMES[best[0]]}\n" in printed
+        for place, row in enumerate(rows[5 * number : 5 * number + 5]):
+            assert (row["path"], row["rank"]) == (entry["path"], str(place + 1))
+            assert (int(row["class"]), row["name"]) == (best[place], NAMES[best[place]])
+            assert float(row["score"]) == entry["top5_scores"][place]
+
+
+def test_overrides_stand_anywhere(model, clips, tmp_path):
+    out = tmp_path / "p.json"
+    assert (
+        main(
+            [
+                "TEST.NUM_SPATIAL_CROPS",
+                "1",
+                *model.flags(),
+                clips[0],
+                "--opts",
+                "TEST.NUM_ENSEMBLE_VIEWS",
+                "5",
+                "--json",
+                str(out),
+                "RNG_SEED",
+                "3",
+            ]
+        )
+        == 0
+    )
+    (entry,) = json.loads(out.read_text())["videos"]
+    assert entry["num_views"] == 5
+    assert entry["top5_names"][0] == f"class {entry['top5'][0]}"
+
+
+@pytest.mark.parametrize(
+    "form", ["list", "object", "text numbers", "lines", "in the data's folder"]
+)
+def test_forms_of_class_names(model, clips, tmp_path, capsys, form):
+    file = tmp_path / "classes.json"
+    content = {
+        "list": json.dumps(NAMES),
+        # PySlowFast's files have quotes in the names; Something-Something's, text for numbers.
+        "object": json.dumps(
+            {
+                f'"{name}"' if " " not in name else name: number
+                for number, name in reversed(list(enumerate(NAMES)))
+            }
+        ),
+        "text numbers": json.dumps({name: str(number) for number, name in enumerate(NAMES)}),
+        "lines": "\n".join(NAMES) + "\n\n",
+        "in the data's folder": json.dumps(NAMES),
+    }[form]
+    file.write_text(content, encoding="utf-8")
+    given = (
+        ["DATA.PATH_TO_DATA_DIR", str(tmp_path)]
+        if form == "in the data's folder"
+        else ["--classes", str(file)]
+    )
+    assert main([*model.flags(), *given, clips[0], "--views", "1"]) == 0
+    expected = reference_scores(
+        model, clips[0], "TEST.NUM_ENSEMBLE_VIEWS", 1, "TEST.NUM_SPATIAL_CROPS", 1
+    )
+    lines = capsys.readouterr().out.splitlines()[1:]
+    shown = [NAMES[i] for i in np.argsort(-expected)[:5]]
+    assert [line.split("%  ")[1] for line in lines] == shown
+
+
+def test_a_bad_one_in_a_folder(model, clips, tmp_path, capsys):
+    folder = tmp_path / "folder"
+    (folder / "deeper").mkdir(parents=True)
+    shutil.copy(clips[0], folder / "a.mp4")
+    (folder / "b.mp4").write_text("this is no video")
+    shutil.copy(clips[1], folder / "deeper" / "c.mp4")
+    (folder / ".hidden").write_text("")
+    out, table = tmp_path / "p.json", tmp_path / "p.csv"
+    assert main([*model.flags(), "--json", str(out), "--csv", str(table), str(folder)]) == 2
+    assert f"{folder}/b.mp4" in only_error(capsys)
+    content = json.loads(out.read_text())
+    assert [entry["path"] for entry in content["videos"]] == [
+        str(folder / "a.mp4"),
+        str(folder / "deeper" / "c.mp4"),
+    ]
+    assert [entry["path"] for entry in content["failed"]] == [str(folder / "b.mp4")]
+    errors = {row["path"]: row["error"] for row in csv.DictReader(table.open()) if row["error"]}
+    assert errors == {entry["path"]: entry["reason"] for entry in content["failed"]}
+
+
+def test_bad_input_is_one_line(model, clips, names, tmp_path, capsys):
+    text = tmp_path / "text.mp4"
+    text.write_text("this is no video")
+    (tmp_path / "empty").mkdir()
+    short = tmp_path / "short.json"
+    short.write_text(json.dumps(NAMES[:-1]))
+    twice = tmp_path / "twice.json"
+    twice.write_text(json.dumps({"a": 1, "b": 1}))
+    torn = tmp_path / "torn.pyth"
+    torn.write_bytes(Path(model.checkpoint).read_bytes()[:5000])
+    other = write_model(tmp_path / "other", small_config(EMBED_DIM=48))
+    out = tmp_path / "p.json"
+    flags, video = [*model.flags(), "--json", str(out)], clips[0]
+    cases = {
+        str(text): [*flags, str(text)],
+        "nowhere.mp4": [*flags, str(tmp_path / "nowhere.mp4")],
+        str(tmp_path / "empty"): [*flags, str(tmp_path / "empty")],
+        "no.json": [*flags, "--classes", str(tmp_path / "no.json"), video],
+        "short.json names 5 classes": [*flags, "--classes", str(short), video],
+        "both have number 1": [*flags, "--classes", str(twice), video],
+        "does not fit this model": ["--cfg", model.cfg, "--checkpoint", other.checkpoint, video],
+        "torn.pyth": ["--cfg", model.cfg, "--checkpoint", str(torn), video],
+        "gone.pyth": ["--cfg", model.cfg, "--checkpoint", "gone.pyth", video],
+        "gone.yaml": ["--cfg", "gone.yaml", "--checkpoint", model.checkpoint, video],
+        "TEST.NUM_ENSEMBLE_VIEWS?": [*flags, video, "TEST.NUM_ENSEMBLE_VIEW", "2"],
+        "RNG_SEED": [*flags, video, "RNG_SEED"],
+        "NUM_GPUS is 9": [*flags, video, "NUM_GPUS", "9"],
+        "1 to 30": [*flags, "--views", "31", video],
+        "--views is 0": [*flags, "--views", "0", video],
+        "needs --stream": [*flags, "--plot", str(tmp_path / "x.png"), video],
+        "--window is -1": [*flags, "--stream", "--window", "-1", video],
+        "is the video itself": [*flags, "--video-out", video, video],
+        "give a folder": [*flags, "--video-out", str(tmp_path / "x.mp4"), *clips],
+        "no video given": [*flags, "RNG_SEED", "1"],
+        f"{text}: File exists": [*model.flags(), "--video-out", str(text / "x.mp4"), video],
+    }
+    before = Path(video).read_bytes()
+    for said, argv in cases.items():
+        assert main(argv) == 2, said
+        assert said in only_error(capsys)
+    with pytest.raises(SystemExit) as exit_of_parser:
+        main(["--cfg", model.cfg, video])
+    assert exit_of_parser.value.code == 2 and "--checkpoint" in only_error(capsys)
+    assert Path(video).read_bytes() == before
+    # Where a video was bad, there is a table that says so; all else wrote nothing.
+    assert [entry["path"] for entry in json.loads(out.read_text())["failed"]] == [
+        str(tmp_path / "nowhere.mp4")
+    ]
+    assert not [name for name in os.listdir(tmp_path) if "writing" in name]
+
+
+def test_annotated_copy(model, clips, names, tmp_path, capsys):
+    folder = tmp_path / "copies"
+    twin = tmp_path / "twin" / os.path.basename(clips[0])
+    twin.parent.mkdir()
+    shutil.copy(clips[1], twin)
+    assert (
+        main(
+            [
+                *model.flags(),
+                "--classes",
+                names,
+                "--video-out",
+                str(folder),
+                "--stride",
+                "0.2",
+                "--window",
+                "0.5",
+                clips[0],
+                str(twin),
+            ]
+        )
+        == 0
+    )
+    stem = Path(clips[0]).stem
+    assert sorted(os.listdir(folder)) == [f"{stem}.mp4", f"{stem}_2.mp4"]
+    frames = _frames(folder / f"{stem}.mp4")
+    assert len(frames) == 20
+    height, width = frames[0].shape[:2]
+    assert width >= 360 and height > width  # enlarged, with a panel below
+    panels = np.stack([frame[width + 8 :] for frame in frames]).astype(float)
+    change = np.abs(np.diff(panels, axis=0)).mean(axis=(1, 2, 3))
+    # Windows end after 6 and 12 frames, not yet full, after 15, and with the last one.
+    assert panels[0].max() < 80 and change.argmax() == 4
+    assert set(np.flatnonzero(change > 1)) <= {4, 10, 13, 18}
+    picture = np.stack([frame[:width] for frame in frames]).astype(float)
+    source = np.stack(_frames(clips[0])).astype(float)
+    difference = picture.mean(axis=(1, 2)) - source.mean(axis=(1, 2))
+    assert np.abs(difference).max() < 4
+
+
+def _frames(path) -> list[np.ndarray]:
+    with av.open(str(path)) as container:
+        return [frame.to_ndarray(format="rgb24") for frame in container.decode(video=0)]
+
+
+def test_folder_of_frames(tmp_path, capsys):
+    config = small_config()
+    config["TRAIN"]["DATASET"] = config["TEST"]["DATASET"] = "ssv2"
+    model = write_model(tmp_path / "model", config)
+    frames = make_videos(tmp_path / "set", 2, "--frames", "12", "--form", "frames") / "frames"
+    out = tmp_path / "p.json"
+    assert (
+        main(
+            [
+                *model.flags(),
+                "--json",
+                str(out),
+                str(frames),
+                "--video-out",
+                str(tmp_path / "copies"),
+            ]
+        )
+        == 0
+    )
+    paths = [entry["path"] for entry in json.loads(out.read_text())["videos"]]
+    assert paths == [str(frames / "1"), str(frames / "2")]
+    assert len(_frames(tmp_path / "copies" / "1.mp4")) == 12
+
+
+def test_written_aside_is_whole_or_absent(tmp_path):
+    path = tmp_path / "file.txt"
+    path.write_text("old")
+    with pytest.raises(KeyError), written_aside(str(path)) as aside:
+        Path(aside).write_text("half")
+        raise KeyError
+    assert path.read_text() == "old" and os.listdir(tmp_path) == ["file.txt"]
+    with written_aside(str(path)) as aside:
+        Path(aside).write_text("new")
+        assert path.read_text() == "old"
+    assert path.read_text() == "new" and os.listdir(tmp_path) == ["file.txt"]
+
+
+def test_as_a_command(model, clips, tmp_path):
+    """The tool as users call it, from another folder."""
+    (tmp_path / "no.mp4").write_text("x")
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+    command = [sys.executable, str(ROOT / "tools" / "predict.py"), *model.flags()]
+    done = subprocess.run(
+        [*command, "no.mp4", clips[0]],
+        cwd=tmp_path,
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+    assert done.returncode == 2
+    assert done.stderr.startswith("error: no.mp4: ") and done.stderr.count("\n") == 1
+    assert done.stdout.startswith(f"{clips[0]}\n  1. ")

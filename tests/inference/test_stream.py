@@ -1,0 +1,165 @@
+"""Streams: windows against the obvious way, and memory that does not grow."""
+
+from __future__ import annotations
+
+import csv
+import json
+import os
+import subprocess
+import sys
+
+import av
+import numpy as np
+import pytest
+from PIL import Image
+
+from slowfast_lara.commands.predict import main
+from slowfast_lara.config import load_config
+from slowfast_lara.data import load_views
+from slowfast_lara.engine.evaluate import score_views
+from slowfast_lara.inference.model import load_model
+from slowfast_lara.inference.stream import Window, WindowScorer, default_window, open_frames
+from slowfast_lara.inference.timeline import Timeline
+from tests.small_models import NAMES, ROOT, small_config, write_model
+
+ONE_VIEW = ["TEST.NUM_ENSEMBLE_VIEWS", 1, "TEST.NUM_SPATIAL_CROPS", 1]
+
+
+def write_video(path, frames: int, size: tuple[int, int] = (48, 64), fps: int = 30) -> str:
+    """A bright bar that moves a pixel a frame."""
+    with av.open(str(path), "w") as container:
+        stream = container.add_stream("libx264", rate=fps, options={"preset": "ultrafast"})
+        stream.height, stream.width, stream.pix_fmt = *size, "yuv420p"
+        for number in range(frames):
+            image = np.full((*size, 3), 60, np.uint8)
+            image[:, number % (size[1] - 8) :][:, :8] = (250, 180, number % 250)
+            container.mux(stream.encode(av.VideoFrame.from_ndarray(image, format="rgb24")))
+        container.mux(stream.encode())
+    return str(path)
+
+
+@pytest.mark.parametrize("dataset", ["kinetics", "ssv2"])
+def test_a_window_is_a_view(tmp_path, dataset):
+    """A video as long as the window has one: what a test with one view would see."""
+    config = small_config()
+    config["TRAIN"]["DATASET"] = config["TEST"]["DATASET"] = dataset
+    model = write_model(tmp_path, config)
+    cfg = load_config(model.cfg, ONE_VIEW)
+    network = load_model(cfg, model.checkpoint)
+    path = write_video(tmp_path / "v.mp4", 8)
+    with open_frames(path, cfg) as (fps, frames):
+        scorer = WindowScorer(network, cfg, fps, 8 / 30, 8 / 30)
+        windows = [window for _, window in scorer.run(frames) if window]
+    (window,) = windows
+    expected = score_views(network, load_views(path, cfg), cfg)
+    np.testing.assert_allclose(window.scores, expected, atol=1e-6)
+    assert (window.start, window.end, window.full) == (0, 8 / 30, True)
+
+
+def test_windows_of_a_long_video(model, names, tmp_path, capsys):
+    """Every window against that part of the video cut out and scored by itself."""
+    path = write_video(tmp_path / "long.mp4", 53)
+    table, out, plot = tmp_path / "s.csv", tmp_path / "s.json", tmp_path / "s.png"
+    assert (
+        main(
+            [
+                *model.flags(),
+                "--classes",
+                names,
+                "--stream",
+                "--stride",
+                "0.5",
+                path,
+                "--csv",
+                str(table),
+                "--json",
+                str(out),
+                "--plot",
+                str(plot),
+            ]
+        )
+        == 0
+    )
+    windows = json.loads(out.read_text())["windows"]
+    cfg = load_config(model.cfg, ONE_VIEW)
+    assert default_window(cfg) == 8 / 30
+    ends = [8, 23, 38, 53]
+    assert [round(window["end"] * 30) for window in windows] == ends
+    assert [round(window["start"] * 30) for window in windows] == [end - 8 for end in ends]
+    network = load_model(cfg, model.checkpoint)
+    with open_frames(path, cfg) as (_, frames):
+        every = list(frames)
+    scorer = WindowScorer(network, cfg, 30, 8 / 30, 8 / 30)
+    for window, end in zip(windows, ends):
+        (expected,) = [w for _, w in scorer.run(every[end - 8 : end]) if w]
+        best = np.argsort(-expected.scores, kind="stable")[:5]
+        assert window["top5"] == best.tolist()
+        np.testing.assert_allclose(window["top5_scores"], expected.scores[best], atol=1e-6)
+    rows = list(csv.DictReader(table.open(encoding="utf-8")))
+    assert len(rows) == 5 * len(ends)
+    assert [row["name"] for row in rows[:5]] == [NAMES[i] for i in windows[0]["top5"]]
+    assert capsys.readouterr().out.count(" s  ") == len(ends)
+    assert np.asarray(Image.open(plot)).std() > 1
+
+
+def test_video_shorter_than_a_window(model, tmp_path):
+    path, out = write_video(tmp_path / "short.mp4", 3), tmp_path / "s.json"
+    assert main([*model.flags(), "--stream", "--stride", "0.034", path, "--json", str(out)]) == 0
+    # Windows that are only half there are for the annotated copy.
+    (window,) = json.loads(out.read_text())["windows"]
+    assert (window["start"], window["end"]) == (0, 0.1)
+    cfg = load_config(model.cfg, ONE_VIEW)
+    expected = score_views(load_model(cfg, model.checkpoint), load_views(path, cfg), cfg)
+    assert window["top5"] == expected.argsort(descending=True)[:5].tolist()
+
+
+def test_timeline_stays_small_and_true():
+    timeline = Timeline(2, capacity=8)
+    for number in range(100):
+        timeline.add(Window(number, number + 1.0, np.array([number / 100, 1 - number / 100]), True))
+    times, scores = timeline.points()
+    assert len(times) <= 9
+    assert times[0] < 16 and times[-1] > 84
+    np.testing.assert_allclose(scores[:, 0], (times - 0.5) / 100, atol=1e-6)
+
+
+MEASURE = """
+import sys
+from slowfast_lara.commands.predict import main
+def peak():
+    text = open("/proc/self/status").read()
+    return int(text.split("VmHWM:")[1].split()[0])
+folder, short, long, *flags = sys.argv[1:]
+peaks = []
+for video in (short, long):
+    assert main([*flags, "--stream", "--stride", "2", "--csv", folder + "/o.csv", "--json",
+                 folder + "/o.json", "--plot", folder + "/o.png", "--video-out",
+                 folder + "/o.mp4", video]) == 0
+    peaks.append(peak())
+print(peaks[1] - peaks[0])
+"""
+
+
+@pytest.mark.skipif(not os.path.exists("/proc/self/status"), reason="needs Linux's /proc")
+def test_memory_does_not_grow_with_length(model, tmp_path):
+    short = write_video(tmp_path / "short.mp4", 240, (120, 160))
+    long = write_video(tmp_path / "long.mp4", 4800, (120, 160))
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+    command = [
+        sys.executable,
+        "-c",
+        MEASURE,
+        str(tmp_path),
+        short,
+        long,
+        *model.flags(),
+        "DATA.TEST_CROP_SIZE",
+        "64",
+    ]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=600)
+    assert done.returncode == 0, done.stderr
+    grown = int(done.stdout.split()[-1]) * 1024
+    # The crops alone of all frames would be 56 million bytes, the frames 263 million. What
+    # grows is the index of the MP4 that is written, by some 200 bytes a frame.
+    crops = (4800 - 240) * 64 * 64 * 3
+    assert grown < crops / 3, grown

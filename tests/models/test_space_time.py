@@ -1,0 +1,119 @@
+"""The fast layers against plain ones: outputs and gradients."""
+
+import pytest
+import torch
+from torch import nn
+
+from slowfast_lara.attention import build_estimator
+from slowfast_lara.experiments.textbook import TextbookTrajectoryAttention
+from slowfast_lara.models import temporal
+from slowfast_lara.models.space_time import DividedAttention, JointAttention, TrajectoryAttention
+from tests.comparing import assert_close
+
+
+def outputs_and_gradients(layer, x, num_frames):
+    x = x.clone().requires_grad_()
+    out = layer(x, num_frames)
+    weights = torch.linspace(-1, 1, out.numel(), dtype=out.dtype).view_as(out)
+    parameters = dict(layer.named_parameters())
+    grads = torch.autograd.grad(
+        (out * weights).sum(), [x, *parameters.values()], allow_unused=True, materialize_grads=True
+    )
+    return {"output": out, **dict(zip(["x", *parameters], grads))}
+
+
+def assert_same(layer, reference, x, num_frames):
+    actual = outputs_and_gradients(layer, x, num_frames)
+    expected = outputs_and_gradients(reference, x, num_frames)
+    assert actual.keys() == expected.keys()
+    for name, value in actual.items():
+        assert_close(value, expected[name], 1e-10, name)
+
+
+def make(kind, dim, heads, qkv_bias=True, **options):
+    torch.manual_seed(dim + heads)
+    layer = kind(
+        dim, heads, build_estimator("softmax", head_dim=dim // heads), qkv_bias, 0.0, **options
+    )
+    for parameter in layer.parameters():  # biases are zero at the start
+        nn.init.normal_(parameter, std=0.3)
+    return layer.double()
+
+
+@pytest.mark.parametrize("project_values", [False, True], ids=["original", "fixed"])
+@pytest.mark.parametrize(
+    "B, F, P, heads, head_dim, qkv_bias",
+    [
+        (1, 1, 5, 1, 8, True),
+        (2, 3, 7, 3, 5, True),
+        (3, 2, 49, 2, 12, False),
+        (1, 5, 37, 4, 16, True),
+    ],
+)
+def test_trajectory_equals_the_textbook(B, F, P, heads, head_dim, qkv_bias, project_values):
+    layer = make(
+        TrajectoryAttention, heads * head_dim, heads, qkv_bias, project_values=project_values
+    )
+    x = torch.randn(B, 1 + F * P, heads * head_dim, dtype=torch.float64)
+    assert_same(layer, TextbookTrajectoryAttention(layer), x, F)
+
+
+@pytest.mark.parametrize("chunk", [1, 3, 1000])
+def test_temporal_stage_does_not_depend_on_the_chunk(monkeypatch, chunk):
+    layer = make(TrajectoryAttention, 12, 2, project_values=True)
+    x = torch.randn(2, 1 + 3 * 4, 12, dtype=torch.float64)
+    expected = outputs_and_gradients(layer, x, 3)
+    monkeypatch.setattr(temporal, "_CPU_CHUNK", chunk)
+    for name, value in outputs_and_gradients(layer, x, 3).items():
+        assert_close(value, expected[name], 1e-12, name)
+
+
+class PlainAttention(nn.Module):
+    """Joint or divided attention by a mask over all pairs of tokens."""
+
+    def __init__(self, layer, sees):
+        super().__init__()
+        self.qkv, self.proj, self.sees, self.heads = layer.qkv, layer.proj, sees, layer.num_heads
+
+    def forward(self, x, num_frames):
+        parts = self.qkv(x).chunk(3, dim=-1)
+        q, k, v = (y.unflatten(-1, (self.heads, -1)).transpose(1, 2) for y in parts)
+        N = x.shape[1] - 1
+        mask = torch.zeros(1 + N, 1 + N, dtype=torch.bool)
+        mask[0], mask[:, 0] = True, True
+        frame, place = torch.arange(N) // (N // num_frames), torch.arange(N) % (N // num_frames)
+        mask[1:, 1:] = self.sees(frame, place)
+        logits = (q @ k.mT * q.shape[-1] ** -0.5).masked_fill(~mask, -torch.inf)
+        return self.proj((logits.softmax(-1) @ v).transpose(1, 2).flatten(2))
+
+
+@pytest.mark.parametrize(
+    "kind, options, sees",
+    [
+        (JointAttention, {}, lambda frame, place: torch.ones(len(frame), len(frame)).bool()),
+        (DividedAttention, {}, lambda frame, place: frame[:, None] == frame),
+        (DividedAttention, {"over_time": True}, lambda frame, place: place[:, None] == place),
+    ],
+    ids=["joint", "space", "time"],
+)
+def test_joint_and_divided_equal_masked_attention(kind, options, sees):
+    layer = make(kind, 15, 3, **options)
+    x = torch.randn(2, 1 + 4 * 5, 15, dtype=torch.float64)
+    assert_same(layer, PlainAttention(layer, sees), x, 4)
+
+
+def test_gradients_in_half_precision_do_not_suffer_from_the_chunks(monkeypatch):
+    layer = make(TrajectoryAttention, 16, 2, project_values=True).float()
+    x = torch.randn(1, 1 + 2 * 400, 16)
+
+    def gradient():
+        layer.zero_grad()
+        with torch.autocast("cpu", torch.bfloat16):
+            layer(x, 2).float().sum().backward()
+        return layer.proj_kv.weight.grad
+
+    monkeypatch.setattr(temporal, "_CPU_CHUNK", 10**6)
+    expected = gradient()
+    monkeypatch.setattr(temporal, "_CPU_CHUNK", 4)
+    difference = (gradient() - expected).abs().max() / expected.abs().max()
+    assert difference < 0.01  # 0.03 if summed in bfloat16

@@ -1,0 +1,218 @@
+"""The report of a real run: complete, safe, and alive in a browser."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+from html.parser import HTMLParser
+from pathlib import Path
+
+import pytest
+import yaml
+
+from slowfast_lara.commands.report import main
+from tests.small_models import NAMES, ROOT, make_videos, only_error, small_config
+
+from .browser import CHROMIUM, Browser
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Two short epochs and a test, in which one video fails."""
+    folder = tmp_path_factory.mktemp("run")
+    videos = make_videos(folder / "set", 12, "--frames", "12", "--train", "8", "--val", "4")
+    (videos / "classes.json").write_text(json.dumps(NAMES))
+    bad = videos / "videos" / "<i>bad.mp4"
+    bad.write_text("no video")
+    with (videos / "test.csv").open("a") as file:
+        file.write(f"{bad} 1\n")
+    config = small_config()
+    config["SOLVER"] = {"MAX_EPOCH": 2, "BASE_LR": 0.001}
+    config["DATA_LOADER"] = {"NUM_WORKERS": 0}
+    config["LOG_PERIOD"] = 1
+    config["DATA"]["PATH_TO_DATA_DIR"] = str(videos)
+    config["OUTPUT_DIR"] = str(folder / "my <run>")
+    (folder / "c.yaml").write_text(yaml.safe_dump(config))
+    done = subprocess.run(
+        [sys.executable, str(ROOT / "tools" / "run_net.py"), "--cfg", str(folder / "c.yaml")],
+        env={**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+        timeout=600,
+    )
+    assert done.returncode == 0, done.stderr + done.stdout
+    return folder / "my <run>"
+
+
+@pytest.fixture(scope="module")
+def page(run: Path) -> Path:
+    assert main([str(run)]) == 0
+    return run / "report.html"
+
+
+class Reader(HTMLParser):
+    """Texts by element, and everything that could load something."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.text, self.tags, self.links = "", [], []
+        self.in_code = False
+
+    def handle_starttag(self, tag, attrs):
+        self.tags.append(tag)
+        self.in_code = tag in ("script", "style")
+        self.links += [value for key, value in attrs if key in ("src", "href", "srcset", "data")]
+
+    def handle_endtag(self, tag):
+        self.in_code = False
+
+    def handle_data(self, data):
+        self.text += "" if self.in_code else data
+
+
+def read(page: Path) -> Reader:
+    reader = Reader()
+    reader.feed(page.read_text(encoding="utf-8"))
+    return reader
+
+
+def test_it_holds_the_run(run, page):
+    results = json.loads((run / "test_results.json").read_text())
+    environment = json.loads((run / "environment.json").read_text())
+    reader = read(page)
+    assert f"{results['top1_acc']:.2f} %top-1 accuracy" in reader.text
+    assert f"{results['top5_acc']:.2f} %top-5 accuracy" in reader.text
+    assert "12videos tested" in reader.text and "1videos failed" in reader.text
+    assert "clips a second" in reader.text
+    assert environment["packages"]["torch"] in reader.text
+    assert str(environment["git_commit"]) in reader.text
+    assert "APPROX_ATTN_TYPE: lara" in reader.text
+    assert "<i>bad.mp4" in reader.text and results["failed"][0]["reason"] in reader.text
+    assert reader.tags.count("svg") >= 3
+    wrong = [video for video in results["videos"] if video["top5"][0] != video["label"]]
+    assert reader.tags.count("img") == len(wrong) > 0
+    worst = max(wrong, key=lambda video: video["top5_scores"][0])
+    first = re.search(r'class="mistake">.*?class="quiet">(.*?)</p>', page.read_text(), re.DOTALL)
+    assert first.group(1) == worst["path"]
+
+
+def test_it_is_safe_and_alone(page):
+    reader = read(page)
+    assert "b" in reader.tags and "i" not in reader.tags  # names came through as text
+    assert "<b>bold</b> & $x$" in reader.text
+    assert reader.links and all(link.startswith("data:image/") for link in reader.links)
+    style = re.search("<style>(.*?)</style>", page.read_text(), re.DOTALL).group(1)
+    assert "url(" not in style and "@import" not in style
+    assert "default-src 'none'" in page.read_text()
+
+
+@pytest.mark.skipif(CHROMIUM is None, reason="no chromium with chromedriver")
+def test_in_a_browser(run, page, tmp_path):
+    results = json.loads((run / "test_results.json").read_text())
+    with Browser(tmp_path, width=390, height=840) as browser:
+        browser.open(page.resolve().as_uri())
+        names = (
+            "return [...document.querySelectorAll('#classes tbody tr')].filter("
+            "row => !row.hidden).map(row => row.cells[0].textContent)"
+        )
+        assert browser.run(names) == NAMES
+        assert browser.run("return document.title") == "my <run>: report"
+
+        browser.click("#classes th:nth-child(1) button")
+        ascending = browser.run(names)
+        assert sorted(ascending) == sorted(NAMES) and ascending != NAMES
+        browser.click("#classes th:nth-child(1) button")
+        assert browser.run(names) == ascending[::-1]
+        browser.click("#classes th:nth-child(3) button")
+        shares = browser.run(
+            "return [...document.querySelectorAll('#classes tbody tr')].map("
+            "row => Number(row.cells[2].textContent))"
+        )
+        expected = sorted(round(entry["top1_acc"], 1) for entry in results["per_class"].values())
+        assert shares == expected
+
+        browser.type("input[data-for=classes]", "BOLD")
+        assert browser.run(names) == ["<b>bold</b> & $x$"]
+        # Nothing is wider than a phone, nothing failed, every picture is there.
+        assert browser.run("return document.documentElement.scrollWidth") <= 390
+        assert browser.run(
+            "return [...document.images].every(image => { image.loading = 'eager'; return true })"
+        )
+        assert browser.run(
+            "return Promise.all([...document.images].map(image => image.decode()"
+            ".then(() => image.naturalWidth > 0))).then(all => all.every(Boolean))"
+        )
+        assert browser.errors() == []
+        (tmp_path / "page.png").write_bytes(browser.screenshot())
+
+
+def test_what_is_missing_is_left_out(run, tmp_path):
+    for name in ("stdout.log", "test_results.json"):
+        folder = tmp_path / name
+        folder.mkdir()
+        (folder / name).write_bytes((run / name).read_bytes())
+        assert main([str(folder), "--out", str(tmp_path / f"{name}.html")]) == 0
+        text = read(tmp_path / f"{name}.html").text
+        assert ("Learning curves" in text) == (name == "stdout.log")
+        assert ("Confusion matrix" in text) == (name == "test_results.json")
+
+
+def test_many_classes_and_lost_videos(tmp_path):
+    videos = [
+        {
+            "path": f"gone/{i}.mp4",
+            "label": i % 400,
+            "num_views": 1,
+            "top5": [i % 400 if i % 3 else 7, 1, 2, 3, 4],
+            "top5_scores": [0.5, 0.2, 0.1, 0.1, 0.05],
+        }
+        for i in range(800)
+    ]
+    (tmp_path / "test_results.json").write_text(json.dumps({"videos": videos, "failed": []}))
+    assert main([str(tmp_path)]) == 0
+    reader = read(tmp_path / "report.html")
+    assert reader.text.count("not here any more") == 24
+    assert len(reader.links) == 1  # the matrix as a picture
+    assert "class 399" in reader.text
+
+
+def test_bad_input_is_one_line(run, tmp_path, capsys):
+    (tmp_path / "empty").mkdir()
+    for name, content, said in (
+        ("cut", '{"videos": [', "is not JSON"),
+        ("other", '{"videos": [{"path": "a"}], "failed": []}', "not the results of a test"),
+        ("list", "[]", "a JSON object is expected"),
+        (
+            "short",
+            '{"videos": [{"path": "a", "label": 0, "top5": [], "top5_scores": []}]}',
+            "the entry of a",
+        ),
+    ):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "test_results.json").write_text(content)
+        assert main([str(tmp_path / name)]) == 2, name
+        assert said in only_error(capsys)
+        assert not (tmp_path / name / "report.html").exists()
+    for folder, said in (("empty", "no run here"), ("nowhere", "no such folder")):
+        assert main([str(tmp_path / folder)]) == 2
+        assert said in only_error(capsys)
+    assert main([str(run), "--classes", str(tmp_path / "no.json")]) == 2
+    assert "no.json" in only_error(capsys)
+
+
+def test_log_of_a_run_that_went_on(tmp_path):
+    """Cut lines are passed over; what was done twice counts as done the second time."""
+    lines = [
+        'x json_stats: {"_type": "train_epoch", "epoch": "1/2", "loss": 9.0}',
+        'x json_stats: {"_type": "train_epoch", "epoch": "1/2", "loss": 1.5}',
+        'x json_stats: {"_type": "train_epoch", "epoch": "2/2", "loss": NaN}',
+        'x json_stats: {"_type": "train_ep',
+    ]
+    (tmp_path / "stdout.log").write_text("\n".join(lines))
+    from slowfast_lara.engine.run_folder import read_run
+
+    assert read_run(str(tmp_path), None).curve("train_epoch", "loss") == [(1.0, 1.5)]
+    assert main([str(tmp_path)]) == 0
