@@ -198,8 +198,6 @@ def test_check_videos_finds_nothing_wrong(synthetic, tmp_path):
 
 def test_benchmark(tmp_path):
     video = write_video(tmp_path / "a b.mp4", 70, size=(48, 64))
-    output = run(
-        "-m slowfast_lara.experiments.data_speed", video, "--rounds", "1", "--train-samples", "2"
-    )
+    output = run("tools/benchmark.py data", video, "--rounds", "1", "--train-samples", "2")
     assert "all views of a video: " in output and "a training sample: " in output
     assert output.count(" times as fast") == 2
