@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import signal
 import socket
@@ -18,11 +17,14 @@ import numpy as np
 import torch
 import yaml
 
+from slowfast_lara.engine.run_folder import read_stats
+
 ROOT = Path(__file__).resolve().parents[1]
 RUN_NET = str(ROOT / "tools" / "run_net.py")
 NUM_CLASSES = 3
 # What a test has started, for the end of the test: see conftest.py.
 STARTED: list[subprocess.Popen] = []
+json_stats = read_stats
 
 
 def write_video(path: Path, seed: int, frames: int = 12, size: int = 40) -> None:
@@ -138,15 +140,6 @@ def run_ok(*arguments: Any) -> str:
     code, stdout, stderr = run_net(*arguments)
     assert code == 0, f"exit code {code}\n{stdout}\n{stderr}"
     return stdout
-
-
-def json_stats(output: Path) -> list[dict[str, Any]]:
-    log = (output / "stdout.log").read_text()
-    return [
-        json.loads(line.split("json_stats: ", 1)[1])
-        for line in log.splitlines()
-        if "json_stats: " in line
-    ]
 
 
 def load_checkpoint(output: Path, name: str) -> dict[str, Any]:

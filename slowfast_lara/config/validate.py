@@ -46,9 +46,16 @@ def check_machine(cfg: CfgNode) -> None:
         _fail(cfg, "NUM_GPUS", f"this machine has {gpus}; 0 runs on the CPU")
     if (cfg.TRAIN.ENABLE or cfg.TEST.ENABLE) and not os.path.isdir(cfg.DATA.PATH_TO_DATA_DIR):
         _fail(cfg, "DATA.PATH_TO_DATA_DIR", "an existing folder with the lists is expected")
-    for key in ("TRAIN.CHECKPOINT_FILE_PATH", "TEST.CHECKPOINT_FILE_PATH"):
+    without = {
+        "TRAIN.CHECKPOINT_FILE_PATH": (
+            "; to do without, set it to '' and start from the image weights of "
+            "VIT.PRETRAINED_WEIGHTS, or from random ones with VIT.IM_PRETRAINED False too"
+        ),
+        "TEST.CHECKPOINT_FILE_PATH": "; '' tests the newest checkpoint in OUTPUT_DIR",
+    }
+    for key, instead in without.items():
         if _get(cfg, key) and not os.path.isfile(_get(cfg, key)):
-            _fail(cfg, key, "an existing file is expected")
+            _fail(cfg, key, f"an existing file is expected{instead}")
     try:
         os.makedirs(cfg.OUTPUT_DIR, exist_ok=True)
         probe = os.path.join(cfg.OUTPUT_DIR, f".writable.{os.getpid()}")

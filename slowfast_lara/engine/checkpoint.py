@@ -21,7 +21,7 @@ from torch import nn
 
 from slowfast_lara.errors import CheckpointError, WeightsError, first_line
 from slowfast_lara.files import written_aside
-from slowfast_lara.models.weights.files import read_torch_file
+from slowfast_lara.models.weights.files import bare_names, read_torch_file
 
 logger = logging.getLogger(__name__)
 
@@ -98,8 +98,7 @@ def best_path(output_dir: str) -> str:
 
 def load_weights(model: nn.Module, states: dict[str, torch.Tensor], path: str) -> None:
     """Put a checkpoint's weights into a bare model, all of them or none."""
-    if all(name.startswith("module.") for name in states):  # DDP's names
-        states = {name[len("module.") :]: x for name, x in states.items()}
+    states = bare_names(states, path)
     own = model.state_dict()
     problems = [f"it has no {name}" for name in own if name not in states]
     problems += [f"{name} is not in the model" for name in states if name not in own]

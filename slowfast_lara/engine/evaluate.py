@@ -10,22 +10,20 @@ import contextlib
 import logging
 import os
 import time
-from typing import Any, NamedTuple
+from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
-import torch.distributed as dist
 from fvcore.common.config import CfgNode
 from slowfast.utils.logging import log_json_stats
 from torch import Tensor, nn
 from torch.utils.data import DataLoader
 
-from slowfast_lara.engine.distributed import (
-    gather_on_first,
-    sum_over_processes,
-    without_ddp,
-    world_size,
-)
+from slowfast_lara.data.dataset import VideoViews
+from slowfast_lara.engine.distributed import gather_on_first, sum_over_processes, without_ddp
+from slowfast_lara.engine.progress import progress_bar
+from slowfast_lara.engine.run_folder import TEST_RESULTS
 from slowfast_lara.engine.signals import StopRequest
 from slowfast_lara.errors import RunError, Stopped
 from slowfast_lara.files import write_json, written_aside
@@ -35,15 +33,25 @@ logger = logging.getLogger(__name__)
 _CPU = torch.device("cpu")
 
 
-class VideoScore(NamedTuple):
-    """What the test of one video gave: scores, or why there are none."""
+@dataclass(frozen=True)
+class ScoredVideo:
+    """A tested video: `scores` [classes] are the mean over its views."""
 
     index: int
     path: str
     label: int
     num_views: int
-    scores: np.ndarray | None
-    error: str | None
+    scores: np.ndarray
+
+
+@dataclass(frozen=True)
+class UnscoredVideo:
+    """A video of the test that has no scores, and why."""
+
+    index: int
+    path: str
+    label: int
+    reason: str
 
 
 def device_of(cfg: CfgNode) -> torch.device:
@@ -57,15 +65,16 @@ def autocast(cfg: CfgNode) -> contextlib.AbstractContextManager[None]:
     return torch.autocast(device_of(cfg).type, dtype=getattr(torch, cfg.SOLVER.PRECISION))
 
 
-def count_correct(scores: Tensor, labels: Tensor) -> tuple[int, int]:
+def count_correct(scores: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
     """How many labels are the first guess, and among the first five (if there are five).
 
-    PySlowFast's `topks_correct` raises for more than one video: it takes a `view`
-    of a transposed tensor, which PyTorch no longer allows.
+    The counts stay on the device of the scores. PySlowFast's `topks_correct` raises for
+    more than one video: it takes a `view` of a transposed tensor, which PyTorch no longer
+    allows.
     """
     guesses = scores.topk(min(5, scores.shape[1]), dim=1).indices
     right = guesses == labels[:, None]
-    return right[:, 0].sum().item(), right.sum().item()
+    return right[:, 0].sum(), right.sum()
 
 
 @torch.no_grad()
@@ -74,11 +83,10 @@ def validate(
 ) -> dict[str, Any] | None:
     """The accuracy with one clip of each video; None if a signal cut it short."""
     model = without_ddp(model)
-    if world_size() > 1:
-        for buffer in model.buffers():  # each process draws its own noise into them
-            dist.broadcast(buffer, 0)
     model.eval()
-    top1 = top5 = count = failed = 0.0
+    device = device_of(cfg)
+    correct = torch.zeros(2, dtype=torch.int64, device=device)
+    count = failed = 0.0
     for batch in loader:
         if stop.requested:
             break
@@ -87,12 +95,13 @@ def validate(
             logger.warning("not counted: %s: %s", failure.path, failure.reason)
         if batch.clips:
             with autocast(cfg):
-                scores = model([clip.to(device_of(cfg)) for clip in batch.clips])
-            correct = count_correct(scores.float().cpu(), batch.labels)
-            top1, top5, count = top1 + correct[0], top5 + correct[1], count + len(batch.labels)
+                scores = model([clip.to(device, non_blocking=True) for clip in batch.clips])
+            labels = batch.labels.to(device, non_blocking=True)
+            correct += torch.stack(count_correct(scores.float(), labels))
+            count += len(batch.labels)
     model.train()
-    stopped = float(stop.requested)
-    top1, top5, count, failed, stopped = sum_over_processes([top1, top5, count, failed, stopped])
+    mine = [*correct.tolist(), count, failed, stop.requested]
+    top1, top5, count, failed, stopped = sum_over_processes(mine)
     if stopped:
         return None
     if not count:
@@ -113,11 +122,9 @@ def score_views(model: nn.Module, views: Tensor, cfg: CfgNode) -> Tensor:
     each video by itself: scores do not depend on the number of processes.
     """
     chunk = max(1, cfg.TEST.BATCH_SIZE // max(1, cfg.NUM_GPUS))
-    # An estimator that draws in eval draws the same for every video.
-    torch.manual_seed(cfg.RNG_SEED)
     with autocast(cfg):
-        scores = [model([part.to(device_of(cfg))]).double().cpu() for part in views.split(chunk)]
-    return torch.cat(scores).mean(dim=0).float()
+        scores = [model([part.to(device_of(cfg))]).double() for part in views.split(chunk)]
+    return torch.cat(scores).mean(dim=0).float().cpu()
 
 
 def run_test(
@@ -125,50 +132,54 @@ def run_test(
 ) -> None:
     """Score every video of the test list, and write what came out."""
     model = without_ddp(model).eval()
-    mine = []
+    mine: list[ScoredVideo | UnscoredVideo] = []
     started = time.perf_counter()
-    for video in loader:
-        if stop.requested:
-            raise Stopped(f"stopped by {stop.signal_name}; the same command tests again")
-        mine.append(_score(model, video, cfg))
-        if len(mine) % cfg.LOG_PERIOD == 0:
-            seconds = (time.perf_counter() - started) / len(mine)
-            log_json_stats(
-                {
-                    "split": "test_iter",
-                    "cur_iter": f"{len(mine)}/{len(loader)}",
-                    "time_diff": seconds,
-                }
-            )
+    with progress_bar(len(loader), "test", unit="video") as bar:
+        for video in loader:
+            if stop.requested:
+                raise Stopped(f"stopped by {stop.signal_name}; the same command tests again")
+            mine.append(_score(model, video, cfg))
+            bar.update()
+            if len(mine) % cfg.LOG_PERIOD == 0:
+                seconds = (time.perf_counter() - started) / len(mine)
+                log_json_stats(
+                    {
+                        "split": "test_iter",
+                        "cur_iter": f"{len(mine)}/{len(loader)}",
+                        "time_diff": seconds,
+                    }
+                )
     gathered = gather_on_first(mine)
     if gathered is not None:
         videos = sorted((video for share in gathered for video in share), key=lambda v: v.index)
-        _write_results(videos, cfg, checkpoint)
+        scored = [video for video in videos if isinstance(video, ScoredVideo)]
+        failed = [video for video in videos if isinstance(video, UnscoredVideo)]
+        _write_results(scored, failed, cfg, checkpoint)
 
 
-def _score(model: nn.Module, video: Any, cfg: CfgNode) -> VideoScore:
-    known = (video.index, video.path, video.label)
-    error = video.error
-    if error is None:
+def _score(model: nn.Module, video: VideoViews, cfg: CfgNode) -> ScoredVideo | UnscoredVideo:
+    reason = video.error or ""
+    if video.views is not None:
         scores = score_views(model, video.views, cfg)
         if torch.isfinite(scores).all():
-            return VideoScore(*known, len(video.views), scores.numpy(), None)
-        error = "the model's scores are not finite"
-    logger.warning("not counted: %s: %s", video.path, error)
-    return VideoScore(*known, 0, None, error)
+            num_views = len(video.views)
+            return ScoredVideo(video.index, video.path, video.label, num_views, scores.numpy())
+        reason = "the model's scores are not finite"
+    logger.warning("not counted: %s: %s", video.path, reason)
+    return UnscoredVideo(video.index, video.path, video.label, reason)
 
 
-def _write_results(videos: list[VideoScore], cfg: CfgNode, checkpoint: str) -> None:
-    scored = [video for video in videos if video.scores is not None]
-    failed = [video for video in videos if video.scores is None]
+def _write_results(
+    scored: list[ScoredVideo], failed: list[UnscoredVideo], cfg: CfgNode, checkpoint: str
+) -> None:
     if not scored:
         raise RunError(
-            f"none of the {len(videos)} test videos could be scored; the first: "
-            f"{failed[0].path}: {failed[0].error}"
+            f"none of the {len(failed)} test videos could be scored; the first: "
+            f"{failed[0].path}: {failed[0].reason}"
         )
     scores = torch.from_numpy(np.stack([video.scores for video in scored]))
     labels = torch.tensor([video.label for video in scored])
-    top1, top5 = (100.0 * count / len(scored) for count in count_correct(scores, labels))
+    top1, top5 = (100.0 * count.item() / len(scored) for count in count_correct(scores, labels))
     summary = {
         "top1_acc": top1,
         "top5_acc": top5,
@@ -180,9 +191,9 @@ def _write_results(videos: list[VideoScore], cfg: CfgNode, checkpoint: str) -> N
         "checkpoint": checkpoint,
         "per_class": _per_class(scores, labels),
         "videos": [_as_json(video) for video in scored],
-        "failed": [{"path": v.path, "label": v.label, "reason": v.error} for v in failed],
+        "failed": [{"path": v.path, "label": v.label, "reason": v.reason} for v in failed],
     }
-    path = os.path.join(cfg.OUTPUT_DIR, "test_results.json")
+    path = os.path.join(cfg.OUTPUT_DIR, TEST_RESULTS)
     write_json(path, results)
     if cfg.TEST.SAVE_RESULTS_PATH:
         _save_scores(os.path.join(cfg.OUTPUT_DIR, cfg.TEST.SAVE_RESULTS_PATH), scored, scores)
@@ -190,7 +201,7 @@ def _write_results(videos: list[VideoScore], cfg: CfgNode, checkpoint: str) -> N
     log_json_stats({"split": "test_final", **summary})
 
 
-def _as_json(video: VideoScore) -> dict[str, Any]:
+def _as_json(video: ScoredVideo) -> dict[str, Any]:
     order = np.argsort(-video.scores, kind="stable")[:5]
     return {
         "path": video.path,
@@ -212,12 +223,13 @@ def _per_class(scores: Tensor, labels: Tensor) -> dict[str, dict[str, float]]:
     }
 
 
-def _save_scores(path: str, videos: list[VideoScore], scores: Tensor) -> None:
+def _save_scores(path: str, videos: list[ScoredVideo], scores: Tensor) -> None:
     """An .npz of plain arrays: paths, labels, scores [videos, classes], num_views."""
-    arrays = {
+    arrays: dict[str, Any] = {
+        "scores": scores.numpy(),
         "paths": np.array([video.path for video in videos]),
         "labels": np.array([video.label for video in videos]),
         "num_views": np.array([video.num_views for video in videos]),
     }
     with written_aside(path) as aside, open(aside, "wb") as file:
-        np.savez(file, scores=scores.numpy(), **arrays)
+        np.savez(file, **arrays)

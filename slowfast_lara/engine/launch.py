@@ -1,8 +1,12 @@
-"""From one command to all the processes of a run.
+"""Starting all the processes of a run from one command.
 
-One process; NUM_GPUS processes of each of NUM_SHARDS machines, PySlowFast's way;
-or the processes that `torchrun` has started. PySlowFast's own launcher calls
-CUDA without asking, waits without a limit, and leaves ranks behind.
+There are three cases. With one GPU or none, the run is this process itself. With
+several GPUs or machines, the command is given once on each of NUM_SHARDS machines and
+starts NUM_GPUS processes there, as in PySlowFast. Under `torchrun` the processes are
+there already, and this one is one of them.
+
+PySlowFast's own launcher needs CUDA even to run on a CPU, waits without a limit for
+machines that do not come, and leaves processes running when one of them fails.
 """
 
 from __future__ import annotations
@@ -19,6 +23,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from multiprocessing.connection import wait
+from multiprocessing.process import BaseProcess
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -47,10 +52,11 @@ logger = logging.getLogger(__name__)
 Run = Callable[[CfgNode, StopRequest], None]
 
 DEFAULT_INIT_METHOD = "tcp://localhost:9999"
-# A run's processes start together; one that is not there by then never comes.
+# How long processes wait for each other at the start.
 RENDEZVOUS_SECONDS = 300
-# What the others get to end by themselves when one has failed.
+# When one process has failed, the others have this long to end by themselves.
 GRACE_SECONDS = 30
+# torchrun sets these variables in every process it starts.
 _TORCHRUN = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 
 
@@ -70,10 +76,10 @@ def under_torchrun() -> bool:
 
 def prepare(cfg_file: str, opts: Sequence[Any], init_method: str | None) -> CfgNode:
     """The config of a run on this machine, refused if this command cannot run it."""
-    cfg = _settle(load_config(cfg_file, opts))
+    cfg = _with_torchrun_counts(load_config(cfg_file, opts))
     told = init_method is not None or "SHARD_ID" in opts or "NUM_SHARDS" in opts
     if cfg.NUM_SHARDS > 1 and cfg.SHARD_ID == 0 and not told and not under_torchrun():
-        # It would wait for machines that nobody has told of.
+        # Without an address, this process would wait for machines that cannot find it.
         raise ConfigError(
             f"NUM_SHARDS is {cfg.NUM_SHARDS} in {cfg_file}; on each of so many machines "
             "--shard_id I --init_method tcp://HOST:PORT is expected, or NUM_SHARDS 1 for this "
@@ -83,8 +89,8 @@ def prepare(cfg_file: str, opts: Sequence[Any], init_method: str | None) -> CfgN
     return cfg
 
 
-def _settle(cfg: CfgNode) -> CfgNode:
-    """The config with the numbers of processes that torchrun has started, if it has."""
+def _with_torchrun_counts(cfg: CfgNode) -> CfgNode:
+    """Under torchrun, the config with torchrun's number of machines and processes."""
     if not under_torchrun():
         return cfg
     world, local = int(os.environ["WORLD_SIZE"]), int(os.environ["LOCAL_WORLD_SIZE"])
@@ -98,7 +104,7 @@ def _settle(cfg: CfgNode) -> CfgNode:
 
 
 def launch(run: Run, cfg: CfgNode, init_method: str | None = None) -> int:
-    """Run on all the processes that this command stands for; the exit code."""
+    """Run `run` in every process of this command; the exit code."""
     per_node = max(1, cfg.NUM_GPUS)
     if under_torchrun():
         place = Place(
@@ -123,7 +129,7 @@ def launch(run: Run, cfg: CfgNode, init_method: str | None = None) -> int:
 
 
 def spawn(run: Run, cfg: CfgNode, first: Place, processes: int) -> int:
-    """Run `processes` processes of this machine, the first of them in place `first`."""
+    """Start this machine's processes and wait for them; `first` is the place of the first."""
     context = multiprocessing.get_context("spawn")
     children = [
         context.Process(
@@ -143,23 +149,24 @@ def spawn(run: Run, cfg: CfgNode, first: Place, processes: int) -> int:
     def forward(_number: int, _frame: Any) -> None:
         for child in children:
             if child.is_alive():
-                os.kill(child.pid, signal.SIGTERM)
+                child.terminate()
 
     for number in SIGNALS:
         signal.signal(number, forward)
     return _wait_for(children)
 
 
-def _wait_for(children: list[multiprocessing.Process]) -> int:
-    """The exit code of the first child that fails; none outlives it for long."""
-    code, deadline = DONE, None
+def _wait_for(children: Sequence[BaseProcess]) -> int:
+    """The exit code of the first child that fails; the others are killed GRACE_SECONDS later."""
+    code: int = DONE
+    deadline: float | None = None
     alive = list(children)
     while alive:
         left = None if deadline is None else max(0.0, deadline - time.monotonic())
         wait([child.sentinel for child in alive], timeout=left)
         for child in [child for child in alive if not child.is_alive()]:
             alive.remove(child)
-            if child.exitcode != DONE and code == DONE:
+            if child.exitcode and code == DONE:
                 code, deadline = child.exitcode, time.monotonic() + GRACE_SECONDS
                 if code < 0:
                     name = signal.Signals(-code).name
@@ -173,22 +180,25 @@ def _wait_for(children: list[multiprocessing.Process]) -> int:
 
 def _run_as_child(run: Run, cfg: CfgNode, place: Place, start_method: str) -> None:
     os.environ["LOCAL_RANK"] = str(place.local_rank)
-    # Python makes "spawn" the child's own default, and so that of its loaders' workers.
+    # Python made "spawn" the default of this process. The workers of its data loaders are to
+    # be started as they are in a run of one process.
     multiprocessing.set_start_method(start_method, force=True)
-    parent = multiprocessing.parent_process()
+    threading.Thread(target=_end_with_parent, daemon=True).start()
+    sys.exit(_run_in_place(run, cfg, place))
 
-    def follow_parent() -> None:
+
+def _end_with_parent() -> None:
+    """Wait until the command that started this process is gone, then end this process."""
+    parent = multiprocessing.parent_process()
+    if parent is not None:
         wait([parent.sentinel])
         end_process(FAILED)
-
-    threading.Thread(target=follow_parent, daemon=True).start()
-    sys.exit(_run_in_place(run, cfg, place))
 
 
 def _run_alone(run: Run, cfg: CfgNode) -> int:
     stop = StopRequest().listen()
     code = _run_and_tell(lambda: run(cfg, stop))
-    if code == INTERRUPTED:  # now, whatever the loader's workers are at
+    if code == INTERRUPTED:  # at once, without waiting for the loader's workers
         end_process(code)
     return code
 
@@ -232,7 +242,7 @@ def _join(cfg: CfgNode, place: Place) -> Heartbeat:
                 timeout=datetime.timedelta(seconds=patience),
             )
         )
-        # torchrun may keep its store over a restart, with the addresses of dead processes.
+        # After a restart, torchrun's store may still hold the addresses of dead processes.
         attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
         store = dist.PrefixStore(f"attempt_{attempt}", store)
         dist.init_process_group(
@@ -252,7 +262,7 @@ def _join(cfg: CfgNode, place: Place) -> Heartbeat:
 
 def _start_heartbeat(address: str) -> Heartbeat:
     parts = urlsplit(address)
-    heartbeat = Heartbeat(parts.hostname, parts.port)
+    heartbeat = Heartbeat(parts.hostname or "", parts.port or 0)
     heartbeat.start()
     return heartbeat
 

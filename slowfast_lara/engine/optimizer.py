@@ -3,25 +3,41 @@
 As is usual for vision transformers, weight decay spares what is one-dimensional
 (biases, norms) and what the model's `no_weight_decay()` names (the class token
 and the positions). PySlowFast 1.0 decays all of these, and has no AdamW.
+
+The optimisers are PyTorch's fused ones: told on the device that a gradient is not
+finite, they leave their step out, and the host need not wait to decide it.
 """
 
 from __future__ import annotations
+
+from typing import Any
 
 import torch
 from fvcore.common.config import CfgNode
 from slowfast.models.optimizer import set_lr
 from slowfast.utils import lr_policy
-from torch import nn
+from torch import Tensor, nn
 
 from slowfast_lara.errors import ConfigError
 
-__all__ = ["build_optimizer", "lr_at", "lr_scale", "set_lr"]
+__all__ = [
+    "build_optimizer",
+    "load_optimizer",
+    "lr_at",
+    "lr_scale",
+    "scales_loss",
+    "set_lr",
+    "step_if_finite",
+]
 
 
 def build_optimizer(model: nn.Module, cfg: CfgNode) -> torch.optim.Optimizer:
     """The optimiser of SOLVER.OPTIMIZING_METHOD for a bare model."""
     solver = cfg.SOLVER
     groups = _parameter_groups(model, solver.WEIGHT_DECAY)
+    # Fused SGD that leaves out its very first step has no momentum to go on with, and a
+    # loss scaler often begins so.
+    fused = solver.OPTIMIZING_METHOD != "sgd" or not scales_loss(cfg)
     try:
         if solver.OPTIMIZING_METHOD == "sgd":
             return torch.optim.SGD(
@@ -30,16 +46,41 @@ def build_optimizer(model: nn.Module, cfg: CfgNode) -> torch.optim.Optimizer:
                 momentum=solver.MOMENTUM,
                 dampening=solver.DAMPENING,
                 nesterov=solver.NESTEROV,
+                fused=fused,
             )
         kind = {"adam": torch.optim.Adam, "adamw": torch.optim.AdamW}[solver.OPTIMIZING_METHOD]
-        return kind(groups, lr=solver.BASE_LR, betas=(0.9, 0.999))
+        return kind(groups, lr=solver.BASE_LR, betas=(0.9, 0.999), fused=fused)
     except ValueError as error:
         raise ConfigError(f"SOLVER cannot be used: {error}") from None
 
 
-def _parameter_groups(model: nn.Module, weight_decay: float) -> list[dict]:
-    spared_names = model.no_weight_decay() if hasattr(model, "no_weight_decay") else ()
-    decayed, spared = [], []
+def scales_loss(cfg: CfgNode) -> bool:
+    """Whether the loss is scaled up, so that small gradients outlast float16."""
+    return cfg.SOLVER.USE_MIXED_PRECISION and cfg.SOLVER.PRECISION == "float16"
+
+
+def load_optimizer(optimizer: torch.optim.Optimizer, state: dict[str, Any]) -> None:
+    """Take over a saved state, but not how the optimiser that saved it computed its steps."""
+    saved, own = state["param_groups"], optimizer.param_groups
+    kinds = [{"fused": group["fused"], "foreach": group["foreach"]} for group in own]
+    groups = [{**group, **kind} for group, kind in zip(saved, kinds)] + saved[len(own) :]
+    optimizer.load_state_dict({**state, "param_groups": groups})
+
+
+def step_if_finite(optimizer: torch.optim.Optimizer, norm: Tensor) -> None:
+    """Step, or touch nothing if the norm of the gradient is not finite.
+
+    Fused optimisers read `found_inf` on the device; PyTorch's GradScaler tells them so too.
+    """
+    optimizer.found_inf = (~norm.isfinite()).float()  # type: ignore[attr-defined]  # set by users
+    optimizer.step()
+
+
+def _parameter_groups(model: nn.Module, weight_decay: float) -> list[dict[str, Any]]:
+    no_weight_decay: Any = getattr(model, "no_weight_decay", set)
+    spared_names = no_weight_decay()
+    decayed: list[nn.Parameter] = []
+    spared: list[nn.Parameter] = []
     for name, parameter in model.named_parameters():
         if parameter.requires_grad:
             spare = parameter.ndim <= 1 or name in spared_names

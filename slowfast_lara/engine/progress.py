@@ -20,10 +20,11 @@ import torch
 from fvcore.common.config import CfgNode
 from slowfast.utils.logging import log_json_stats
 from slowfast.utils.meters import ScalarMeter
-from torch.utils.data import Dataset
 from tqdm import tqdm
 
+from slowfast_lara.data.dataset import VideoDataset
 from slowfast_lara.engine.distributed import rank
+from slowfast_lara.engine.iteration import Outcome
 from slowfast_lara.engine.tensorboard import write_clips
 from slowfast_lara.errors import ConfigError
 
@@ -38,7 +39,7 @@ class TrainProgress:
         self._data_seconds = 0.0
         self._writer = _tensorboard(cfg) if rank() == 0 and cfg.TENSORBOARD.ENABLE else None
 
-    def show_clips(self, dataset: Dataset) -> None:
+    def show_clips(self, dataset: VideoDataset) -> None:
         """A few labelled clips for TensorBoard."""
         if self._writer is not None:
             write_clips(self._writer, dataset)
@@ -47,13 +48,11 @@ class TrainProgress:
         self._epoch, self._batch = epoch, first_batch
         names = ("loss", "top1_err", "top5_err", "seconds", "data_seconds")
         self._meters = {name: ScalarMeter(self._cfg.LOG_PERIOD) for name in names}
-        self._bar = tqdm(
-            total=self._epoch_batches,
-            initial=first_batch,
-            leave=False,
+        self._bar = progress_bar(
+            self._epoch_batches,
+            f"epoch {epoch + 1}/{self._cfg.SOLVER.MAX_EPOCH}",
             unit="batch",
-            desc=f"epoch {epoch + 1}/{self._cfg.SOLVER.MAX_EPOCH}",
-            disable=rank() != 0 or not sys.stdout.isatty(),
+            initial=first_batch,
         )
         self._clock = time.perf_counter()
 
@@ -69,21 +68,17 @@ class TrainProgress:
             self._data_seconds = time.perf_counter() - start
             yield batch
 
-    def update(self, *, loss: float, top1_err: float, top5_err: float, lr: float) -> None:
-        """One batch is done; the values are over all processes."""
-        now = time.perf_counter()
-        values = {
-            "loss": loss,
-            "top1_err": top1_err,
-            "top5_err": top5_err,
-            "seconds": now - self._clock,
-            "data_seconds": self._data_seconds,
-        }
-        self._clock = now
-        for name, value in values.items():
+    def lap(self) -> tuple[float, float]:
+        """The seconds since the last lap, and those of them that the batch was waited for."""
+        last, self._clock = self._clock, time.perf_counter()
+        return self._clock - last, self._data_seconds
+
+    def update(self, outcome: Outcome, means: dict[str, float]) -> None:
+        """Take in one iteration; `means` are over all processes."""
+        times = {"seconds": outcome.seconds, "data_seconds": outcome.data_seconds}
+        for name, value in {**means, **times}.items():
             self._meters[name].add_value(value)
-        self._batch += 1
-        self._lr = lr
+        self._batch, self._lr = outcome.at.batch + 1, outcome.at.lr
         if rank() != 0:
             return
         self._bar.set_postfix(
@@ -125,8 +120,8 @@ class TrainProgress:
     def _report(self, kind: str, place: dict[str, Any], values: dict[str, float]) -> None:
         memory = torch.cuda.max_memory_allocated() / 2**30 if torch.cuda.is_available() else 0.0
         # Kilobytes, but bytes on a Mac.
-        main_memory = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-        main_memory /= 2**30 if sys.platform == "darwin" else 2**20
+        unit = 2**30 if sys.platform == "darwin" else 2**20
+        main_memory = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / unit
         log_json_stats(
             {
                 "_type": kind,
@@ -159,6 +154,18 @@ class TrainProgress:
         left = self._cfg.SOLVER.MAX_EPOCH * self._epoch_batches - done
         seconds = self._meters["seconds"].get_win_avg() * left
         return str(datetime.timedelta(seconds=int(seconds)))
+
+
+def progress_bar(total: int, description: str, *, unit: str, initial: int = 0) -> tqdm:
+    """A bar on the terminal of process 0, and nothing elsewhere."""
+    return tqdm(
+        total=total,
+        initial=initial,
+        leave=False,
+        unit=unit,
+        desc=description,
+        disable=rank() != 0 or not sys.stdout.isatty(),
+    )
 
 
 def _tensorboard(cfg: CfgNode) -> Any:

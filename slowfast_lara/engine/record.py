@@ -15,6 +15,7 @@ from fvcore.common.config import CfgNode
 
 import slowfast_lara
 from slowfast_lara.engine.distributed import rank
+from slowfast_lara.engine.run_folder import CONFIG, ENVIRONMENT, LOG
 from slowfast_lara.files import write_json, write_text
 
 PACKAGES = (
@@ -27,11 +28,12 @@ PACKAGES = (
     "opencv-python",
     "opencv-python-headless",
 )
-ITERATION = '"_type": "train_iter"'
+# Lines that a terminal has a bar for.
+_SHOWN_BY_A_BAR = ('"_type": "train_iter"', '"split": "test_iter"')
 
 
 def set_up_logging(output_dir: str) -> None:
-    """Process 0 logs to stdout and OUTPUT_DIR/stdout.log; the others only warn.
+    """Process 0 logs to stdout and to a file in OUTPUT_DIR; the others only warn.
 
     PySlowFast's `setup_logging` writes no file, and takes every eighth rank for
     the first one.
@@ -43,7 +45,7 @@ def set_up_logging(output_dir: str) -> None:
     console.addFilter(_belongs_on_console)
     handlers = [console]
     if rank() == 0:
-        handlers.append(logging.FileHandler(os.path.join(output_dir, "stdout.log")))
+        handlers.append(logging.FileHandler(os.path.join(output_dir, LOG)))
     for handler in handlers:
         handler.setFormatter(form)
     logging.root.handlers = handlers
@@ -51,16 +53,17 @@ def set_up_logging(output_dir: str) -> None:
 
 
 def _belongs_on_console(record: logging.LogRecord) -> bool:
-    """Errors go to stderr (see `failures`); a terminal has a bar for iterations."""
+    """Errors go to stderr by themselves (`errors.complain`)."""
     if record.levelno >= logging.ERROR:
         return False
-    return not (sys.stdout.isatty() and ITERATION in record.getMessage())
+    message = record.getMessage()
+    return not (sys.stdout.isatty() and any(part in message for part in _SHOWN_BY_A_BAR))
 
 
 def write_records(cfg: CfgNode) -> None:
-    """OUTPUT_DIR/config.yaml and OUTPUT_DIR/environment.json."""
-    write_text(os.path.join(cfg.OUTPUT_DIR, "config.yaml"), cfg.dump())
-    write_json(os.path.join(cfg.OUTPUT_DIR, "environment.json"), _environment())
+    """Write the config, and the versions and the machine it is run with."""
+    write_text(os.path.join(cfg.OUTPUT_DIR, CONFIG), cfg.dump())
+    write_json(os.path.join(cfg.OUTPUT_DIR, ENVIRONMENT), _environment())
 
 
 def _environment() -> dict[str, Any]:

@@ -12,10 +12,12 @@ from slowfast.utils.checkpoint import get_checkpoint_dir
 from slowfast_lara.config import check_machine
 from slowfast_lara.data.loader import test_loader, train_loader, val_loader
 from slowfast_lara.engine import checkpoint
-from slowfast_lara.engine.distributed import from_first, per_process, rank, world_size
+from slowfast_lara.engine.distributed import from_first, per_process, rank, without_ddp, world_size
 from slowfast_lara.engine.evaluate import run_test
 from slowfast_lara.engine.record import set_up_logging, write_records
+from slowfast_lara.engine.run_folder import CONFIG, ENVIRONMENT
 from slowfast_lara.engine.signals import StopRequest, shield_workers
+from slowfast_lara.engine.threads import choose_threads
 from slowfast_lara.engine.train import train
 from slowfast_lara.errors import CheckpointError
 from slowfast_lara.files import remove_unfinished
@@ -27,6 +29,7 @@ logger = logging.getLogger(__name__)
 def run(cfg: CfgNode, stop: StopRequest) -> None:
     """All of a run, in one of its processes."""
     check_machine(cfg)
+    threads = choose_threads(cfg)
     torch.backends.cudnn.benchmark = cfg.CUDNN_BENCHMARK
     torch.backends.cuda.matmul.allow_tf32 = cfg.ALLOW_TF32
     torch.backends.cudnn.allow_tf32 = cfg.ALLOW_TF32
@@ -36,14 +39,15 @@ def run(cfg: CfgNode, stop: StopRequest) -> None:
     if rank() == 0:
         remove_unfinished(get_checkpoint_dir(cfg.OUTPUT_DIR))
         write_records(cfg)
-        logger.info("Config and versions: config.yaml, environment.json in %s", cfg.OUTPUT_DIR)
+        logger.info("Config and versions: %s, %s in %s", CONFIG, ENVIRONMENT, cfg.OUTPUT_DIR)
+        logger.info("Threads of PyTorch: %s", threads)
     if cfg.TRAIN.ENABLE:
         train(cfg, loaders["train"], loaders["val"], stop)
     if cfg.TEST.ENABLE:
         path, states = from_first(lambda: _weights_to_test(cfg))
         torch.manual_seed(cfg.RNG_SEED)
         model = build_model(cfg)
-        checkpoint.load_weights(getattr(model, "module", model), states, path)
+        checkpoint.load_weights(without_ddp(model), states, path)
         run_test(model, loaders["test"], cfg, path, stop)
 
 

@@ -1,4 +1,4 @@
-"""A run as its files tell it: log, results, config, surroundings."""
+"""The files of a run in its folder, and the run as they tell it."""
 
 from __future__ import annotations
 
@@ -15,7 +15,14 @@ import yaml
 from slowfast_lara.data.classes import class_names
 from slowfast_lara.errors import InputError
 
-MARK = "json_stats: "
+# OUTPUT_DIR holds these besides checkpoints/ (see `checkpoint`).
+LOG = "stdout.log"
+CONFIG = "config.yaml"
+ENVIRONMENT = "environment.json"
+TEST_RESULTS = "test_results.json"
+
+# PySlowFast's `log_json_stats` writes it before a line of numbers.
+_MARK = "json_stats: "
 
 
 class Video(NamedTuple):
@@ -79,30 +86,21 @@ def read_run(folder: str, classes: str | None) -> Run:
     """Everything a run has left; what is missing stays empty."""
     if not os.path.isdir(folder):
         raise InputError(f"{folder}: no such folder")
-    config_text, environment, results = (
-        _read(os.path.join(folder, name))
-        for name in ("config.yaml", "environment.json", "test_results.json")
-    )
-    stats = read_stats(os.path.join(folder, "stdout.log"))
+    paths = {name: os.path.join(folder, name) for name in (CONFIG, ENVIRONMENT, TEST_RESULTS)}
+    config_text, environment, results = map(_read, paths.values())
+    stats = read_stats(folder)
     if not (stats or results):
-        raise InputError(f"{folder}: no run here; stdout.log or test_results.json is expected")
-    path = os.path.join(folder, "config.yaml")
+        raise InputError(f"{folder}: no run here; {LOG} or {TEST_RESULTS} is expected")
     try:
         config = yaml.safe_load(config_text) or {}
     except yaml.YAMLError as error:
-        raise InputError(f"{path} is not plain YAML: {error}") from None
+        raise InputError(f"{paths[CONFIG]} is not plain YAML: {error}") from None
     if not isinstance(config, dict):
-        raise InputError(f"{path}: a mapping of config keys is expected")
-    run = Run(
-        folder,
-        stats,
-        config_text,
-        config,
-        _json_object(environment, os.path.join(folder, "environment.json")),
-        [],
-    )
+        raise InputError(f"{paths[CONFIG]}: a mapping of config keys is expected")
+    surroundings = _json_object(environment, paths[ENVIRONMENT])
+    run = Run(folder, stats, config_text, config, surroundings, [])
     if results:
-        _add_results(run, results, os.path.join(folder, "test_results.json"))
+        _add_results(run, results, paths[TEST_RESULTS])
     used = max((max(video.label, *video.top5) for video in run.videos), default=-1) + 1
     count = max(used, run.setting("MODEL.NUM_CLASSES", 0))
     run.names = class_names(classes, count, run.setting("DATA.PATH_TO_DATA_DIR", ""))
@@ -144,11 +142,11 @@ def _add_results(run: Run, text: str, path: str) -> None:
         raise InputError(f"{path}: not the results of a test: {error!r}") from None
 
 
-def read_stats(path: str | os.PathLike[str]) -> list[dict[str, Any]]:
-    """The `json_stats:` lines of a log; one that was cut off is passed over."""
+def read_stats(folder: str | os.PathLike[str]) -> list[dict[str, Any]]:
+    """The numbers in a run's log, line by line; a line that was cut off is passed over."""
     stats = []
-    for line in _read(path).splitlines():
-        _, found, text = line.partition(MARK)
+    for line in _read(os.path.join(folder, LOG)).splitlines():
+        _, found, text = line.partition(_MARK)
         with contextlib.suppress(ValueError):
             content = json.loads(text) if found else None
             if isinstance(content, dict):

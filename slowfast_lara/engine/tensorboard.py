@@ -6,19 +6,19 @@ import logging
 from typing import Any
 
 import numpy as np
-from torch.utils.data import Dataset
 
 from slowfast_lara.data.classes import class_names
+from slowfast_lara.data.dataset import Sample, VideoDataset
 from slowfast_lara.data.transforms import pixels_of
 from slowfast_lara.errors import DataError
 
 logger = logging.getLogger(__name__)
 
 
-def write_clips(writer: Any, dataset: Dataset, count: int = 4) -> None:
+def write_clips(writer: Any, dataset: VideoDataset, count: int = 4) -> None:
     """Clips of different classes, if there are, frames beside each other, as "clips/NUMBER_CLASS".
 
-    `writer` is a SummaryWriter, `dataset` one of ours for training or validation.
+    `writer` is a SummaryWriter, `dataset` one for training or validation.
     """
     cfg = dataset.cfg
     num_classes = cfg.MODEL.NUM_CLASSES
@@ -30,7 +30,7 @@ def write_clips(writer: Any, dataset: Dataset, count: int = 4) -> None:
     first_of_class = {label: index for index, label in reversed([*enumerate(dataset.labels)])}
     for index in sorted(first_of_class.values())[:count]:
         sample = dataset[index]
-        if sample.clip is not None:
+        if isinstance(sample, Sample) and sample.clip is not None:
             frames = np.concatenate(list(pixels_of(sample.clip, cfg)), axis=1)
             # TensorBoard changes some characters; the number keeps the tags apart.
             tag = f"clips/{sample.label}_{names[sample.label]}"

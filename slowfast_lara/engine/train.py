@@ -3,6 +3,25 @@
 Before every batch the random generators are seeded from (RNG_SEED, rank, epoch,
 batch). So dropped paths and the noise of an estimator depend on nothing but the
 place in the run, and a run that was interrupted continues bit for bit.
+
+Nothing in an iteration waits for its own results. Its numbers are read in the next
+one, between the forward and the backward pass (see `iteration`), by an exchange in
+which all processes meet. For a backward pass adds up gradients over the processes: one
+that came to it alone would wait for the others forever. What can keep one away:
+
+- An exception, in its loader or its forward pass. It ends the process, which closes its
+  connections: the others get an error in their exchange. Work for the device that was
+  queued before is still done, because others may be adding up gradients with it.
+- A signal. It is told in the exchange; all stop after the same optimiser step.
+- Too many bad videos, or a number that is not finite. These too are told in the
+  exchange, after which all processes raise the same error.
+- Its death, or an exception in the backward pass itself: the connections of gloo break,
+  NCCL's do not, and `heartbeat` then ends the others.
+
+No optimiser steps on a number that is not finite: a loss that is not finite gives NaN
+gradients, the sum over the processes makes them NaN everywhere, and the optimiser
+leaves out, on the device, a step whose gradients are not finite. The error comes when
+the numbers are read, and that is before any checkpoint of the iteration is written.
 """
 
 from __future__ import annotations
@@ -10,36 +29,40 @@ from __future__ import annotations
 import contextlib
 import logging
 import math
-import os
-from typing import Any
+from collections.abc import Sequence
+from typing import cast
 
 import numpy as np
 import torch
-import torch.distributed as dist
 from fvcore.common.config import CfgNode
 from slowfast.utils.checkpoint import is_checkpoint_epoch
+from torch import Tensor
 from torch.nn import functional
+from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader
 
-from slowfast_lara.data.bad_videos import BadVideos
-from slowfast_lara.engine import checkpoint
+from slowfast_lara.data.bad_videos import BadVideos, Failure
+from slowfast_lara.data.dataset import VideoDataset
+from slowfast_lara.data.loader import Batch, TrainBatches
 from slowfast_lara.engine.checkpoint import Position
-from slowfast_lara.engine.distributed import (
-    from_first,
-    gather,
-    per_process,
-    rank,
-    sum_over_processes,
-    without_ddp,
-    world_size,
-)
+from slowfast_lara.engine.distributed import gather, rank, world_size
 from slowfast_lara.engine.evaluate import autocast, count_correct, device_of, validate
-from slowfast_lara.engine.optimizer import build_optimizer, lr_at, lr_scale, set_lr
+from slowfast_lara.engine.failures import is_connection_loss
+from slowfast_lara.engine.iteration import (
+    Iteration,
+    Numbers,
+    Outcome,
+    check_finite,
+    exchange,
+    iteration_at,
+    mean_numbers,
+)
+from slowfast_lara.engine.optimizer import lr_scale, set_lr, step_if_finite
 from slowfast_lara.engine.progress import TrainProgress
 from slowfast_lara.engine.signals import StopRequest
-from slowfast_lara.errors import CheckpointError, ConfigError, RunError, Stopped
-from slowfast_lara.models import MODEL_REGISTRY, build_model
-from slowfast_lara.models.weights.pretrained import load_pretrained
+from slowfast_lara.engine.train_state import TrainState
+from slowfast_lara.errors import Stopped
+from slowfast_lara.models import attention_name
 
 logger = logging.getLogger(__name__)
 
@@ -51,44 +74,46 @@ def train(
     trainer = Trainer(cfg, train_loader, val_loader, stop)
     try:
         trainer.run()
+    except Exception as error:
+        if torch.cuda.is_initialized() and not is_connection_loss(error):
+            with contextlib.suppress(RuntimeError):  # what was queued has failed itself
+                torch.cuda.synchronize()
+        raise
     finally:
         trainer.progress.close()
 
 
 class Trainer:
-    """A model in training, and all that a checkpoint of it holds."""
+    """The loop over epochs and batches."""
 
     def __init__(
         self, cfg: CfgNode, train_loader: DataLoader, val_loader: DataLoader, stop: StopRequest
     ) -> None:
         self.cfg, self.stop = cfg, stop
         self.train_loader, self.val_loader = train_loader, val_loader
-        self.global_batch = per_process(cfg, "TRAIN.BATCH_SIZE") * world_size()
-        self.step_batch = self.global_batch * cfg.SOLVER.ACCUMULATE_STEPS
-        start = from_first(self._find_start)
-        torch.manual_seed(cfg.RNG_SEED)
-        self.model = build_model(cfg)
-        self.optimizer = build_optimizer(without_ddp(self.model), cfg)
-        scaled = cfg.SOLVER.USE_MIXED_PRECISION and cfg.SOLVER.PRECISION == "float16"
-        self.scaler = torch.amp.GradScaler(device_of(cfg).type, enabled=scaled)
-        self.start = self._restore(*start) if start else Position()
+        self.dataset = cast(VideoDataset, train_loader.dataset)
+        self.state = TrainState(cfg)
+        self.model, self.optimizer = self.state.model, self.state.optimizer
+        self.scaler = self.state.scaler
+        self.step_batch = self.state.global_batch * cfg.SOLVER.ACCUMULATE_STEPS
+        self.lr_scale = lr_scale(cfg, self.step_batch)
         self.progress = TrainProgress(cfg, len(train_loader))
-        self.bad_videos = BadVideos(len(train_loader.dataset), cfg.DATA.MAX_BAD_SHARE)
-        # Signals and failures of any process, agreed on by all of them.
+        self.bad_videos = BadVideos(len(self.dataset), cfg.DATA.MAX_BAD_SHARE)
+        # A signal to any process, agreed on by all of them.
         self.stopping = False
-        self.last_indices: list[int] = []
+        # The last iteration, until its numbers are exchanged.
+        self.waiting: Outcome | None = None
 
     def run(self) -> None:
         self._log_start()
-        self.progress.show_clips(self.val_loader.dataset)
-        epochs = self.cfg.SOLVER.MAX_EPOCH
-        if self.cfg.TRAIN.CHECKPOINT_BEST and self.start.epochs and not self.start.batches:
+        self.progress.show_clips(cast(VideoDataset, self.val_loader.dataset))
+        epochs, start = self.cfg.SOLVER.MAX_EPOCH, self.state.start
+        if self.cfg.TRAIN.CHECKPOINT_BEST and start.epochs and not start.batches:
             # The run may have ended between the checkpoint and this.
-            self._validate(self.start.epochs - 1)
+            self._validate(start.epochs - 1)
         self.model.train()
-        for epoch in range(self.start.epochs, epochs):
-            first_batch = self.start.batches if epoch == self.start.epochs else 0
-            self._train_epoch(epoch, first_batch)
+        for epoch in range(start.epochs, epochs):
+            self._train_epoch(epoch, start.batches if epoch == start.epochs else 0)
             last = epoch + 1 == epochs
             if last or is_checkpoint_epoch(epoch, self.cfg.TRAIN.CHECKPOINT_PERIOD):
                 self._save(Position(epoch + 1))
@@ -97,100 +122,85 @@ class Trainer:
     # One epoch
 
     def _train_epoch(self, epoch: int, first_batch: int) -> None:
-        total, steps = len(self.train_loader), self.cfg.SOLVER.ACCUMULATE_STEPS
-        self.train_loader.batch_sampler.set_epoch(epoch, first_batch)
+        total = len(self.train_loader)
+        cast(TrainBatches, self.train_loader.batch_sampler).set_epoch(epoch, first_batch)
         self.progress.start_epoch(epoch, first_batch)
         self.optimizer.zero_grad(set_to_none=True)
+        group_indices: list[int] = []
         for i, batch in enumerate(self.progress.timed(self.train_loader), first_batch):
-            if i % steps == 0:
-                lr = lr_at(self.cfg, epoch + i / total) * lr_scale(self.cfg, self.step_batch)
-                set_lr(self.optimizer, lr)
-            # An epoch's last step may have fewer batches than the others.
-            group = min(steps, total - i // steps * steps)
-            steps_now = (i + 1) % steps == 0 or i + 1 == total
-            self._train_batch(batch, epoch, i, lr, group, steps_now)
-            if steps_now:
-                self._step(epoch, i, lr)
-                self._save_within(epoch, i + 1, group)
+            at = iteration_at(self.cfg, epoch, i, total, self.lr_scale)
+            numbers = self._train_batch(batch, at)
+            indices = batch.indices.tolist()
+            group_indices = indices if i == at.group_start else group_indices + indices
+            self.waiting = Outcome(at, numbers, indices, group_indices, *self.progress.lap())
+            if at.ends_group:
+                self._save_within(at)
+        self._settle()
         self.progress.end_epoch()
 
-    def _train_batch(
-        self, batch: Any, epoch: int, i: int, lr: float, group: int, steps_now: bool
-    ) -> None:
-        torch.manual_seed(_seed(self.cfg.RNG_SEED, rank(), epoch, i))
+    def _train_batch(self, batch: Batch, at: Iteration) -> Numbers:
+        torch.manual_seed(_seed(self.cfg.RNG_SEED, rank(), at.epoch, at.batch))
+        with self._gradients_for(at):
+            loss, correct = self._forward(batch)
+            self._exchange(batch.failures)  # all processes go into the backward pass, or none
+            self._backward(loss, at)
+        norm = self._step(at) if at.ends_group else torch.zeros_like(loss)
+        return Numbers([loss, *correct, norm])
+
+    def _gradients_for(self, at: Iteration) -> contextlib.AbstractContextManager[None]:
+        """DDP adds up gradients over the processes in the last backward pass of a group."""
+        if isinstance(self.model, DistributedDataParallel) and not at.ends_group:
+            return self.model.no_sync()
+        return contextlib.nullcontext()
+
+    def _forward(self, batch: Batch) -> tuple[Tensor, tuple[Tensor, Tensor]]:
+        """The loss, and how many guesses are right, still on the device."""
         device = device_of(self.cfg)
         clips = [clip.to(device, non_blocking=True) for clip in batch.clips]
         labels = batch.labels.to(device, non_blocking=True)
-        alone = world_size() == 1 or steps_now
-        with contextlib.nullcontext() if alone else self.model.no_sync():
-            with autocast(self.cfg):
-                logits = self.model(clips)
-            loss = functional.cross_entropy(
-                logits.float(), labels, label_smoothing=self.cfg.SOLVER.SMOOTHING
-            )
-            # Before the backward pass: all processes go into it, or none.
-            self._exchange(batch, logits.detach(), loss.item(), epoch, i, lr)
-            self.scaler.scale(loss / group).backward()
+        with autocast(self.cfg):
+            logits = self.model(clips)
+        logits = logits.float()
+        loss = functional.cross_entropy(logits, labels, label_smoothing=self.cfg.SOLVER.SMOOTHING)
+        return loss, count_correct(logits.detach(), labels)
 
-    def _exchange(
-        self, batch: Any, logits: torch.Tensor, loss: float, epoch: int, i: int, lr: float
-    ) -> None:
-        """Tell all processes of this one's batch, and hear of theirs."""
-        finite = math.isfinite(loss)
-        top1, top5 = count_correct(logits.float().cpu(), batch.labels)
-        total = sum_over_processes(
-            [
-                loss if finite else 0.0,
-                top1,
-                top5,
-                len(batch.labels),
-                float(not finite),
-                len(batch.failures),
-                float(self.stop.requested),
-            ]
-        )
-        loss_sum, top1, top5, count, not_finite, failures, stop = total
-        if not_finite:
-            self._fail_not_finite("loss", batch.indices.tolist(), loss, epoch, i, lr)
-        if failures:
-            for share in gather(list(batch.failures)):
-                self.bad_videos.add(share)
-        self.stopping = self.stopping or stop > 0
-        self.last_indices = batch.indices.tolist()
-        self.progress.update(
-            loss=loss_sum / world_size(),
-            top1_err=100 - 100 * top1 / count,
-            top5_err=100 - 100 * top5 / count,
-            lr=lr,
-        )
+    def _backward(self, loss: Tensor, at: Iteration) -> None:
+        # An infinite loss may have finite gradients. They are to be NaN, in all processes.
+        factor = torch.where(loss.detach().isfinite(), 1.0, math.nan)
+        self.scaler.scale(loss * factor / at.group_size).backward()
 
-    def _step(self, epoch: int, i: int, lr: float) -> None:
+    def _step(self, at: Iteration) -> Tensor:
+        """Step with the group's gradients; their norm."""
+        set_lr(self.optimizer, at.lr)
         self.scaler.unscale_(self.optimizer)
         norm = torch.nn.utils.clip_grad_norm_(
             self.model.parameters(), self.cfg.SOLVER.CLIP_GRAD or math.inf
-        ).item()
-        # The scaler itself leaves out a step whose float16 gradients overflow.
-        if not math.isfinite(norm) and not self.scaler.is_enabled():
-            self._fail_not_finite("gradient", self.last_indices, norm, epoch, i, lr)
-        self.scaler.step(self.optimizer)
-        self.scaler.update()
+        )
+        if self.scaler.is_enabled():  # it leaves out a step whose float16 gradients overflow
+            self.scaler.step(self.optimizer)
+            self.scaler.update()
+        else:
+            step_if_finite(self.optimizer, norm)
         self.optimizer.zero_grad(set_to_none=True)
+        return norm
 
-    def _fail_not_finite(
-        self, what: str, indices: list[int], value: float, epoch: int, i: int, lr: float
-    ) -> None:
-        paths = [self.train_loader.dataset.paths[index] for index in indices]
-        shares = gather((value, paths))
-        told = "; ".join(
-            f"{value} in process {r}, batch of {', '.join(paths)}"
-            for r, (value, paths) in enumerate(shares)
-            if not math.isfinite(value)
-        )
-        raise RunError(
-            f"the {what} is not finite at epoch {epoch + 1}, iteration {i + 1} of "
-            f"{len(self.train_loader)}, learning rate {lr:g}: {told}. "
-            f"The last checkpoint is as it was."
-        )
+    def _exchange(self, failures: Sequence[Failure] = ()) -> None:
+        """Meet the other processes: report the iteration that waits, and agree on how to go on."""
+        outcome, self.waiting = self.waiting, None
+        totals = exchange(outcome, len(failures), self.stop.requested)
+        if outcome is not None:
+            overflow = self.scaler.is_enabled()
+            check_finite(outcome, totals, self.dataset.paths, gradients_may_overflow=overflow)
+            self.progress.update(outcome, mean_numbers(totals))
+        if totals.failures:
+            for share in gather(list(failures)):
+                self.bad_videos.add(share)
+        self.stopping = self.stopping or totals.stop > 0
+
+    def _settle(self) -> None:
+        """Check and report the last iteration, if that is still to do."""
+        if self.waiting is not None:
+            self._exchange()
 
     def _validate(self, epoch: int) -> None:
         last = epoch + 1 == self.cfg.SOLVER.MAX_EPOCH
@@ -198,116 +208,37 @@ class Trainer:
             return
         stats = validate(self.model, self.val_loader, self.cfg, self.stop)
         if stats is None:
-            self._stop_at(Position(epoch + 1))
+            raise self._stopped_at(Position(epoch + 1))
         self.progress.validated(epoch, stats)
-        if rank() == 0 and self.cfg.TRAIN.CHECKPOINT_BEST:
-            path = checkpoint.best_path(self.cfg.OUTPUT_DIR)
-            if stats["top1_err"] < _best_error(path):
-                checkpoint.save(path, {**self._content(Position(epoch + 1)), "val": stats})
+        if self.cfg.TRAIN.CHECKPOINT_BEST:
+            self.state.save_if_best(Position(epoch + 1), stats)
 
     # Checkpoints
 
-    def _save_within(self, epoch: int, batches: int, group: int) -> None:
-        at_end = batches == len(self.train_loader)
-        position = Position(epoch + 1) if at_end else Position(epoch, batches)
+    def _save_within(self, at: Iteration) -> None:
+        """Save after an optimiser step, if a signal or TRAIN.CHECKPOINT_ITERATIONS asks for it."""
         if self.stopping:
-            self._stop_at(position)
+            raise self._stopped_at(at.position_after)
         every = self.cfg.TRAIN.CHECKPOINT_ITERATIONS
-        if every and not at_end and batches // every > (batches - group) // every:
-            self._save(position)
+        if every and not at.ends_epoch and (at.batch + 1) // every > at.group_start // every:
+            self._save(at.position_after)
 
-    def _stop_at(self, position: Position) -> None:
+    def _stopped_at(self, position: Position) -> Stopped:
         path = self._save(position)
         name = self.stop.signal_name or "a signal to another process"
-        raise Stopped(f"stopped by {name}; saved {path}; the same command continues from there")
+        return Stopped(f"stopped by {name}; saved {path}; the same command continues from there")
 
     def _save(self, position: Position) -> str:
-        output_dir = self.cfg.OUTPUT_DIR
-        path = checkpoint.path_of(output_dir, position)
-        if rank() == 0:
-            checkpoint.save(path, self._content(position))
-            checkpoint.prune(output_dir, self.cfg.TRAIN.CHECKPOINT_KEEP)
-            logger.info("Saved %s", path)
-        if world_size() > 1:  # nobody leaves while process 0 writes
-            dist.barrier()
-        return path
-
-    def _content(self, position: Position) -> dict[str, Any]:
-        return {
-            # The index of the last whole epoch, as in PySlowFast.
-            "epoch": position.epochs - 1,
-            "iteration": position.batches,
-            "global_batch": self.global_batch,
-            "model_state": without_ddp(self.model).state_dict(),
-            "optimizer_state": self.optimizer.state_dict(),
-            "scaler_state": self.scaler.state_dict(),
-            # All there is to the random states: see the head of this file.
-            "rng_seed": self.cfg.RNG_SEED,
-            "cfg": self.cfg.dump(),
-        }
-
-    def _find_start(self) -> tuple[str, dict[str, Any], bool] | None:
-        """The checkpoint to start from, and whether to go on from its epoch."""
-        train_cfg = self.cfg.TRAIN
-        if not train_cfg.AUTO_RESUME and checkpoint.exist_in(self.cfg.OUTPUT_DIR):
-            # They would be mixed with ours, and the newest of all tested.
-            raise ConfigError(
-                f"TRAIN.AUTO_RESUME is False; {self.cfg.OUTPUT_DIR} has checkpoints "
-                "of another run, so another OUTPUT_DIR is expected"
-            )
-        found = checkpoint.newest(self.cfg.OUTPUT_DIR)
-        if found:
-            return (*found, True)
-        path, vit = train_cfg.CHECKPOINT_FILE_PATH, self.cfg.VIT
-        if path and not train_cfg.CHECKPOINT_EPOCH_RESET:
-            return path, checkpoint.load(path), True
-        if not path and vit.IM_PRETRAINED:
-            path = vit.PRETRAINED_WEIGHTS
-            if not os.path.isfile(path):
-                raise ConfigError(
-                    f"VIT.PRETRAINED_WEIGHTS is {path!r}; an existing file is expected (see "
-                    "configs/README.md), or VIT.IM_PRETRAINED False to start from random weights"
-                )
-        return (path, self._adapted_weights(path), False) if path else None
-
-    def _adapted_weights(self, path: str) -> dict[str, Any]:
-        """The weights of a file of any known kind, made to fit this model."""
-        torch.manual_seed(self.cfg.RNG_SEED)
-        model = MODEL_REGISTRY.get(self.cfg.MODEL.MODEL_NAME).from_config(self.cfg)
-        logger.info("%s", load_pretrained(model, path, inflate=self.cfg.VIT.INFLATE).table())
-        return {"model_state": model.state_dict()}
-
-    def _restore(self, path: str, content: dict[str, Any], go_on: bool) -> Position:
-        checkpoint.load_weights(without_ddp(self.model), content["model_state"], path)
-        if not go_on:
-            return Position()
-        try:
-            self.optimizer.load_state_dict(content["optimizer_state"])
-            self.scaler.load_state_dict(content["scaler_state"] or self.scaler.state_dict())
-        except (KeyError, ValueError, RuntimeError) as error:
-            raise CheckpointError(
-                f"checkpoint {path} cannot be continued: its optimiser's state "
-                f"does not fit ({error})"
-            ) from None
-        position = checkpoint.position_of(content, self.global_batch)
-        logger.info(
-            "Continuing %s: %d whole epochs and %d batches are done",
-            path,
-            position.epochs,
-            position.batches,
-        )
-        # A step is never resumed half way.
-        steps = self.cfg.SOLVER.ACCUMULATE_STEPS
-        return Position(position.epochs, position.batches // steps * steps)
+        self._settle()  # a checkpoint holds nothing that was not checked and logged
+        return self.state.save(position)
 
     def _log_start(self) -> None:
         cfg, accumulate = self.cfg, self.cfg.SOLVER.ACCUMULATE_STEPS
         parameters = sum(p.numel() for p in self.model.parameters())
-        scale = lr_scale(cfg, self.step_batch)
         logger.info(
             "%s with %s attention: %.2f million parameters",
             cfg.MODEL.MODEL_NAME,
-            cfg.VIT.APPROX_ATTN_TYPE,
+            attention_name(cfg.VIT.APPROX_ATTN_TYPE),
             parameters / 1e6,
         )
         logger.info(
@@ -322,9 +253,9 @@ class Trainer:
         )
         logger.info(
             "Learning rate %g: SOLVER.BASE_LR %g * %g (SOLVER.REFERENCE_BATCH %d), %s, %s",
-            cfg.SOLVER.BASE_LR * scale,
+            cfg.SOLVER.BASE_LR * self.lr_scale,
             cfg.SOLVER.BASE_LR,
-            scale,
+            self.lr_scale,
             cfg.SOLVER.REFERENCE_BATCH,
             cfg.SOLVER.OPTIMIZING_METHOD,
             cfg.SOLVER.LR_POLICY,
@@ -334,12 +265,3 @@ class Trainer:
 def _seed(*place: int) -> int:
     """One seed for each place in a run, without the patterns of a sum."""
     return int(np.random.SeedSequence(place).generate_state(1, np.uint64)[0] >> 1)
-
-
-def _best_error(path: str) -> float:
-    if not os.path.isfile(path):
-        return math.inf
-    try:
-        return checkpoint.load(path)["val"]["top1_err"]
-    except (CheckpointError, KeyError):
-        return math.inf

@@ -87,7 +87,7 @@ def _outcome(runs: list[Run], step: _Step, seconds: float) -> Outcome:
     return Outcome(
         row=runs[0].row,
         accuracies=[run.result()["top1_acc"] for run in runs],
-        curves=[_curve(read_stats(run.folder / "stdout.log"), epoch_steps) for run in runs],
+        curves=[_curve(read_stats(run.folder), epoch_steps) for run in runs],
         parameters=sum(p.numel() for p in step.model.parameters() if p.requires_grad),
         gflops=count_flops(step.model.eval(), [step.clips[:1]]) / 1e9,
         seconds=seconds,

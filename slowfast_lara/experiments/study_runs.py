@@ -18,13 +18,13 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from slowfast_lara.config import load_config
+from slowfast_lara.engine.run_folder import TEST_RESULTS
 from slowfast_lara.errors import InputError, RunError
 from slowfast_lara.experiments.study_rows import Row
 from slowfast_lara.files import write_json, write_text
 
 BASE_CONFIG = "study/base"
 _SETTINGS = "study.yaml"
-_RESULT = "test_results.json"
 _SET_NOTE = "made_with.json"
 _COMMAND = [sys.executable, "-m", "slowfast_lara.cli"]
 
@@ -40,10 +40,10 @@ class Run(NamedTuple):
 
     @property
     def done(self) -> bool:
-        return (self.folder / _RESULT).is_file()
+        return (self.folder / TEST_RESULTS).is_file()
 
     def result(self) -> dict[str, Any]:
-        return json.loads((self.folder / _RESULT).read_text(encoding="utf-8"))
+        return json.loads((self.folder / TEST_RESULTS).read_text(encoding="utf-8"))
 
 
 def plan(rows: Sequence[Row], seeds: Sequence[int], work: Path, opts: Sequence[str]) -> list[Run]:

@@ -30,6 +30,19 @@ BASE_CROP = 224
 ACTIVATIONS = {"tanh": nn.Tanh, "gelu": nn.GELU, "relu": nn.ReLU}
 
 
+def attention_name(approx_attn_type: str) -> str:
+    """VIT.APPROX_ATTN_TYPE in words for people: nothing approximated is exact."""
+    return "exact" if approx_attn_type == "none" else approx_attn_type
+
+
+def resize_positions(positions: Tensor, old: tuple[int, int], new: tuple[int, int]) -> Tensor:
+    """[F,P,D] of an `old` grid of patches -> [F,P',D] of a `new` one, bicubically."""
+    if old == new:
+        return positions
+    image = positions.transpose(1, 2).unflatten(2, old)
+    return functional.interpolate(image, size=new, mode="bicubic").flatten(2).transpose(1, 2)
+
+
 class DropPath(nn.Module):
     """Leaves out a residual branch for some of the samples."""
 
@@ -78,7 +91,7 @@ class Block(nn.Module):
         self.norm3 = nn.LayerNorm(dim, eps=1e-6) if timeattn is not None else None
 
     def forward(self, x: Tensor, num_frames: int) -> Tensor:
-        if self.timeattn is not None:
+        if self.timeattn is not None and self.norm3 is not None:
             x = x + self.timeattn(self.norm3(x), num_frames)
         x = x + self.drop_path(self.attn(self.norm1(x), num_frames))
         return x + self.drop_path(self.mlp(self.norm2(x)))
@@ -89,7 +102,7 @@ class PatchEmbed(nn.Module):
 
     def __init__(self, channels: int, dim: int, patch: tuple[int, ...]) -> None:
         super().__init__()
-        convolution = {2: nn.Conv2d, 3: nn.Conv3d}[len(patch)]
+        convolution: Any = {2: nn.Conv2d, 3: nn.Conv3d}[len(patch)]
         self.proj = convolution(channels, dim, kernel_size=patch, stride=patch)
 
     def forward(self, x: Tensor) -> Tensor:
@@ -131,12 +144,16 @@ class VisionTransformer(nn.Module):
     ) -> None:
         super().__init__()
         self.patch_size, self.patch_size_temp = patch_size, patch_size_temp
-        self.channels, self.video_input = channels, video_input
+        self.channels, self.video_input, self.num_heads = channels, video_input, num_heads
         self.num_frames, self.act_checkpoint = num_frames if video_input else 1, act_checkpoint
         self.make_embeddings(dim, joint_positions=video_input and pos_embed == "joint")
         self.pos_drop = nn.Dropout(pos_drop)
 
-        sizes = {"head_dim": dim // num_heads, "num_heads": num_heads, "dropout": attn_drop}
+        sizes: dict[str, Any] = {
+            "head_dim": dim // num_heads,
+            "num_heads": num_heads,
+            "dropout": attn_drop,
+        }
         layer = partial(
             ATTENTION_LAYERS[attn_layer], dim=dim, num_heads=num_heads, qkv_bias=qkv_bias, drop=drop
         )
@@ -272,19 +289,12 @@ class VisionTransformer(nn.Module):
 
     def positions(self, grid: tuple[int, int]) -> Tensor:
         """The positional embedding of CLS and of F frames of `grid` patches."""
+        base = (self.base_grid, self.base_grid)
         if self.joint_positions:
             space = self.st_embed[:, 1:].unflatten(1, (self.num_frames, -1))[0]
-            patches = self.resize(space, grid).flatten(0, 1)
+            patches = resize_positions(space, base, grid).flatten(0, 1)
             return torch.cat((self.st_embed[:, :1], patches[None]), dim=1)
-        space = self.resize(self.pos_embed[:, 1:], grid)  # [1,P,D]
+        space = resize_positions(self.pos_embed[:, 1:], base, grid)  # [1,P,D]
         if self.video_input:
             space = (self.temp_embed[0].unsqueeze(1) + space).flatten(0, 1)[None]
         return torch.cat((self.pos_embed[:, :1], space), dim=1)
-
-    def resize(self, positions: Tensor, grid: tuple[int, int]) -> Tensor:
-        """[F,P,D] of the base grid -> [F,P',D] of another, bicubically."""
-        base = (self.base_grid, self.base_grid)
-        if grid == base:
-            return positions
-        image = positions.transpose(1, 2).unflatten(2, base)
-        return functional.interpolate(image, size=grid, mode="bicubic").flatten(2).transpose(1, 2)

@@ -122,8 +122,8 @@ class TrajectoryAttention(SpaceTimeAttention):
         own = own.permute(0, 3, 1, 2).flatten(1, 2)
         own_q = self.proj_q(own).unflatten(2, (self.num_heads, -1))
         # Under autocast, `paths` has its dtype and the weights do not.
-        weight, bias = self.proj_kv.weight.to(own_q.dtype), self.proj_kv.bias
-        bias = bias if bias is None else bias.to(own_q.dtype)
+        weight = self.proj_kv.weight.to(own_q.dtype)
+        bias = None if self.proj_kv.bias is None else self.proj_kv.bias.to(own_q.dtype)
         patches = temporal_attention(
             own_q, paths.to(own_q.dtype), weight, bias, self.project_values
         )

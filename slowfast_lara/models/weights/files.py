@@ -46,7 +46,7 @@ def read_weights(path: str | os.PathLike[str]) -> dict[str, Tensor]:
         weights = _reader_of(path)(path)
     if not weights:
         raise WeightsError(f"{path} holds no weights")
-    return _without_prefix(weights, path)
+    return bare_names(weights, path)
 
 
 def read_torch_file(path: str) -> Any:
@@ -185,9 +185,9 @@ def _no_doubles(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     return dict(pairs)
 
 
-def _without_prefix(weights: dict[str, Tensor], path: str) -> dict[str, Tensor]:
+def bare_names(weights: dict[str, Tensor], path: str) -> dict[str, Tensor]:
     """Names as in a bare model: DDP puts `module.` before each."""
-    bare = {}
+    bare: dict[str, Tensor] = {}
     for name, tensor in weights.items():
         while name.startswith("module."):
             name = name[len("module.") :]

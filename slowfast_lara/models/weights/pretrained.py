@@ -28,10 +28,11 @@ from collections import Counter
 from dataclasses import dataclass, field
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn import functional
 
 from slowfast_lara.errors import WeightsError
+from slowfast_lara.models.motionformer import VisionTransformer, resize_positions
 from slowfast_lara.models.weights.files import read_weights
 from slowfast_lara.models.weights.vit_npz import from_vit_npz, is_vit_npz
 
@@ -80,7 +81,7 @@ class LoadReport:
 
 
 def load_pretrained(
-    model: nn.Module, path: str | os.PathLike[str], *, inflate: str = "centre"
+    model: VisionTransformer, path: str | os.PathLike[str], *, inflate: str = "centre"
 ) -> LoadReport:
     """Put a file's weights into a VisionTransformer, all that fit or none."""
     if inflate not in INFLATIONS:
@@ -94,7 +95,7 @@ def load_pretrained(
 class _Loading:
     """One file on its way into one model."""
 
-    def __init__(self, model: nn.Module, path: str, inflate: str) -> None:
+    def __init__(self, model: VisionTransformer, path: str, inflate: str) -> None:
         self.model, self.path, self.inflate = model, path, inflate
         self.report = LoadReport(path)
         self.new: dict[str, Tensor] = {}
@@ -116,7 +117,7 @@ class _Loading:
             weights, heads = from_vit_npz(weights)
         except ValueError as error:
             raise WeightsError(f"{self.path} cannot start this model: {error}") from None
-        own_heads = self.model.blocks[0].attn.num_heads
+        own_heads = self.model.num_heads
         if heads and heads != own_heads:
             self.problems.append(f"it has {heads} attention heads, the model {own_heads}")
         return weights
@@ -131,7 +132,7 @@ class _Loading:
             )
             return
         if name in ("patch_embed.proj.weight", "patch_embed_3d.proj.weight"):
-            given = _as_convolution(given, own)
+            given = None if given is None else _as_convolution(given, own)
         if given is not None and given.shape == own.shape:
             self.take(name, given, None, name)
         elif name.startswith("patch_embed"):
@@ -157,8 +158,10 @@ class _Loading:
             # 3-D patches alone are enough for a model that uses these.
             needed = self.model.patch_size_temp == 1 or "patch_embed_3d.proj.bias" not in self.file
             (self.missing.append if needed else self.leave)(name)
-        elif self.has_3d_patches or flat is None:
-            self.missing.append(name if self.has_3d_patches else flat_name)
+        elif self.has_3d_patches:
+            self.missing.append(name)
+        elif flat is None:
+            self.missing.append(flat_name)
         elif name.endswith("bias"):
             if flat.shape == own.shape:  # else it is told of the 2-D one
                 self.take(name, flat, f"from {flat_name}", flat_name)
@@ -279,9 +282,9 @@ class _Loading:
         return self.report
 
 
-def _as_convolution(given: Tensor | None, own: Tensor) -> Tensor | None:
+def _as_convolution(given: Tensor, own: Tensor) -> Tensor:
     """Early ViTs embed flattened patches by a linear layer: [D,3*p*p] as `own` is shaped."""
-    if given is not None and given.shape == own.flatten(1).shape:
+    if given.shape == own.flatten(1).shape:
         return given.reshape(own.shape)
     return given
 
@@ -314,11 +317,7 @@ def _grid_of(positions: Tensor, dim: int) -> int:
 def _resize_space(positions: Tensor, side: int) -> Tensor:
     """[F,P,D] of a square grid -> [F,side**2,D]."""
     old = math.isqrt(positions.shape[1])
-    if old == side:
-        return positions
-    image = positions.transpose(1, 2).unflatten(2, (old, old))
-    image = functional.interpolate(image, size=(side, side), mode="bicubic")
-    return image.flatten(2).transpose(1, 2)
+    return resize_positions(positions, (old, old), (side, side))
 
 
 def _resize_time(times: Tensor, frames: int) -> Tensor:

@@ -69,7 +69,7 @@ def from_vit_npz(weights: dict[str, Tensor]) -> tuple[dict[str, Tensor], int | N
         part = _QKV.fullmatch(block[2]) if block else None
         known = _BLOCK_NAMES.get(block[2]) if block else _NAMES.get(name)
         try:
-            if part:
+            if block and part:
                 weight = part[2] == "kernel"
                 width, num_heads, size = (x if weight else x[None]).shape
                 heads.add(num_heads)

@@ -1,0 +1,148 @@
+"""What a checkpoint of a training holds: saving it, and starting from one."""
+
+from __future__ import annotations
+
+import logging
+import math
+import os
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from fvcore.common.config import CfgNode
+
+from slowfast_lara.engine import checkpoint
+from slowfast_lara.engine.checkpoint import Position
+from slowfast_lara.engine.distributed import from_first, per_process, rank, without_ddp, world_size
+from slowfast_lara.engine.evaluate import device_of
+from slowfast_lara.engine.optimizer import build_optimizer, load_optimizer, scales_loss
+from slowfast_lara.errors import CheckpointError, ConfigError, WeightsError
+from slowfast_lara.models import MODEL_REGISTRY, build_model
+from slowfast_lara.models.weights.pretrained import load_pretrained
+
+logger = logging.getLogger(__name__)
+
+
+class TrainState:
+    """Model, optimiser and loss scaler, at `start`: where training is to go on.
+
+    There is no more to it: random states follow from the seed and the place in the run.
+    """
+
+    def __init__(self, cfg: CfgNode) -> None:
+        self.cfg = cfg
+        self.global_batch = per_process(cfg, "TRAIN.BATCH_SIZE") * world_size()
+        found = from_first(lambda: _find_start(cfg))
+        torch.manual_seed(cfg.RNG_SEED)
+        self.model = build_model(cfg)
+        self.optimizer = build_optimizer(without_ddp(self.model), cfg)
+        self.scaler = torch.amp.GradScaler(device_of(cfg).type, enabled=scales_loss(cfg))
+        self.start = self._restore(*found) if found else Position()
+
+    def save(self, position: Position) -> str:
+        """Write the checkpoint of a position; its path."""
+        output_dir = self.cfg.OUTPUT_DIR
+        path = checkpoint.path_of(output_dir, position)
+        if rank() == 0:
+            checkpoint.save(path, self._content(position))
+            checkpoint.prune(output_dir, self.cfg.TRAIN.CHECKPOINT_KEEP)
+            logger.info("Saved %s", path)
+        if world_size() > 1:  # nobody leaves while process 0 writes
+            dist.barrier()
+        return path
+
+    def save_if_best(self, position: Position, stats: dict[str, Any]) -> None:
+        """Write best.pyth if the validation error is lower than that of the one there."""
+        path = checkpoint.best_path(self.cfg.OUTPUT_DIR)
+        if rank() == 0 and stats["top1_err"] < _best_error(path):
+            checkpoint.save(path, {**self._content(position), "val": stats})
+
+    def _content(self, position: Position) -> dict[str, Any]:
+        return {
+            # The index of the last whole epoch, as in PySlowFast.
+            "epoch": position.epochs - 1,
+            "iteration": position.batches,
+            "global_batch": self.global_batch,
+            "model_state": without_ddp(self.model).state_dict(),
+            "optimizer_state": self.optimizer.state_dict(),
+            "scaler_state": self.scaler.state_dict(),
+            "rng_seed": self.cfg.RNG_SEED,
+            "cfg": self.cfg.dump(),
+        }
+
+    def _restore(self, path: str, content: dict[str, Any], go_on: bool) -> Position:
+        checkpoint.load_weights(without_ddp(self.model), content["model_state"], path)
+        if not go_on:
+            return Position()
+        try:
+            load_optimizer(self.optimizer, content["optimizer_state"])
+            self.scaler.load_state_dict(content["scaler_state"] or self.scaler.state_dict())
+        except (KeyError, ValueError, RuntimeError) as error:
+            raise CheckpointError(
+                f"checkpoint {path} cannot be continued: its optimiser's state "
+                f"does not fit ({error})"
+            ) from None
+        position = checkpoint.position_of(content, self.global_batch)
+        _log_continuing(path, position, self.cfg.SOLVER.MAX_EPOCH)
+        # A step is never resumed half way.
+        steps = self.cfg.SOLVER.ACCUMULATE_STEPS
+        return Position(position.epochs, position.batches // steps * steps)
+
+
+def _log_continuing(path: str, position: Position, max_epoch: int) -> None:
+    if position.epochs >= max_epoch:
+        logger.info(
+            "Training is finished: %d epochs are done (SOLVER.MAX_EPOCH %d) in %s",
+            position.epochs,
+            max_epoch,
+            path,
+        )
+    else:
+        logger.info(
+            "Continuing %s: %d whole epochs and %d batches are done",
+            path,
+            position.epochs,
+            position.batches,
+        )
+
+
+def _find_start(cfg: CfgNode) -> tuple[str, dict[str, Any], bool] | None:
+    """The checkpoint to start from, and whether to go on from its epoch."""
+    if not cfg.TRAIN.AUTO_RESUME and checkpoint.exist_in(cfg.OUTPUT_DIR):
+        # They would be mixed with ours, and the newest of all tested.
+        raise ConfigError(
+            f"TRAIN.AUTO_RESUME is False; {cfg.OUTPUT_DIR} has checkpoints "
+            "of another run, so another OUTPUT_DIR is expected"
+        )
+    found = checkpoint.newest(cfg.OUTPUT_DIR)
+    if found:
+        return (*found, True)
+    path = cfg.TRAIN.CHECKPOINT_FILE_PATH
+    if path and not cfg.TRAIN.CHECKPOINT_EPOCH_RESET:
+        return path, checkpoint.load(path), True
+    if not path and cfg.VIT.IM_PRETRAINED:
+        path = cfg.VIT.PRETRAINED_WEIGHTS
+        if not os.path.isfile(path):
+            raise ConfigError(
+                f"VIT.PRETRAINED_WEIGHTS is {path!r}; an existing file of image weights is "
+                "expected (configs/README.md names some), or VIT.IM_PRETRAINED False to start "
+                "from random weights"
+            )
+    return (path, _adapted_weights(cfg, path), False) if path else None
+
+
+def _adapted_weights(cfg: CfgNode, path: str) -> dict[str, Any]:
+    """The weights of a file of any known kind, made to fit this model."""
+    torch.manual_seed(cfg.RNG_SEED)
+    model = MODEL_REGISTRY.get(cfg.MODEL.MODEL_NAME).from_config(cfg)
+    logger.info("%s", load_pretrained(model, path, inflate=cfg.VIT.INFLATE).table())
+    return {"model_state": model.state_dict()}
+
+
+def _best_error(path: str) -> float:
+    if not os.path.isfile(path):
+        return math.inf
+    try:
+        return checkpoint.load(path)["val"]["top1_err"]
+    except (WeightsError, KeyError):
+        return math.inf
