@@ -3,26 +3,33 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
+# Two test files at a time, whole files so that what they share is made once; a thread each.
+PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n 2 --dist loadfile
 
-.PHONY: quickstart test test-all lint clean
+.PHONY: help quickstart test test-all lint clean
 
-quickstart: $(VENV)/installed
+help:  ## what there is to make (this list)
+	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' Makefile | expand -t 12
+
+quickstart: $(VENV)/installed  ## make videos, train a small model on them, test it
 	$(BIN)/python tools/quickstart.py
 
-test: $(VENV)/installed-test
-	$(BIN)/python -m pytest -q
+test: $(VENV)/installed-test  ## the tests that take seconds
+	$(PYTEST)
 
-test-all: $(VENV)/installed-test
-	$(BIN)/python -m pytest -q -m "slow or not slow"
+test-all: $(VENV)/installed-test  ## all tests
+	$(PYTEST) -m "slow or not slow"
 
-lint: $(VENV)/installed-test
+lint: $(VENV)/installed-test  ## style (ruff) and types (mypy)
 	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
 
-clean:
+clean:  ## remove what was installed
 	rm -rf $(VENV)
 
 # The marker files are written last: an interrupted install is done again.
-$(VENV)/installed: setup.py constraints.txt
+$(VENV)/installed: setup.py pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(INSTALL) -e .
 	touch $@

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-import importlib
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from slowfast_lara.lazy import names_from
 
 if TYPE_CHECKING:
     from slowfast_lara.attention import build_estimator
@@ -15,16 +16,13 @@ __version__ = "0.2.0"
 
 __all__ = ["__version__", "build_estimator", "build_model", "load_config", "load_views"]
 
-# Imported when they are asked for: `import slowfast_lara` loads no PyTorch.
-_HOMES = {
-    "build_estimator": "slowfast_lara.attention",
-    "build_model": "slowfast_lara.models",
-    "load_config": "slowfast_lara.config",
-    "load_views": "slowfast_lara.data.views",
-}
-
-
-def __getattr__(name: str) -> Any:
-    if name in _HOMES:
-        return getattr(importlib.import_module(_HOMES[name]), name)
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+# `import slowfast_lara` loads neither PyTorch nor PySlowFast.
+__getattr__ = names_from(
+    __name__,
+    {
+        "build_estimator": "slowfast_lara.attention",
+        "build_model": "slowfast_lara.models",
+        "load_config": "slowfast_lara.config.load",
+        "load_views": "slowfast_lara.data.views",
+    },
+)

@@ -29,9 +29,13 @@ from torch import Tensor
 
 from slowfast_lara.attention.frames import split_frames
 
-# On a CPU: weights [N,C] of so many elements stay in the cache, and tensors [B,h,N,C]
-# of so many are not given back to the system and fetched anew at every operation.
+# Two limits on a CPU, in elements; the result is the same with any.
+# The weights of a frame, [N,C] for a few heads at once, are made and used while they
+# still are in the processor's cache (2**18 float32 are 1 MB).
 _CPU_CHUNK = 2**18
+# The scores, [B,h,N,C] for a group of heads, are kept small enough that the memory
+# allocator reuses one block for all groups. A larger block (2**21 float32 are 8 MB) is
+# given back to the operating system and fetched anew, page by page, at every operation.
 _CPU_GROUP = 2**21
 
 
@@ -62,10 +66,10 @@ def add_product(x: Tensor, left: Tensor, right: Tensor) -> Tensor:
 
 
 def by_head_groups(prepare: Callable[..., Statistics]) -> Callable[..., Tensor]:
-    """Decorator: the estimate [B,h,N,F,d] from a function that makes its `sampled_statistics`.
+    """Decorator: from a function that makes `Statistics` to one that makes the estimate.
 
-    All its tensors (q, k, v, landmarks, ...) are [B,h,...]; it is called for a few
-    heads at a time.
+    All tensors it is given (q, k, v, landmarks, ...) are [B,h,...]. The function is
+    called for a few heads at a time, and their parts are mixed to one [B,h,N,F,d].
     """
 
     @functools.wraps(prepare)

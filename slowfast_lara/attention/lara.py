@@ -20,7 +20,7 @@ d head size. In `log_q` [B,h,C,C'], row c, column c' is log(q_c'(w_c) / N(w_c;0,
 from __future__ import annotations
 
 import math
-from typing import Any, Literal
+from typing import Annotated, Any, Literal, get_args
 
 import torch
 from torch import Tensor, nn
@@ -38,7 +38,9 @@ from slowfast_lara.attention.registry import Estimator, register
 from slowfast_lara.attention.sampling import draw_components, take_tokens
 from slowfast_lara.attention.softmax import softmax_attention
 
-WEIGHTINGS = ("balance", "coupled", "decoupled")
+Proposal = Literal["local", "global", "mixed", "mixture", "single"]
+Weighting = Literal["balance", "coupled", "decoupled"]
+WEIGHTINGS = get_args(Weighting)
 SMALLEST_ALPHA = 1e-8
 
 
@@ -52,7 +54,7 @@ def lara_attention(
     k_landmarks: Tensor,
     *,
     num_frames: int = 1,
-    weighting: str = "decoupled",
+    weighting: Weighting = "decoupled",
     beta: float = 1.0,
     noise: Tensor | None = None,
 ) -> Statistics:
@@ -78,15 +80,15 @@ def lara_mixture_attention(
     q_landmarks: Tensor,
     *,
     num_frames: int = 1,
-    weighting: str = "decoupled",
+    weighting: Weighting = "decoupled",
     beta: float = 1.0,
     uniform: Tensor | None = None,
     noise: Tensor | None = None,
 ) -> Statistics:
     """LARA with the Gaussian mixtures sum_m softmax_m(q~_c.k_m) N(q~_c + k_m, I).
 
-    Components are drawn by `uniform` [B,h,C,1] in [0, 1), and noise [B,h,C,d] is
-    added; without them the samples are the mixtures' means.
+    Components are drawn by `uniform` [B,h,C,1] in [0, 1), or their mean is taken; noise
+    [B,h,C,d] is added. Without both, the samples are the mixtures' means.
     """
     q, k = scale_down(q), scale_down(k)
     q_landmarks = scale_down(q_landmarks)
@@ -94,7 +96,9 @@ def lara_mixture_attention(
     if uniform is None:
         samples = q_landmarks + logits.softmax(-1) @ k
     else:
-        samples = q_landmarks + take_tokens(k, draw_components(logits.softmax(-1), uniform)) + noise
+        samples = q_landmarks + take_tokens(k, draw_components(logits.softmax(-1), uniform))
+    if noise is not None:
+        samples = samples + noise
     # Prop. 1: the mixture's density is N(w;0,I) xi(q~,w) sum_m xi(k_m,w) / sum_m exp(q~.k_m).
     seen = log_xi(k, samples).logsumexp(-1).unsqueeze(-1)
     log_q = log_xi(q_landmarks, samples) + seen - logits.logsumexp(-1).unsqueeze(-2)
@@ -133,7 +137,12 @@ class _LogOfClamped(torch.autograd.Function):
 
 
 def weights(
-    q: Tensor, q_landmarks: Tensor, samples: Tensor, log_q: Tensor, weighting: str, beta: float
+    q: Tensor,
+    q_landmarks: Tensor,
+    samples: Tensor,
+    log_q: Tensor,
+    weighting: Weighting,
+    beta: float,
 ) -> Tensor:
     """alpha_nc before the clamp, [B,h,N,C] or [B,h,1,C]; for equal w_c they sum to one."""
     if weighting not in WEIGHTINGS:
@@ -160,16 +169,26 @@ class LaraAttention(Estimator):
         *,
         head_dim: int,
         num_landmarks: int,
-        # The proposals q_c: N(mu_c, I) with mu = q~ + k~ (local), q~ + attention of q~
-        # over all keys (global), q~ + attention of k~ over the key landmarks (mixed);
-        # a mixture around each q~; or one mixture around the mean of all queries.
-        proposal: Literal["local", "global", "mixed", "mixture", "single"] = "local",
-        # alpha: the balance heuristic, and what is added for each query.
-        weighting: Literal["balance", "coupled", "decoupled"] = "decoupled",
-        # beta of the decoupled weighting; the paper found 2 slightly better than 1.
-        beta: float = 1.0,
-        # A linear layer and LayerNorm on q~ and k~, shared by the heads.
-        learned: bool = False,
+        proposal: Annotated[
+            Proposal,
+            "the proposals q_c: N(mu_c, I) with mu_c = q~_c + k~_c (local), q~_c + attention of "
+            "q~_c over all keys (global), q~_c + attention of k~_c over the key landmarks "
+            "(mixed); a Gaussian mixture around each q~_c (mixture); or one mixture around the "
+            "mean of all queries (single)",
+        ] = "local",
+        weighting: Annotated[
+            Weighting,
+            "alpha_nc: the balance heuristic alone, or with a correction for each query n that "
+            "is coupled to the density of the proposal c or decoupled from it",
+        ] = "decoupled",
+        beta: Annotated[
+            float,
+            "beta, the size of the correction of the decoupled weighting; the paper found 2 "
+            "slightly better than 1",
+        ] = 1.0,
+        learned: Annotated[
+            bool, "a linear layer and LayerNorm on q~ and k~, shared by the heads"
+        ] = False,
     ) -> None:
         super().__init__()
         self.num_landmarks, self.proposal = num_landmarks, proposal

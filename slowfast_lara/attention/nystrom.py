@@ -12,6 +12,8 @@ batch. Weights may be negative: outputs can leave the range of the values.
 
 from __future__ import annotations
 
+from typing import Annotated
+
 import torch
 from torch import Tensor
 
@@ -59,8 +61,7 @@ class NystromAttention(Estimator):
         self,
         *,
         num_landmarks: int,
-        # Newton-Schulz steps of the pseudo-inverse.
-        pinv_iterations: int = 6,
+        pinv_iterations: Annotated[int, "Newton-Schulz steps of the pseudo-inverse"] = 6,
     ) -> None:
         super().__init__()
         self.num_landmarks, self.pinv_iterations = num_landmarks, pinv_iterations

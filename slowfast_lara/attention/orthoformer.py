@@ -53,8 +53,9 @@ def orthogonal_tokens(q: Tensor, num_landmarks: int, first_landmark: int | None)
     indices, nearest = [chosen], q.new_zeros(B, h, N, 1)
     for _ in range(num_landmarks - 1):
         cosines = directions @ take_tokens(directions, chosen).mT  # [B,h,N,1]
-        # A chosen token is nearest to itself, and beyond any other by this.
-        nearest = torch.maximum(nearest, cosines.abs()).scatter(2, chosen, 2.0)
+        nearest = torch.maximum(nearest, cosines.abs())
+        # A chosen token gets 2, which no |cosine| reaches: it is not chosen again.
+        nearest = nearest.scatter(2, chosen, 2.0)
         chosen = nearest.argmin(2, keepdim=True)
         indices.append(chosen)
     return torch.cat(indices, dim=2)

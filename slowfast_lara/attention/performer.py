@@ -9,7 +9,7 @@ serves in eval mode, and they are not orthogonal unless asked for.
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Annotated, Literal
 
 import torch
 from torch import Tensor
@@ -48,6 +48,8 @@ def orthogonalise(gaussian: Tensor) -> Tensor:
 
 @register("performer")
 class PerformerAttention(Estimator):
+    projection: Tensor  # the samples of eval mode, [h,S,d]; a buffer, so that checkpoints have it
+
     def __init__(
         self,
         *,
@@ -55,10 +57,14 @@ class PerformerAttention(Estimator):
         num_heads: int,
         num_landmarks: int,
         seed: int,
-        # The randomised mapping xi: exp(w.x - |x|^2/2), or that of w and -w (appendix C).
-        features: Literal["positive", "hyperbolic"] = "positive",
-        # Draw w_1, w_2, ... orthogonal to each other in blocks of d.
-        orthogonal: bool = False,
+        features: Annotated[
+            Literal["positive", "hyperbolic"],
+            "the randomised mapping xi(x, w) = exp(w.x - |x|^2/2), of each sample w (positive) "
+            "or of w and -w (hyperbolic; appendix C)",
+        ] = "positive",
+        orthogonal: Annotated[
+            bool, "draw w_1, w_2, ... orthogonal to each other, in blocks of d samples"
+        ] = False,
     ) -> None:
         super().__init__()
         self.features, self.orthogonal = features, orthogonal

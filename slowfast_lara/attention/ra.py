@@ -19,6 +19,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable
+from typing import Annotated
 
 import torch
 from torch import Tensor
@@ -78,6 +79,7 @@ def _ra(
         total = torch.zeros_like(q)
         for _ in range(num_samples):
             if not biased:
+                assert draw is not None  # only the biased estimate has a form without noise
                 uniform = torch.special.ndtr(draw(q[..., :1]))
                 centre = take_tokens(k_frame, draw_components(probabilities, uniform))
             samples = q + centre if draw is None else q + centre + draw(q)
@@ -110,10 +112,10 @@ class RandomizedAttention(Estimator):
         self,
         *,
         seed: int,
-        # S, the samples drawn for each query and frame.
-        num_samples: int = 1,
-        # Take the expected component of the mixture instead of drawing one.
-        biased: bool = False,
+        num_samples: Annotated[int, "S, the samples drawn for each query and frame"] = 1,
+        biased: Annotated[
+            bool, "take the expected component of the mixture instead of drawing one"
+        ] = False,
     ) -> None:
         super().__init__()
         self.seed, self.num_samples, self.biased = seed, num_samples, biased

@@ -7,9 +7,10 @@ frame after frame.
 An estimator is a module `est(q, k, v, num_frames=F)`: q [B,h,N,d] and k, v
 [B,h,F*P,d] to [B,h,N,F,d], an estimate of each query's softmax attention over
 the keys of each frame, with the 1/sqrt(d) scaling inside. Its constructor names
-those of `SIZES` that it needs; every other argument is an option with a default,
-which becomes a config key, VIT.<ESTIMATOR>.<OPTION>. A Literal annotation lists
-the choices.
+those of `GIVEN_BY_THE_MODEL` that it needs; every other argument is an option with
+a default, which becomes a config key, VIT.<ESTIMATOR>.<OPTION>. Its annotation
+tells the rest: Annotated[type, "what it means"], where a Literal type lists the
+choices.
 """
 
 from __future__ import annotations
@@ -22,9 +23,10 @@ from typing import Any
 
 from torch import nn
 
-# What the model gives to any estimator that asks for it. `num_landmarks` is the
-# number of landmarks C or of samples S; `seed` that of draws in eval mode.
-SIZES = ("head_dim", "num_heads", "num_landmarks", "dropout", "seed")
+# What the model passes to the constructor of any estimator that asks for it: sizes,
+# the dropout of attention, and the seed of draws in eval mode. `num_landmarks` is the
+# number of landmarks C or of samples S.
+GIVEN_BY_THE_MODEL = ("head_dim", "num_heads", "num_landmarks", "dropout", "seed")
 
 ESTIMATORS: dict[str, type[Estimator]] = {}
 
@@ -40,10 +42,11 @@ class Estimator(nn.Module):
 
 @dataclass(frozen=True)
 class Option:
-    """An estimator's own setting: its default and its choices, if listed."""
+    """An estimator's own setting: its default, its choices if listed, what it means."""
 
     default: Any
     choices: tuple[Any, ...] = ()
+    meaning: str = ""
 
     def problem(self, value: Any) -> str | None:
         """What is wrong with a value, or None."""
@@ -79,16 +82,22 @@ def estimator_class(name: str) -> type[Estimator]:
 
 
 def estimator_options(name: str) -> dict[str, Option]:
-    """The settings of an estimator's own: its constructor's arguments but SIZES."""
-    constructor = estimator_class(name).__init__
-    hints = typing.get_type_hints(constructor)
-    options = {}
-    for key, parameter in list(inspect.signature(constructor).parameters.items())[1:]:
-        if key not in SIZES:
-            hint = hints.get(key)
-            literal = typing.get_origin(hint) is typing.Literal
-            options[key] = Option(parameter.default, typing.get_args(hint) if literal else ())
-    return options
+    """The settings of an estimator's own: arguments that the model does not give."""
+    cls = estimator_class(name)
+    hints = typing.get_type_hints(cls.__init__, include_extras=True)
+    return {
+        key: _option(parameter.default, hints.get(key))
+        for key, parameter in inspect.signature(cls).parameters.items()
+        if key not in GIVEN_BY_THE_MODEL
+    }
+
+
+def _option(default: Any, hint: Any) -> Option:
+    meaning = ""
+    if typing.get_origin(hint) is typing.Annotated:
+        hint, meaning = typing.get_args(hint)
+    literal = typing.get_origin(hint) is typing.Literal
+    return Option(default, typing.get_args(hint) if literal else (), meaning)
 
 
 def build_estimator(
@@ -113,9 +122,10 @@ def build_estimator(
         problem = known[key].problem(value)
         if problem:
             raise ValueError(f"option {key} of estimator {name} is {value!r}; {problem}")
-    given = dict(zip(SIZES, (head_dim, num_heads, num_landmarks, dropout, seed)))
-    for key in ("head_dim", "num_heads", "num_landmarks"):
-        if type(given[key]) is not int or given[key] < 1:
-            raise ValueError(f"{key} is {given[key]!r}; a whole number of at least 1 is expected")
-    wanted = inspect.signature(estimator_class(name).__init__).parameters
-    return ESTIMATORS[name](**{key: given[key] for key in SIZES if key in wanted}, **options)
+    sizes = {"head_dim": head_dim, "num_heads": num_heads, "num_landmarks": num_landmarks}
+    for key, size in sizes.items():
+        if type(size) is not int or size < 1:
+            raise ValueError(f"{key} is {size!r}; a whole number of at least 1 is expected")
+    given = {**sizes, "dropout": dropout, "seed": seed}
+    wanted = inspect.signature(ESTIMATORS[name]).parameters
+    return ESTIMATORS[name](**{key: given[key] for key in wanted if key in given}, **options)

@@ -1,7 +1,24 @@
-"""The config tree: PySlowFast's, plus our nodes; loading and checking."""
+"""The config tree: PySlowFast's, plus our nodes; loading and checking; shipped configs."""
 
-from slowfast_lara.config.defaults import get_cfg
-from slowfast_lara.config.load import load_config
-from slowfast_lara.config.validate import check_machine
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from slowfast_lara.lazy import names_from
+
+if TYPE_CHECKING:
+    from slowfast_lara.config.defaults import get_cfg
+    from slowfast_lara.config.load import load_config
+    from slowfast_lara.config.validate import check_machine
 
 __all__ = ["check_machine", "get_cfg", "load_config"]
+
+# So that the shipped configs are found and listed without PyTorch.
+__getattr__ = names_from(
+    __name__,
+    {
+        "check_machine": "slowfast_lara.config.validate",
+        "get_cfg": "slowfast_lara.config.defaults",
+        "load_config": "slowfast_lara.config.load",
+    },
+)

@@ -1,8 +1,4 @@
-"""From a YAML file and overrides to a frozen, validated config.
-
-YAML is read safely only: fvcore's own loader falls back to running the file's
-`!!python` tags unless told not to, and follows a `_BASE_` cycle for ever.
-"""
+"""From a YAML file and overrides to a frozen, validated config."""
 
 from __future__ import annotations
 
@@ -13,65 +9,23 @@ import os
 from collections.abc import Sequence
 from typing import Any
 
-import yaml
 from fvcore.common.config import CfgNode
 
-from slowfast_lara.config.defaults import get_cfg
+from slowfast_lara.config.defaults import get_cfg, walk
 from slowfast_lara.config.shipped import find_config
 from slowfast_lara.config.validate import validate
+from slowfast_lara.config.yaml_files import read_with_bases
 from slowfast_lara.errors import ConfigError
-
-BASE_KEY = "_BASE_"
 
 
 def load_config(cfg_file: str | os.PathLike[str], opts: Sequence[Any] = ()) -> CfgNode:
     """The config of a YAML file or of a shipped name, with KEY VALUE pairs `opts` laid over it."""
     cfg = get_cfg()
-    _merge(_read_with_bases(find_config(cfg_file), ()), cfg, "", f" in {cfg_file}")
+    _merge(read_with_bases(find_config(cfg_file)), cfg, "", f" in {cfg_file}")
     _merge_opts(opts, cfg)
     validate(cfg)
     cfg.freeze()
     return cfg
-
-
-def _read_with_bases(path: str, seen: tuple[str, ...]) -> dict[str, Any]:
-    """The mapping in a YAML file, over those of its `_BASE_` files."""
-    if os.path.realpath(path) in seen:
-        raise ConfigError(f"{path}: {BASE_KEY} files refer to each other in a circle")
-    own = _read_yaml(path)
-    bases = own.pop(BASE_KEY, [])
-    merged: dict[str, Any] = {}
-    for base in bases if isinstance(bases, list) else [bases]:
-        if not isinstance(base, str):
-            raise ConfigError(f"{path}: {BASE_KEY} is {base!r}; a file name is expected")
-        base_path = os.path.join(os.path.dirname(path), os.path.expanduser(base))
-        _overlay(_read_with_bases(base_path, (*seen, os.path.realpath(path))), merged)
-    _overlay(own, merged)
-    return merged
-
-
-def _read_yaml(path: str) -> dict[str, Any]:
-    try:
-        with open(path, encoding="utf-8") as file:
-            content = yaml.safe_load(file)
-    except OSError as error:
-        raise ConfigError(f"cannot read config {path}: {error.strerror}") from None
-    except (yaml.YAMLError, UnicodeDecodeError, RecursionError) as error:
-        reason = " ".join(str(error).split())
-        raise ConfigError(f"{path} is not plain YAML: {reason}") from None
-    if content is None:
-        return {}
-    if not isinstance(content, dict):
-        raise ConfigError(f"{path}: a mapping of config keys is expected, not {content!r:.40}")
-    return content
-
-
-def _overlay(top: dict[str, Any], bottom: dict[str, Any]) -> None:
-    for key, value in top.items():
-        if isinstance(value, dict) and isinstance(bottom.get(key), dict):
-            _overlay(value, bottom[key])
-        else:
-            bottom[key] = value
 
 
 def _merge_opts(opts: Sequence[Any], cfg: CfgNode) -> None:
@@ -100,20 +54,13 @@ def _merge(tree: dict[Any, Any], node: CfgNode, prefix: str, where: str) -> None
 
 
 def _nearest(full_key: str) -> str:
-    known = list(_all_keys(get_cfg(), ""))
+    known = [key for key, _ in walk(get_cfg())]
     near = difflib.get_close_matches(full_key, known, n=1, cutoff=0.5)
     if not near:  # the right name under another node
         tails = {key.rsplit(".", 1)[-1]: key for key in known}
         tail = difflib.get_close_matches(full_key.rsplit(".", 1)[-1], tails, n=1)
         near = [tails[tail[0]]] if tail else []
     return f"; did you mean {near[0]}?" if near else ""
-
-
-def _all_keys(node: CfgNode, prefix: str):
-    for key, value in node.items():
-        yield prefix + key
-        if isinstance(value, CfgNode):
-            yield from _all_keys(value, f"{prefix}{key}.")
 
 
 def _coerce(value: Any, default: Any, full_key: str, where: str) -> Any:

@@ -6,6 +6,7 @@ import difflib
 import os
 from pathlib import Path
 
+from slowfast_lara.config.yaml_files import read_with_bases, to_yaml
 from slowfast_lara.errors import ConfigError
 
 _PACKAGE = Path(__file__).resolve().parents[1]
@@ -19,24 +20,38 @@ def shipped_folder() -> Path:
 
 def shipped_names() -> list[str]:
     """The names of all shipped configs, without those that are only bases of others."""
-    folder = shipped_folder()
-    names = [path.relative_to(folder).with_suffix("").as_posix() for path in folder.rglob("*.yaml")]
-    return sorted(name for name in names if not name.endswith(("/base", "/paper")))
+    return sorted(name for name in _files() if not name.endswith(("/base", "/paper")))
 
 
 def find_config(name_or_path: str | os.PathLike[str]) -> str:
     """The file that is meant: a path, or else the name of a shipped config."""
     given = os.fspath(name_or_path)
-    if os.path.exists(given):
+    if os.path.isfile(given):
         return given
-    path = shipped_folder() / (given if given.endswith(".yaml") else f"{given}.yaml")
-    if path.is_file():
-        return str(path)
-    names = shipped_names()
-    near = difflib.get_close_matches(given.removesuffix(".yaml"), names, n=4, cutoff=0.4)
-    hint = (
-        f"near ones: {', '.join(near)}"
-        if near
-        else "`slowfast-lara configs` lists the shipped ones"
-    )
+    files, name = _files(), given.removesuffix(".yaml")
+    if name in files:
+        return str(files[name])
+    if os.path.exists(given):  # a folder: reading it will say so
+        return given
+    near = difflib.get_close_matches(name, shipped_names(), n=4, cutoff=0.4)
+    hint = f"near ones: {', '.join(near)}" if near else "`slowfast-lara configs` lists them"
     raise ConfigError(f"no config file {given}, and no shipped config of this name; {hint}")
+
+
+def description(name: str) -> str:
+    """What a shipped config is: the comment in the first line of its file."""
+    with open(_files()[name], encoding="utf-8") as file:
+        return file.readline().removeprefix("#").strip()
+
+
+def standalone(name_or_path: str) -> str:
+    """A config as the text of one file that needs no `_BASE_`."""
+    path = find_config(name_or_path)
+    return f"# {name_or_path}, with all that it is based on.\n" + to_yaml(read_with_bases(path))
+
+
+def _files() -> dict[str, Path]:
+    folder = shipped_folder()
+    return {
+        path.relative_to(folder).with_suffix("").as_posix(): path for path in folder.rglob("*.yaml")
+    }

@@ -9,12 +9,13 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Iterable
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 from fvcore.common.config import CfgNode
 
 from slowfast_lara.attention import ESTIMATORS, estimator_options
+from slowfast_lara.config.keys import all_keys
 from slowfast_lara.errors import ConfigError
 
 DATASETS = ("Kinetics", "Ssv2")
@@ -24,7 +25,6 @@ def validate(cfg: CfgNode) -> None:
     """Raise ConfigError for the first key whose value cannot work."""
     for check in (
         _check_names,
-        _check_refused,
         _check_numbers,
         _check_model_sizes,
         _check_estimator,
@@ -73,7 +73,7 @@ def _get(cfg: CfgNode, key: str) -> Any:
     return value
 
 
-def _fail(cfg: CfgNode, key: str, allowed: str) -> None:
+def _fail(cfg: CfgNode, key: str, allowed: str) -> NoReturn:
     raise ConfigError(f"{key} is {_get(cfg, key)!r}; {allowed}")
 
 
@@ -84,38 +84,14 @@ def _one_of(cfg: CfgNode, key: str, allowed: Iterable[Any]) -> None:
 
 
 def _check_names(cfg: CfgNode) -> None:
-    _one_of(cfg, "MODEL.MODEL_NAME", ["VisionTransformer"])
+    for key, known in all_keys().items():
+        if known.choices:
+            _one_of(cfg, key, known.choices)
     _one_of(cfg, "MODEL.ARCH", cfg.MODEL.SINGLE_PATHWAY_ARCH)
-    _one_of(cfg, "MODEL.LOSS_FUNC", ["cross_entropy"])
-    _one_of(cfg, "VIT.ATTN_LAYER", ["trajectory", "joint", "divided"])
-    _one_of(cfg, "VIT.POS_EMBED", ["separate", "joint"])
-    _one_of(cfg, "VIT.INFLATE", ["centre", "average"])
-    _one_of(cfg, "VIT.HEAD_ACT", ["tanh", "gelu", "relu"])
-    _one_of(cfg, "VIT.APPROX_ATTN_TYPE", ["none", *ESTIMATORS])
-    _one_of(cfg, "SOLVER.OPTIMIZING_METHOD", ["sgd", "adam", "adamw"])
-    _one_of(cfg, "SOLVER.LR_POLICY", ["cosine", "steps_with_relative_lrs"])
-    _one_of(cfg, "SOLVER.PRECISION", ["float16", "bfloat16"])
     for key in ("TRAIN.DATASET", "TEST.DATASET"):
         # PySlowFast capitalises the name before it looks it up.
         if _get(cfg, key).capitalize() not in DATASETS:
             _fail(cfg, key, "supported datasets: " + ", ".join(DATASETS))
-
-
-def _check_refused(cfg: CfgNode) -> None:
-    """Keys of PySlowFast and Motionformer that have one value here."""
-    only = {
-        "DATA.RE_PROB": 0.0,
-        "DATA.USE_REPEATED_AUG": False,
-        "DATA.GRAYSCALE": False,
-        "DATA.GAUSSIAN": False,
-        "DETECTION.ENABLE": False,
-        "BN.USE_PRECISE_STATS": False,
-        "TRAIN.CHECKPOINT_TYPE": "pytorch",
-        "TEST.CHECKPOINT_TYPE": "pytorch",
-        "TRAIN.CHECKPOINT_INFLATE": False,
-    }
-    for key, value in only.items():
-        _one_of(cfg, key, [value])
 
 
 def _check_numbers(cfg: CfgNode) -> None:
@@ -195,7 +171,6 @@ def _check_estimator(cfg: CfgNode) -> None:
 
 def _check_data(cfg: CfgNode) -> None:
     data = cfg.DATA
-    _one_of(cfg, "TEST.NUM_SPATIAL_CROPS", [1, 3])
     for key in ("DATA.MEAN", "DATA.STD"):
         if len(_get(cfg, key)) != cfg.VIT.CHANNELS or not _all_numbers(_get(cfg, key)):
             _fail(cfg, key, f"{cfg.VIT.CHANNELS} numbers (VIT.CHANNELS) are expected")
