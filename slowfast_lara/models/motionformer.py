@@ -20,7 +20,8 @@ from torch import Tensor, nn
 from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
-from slowfast_lara.attention import build_estimator, estimator_options
+from slowfast_lara.attention import build_estimator
+from slowfast_lara.models.estimators import chosen_estimator, estimator_settings
 from slowfast_lara.models.registry import MODEL_REGISTRY
 from slowfast_lara.models.space_time import ATTENTION_LAYERS
 
@@ -177,13 +178,12 @@ class VisionTransformer(nn.Module):
     @classmethod
     def from_config(cls, cfg: CfgNode) -> VisionTransformer:
         vit = cfg.VIT
-        name = "softmax" if vit.APPROX_ATTN_TYPE == "none" else vit.APPROX_ATTN_TYPE
-        options = {key: vit[name.upper()][key.upper()] for key in estimator_options(name)}
+        name = chosen_estimator(cfg)
         return cls(
             num_classes=cfg.MODEL.NUM_CLASSES,
             attn_layer=vit.ATTN_LAYER,
             estimator=name,
-            estimator_args={"num_landmarks": vit.APPROX_ATTN_DIM, **options},
+            estimator_args=estimator_settings(cfg, name),
             patch_size=vit.PATCH_SIZE,
             patch_size_temp=vit.PATCH_SIZE_TEMP,
             channels=vit.CHANNELS,
