@@ -19,7 +19,15 @@ from slowfast_lara.cli import COMMANDS
 
 ROOT = Path(__file__).resolve().parents[1]
 # What it is made of.
-SOURCES = "slowfast_lara configs setup.py pyproject.toml MANIFEST.in README.md LICENSE".split()
+SOURCES = [
+    "slowfast_lara",
+    "configs",
+    "setup.py",
+    "pyproject.toml",
+    "MANIFEST.in",
+    "README.md",
+    "LICENSE",
+]
 
 
 @pytest.fixture(scope="session")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from slowfast_lara.commands.shared import OneLineParser, positive_int
-from slowfast_lara.errors import exit_code_of
+from slowfast_lara.errors import InputError, exit_code_of
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -20,7 +20,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         nargs="+",
         default=samples,
         metavar="S",
-        help="numbers of samples or landmarks (default: 16 32 64 128 256)",
+        help="numbers of samples or landmarks (default: 16 32 64 128 256); those beyond the "
+        "number of tokens are left out",
     )
     parser.add_argument(
         "--seeds", type=positive_int, default=5, help="repetitions of what is random (default 5)"
@@ -33,11 +34,17 @@ def main(argv: Sequence[str] | None = None) -> int:
     args = parser.parse_args(argv)
 
     def command() -> None:
-        from slowfast_lara.experiments.approximation_error import run
+        from slowfast_lara.experiments.approximation_error import errors_in_model, errors_on_random
 
-        errors = run(args)
-        print(errors.table())
+        model = (args.cfg, args.checkpoint, args.video)
+        if all(model):
+            table = errors_in_model(*model, args.layer, args.samples, args.seeds)
+        elif any(model):
+            raise InputError("--cfg, --checkpoint and --video belong together")
+        else:
+            table = errors_on_random(args.samples, args.seeds)
+        print(table.text())
         if args.out:
-            errors.write(args.out)
+            table.write(args.out)
 
     return exit_code_of(command)

@@ -28,14 +28,18 @@ def main(argv: Sequence[str] | None = None) -> int:
     args = parser.parse_args(argv)
 
     def command() -> None:
-        from slowfast_lara.experiments import attention_speed, data_speed
+        flags = {key: value for key, value in vars(args).items() if key not in ("kind", "out")}
+        if args.kind == "data":
+            from slowfast_lara.experiments.data_speed import as_text, reading_times
 
-        run = {
-            "crop": attention_speed.run_crop,
-            "length": attention_speed.run_length,
-            "data": data_speed.run,
-        }
-        run[args.kind](args)
+            print(as_text(reading_times(**flags)))
+            return
+        from slowfast_lara.experiments.attention_speed import crop_costs, length_costs
+
+        table = {"crop": crop_costs, "length": length_costs}[args.kind](**flags)
+        print(table.text())
+        if args.out:
+            table.write(args.out)
 
     return exit_code_of(command)
 

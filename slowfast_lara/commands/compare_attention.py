@@ -21,7 +21,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         from slowfast_lara.experiments.study import study
 
         try:
-            print(study(args), end="")
+            print(study(**vars(args)), end="")
         except KeyboardInterrupt:
             raise Interrupted("interrupted; the same command goes on from there") from None
 

@@ -19,7 +19,7 @@ In FOLDER: point_1.png (a row for each attention, a column for each frame of tok
 is, the mean of the frames of video that a token sees), point_1.mp4, ..., and
 trajectories.json with all the numbers. Colour is attention beyond an equal share, on one
 scale for all rows; the line is the path of the centre of its peak; the box is the chosen
-point. Errors are mean squares to exact attention on the same q, k, v.
+point. Errors are mean squared errors to exact attention on the same q, k, v.
 """
 
 

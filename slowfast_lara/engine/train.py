@@ -62,7 +62,7 @@ from slowfast_lara.engine.progress import TrainProgress
 from slowfast_lara.engine.signals import StopRequest
 from slowfast_lara.engine.train_state import TrainState
 from slowfast_lara.errors import Stopped
-from slowfast_lara.models import attention_name
+from slowfast_lara.models.estimators import shown_name
 
 logger = logging.getLogger(__name__)
 
@@ -238,7 +238,7 @@ class Trainer:
         logger.info(
             "%s with %s attention: %.2f million parameters",
             cfg.MODEL.MODEL_NAME,
-            attention_name(cfg.VIT.APPROX_ATTN_TYPE),
+            shown_name(cfg.VIT.APPROX_ATTN_TYPE),
             parameters / 1e6,
         )
         logger.info(

@@ -3,13 +3,13 @@
 `crop`: the trajectory layer of ViT-B on 8 frames, forward and backward, against
 the textbook layer. `length`: the paper's efficiency table (appendix H.5), whole
 encoders of 8 layers, 192 wide, 3 heads, 16 samples, all keys in one group,
-against softmax attention that makes its matrix.
+against exact attention that makes its matrix.
 """
 
 from __future__ import annotations
 
-import argparse
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -18,50 +18,55 @@ from torch import Tensor, nn
 from slowfast_lara.attention import ESTIMATORS, Estimator, build_estimator
 from slowfast_lara.attention.softmax import softmax_weights
 from slowfast_lara.errors import InputError
-from slowfast_lara.experiments.measure import best_times, count_flops, environment, peak_memory
-from slowfast_lara.experiments.speed_table import Report
+from slowfast_lara.experiments.measure import best_times, count_flops, peak_memory
+from slowfast_lara.experiments.speed_table import Cost, SpeedTable
 from slowfast_lara.experiments.textbook import TextbookTrajectoryAttention
 from slowfast_lara.models import VisionTransformer
+from slowfast_lara.models.estimators import EXACT, shown_name
 from slowfast_lara.models.motionformer import Block
 from slowfast_lara.models.space_time import JointAttention, TrajectoryAttention
 
 WIDTH, HEADS, FRAMES, LANDMARKS = 768, 12, 8, 128
+BASELINE = "textbook"
 
 
-def run_crop(args: argparse.Namespace) -> None:
-    chosen = _chosen(args.estimators)
-    report = Report("trajectory layer, ViT-B, 8 frames, batch 1", "crop", "textbook", environment())
-    for crop in args.crops:
+def crop_costs(
+    crops: Sequence[int], estimators: Sequence[str] | None, repeats: int, flops: bool
+) -> SpeedTable:
+    """A trajectory layer over the size of the crop; with the GFLOPs of whole models if wanted."""
+    chosen = _chosen(estimators)
+    table = SpeedTable("trajectory layer, ViT-B, 8 frames, batch 1", "crop", BASELINE)
+    for crop in crops:
         tokens = torch.randn(1, 1 + FRAMES * (crop // 16) ** 2, WIDTH, requires_grad=True)
-        textbook = TextbookTrajectoryAttention(trajectory_layer("softmax"))
-        layers: dict[str, nn.Module] = {"textbook": textbook}
-        layers.update((name, trajectory_layer(name)) for name in chosen)
-        _measure(report, crop, layers, lambda layer, x=tokens: layer(x, FRAMES), args.repeats)
-    if args.flops:
-        crop = args.crops[0]
-        for name, gflops in model_gflops(crop, chosen).items():
-            report.note(
-                f"{name}: {gflops:.1f} GFLOPs for the whole model at {crop} pixels (fvcore)"
-            )
-    report.publish(args.out)
+        textbook = TextbookTrajectoryAttention(trajectory_layer(EXACT))
+        layers: dict[str, nn.Module] = {BASELINE: textbook}
+        layers.update((shown_name(name), trajectory_layer(name)) for name in chosen)
+        table.costs += _costs(crop, layers, tokens, FRAMES, repeats=repeats)
+    if flops:
+        counts = model_gflops(crops[0], chosen)
+        figures = ", ".join(f"{name} {gflops:.1f}" for name, gflops in counts.items())
+        table.notes.append(f"GFLOPs of the whole model at {crops[0]} pixels (fvcore): {figures}")
+    return table
 
 
-def run_length(args: argparse.Namespace) -> None:
-    chosen = _chosen(args.estimators)
+def length_costs(
+    lengths: Sequence[int], estimators: Sequence[str] | None, repeats: int
+) -> SpeedTable:
+    """The paper's encoder over the number of tokens."""
+    chosen = _chosen(estimators)
     title = "encoder of 8 layers, 192 wide, 3 heads, 16 samples, batch 1"
-    report = Report(title, "tokens", "plain softmax", environment())
-    for length in args.lengths:
-        x = torch.randn(1, 1 + length, 192, requires_grad=True)
-        encoders = {"plain softmax": encoder(PlainSoftmax)}
+    table = SpeedTable(title, "tokens", BASELINE)
+    for length in lengths:
+        tokens = torch.randn(1, 1 + length, 192, requires_grad=True)
+        encoders: dict[str, nn.Module] = {BASELINE: encoder(TextbookSoftmax)}
         for name in chosen:
-            encoders[name] = encoder(
-                lambda name=name: build_estimator(name, head_dim=64, num_heads=3, num_landmarks=16)
-            )
-        _measure(report, length, encoders, lambda model, x=x: model(x), args.repeats)
-    report.publish(args.out)
+            build = partial(build_estimator, name, head_dim=64, num_heads=3, num_landmarks=16)
+            encoders[shown_name(name)] = encoder(build)
+        table.costs += _costs(length, encoders, tokens, repeats=repeats)
+    return table
 
 
-def _chosen(names: list[str] | None) -> list[str]:
+def _chosen(names: Sequence[str] | None) -> Sequence[str]:
     for name in names or ():
         if name not in ESTIMATORS:
             raise InputError(f"unknown estimator {name!r}; known: {', '.join(ESTIMATORS)}")
@@ -75,32 +80,30 @@ def trajectory_layer(name: str) -> TrajectoryAttention:
     return TrajectoryAttention(WIDTH, HEADS, estimator, qkv_bias=True, drop=0.0)
 
 
-def _measure(
-    report: Report,
-    size: int,
-    models: dict[str, nn.Module],
-    call: Callable[..., Tensor],
-    repeats: int,
-) -> None:
+def _costs(
+    size: int, models: Mapping[str, nn.Module], *inputs: Any, repeats: int
+) -> Iterator[Cost]:
+    """What each model takes for the inputs, without and with its backward pass."""
+
+    @torch.no_grad()
     def forward(model: nn.Module) -> None:
-        with torch.no_grad():
-            call(model)
+        model(*inputs)
 
     def both(model: nn.Module) -> None:
-        call(model).sum().backward()
+        model(*inputs).sum().backward()
 
     for model in models.values():
         model.eval()
-    times = best_times({name: lambda m=m: forward(m) for name, m in models.items()}, repeats)
+    times = best_times({name: partial(forward, m) for name, m in models.items()}, repeats)
     for model in models.values():
         model.train()
-    both_times = best_times({name: lambda m=m: both(m) for name, m in models.items()}, repeats)
+    both_times = best_times({name: partial(both, m) for name, m in models.items()}, repeats)
     for name, model in models.items():
-        report.add(size, name, times[name], both_times[name], peak_memory(lambda m=model: both(m)))
+        yield Cost(size, name, times[name], both_times[name], peak_memory(partial(both, model)))
 
 
-class PlainSoftmax(Estimator):
-    """Softmax attention that makes its N x N matrix, the paper's baseline."""
+class TextbookSoftmax(Estimator):
+    """Exact attention that makes its N x N matrix, the paper's baseline."""
 
     exact = True
 
@@ -125,16 +128,20 @@ def encoder(make_estimator: Callable[[], Any]) -> nn.Module:
     return _Encoder([Block(192, layer, None, 4.0, 0.0, 0.0) for layer in layers])
 
 
-def model_gflops(crop: int, estimators: list[str]) -> dict[str, float]:
+def model_gflops(crop: int, estimators: Sequence[str]) -> dict[str, float]:
     """GFLOPs of a whole ViT-B Motionformer by attention, the textbook layer's first."""
     clip = torch.zeros(1, 3, 2 * FRAMES, crop, crop)
-    counts = {}
-    for name in ["textbook", *estimators]:
-        estimator = "softmax" if name == "textbook" else name
-        model = VisionTransformer(num_classes=400, estimator=estimator).eval()
-        if name == "textbook":
-            for block in model.blocks:
-                block.attn = TextbookTrajectoryAttention(block.attn)
-        with torch.no_grad():
-            counts[name] = count_flops(model, [clip]) / 1e9
+    textbook = VisionTransformer(num_classes=400, estimator=EXACT)
+    blocks: Iterable[Any] = textbook.blocks
+    for block in blocks:
+        block.attn = TextbookTrajectoryAttention(block.attn)
+    counts = {BASELINE: _gflops(textbook, clip)}
+    for name in estimators:
+        model = VisionTransformer(num_classes=400, estimator=name)
+        counts[shown_name(name)] = _gflops(model, clip)
     return counts
+
+
+@torch.no_grad()
+def _gflops(model: nn.Module, clip: Tensor) -> float:
+    return count_flops(model.eval(), [clip]) / 1e9

@@ -7,12 +7,11 @@ both alike.
 
 from __future__ import annotations
 
-import argparse
 import os
 import statistics
 import tempfile
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import torch
@@ -24,23 +23,28 @@ from slowfast_lara.config import get_cfg
 from slowfast_lara.data.kinetics import Kinetics
 
 
-def run(args: argparse.Namespace) -> dict[str, dict[str, float]]:
-    """Prints and returns, for each task, milliseconds of both and the ratio."""
+def reading_times(
+    videos: Sequence[str], *, frames: int, rate: int, rounds: int, train_samples: int
+) -> dict[str, dict[str, float]]:
+    """For each task, milliseconds of both and the ratio."""
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     with tempfile.TemporaryDirectory() as folder:
-        cfg = _config(args, folder)
+        cfg = _config(videos, frames, rate, folder)
         results = {
-            "all views of a video": _compare_tests(cfg, args.rounds),
-            "a training sample": _compare_training(cfg, args.rounds * args.train_samples),
+            "all views of a video": _compare_tests(cfg, rounds),
+            "a training sample": _compare_training(cfg, rounds * train_samples),
         }
     torch.set_num_threads(threads)
-    for task, figures in results.items():
-        print(
-            f"{task}: {figures['ours_ms']:.1f} ms, PySlowFast {figures['pyslowfast_ms']:.1f} ms, "
-            f"{figures['ratio']:.2f} times as fast"
-        )
     return results
+
+
+def as_text(results: dict[str, dict[str, float]]) -> str:
+    return "\n".join(
+        f"{task}: {figures['ours_ms']:.1f} ms, PySlowFast {figures['pyslowfast_ms']:.1f} ms, "
+        f"{figures['ratio']:.2f} times as fast"
+        for task, figures in results.items()
+    )
 
 
 def _compare_tests(cfg: CfgNode, rounds: int) -> dict[str, float]:
@@ -87,10 +91,10 @@ def _milliseconds(dataset: Dataset, keys: Iterable[Any]) -> float:
     return (time.perf_counter() - start) * 1000
 
 
-def _config(args: argparse.Namespace, folder: str) -> CfgNode:
+def _config(videos: Sequence[str], frames: int, rate: int, folder: str) -> CfgNode:
     # PySlowFast splits its lists at spaces: it gets the videos by links.
     lines = []
-    for number, video in enumerate(args.videos):
+    for number, video in enumerate(videos):
         link = os.path.join(folder, f"{number}{os.path.splitext(video)[1]}")
         os.symlink(os.path.abspath(video), link)
         lines.append(f"{link} 0\n")
@@ -99,6 +103,6 @@ def _config(args: argparse.Namespace, folder: str) -> CfgNode:
             file.writelines(lines)
     cfg = get_cfg()
     cfg.DATA.PATH_TO_DATA_DIR = folder
-    cfg.DATA.NUM_FRAMES, cfg.DATA.SAMPLING_RATE = args.frames, args.rate
+    cfg.DATA.NUM_FRAMES, cfg.DATA.SAMPLING_RATE = frames, rate
     cfg.DATA.TEST_CROP_SIZE = cfg.DATA.TRAIN_CROP_SIZE
     return cfg

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import argparse
 from collections.abc import Sequence
 from pathlib import Path
 
 from slowfast_lara.errors import InputError
 from slowfast_lara.experiments.study_results import collect, write
-from slowfast_lara.experiments.study_rows import ABLATION, VIDEO, Table
+from slowfast_lara.experiments.study_rows import ABLATION, VIDEO, StudyTable
 from slowfast_lara.experiments.study_runs import make_set, plan, run_all
 
 # The set of configs/study/base.yaml.
@@ -23,35 +22,40 @@ VIDEOS = {
 }
 
 
-def study(args: argparse.Namespace) -> str:
-    """Do a study as the flags of `slowfast-lara compare-attention` say; its table."""
-    table = _chosen(ABLATION if args.ablation else VIDEO, args.rows)
-    seeds = list(range(args.seeds))
-    work = Path(args.work).resolve()
-    given = {"train": args.train, "val": args.val, "test": args.test}
+def study(
+    *,
+    ablation: bool,
+    rows: Sequence[str] | None,
+    seeds: int,
+    jobs: int,
+    work: str,
+    out: str,
+    train: int | None,
+    val: int | None,
+    test: int | None,
+    opts: Sequence[str],
+) -> str:
+    """Do a study, as the flags of `slowfast-lara compare-attention` say; its table."""
+    table = _chosen(ABLATION if ablation else VIDEO, rows)
+    folder = Path(work).resolve()
+    given = {"train": train, "val": val, "test": test}
     videos = {**VIDEOS, **{split: count for split, count in given.items() if count}}
-    opts = ["MODEL.NUM_CLASSES", str(videos["classes"]), *args.opts]
-    runs = plan(table.rows, seeds, work, opts)
-    make_set(work / "data", videos)
-    run_all(runs, args.jobs)
-    name = "ablation" if args.ablation else "compare_attention"
+    all_opts = ["MODEL.NUM_CLASSES", str(videos["classes"]), *opts]
+    runs = plan(table.rows, range(seeds), folder, all_opts)
+    make_set(folder / "data", videos)
+    run_all(runs, jobs)
+    words = ["slowfast-lara compare-attention", *(["--ablation"] if ablation else [])]
+    words += ["--rows", *rows] if rows else []
+    words += ["--seeds", str(seeds)]
+    words += [word for split in given for word in (f"--{split}", str(videos[split]))]
+    words += ["--opts", *opts] if opts else []
     contents = ", ".join(f"{key} {value}" for key, value in videos.items())
-    notes = [f"`{_command(args, videos)}`", f"Set: {contents}"]
-    return write(Path(args.out) / name, table, collect(runs), seeds, notes)
+    notes = [f"`{' '.join(words)}`", f"Set: {contents}"]
+    name = "ablation" if ablation else "compare_attention"
+    return write(Path(out) / name, table, collect(runs), range(seeds), notes)
 
 
-def _command(args: argparse.Namespace, videos: dict[str, int]) -> str:
-    """What makes the same table."""
-    words = ["slowfast-lara compare-attention"]
-    words += ["--ablation"] if args.ablation else []
-    words += ["--rows", *args.rows] if args.rows else []
-    words += ["--seeds", args.seeds]
-    words += [word for split in ("train", "val", "test") for word in (f"--{split}", videos[split])]
-    words += ["--opts", *args.opts] if args.opts else []
-    return " ".join(map(str, words))
-
-
-def _chosen(table: Table, names: Sequence[str] | None) -> Table:
+def _chosen(table: StudyTable, names: Sequence[str] | None) -> StudyTable:
     known = {row.name: row for row in table.rows}
     for name in names or ():
         if name not in known:

@@ -11,7 +11,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 
-class Row(NamedTuple):
+class StudyRow(NamedTuple):
     """One attention: its config keys, and the paper's accuracies by column."""
 
     name: str
@@ -20,20 +20,22 @@ class Row(NamedTuple):
     paper: tuple[float, ...]
 
 
-class Table(NamedTuple):
+class StudyTable(NamedTuple):
     title: str
     columns: tuple[str, ...]  # the paper's
-    rows: tuple[Row, ...]
+    rows: tuple[StudyRow, ...]
 
 
-def _row(name: str, label: str, attention: str, paper: tuple[float, ...], **options: str) -> Row:
+def _row(
+    name: str, label: str, attention: str, paper: tuple[float, ...], **options: str
+) -> StudyRow:
     opts = ["VIT.APPROX_ATTN_TYPE", attention]
     for key, value in options.items():
         opts += [f"VIT.{attention}.{key}".upper(), value]
-    return Row(name, label, tuple(opts), paper)
+    return StudyRow(name, label, tuple(opts), paper)
 
 
-VIDEO = Table(
+VIDEO = StudyTable(
     "Attentions of the paper's video table",
     ("K400", "SSv2"),
     (
@@ -51,11 +53,11 @@ VIDEO = Table(
 _LARA = {"proposal": "mixed", "weighting": "decoupled"}
 
 
-def _ablation(name: str, label: str, accuracy: float, **change: str) -> Row:
+def _ablation(name: str, label: str, accuracy: float, **change: str) -> StudyRow:
     return _row(name, label, "lara", (accuracy,), **{**_LARA, **change})
 
 
-ABLATION = Table(
+ABLATION = StudyTable(
     "Ablation of LARA",
     ("ImageNet, DeiT-Tiny",),
     (

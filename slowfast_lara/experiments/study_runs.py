@@ -1,7 +1,7 @@
 """The runs of a study: started one after another, and never twice.
 
-A run is a call of tools/run_net.py in a process of its own, with one thread, so that
-its numbers do not depend on the machine's load. One that has its result is left alone;
+A run is a call of `slowfast-lara run` in a process of its own, with one thread, so that
+its numbers do not depend on the number of cores. A run that has its result is left alone;
 one that was interrupted goes on from its last checkpoint.
 """
 
@@ -17,10 +17,12 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from fvcore.common.config import CfgNode
+
 from slowfast_lara.config import load_config
 from slowfast_lara.engine.run_folder import TEST_RESULTS
 from slowfast_lara.errors import InputError, RunError
-from slowfast_lara.experiments.study_rows import Row
+from slowfast_lara.experiments.study_rows import StudyRow
 from slowfast_lara.files import write_json, write_text
 
 BASE_CONFIG = "study/base"
@@ -29,10 +31,10 @@ _SET_NOTE = "made_with.json"
 _COMMAND = [sys.executable, "-m", "slowfast_lara.cli"]
 
 
-class Run(NamedTuple):
+class StudyRun(NamedTuple):
     """A row with a seed."""
 
-    row: Row
+    row: StudyRow
     seed: int
     folder: Path
     # The resolved config, which is what is run: a file edited meanwhile changes nothing.
@@ -42,27 +44,24 @@ class Run(NamedTuple):
     def done(self) -> bool:
         return (self.folder / TEST_RESULTS).is_file()
 
+    def config(self) -> CfgNode:
+        return load_config(self.folder / _SETTINGS)
+
     def result(self) -> dict[str, Any]:
         return json.loads((self.folder / TEST_RESULTS).read_text(encoding="utf-8"))
 
 
-def plan(rows: Sequence[Row], seeds: Sequence[int], work: Path, opts: Sequence[str]) -> list[Run]:
+def plan(
+    rows: Sequence[StudyRow], seeds: Sequence[int], work: Path, opts: Sequence[str]
+) -> list[StudyRun]:
     """All runs, seed by seed: a study cut short has a whole table of fewer seeds."""
     runs = []
     for seed in seeds:
         for row in rows:
             folder = work / "runs" / row.name / f"seed_{seed}"
-            keys = [
-                "DATA.PATH_TO_DATA_DIR",
-                str(work / "data"),
-                "RNG_SEED",
-                str(seed),
-                "OUTPUT_DIR",
-                str(folder),
-                *row.opts,
-                *opts,
-            ]
-            runs.append(Run(row, seed, folder, load_config(BASE_CONFIG, keys).dump()))
+            places = ["DATA.PATH_TO_DATA_DIR", str(work / "data"), "OUTPUT_DIR", str(folder)]
+            keys = [*places, "RNG_SEED", str(seed), *row.opts, *opts]
+            runs.append(StudyRun(row, seed, folder, load_config(BASE_CONFIG, keys).dump()))
     return runs
 
 
@@ -84,10 +83,10 @@ def make_set(folder: Path, arguments: dict[str, int]) -> None:
     write_json(note, arguments)
 
 
-def run_all(runs: Sequence[Run], jobs: int) -> None:
+def run_all(runs: Sequence[StudyRun], jobs: int) -> None:
     """Do what is not done, `jobs` at a time. Stopped runs save themselves."""
     waiting = deque(run for run in runs if not _is_done(run))
-    running: dict[subprocess.Popen, Run] = {}
+    running: dict[subprocess.Popen, StudyRun] = {}
     total = len(waiting)
     try:
         while waiting or running:
@@ -111,7 +110,7 @@ def run_all(runs: Sequence[Run], jobs: int) -> None:
             process.wait()
 
 
-def _is_done(run: Run) -> bool:
+def _is_done(run: StudyRun) -> bool:
     settings = run.folder / _SETTINGS
     if settings.is_file() and settings.read_text(encoding="utf-8") != run.settings:
         raise InputError(
@@ -120,7 +119,7 @@ def _is_done(run: Run) -> bool:
     return run.done
 
 
-def _start(run: Run) -> subprocess.Popen:
+def _start(run: StudyRun) -> subprocess.Popen:
     run.folder.mkdir(parents=True, exist_ok=True)
     write_text(run.folder / _SETTINGS, run.settings)
     command = [*_COMMAND, "run", "--cfg", str(run.folder / _SETTINGS)]
@@ -130,7 +129,7 @@ def _start(run: Run) -> subprocess.Popen:
         )
 
 
-def _check_end(run: Run, code: int) -> None:
+def _check_end(run: StudyRun, code: int) -> None:
     if code or not run.done:
         lines = (run.folder / "errors.log").read_text(errors="replace").strip().splitlines()
         reason = lines[-1] if lines else f"exit code {code}"

@@ -17,7 +17,7 @@ from slowfast_lara.engine.evaluate import score_views
 from slowfast_lara.errors import BAD_INPUT, DONE, DecodeError, InputError, complain
 from slowfast_lara.files import written_aside
 from slowfast_lara.inference.model import load_model, read_config
-from slowfast_lara.inference.prediction_files import Ranking, Tables, rank
+from slowfast_lara.inference.prediction_files import PredictionFiles, Ranking, rank
 from slowfast_lara.inference.stream import WindowScorer, default_window, open_frames
 from slowfast_lara.inference.timeline import Timeline
 from slowfast_lara.inference.videos import find_videos, output_paths
@@ -43,19 +43,19 @@ def predict_videos(args: argparse.Namespace, files: list[str], overrides: list[s
     predictor = Predictor(load_model(cfg, args.checkpoint), cfg, names, args)
     columns = ("path", "start", "end") if args.stream else ("path", "num_views")
     failed = False
-    with Tables(
+    with PredictionFiles(
         args.json,
         args.csv,
         checkpoint=args.checkpoint,
         columns=columns,
         rows="windows" if args.stream else "videos",
-    ) as tables:
+    ) as out:
         for video, copy, plot in zip(videos, copies, plots):
             try:
-                predictor.predict(video, copy, plot, tables)
+                predictor.predict(video, copy, plot, out)
             except DecodeError as error:
-                complain(error)
-                tables.fail(video, str(error).removeprefix(f"{video}: "))
+                complain(str(error))
+                out.fail(video, str(error).removeprefix(f"{video}: "))
                 failed = True
     return BAD_INPUT if failed else DONE
 
@@ -80,7 +80,7 @@ class Predictor:
         self._window = args.window or default_window(cfg)
         self._stride = args.stride or self._window / 2
 
-    def predict(self, video: str, copy: str | None, plot: str | None, tables: Tables) -> None:
+    def predict(self, video: str, copy: str | None, plot: str | None, out: PredictionFiles) -> None:
         if self._stream:
             print(video, flush=True)
         else:
@@ -89,11 +89,11 @@ class Predictor:
             print(video)
             for place, (_, name, score) in enumerate(zip(*ranking), start=1):
                 print(f"  {place}. {score:6.1%}  {name}", flush=True)
-            tables.add((video, len(views)), ranking)
+            out.add((video, len(views)), ranking)
         if self._stream or copy:
-            self._follow(video, copy, plot, tables)
+            self._follow(video, copy, plot, out)
 
-    def _follow(self, video: str, copy: str | None, plot: str | None, tables: Tables) -> None:
+    def _follow(self, video: str, copy: str | None, plot: str | None, out: PredictionFiles) -> None:
         """Through all frames once: rows of windows, the annotated copy, the plot."""
         timeline = Timeline(len(self._names)) if plot else None
         with contextlib.ExitStack() as stack:
@@ -108,21 +108,21 @@ class Predictor:
                 if window is not None:
                     ranking = self._ranking(video, window.scores)
                     if self._stream and window.full:
-                        self._report(video, window, ranking, tables)
+                        self._report(video, window, ranking, out)
                         if timeline:
                             timeline.add(window)
                     if annotated:
                         annotated.show(ranking)
                 if annotated:
                     annotated.add(image)
-        if timeline:
+        if timeline and plot:
             timeline.plot(plot, self._names, os.path.basename(video))
 
-    def _report(self, video: str, window, ranking: Ranking, tables: Tables) -> None:
+    def _report(self, video: str, window, ranking: Ranking, out: PredictionFiles) -> None:
         start, end = round(window.start, 3), round(window.end, 3)
         best = ", ".join(f"{name} {score:.1%}" for _, name, score in list(zip(*ranking))[:3])
         print(f"  {start:8.2f} to {end:8.2f} s  {best}", flush=True)
-        tables.add((video, start, end), ranking)
+        out.add((video, start, end), ranking)
 
     def _ranking(self, video: str, scores: np.ndarray) -> Ranking:
         if not np.isfinite(scores).all():

@@ -26,7 +26,7 @@ def rank(scores: np.ndarray, names: Sequence[str], count: int = 5) -> Ranking:
     return Ranking(best, [names[i] for i in best], [float(scores[i]) for i in best])
 
 
-class Tables:
+class PredictionFiles:
     """Context manager: rows go to a JSON and a CSV file, where these are wanted.
 
     JSON: {"checkpoint": ..., ROWS: [{..., "top5": [...], "top5_names": [...],
@@ -51,7 +51,7 @@ class Tables:
         self._csv: Any = None
         self._separator = "\n"
 
-    def __enter__(self) -> Tables:
+    def __enter__(self) -> PredictionFiles:
         self._files = contextlib.ExitStack()
         json_file, csv_file = (
             self._files.enter_context(text_aside(path)) if path else None for path in self._paths

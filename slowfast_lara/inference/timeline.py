@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from slowfast_lara.files import written_aside
+from slowfast_lara.drawing import lines_or_bars, plain_text, saved_figure
 from slowfast_lara.inference.stream import Window
 
 
@@ -49,32 +49,15 @@ class Timeline:
         return float(np.mean(middles)), np.mean([w.scores for w in self._pending], axis=0)
 
     def plot(self, path: str, names: Sequence[str], title: str, classes: int = 5) -> None:
-        """The classes with the highest peaks, as lines."""
-        import matplotlib
-
-        matplotlib.use("Agg")
-        from matplotlib import pyplot
-
+        """The classes with the highest peaks, as lines; of a single window, as bars."""
         times, scores = self.points()
         shown = np.argsort(-scores.max(0), kind="stable")[:classes]
-        figure, axis = pyplot.subplots(figsize=(9, 3.6), constrained_layout=True)
-        for label in shown:
-            axis.plot(
-                times,
-                scores[:, label],
-                ".-" if len(times) < 60 else "-",
-                label=_plain(names[label]),
-            )
-        axis.set(xlabel="seconds", ylabel="score", ylim=(-0.02, 1.02))
-        axis.set_title(_plain(title), fontsize=9)
-        axis.grid(alpha=0.3)
-        axis.legend(fontsize=8, loc="upper left", bbox_to_anchor=(1, 1))
-        with written_aside(path) as aside:
-            figure.savefig(aside, dpi=110)
-        pyplot.close(figure)
-
-
-def _plain(text: str) -> str:
-    """matplotlib reads dollars as mathematics, and a leading _ as "no legend"."""
-    text = text.replace("$", r"\$")
-    return f" {text}" if text.startswith("_") else text
+        with saved_figure(path, (9, 3.6)) as (_, (axis,)):
+            axis.set_title(plain_text(title), fontsize=9)
+            style = ".-" if len(times) < 60 else "-"
+            lines_or_bars(axis, times, {names[label]: scores[:, label] for label in shown}, style)
+            if len(times) == 1:
+                axis.set(xlabel=f"score around {times[0]:.1f} seconds", xlim=(0, 1.1))
+            else:
+                axis.set(xlabel="seconds", ylabel="score", ylim=(-0.02, 1.02))
+                axis.legend(fontsize=8, loc="upper left", bbox_to_anchor=(1, 1))

@@ -1,7 +1,7 @@
 """The models: Motionformer, and how to build it from a config."""
 
 from slowfast_lara.models.build import build_model
-from slowfast_lara.models.motionformer import VisionTransformer, attention_name
+from slowfast_lara.models.motionformer import VisionTransformer
 from slowfast_lara.models.registry import MODEL_REGISTRY
 
-__all__ = ["MODEL_REGISTRY", "VisionTransformer", "attention_name", "build_model"]
+__all__ = ["MODEL_REGISTRY", "VisionTransformer", "build_model"]

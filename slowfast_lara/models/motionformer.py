@@ -20,7 +20,8 @@ from torch import Tensor, nn
 from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
-from slowfast_lara.attention import build_estimator, estimator_options
+from slowfast_lara.attention import build_estimator
+from slowfast_lara.models.estimators import chosen_estimator, estimator_settings
 from slowfast_lara.models.registry import MODEL_REGISTRY
 from slowfast_lara.models.space_time import ATTENTION_LAYERS
 
@@ -28,11 +29,6 @@ from slowfast_lara.models.space_time import ATTENTION_LAYERS
 BASE_CROP = 224
 
 ACTIVATIONS = {"tanh": nn.Tanh, "gelu": nn.GELU, "relu": nn.ReLU}
-
-
-def attention_name(approx_attn_type: str) -> str:
-    """VIT.APPROX_ATTN_TYPE in words for people: nothing approximated is exact."""
-    return "exact" if approx_attn_type == "none" else approx_attn_type
 
 
 def resize_positions(positions: Tensor, old: tuple[int, int], new: tuple[int, int]) -> Tensor:
@@ -194,13 +190,12 @@ class VisionTransformer(nn.Module):
     @classmethod
     def from_config(cls, cfg: CfgNode) -> VisionTransformer:
         vit = cfg.VIT
-        name = "softmax" if vit.APPROX_ATTN_TYPE == "none" else vit.APPROX_ATTN_TYPE
-        options = {key: vit[name.upper()][key.upper()] for key in estimator_options(name)}
+        name = chosen_estimator(cfg)
         return cls(
             num_classes=cfg.MODEL.NUM_CLASSES,
             attn_layer=vit.ATTN_LAYER,
             estimator=name,
-            estimator_args={"num_landmarks": vit.APPROX_ATTN_DIM, **options},
+            estimator_args=estimator_settings(cfg, name),
             patch_size=vit.PATCH_SIZE,
             patch_size_temp=vit.PATCH_SIZE_TEMP,
             channels=vit.CHANNELS,

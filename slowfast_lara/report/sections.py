@@ -16,7 +16,7 @@ from slowfast_lara.data.transforms import whole_frame
 from slowfast_lara.data.views import read_source
 from slowfast_lara.engine.run_folder import Run, Video
 from slowfast_lara.errors import DecodeError
-from slowfast_lara.models import attention_name
+from slowfast_lara.models.estimators import shown_name
 from slowfast_lara.report.page import chart, document, picture, safe, table, tile
 
 # More classes than this are a picture, not a table.
@@ -51,12 +51,13 @@ def report(run: Run) -> str:
 
 
 def _summary(run: Run) -> str:
+    attention = run.setting("VIT.APPROX_ATTN_TYPE")
     model = " · ".join(
         str(part)
         for part in (
             run.setting("MODEL.MODEL_NAME"),
             run.setting("VIT.ATTN_LAYER"),
-            f"{attention_name(run.setting('VIT.APPROX_ATTN_TYPE', 'unknown'))} attention",
+            f"{shown_name(str(attention))} attention" if attention else None,
             run.setting("TEST.DATASET"),
             run.checkpoint,
         )

@@ -13,7 +13,8 @@ from PIL import Image
 
 from slowfast_lara.drawing import ACCENT, PAPER, VideoWriter, text_lines
 from slowfast_lara.files import written_aside
-from slowfast_lara.viewing.trajectories import EXACT, Grid, Point
+from slowfast_lara.models.estimators import EXACT
+from slowfast_lara.viewing.trajectories import Grid, Point
 
 TILE = 168
 GAP = 4
@@ -35,7 +36,12 @@ class Picture(NamedTuple):
     def label(self) -> list[str]:
         if self.name == EXACT:
             return ["exact attention"]
-        return [self.name, f"weights {self.weight_error:.1e}", f"output {self.output_error:.1e}"]
+        return [
+            self.name,
+            "mean squared error",
+            f"of weights {self.weight_error:.1e}",
+            f"of output {self.output_error:.1e}",
+        ]
 
 
 def write_strip(
@@ -45,13 +51,17 @@ def write_strip(
     most = _scale(pictures)
     # A token sees several frames of the video: their mean.
     means = pixels.reshape(grid.num_frames, grid.patch_frames, *pixels.shape[1:]).mean(1)
-    rows = []
+    heads = [text_lines([_frames(frame, grid)], TILE, FONT) for frame in range(grid.num_frames)]
+    rows = [_beside([text_lines([""], LABEL_WIDTH, FONT), *heads])]
     for picture in pictures:
         tiles = [
             _tile(image.astype(np.uint8), frame, picture, point, grid, most)
             for frame, image in enumerate(means)
         ]
-        rows.append(_beside([_label(picture, LABEL_WIDTH, TILE), *tiles]))
+        rows.append(_beside([_label(picture.label(), LABEL_WIDTH, TILE), *tiles]))
+    scale = _colour_scale(rows[0].shape[1] - LABEL_WIDTH - GAP, grid, most)
+    meanings = ["box: the chosen patch", "line: where its attention", "goes, frame by frame"]
+    rows.append(_beside([_label(meanings, LABEL_WIDTH, len(scale)), scale]))
     with written_aside(path) as aside:
         # 256 colours are a third of the bytes; this method keeps the rare ones too.
         image = Image.fromarray(_below(rows)).quantize(256, Image.Quantize.MAXCOVERAGE)
@@ -64,23 +74,27 @@ def write_video(
     """The attentions side by side, frame after frame."""
     most = _scale(pictures)
     columns = min(3, len(pictures))
-    label_height = max(len(_label(picture, TILE, None)) for picture in pictures)
+    height = len(text_lines(max((picture.label() for picture in pictures), key=len), TILE, FONT))
+    labels = [_label(picture.label(), TILE, height) for picture in pictures]
+    scale = _colour_scale(columns * (TILE + GAP) - GAP, grid, most)
     with written_aside(path) as aside, contextlib.closing(VideoWriter(aside, VIDEO_FPS)) as video:
         for number in [*range(len(pixels))] * VIDEO_ROUNDS:
+            frame = number // grid.patch_frames
             cells = [
-                _below(
-                    [
-                        _label(picture, TILE, label_height),
-                        _tile(
-                            pixels[number], number // grid.patch_frames, picture, point, grid, most
-                        ),
-                    ]
-                )
-                for picture in pictures
+                _below([label, _tile(pixels[number], frame, picture, point, grid, most)])
+                for label, picture in zip(labels, pictures)
             ]
             cells += [np.full_like(cells[0], 255)] * (-len(cells) % columns)
             rows = [_beside(cells[i : i + columns]) for i in range(0, len(cells), columns)]
-            video.add(_below(rows))
+            head = text_lines([f"frame {number}"], scale.shape[1], FONT)
+            video.add(_below([head, *rows, scale]))
+
+
+def _frames(frame: int, grid: Grid) -> str:
+    """The frames of the clip that a frame of tokens covers."""
+    first = frame * grid.patch_frames
+    last = first + grid.patch_frames - 1
+    return f"frame {first}" if first == last else f"frames {first} to {last}"
 
 
 def _scale(pictures: Sequence[Picture]) -> float:
@@ -112,21 +126,33 @@ def _warm(image: np.ndarray, weights: np.ndarray, most: float) -> np.ndarray:
     """A grey picture with colour where a token gets more than an equal share."""
     equal = 1 / weights.size
     heat = ((weights - equal) / max(most - equal, 1e-12)).clip(0, 1).astype(np.float32)
-    heat = cv2.resize(heat, image.shape[1::-1], interpolation=cv2.INTER_LINEAR)[..., None]
-    colour = 255 * colormaps["plasma"](0.3 + 0.7 * heat[..., 0])[..., :3]
+    return _coloured(image, cv2.resize(heat, image.shape[1::-1], interpolation=cv2.INTER_LINEAR))
+
+
+def _coloured(image: np.ndarray, heat: np.ndarray) -> np.ndarray:
+    """A picture in grey, and in colour by its heat [H,W] from 0 to 1."""
+    colour = 255 * colormaps["plasma"](0.3 + 0.7 * heat)[..., :3]
     grey = 0.7 * image.mean(axis=2, keepdims=True) + 40
-    return (grey * (1 - 0.75 * heat) + colour * 0.75 * heat).clip(0, 255).astype(np.uint8)
+    share = 0.75 * heat[..., None]
+    return (grey * (1 - share) + colour * share).clip(0, 255).astype(np.uint8)
+
+
+def _colour_scale(width: int, grid: Grid, most: float) -> np.ndarray:
+    """What the colours mean, below a picture: RGB [H, width, 3]."""
+    bar = _coloured(np.full((FONT, width, 3), 128), np.tile(np.linspace(0, 1, width), (FONT, 1)))
+    equal = text_lines([f"equal, {1 / grid.side**2:.1%}"], width, FONT)
+    largest = text_lines([f"most, {most:.1%}"], width, FONT, right=True)
+    title = text_lines(["colour: a patch's share of", "the frame's attention"], width, FONT)
+    return _below([title, bar, np.minimum(equal, largest)])
 
 
 def _pixel(place: np.ndarray) -> tuple[int, int]:
     return int(round(place[0])), int(round(place[1]))
 
 
-def _label(picture: Picture, width: int, height: int | None) -> np.ndarray:
-    text = text_lines(picture.label(), width, FONT)
-    if height is None or len(text) >= height:
-        return text
-    return np.pad(text, ((0, height - len(text)), (0, 0), (0, 0)), constant_values=255)
+def _label(lines: Sequence[str], width: int, height: int) -> np.ndarray:
+    text = text_lines(lines, width, FONT)
+    return np.pad(text, ((0, max(height - len(text), 0)), (0, 0), (0, 0)), constant_values=255)
 
 
 def _beside(tiles: Sequence[np.ndarray]) -> np.ndarray:

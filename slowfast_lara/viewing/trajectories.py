@@ -18,23 +18,12 @@ from typing import NamedTuple
 import numpy as np
 import torch
 from fvcore.common.config import CfgNode
-from torch import Tensor, nn
+from torch import Tensor
 
-from slowfast_lara.attention import ESTIMATORS, Estimator, build_estimator, estimator_options
-from slowfast_lara.engine.evaluate import device_of
+from slowfast_lara.attention import Estimator
 from slowfast_lara.errors import InputError
-
-EXACT = "softmax"
-
-
-class LayerInputs(NamedTuple):
-    """q, k, v [1,h,F*P,d] of a layer for one view, and the layer's estimator."""
-
-    q: Tensor
-    k: Tensor
-    v: Tensor
-    num_frames: int
-    estimator: Estimator
+from slowfast_lara.inference.layers import LayerInputs, estimator_for
+from slowfast_lara.models.estimators import chosen_estimator
 
 
 class Point(NamedTuple):
@@ -76,50 +65,15 @@ class Grid:
         return (np.stack((columns, rows), axis=1) + 0.5) * self.patch
 
 
-@torch.no_grad()
-def layer_inputs(model: nn.Module, view: Tensor, cfg: CfgNode, layer: int) -> LayerInputs:
-    """What a layer's estimator is given for a view [3,T,H,W]."""
-    if cfg.VIT.ATTN_LAYER != "trajectory":
-        raise InputError(f"the model has {cfg.VIT.ATTN_LAYER} attention; trajectory is expected")
-    if not 0 <= layer < cfg.VIT.DEPTH:
-        raise InputError(f"--layer is {layer}; the model has layers 0 to {cfg.VIT.DEPTH - 1}")
-    taken: list[LayerInputs] = []
-
-    def take(estimator: Estimator, args: tuple[Tensor, ...], kwargs: dict[str, int]) -> None:
-        taken.append(LayerInputs(*(x.float() for x in args), kwargs["num_frames"], estimator))
-
-    estimator = model.blocks[layer].attn.estimator
-    hook = estimator.register_forward_pre_hook(take, with_kwargs=True)
-    try:
-        model([view[None].to(device_of(cfg))])
-    finally:
-        hook.remove()
-    return taken[0]
-
-
 def estimators_of(
     names: Sequence[str], inputs: LayerInputs, cfg: CfgNode, layer: int
 ) -> dict[str, Estimator]:
     """Estimators by name, with the config's settings; the model's own is itself."""
-    own = cfg.VIT.APPROX_ATTN_TYPE
-    estimators: dict[str, Estimator] = {}
-    for name in names:
-        if name not in ESTIMATORS:
-            raise InputError(f"unknown estimator {name!r}; known: {', '.join(ESTIMATORS)}")
-        options = {key: cfg.VIT[name.upper()][key.upper()] for key in estimator_options(name)}
-        landmarks = cfg.VIT.APPROX_ATTN_DIM
-        if ESTIMATORS[name].landmarks_are_tokens:
-            landmarks = min(landmarks, inputs.q.shape[2])
-        built = build_estimator(
-            name,
-            head_dim=inputs.q.shape[3],
-            num_heads=inputs.q.shape[1],
-            num_landmarks=landmarks,
-            seed=cfg.RNG_SEED + layer,
-            **options,
-        )
-        estimators[name] = (inputs.estimator if name == own else built).to(inputs.q.device).eval()
-    return estimators
+    seed, own = cfg.RNG_SEED + layer, chosen_estimator(cfg)  # the seed of the model's layer
+    return {
+        name: inputs.estimator if name == own else estimator_for(inputs, name, cfg, seed=seed)
+        for name in names
+    }
 
 
 class Seen(NamedTuple):

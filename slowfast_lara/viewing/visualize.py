@@ -13,20 +13,18 @@ import torch
 from fvcore.common.config import CfgNode
 
 from slowfast_lara.attention import ESTIMATORS
-from slowfast_lara.data import load_views
 from slowfast_lara.data.transforms import pixels_of
 from slowfast_lara.errors import DONE, InputError
 from slowfast_lara.files import write_json
+from slowfast_lara.inference.layers import LayerInputs, layer_inputs, middle_view
 from slowfast_lara.inference.model import load_model, read_config
+from slowfast_lara.models.estimators import EXACT, shown_name
 from slowfast_lara.viewing.heat_maps import Picture, write_strip, write_video
 from slowfast_lara.viewing.trajectories import (
-    EXACT,
     Grid,
-    LayerInputs,
     Point,
     attention_of,
     estimators_of,
-    layer_inputs,
     moving_points,
     path_of,
 )
@@ -42,8 +40,7 @@ def visualize(args: argparse.Namespace, files: list[str], overrides: list[str]) 
     if args.head is not None and not 0 <= args.head < cfg.VIT.NUM_HEADS:
         raise InputError(f"--head is {args.head}; the model has 0 to {cfg.VIT.NUM_HEADS - 1}")
     model = load_model(cfg, args.checkpoint)
-    views = load_views(files[0], cfg)
-    view = views[len(views) // 2]
+    view = middle_view(files[0], cfg)
     pixels, grid = pixels_of(view, cfg), Grid.of(cfg)
     points = _points(args, pixels, grid)
     inputs = layer_inputs(model, view, cfg, layer)
@@ -126,11 +123,9 @@ def _as_json(point: Point, pictures: Sequence[Picture]) -> dict[str, Any]:
 
 def _print(path: str, point: Point, pictures: Sequence[Picture]) -> None:
     print(f"{path}.png, {path}.mp4: point {point.x},{point.y} of frame {point.frame}")
-    print(f"  {'attention':<12} {'MSE of weights':>15} {'MSE of output':>15}   path of the centre")
+    print(f"  {'':<12} mean squared error to exact attention")
+    print(f"  {'attention':<12} {'of weights':>10}  {'of output':>10}   path of the centre")
     for picture in pictures:
+        errors = f"{picture.weight_error:>10.3e}  {picture.output_error:>10.3e}"
         centres = " ".join(f"{x:.0f},{y:.0f}" for x, y in picture.path)
-        print(
-            f"  {picture.name:<12} {picture.weight_error:>15.3e} {picture.output_error:>15.3e}"
-            f"   {centres}",
-            flush=True,
-        )
+        print(f"  {shown_name(picture.name):<12} {errors}   {centres}", flush=True)

@@ -8,11 +8,23 @@ import pytest
 import torch
 from torch import nn
 
-from slowfast_lara.attention import ESTIMATORS, build_estimator
+from slowfast_lara.attention import ESTIMATORS, build_estimator, softmax_attention
+from slowfast_lara.commands.approximation_error import main as approximation_error
+from slowfast_lara.config import get_cfg
+from slowfast_lara.drawing import saved_figure
+from slowfast_lara.errors import InputError
 from slowfast_lara.experiments.approximation_error import measure, smooth_inputs, variants
 from slowfast_lara.experiments.measure import count_flops, environment, peak_memory
+from slowfast_lara.experiments.result_files import (
+    aligned_table,
+    csv_text,
+    markdown_table,
+    plot_over_sizes,
+)
 from slowfast_lara.experiments.textbook import TextbookTrajectoryAttention
+from slowfast_lara.models.estimators import shown_name
 from slowfast_lara.models.space_time import TrajectoryAttention
+from tests.small_models import only_error
 
 ROOT = Path(__file__).parents[2]
 
@@ -79,11 +91,64 @@ def test_memory_grows_with_the_length_not_its_square(name):
 
 def test_every_estimator_has_a_row_of_errors():
     inputs = smooth_inputs(frames=2, side=8, d=8)
-    errors = measure(inputs, "test", [8, 32], seeds=2)
+    errors = measure(inputs, get_cfg(), "test", [8, 32], seeds=2)
     assert set(errors.rows) == {v.label for v in variants()}
     assert {v.name for v in variants()} == set(ESTIMATORS) - {"softmax"}
     assert errors.rows["ra"][1] < errors.rows["ra"][0]
     assert all(error > 0 for row in errors.rows.values() for error in row)
+    assert errors.notes == []
+
+
+def test_sizes_beyond_the_tokens_are_left_out():
+    inputs = smooth_inputs(frames=2, side=3, d=8)
+    errors = measure(inputs, get_cfg(), "test", [8, 18, 19, 256], seeds=1)
+    assert errors.samples == [8, 18]
+    assert all(len(row) == 2 for row in errors.rows.values())
+    assert errors.notes == ["left out, since the layer has only 18 tokens: 19, 256 samples"]
+    assert errors.notes[0] in errors.text()
+    with pytest.raises(InputError, match="18 tokens"):
+        measure(inputs, get_cfg(), "test", [19], seeds=1)
+
+
+def test_errors_are_of_the_configs_estimators():
+    """Its options, and the learned layers of the model's own estimator."""
+    inputs = smooth_inputs(frames=2, side=4, d=8)
+    cfg = get_cfg()
+    plain = measure(inputs, cfg, "test", [8], seeds=1).rows
+    cfg.VIT.LARA.PROPOSAL = "global"
+    assert measure(inputs, cfg, "test", [8], seeds=1).rows["lara"] != plain["lara"]
+    cfg.VIT.LARA.LEARNED = True
+    own = build_estimator(
+        "lara", head_dim=8, num_landmarks=8, proposal="global", learned=True
+    ).eval()
+    inputs = inputs._replace(estimator=own)
+    q, k, v, frames, _ = inputs
+    with torch.no_grad():
+        difference = own(q, k, v, num_frames=frames) - softmax_attention(q, k, v, num_frames=frames)
+    rows = measure(inputs, cfg, "test", [8], seeds=1).rows
+    assert rows["lara"] == pytest.approx([difference.square().mean().item()])
+
+
+def test_tables_as_text():
+    rows = [["crop", "attention", "ms"], ["224", "exact", "1.5"], ["1000", "lara", "12"]]
+    assert aligned_table(rows, names=1) == (
+        "crop  attention   ms\n 224  exact      1.5\n1000  lara        12"
+    )
+    assert markdown_table(rows[:2]) == (
+        "| crop | attention | ms |\n| --- | --- | --- |\n| 224 | exact | 1.5 |"
+    )
+    assert csv_text([["a", "b, c"], [1, 2.5]], ["head"]) == '# head\na,"b, c"\n1,2.5\n'
+
+
+@pytest.mark.parametrize("sizes", [[8], [8, 16]])
+def test_a_single_size_is_drawn_as_bars(tmp_path, sizes):
+    values = {name: [float(size) for size in sizes] for name in ("exact", "_lara $x$")}
+    with saved_figure(tmp_path / "plot.png", (4, 3)) as (_, (axis,)):
+        plot_over_sizes(axis, "crop", sizes, "time, ms", values)
+        bars, lines = len(axis.patches), [line.get_label() for line in axis.lines]
+    assert (bars, lines) == ((2, []) if len(sizes) == 1 else (0, ["exact", r" _lara \$x\$"]))
+    assert (tmp_path / "plot.png").read_bytes().startswith(b"\x89PNG")
+    assert [path.name for path in tmp_path.iterdir()] == ["plot.png"]
 
 
 def tool(name, *arguments):
@@ -103,7 +168,7 @@ def test_benchmark_command(tmp_path, arguments, sizes):
     for value in environment().values():
         assert value in text
     for size in sizes:
-        for name in ESTIMATORS:
+        for name in ("textbook", *map(shown_name, ESTIMATORS)):
             assert f"\n{size},{name}," in text
             assert f"  {name} " in done.stdout
     assert (tmp_path / "sub" / "result.png").read_bytes().startswith(b"\x89PNG")
@@ -123,3 +188,15 @@ def test_approximation_error_needs_model_and_video_together():
     done = tool("approximation_error", "--cfg", "x.yaml")
     assert done.returncode == 2
     assert done.stderr == "error: --cfg, --checkpoint and --video belong together\n"
+
+
+def test_approximation_error_of_a_model(tmp_path, model, clips, capsys):
+    flags = [*model.flags(), "--video", clips[0], "--samples", "8", "64", "--seeds", "1"]
+    out = tmp_path / "errors"
+    assert approximation_error([*flags, "--layer", "1", "--out", str(out)]) == 0
+    printed = capsys.readouterr().out
+    assert "layer 1 of model.yaml on a video" in printed
+    assert "left out, since the layer has only 32 tokens: 64 samples" in printed
+    assert out.with_suffix(".csv").read_text().splitlines()[3] == "estimator,8"
+    assert approximation_error([*flags, "--layer", "2"]) == 2
+    assert only_error(capsys) == "error: --layer is 2; the model has layers 0 to 1"

@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from slowfast_lara.config import load_config
+from slowfast_lara.engine.run_folder import Run
 from slowfast_lara.experiments.study_results import Outcome, _curve, agreement, table_csv
 from slowfast_lara.experiments.study_rows import ABLATION, VIDEO
 
@@ -189,7 +190,7 @@ def test_curves_of_a_resumed_log():
         train(2, 4, 1.0),
         {"_type": "val_epoch", "epoch": "2/2", "top1_err": 25.0},
     ]
-    assert _curve(log, 10) == {
+    assert _curve(Run("", log, "", {}, {}, []), 10) == {
         4: {"train_loss": 2.0, "train_acc": 60.0},
         8: {"train_loss": 1.8, "train_acc": 60.0},
         14: {"train_loss": 1.0, "train_acc": 60.0},

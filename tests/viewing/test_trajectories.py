@@ -17,14 +17,9 @@ from slowfast_lara.config import load_config
 from slowfast_lara.data import load_views
 from slowfast_lara.data.transforms import pixels_of
 from slowfast_lara.errors import InputError
-from slowfast_lara.viewing.trajectories import (
-    Grid,
-    LayerInputs,
-    Point,
-    attention_of,
-    moving_points,
-    path_of,
-)
+from slowfast_lara.inference.layers import LayerInputs
+from slowfast_lara.viewing.heat_maps import GAP, LABEL_WIDTH, _coloured, _frames
+from slowfast_lara.viewing.trajectories import Grid, Point, attention_of, moving_points, path_of
 from tests.small_models import only_error, small_config, write_model
 
 LINEAR = [name for name in ESTIMATORS if name not in ("softmax", "ra")]
@@ -124,6 +119,11 @@ def test_path_goes_to_the_peak():
     np.testing.assert_allclose(path_of(weights, grid), [(25, 15), (10, 5), (20, 20)])
 
 
+def test_columns_name_their_frames():
+    assert [_frames(i, Grid(2, 4, 8, 2)) for i in range(2)] == ["frames 0 to 1", "frames 2 to 3"]
+    assert _frames(2, Grid(3, 4, 8, 1)) == "frame 2"
+
+
 def test_moving_points_are_where_it_moves():
     rng = np.random.default_rng(0)
     still = rng.integers(60, 200, (64, 64, 3), dtype=np.uint8)
@@ -167,6 +167,8 @@ def test_pictures_and_numbers(model, clips, tmp_path, capsys):
     assert attention["softmax"]["output_error"] == attention["softmax"]["weight_error"] == 0
     assert all(attention[name]["output_error"] > 0 for name in attention if name != "softmax")
     printed = capsys.readouterr().out
+    assert "mean squared error to exact attention" in printed
+    assert "  exact  " in printed and "softmax" not in printed
     grid = Grid.of(load_config(model.cfg))
     for name, seen in attention.items():
         weights = np.array(seen["weights"])
@@ -177,6 +179,10 @@ def test_pictures_and_numbers(model, clips, tmp_path, capsys):
         assert f"{seen['output_error']:.3e}" in printed
     strip = np.asarray(Image.open(out / "point_1.png").convert("RGB"))
     assert strip.shape[0] > 6 * 160 and strip.shape[1] > 2 * 160 and strip.std() > 10
+    # Below the rows, the scale: from grey, which is an equal share, to the fullest colour.
+    ends = _coloured(np.full((1, 2, 3), 128), np.array([[0.0, 1.0]]))[0].astype(int)
+    bar = next(row for row in strip[::-1].astype(int) if np.abs(row[-1] - ends[1]).max() < 12)
+    assert np.abs(bar[LABEL_WIDTH + GAP] - ends[0]).max() < 12
     with av.open(str(out / "point_1.mp4")) as container:
         assert container.streams.video[0].codec_context.name in ("h264", "mpeg4")
         assert sum(1 for _ in container.decode(video=0)) % 4 == 0

@@ -1,0 +1,28 @@
+"""The estimators as a config asks for them, and what people call them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from fvcore.common.config import CfgNode
+
+from slowfast_lara.attention import estimator_options
+
+EXACT = "softmax"
+
+
+def chosen_estimator(cfg: CfgNode) -> str:
+    """The name of VIT.APPROX_ATTN_TYPE's estimator: no approximation is exact attention."""
+    name = cfg.VIT.APPROX_ATTN_TYPE
+    return EXACT if name == "none" else name
+
+
+def estimator_settings(cfg: CfgNode, name: str) -> dict[str, Any]:
+    """What the config says of an estimator, as arguments of build_estimator."""
+    options = {key: cfg.VIT[name.upper()][key.upper()] for key in estimator_options(name)}
+    return {"num_landmarks": cfg.VIT.APPROX_ATTN_DIM, **options}
+
+
+def shown_name(name: str) -> str:
+    """A value of VIT.APPROX_ATTN_TYPE as people read it."""
+    return "exact" if name in ("none", EXACT) else name
