@@ -102,13 +102,16 @@ def environment() -> dict[str, str]:
     return {**kept, "PYTHONPATH": path, "OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1"}
 
 
-def start(*arguments: Any, program: tuple[str, ...] = (RUN_NET,)) -> subprocess.Popen:
-    """A command in a process group of its own."""
+def start(
+    *arguments: Any, program: tuple[str, ...] = (RUN_NET,), folder: Path | None = None
+) -> subprocess.Popen:
+    """A command in a process group of its own, and in `folder`."""
     STARTED.append(
         subprocess.Popen(
             [sys.executable, *program, *map(str, arguments)],
             text=True,
             env=environment(),
+            cwd=folder,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             start_new_session=True,

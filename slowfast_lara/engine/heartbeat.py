@@ -1,61 +1,106 @@
-"""Noticing within about half a minute that another process of the run is gone.
+"""Noticing within half a minute that another process of the run is gone.
 
 A collective fails when a peer dies, but evaluation has none for a long time, and
 a machine that loses power closes no connection. So each process counts up in
 the run's key-value store, watches the next one's count, and tells all of a death.
+
+A call to the store has no time limit that can be relied on: it stays away for as
+long as the store's machine is cut off or its process stopped. So a second thread
+looks whether the calls come back.
+
+Everything is counted in turns of these threads, not in time: a job that is suspended
+as a whole, and goes on later, loses nobody.
 """
 
 from __future__ import annotations
 
-import datetime
-import os
 import threading
+from collections.abc import Callable
 
 import torch.distributed as dist
 
 from slowfast_lara.engine.failures import end_process
 from slowfast_lara.errors import FAILED, complain
 
-PERIOD = 5.0
-# Counted in beats, not in time: a job that is suspended as a whole loses nobody.
-MISSED_BEATS = 6
+PERIOD = 3.0
+# 7 turns until a loss is seen, at most 2 more until all have read of it: under 30 s.
+MISSED_BEATS = 7
+STORE = "the process that keeps the run's store, or the way to it,"
 
 
-class Heartbeat(threading.Thread):
-    """Ends this process when another one is lost; `stop` it before leaving."""
+class Watchdog(threading.Thread):
+    """Ends this process when no call to the store has come back for too many turns."""
 
-    def __init__(self, host: str, port: int) -> None:
-        super().__init__(name="heartbeat", daemon=True)
-        self._rank, self._peer = dist.get_rank(), (dist.get_rank() + 1) % dist.get_world_size()
-        # A connection of its own: the process group's may be busy for minutes.
-        store = dist.TCPStore(
-            host,
-            port,
-            is_master=False,
-            wait_for_workers=False,
-            timeout=datetime.timedelta(seconds=PERIOD * MISSED_BEATS),
-        )
-        restart = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
-        self._store = dist.PrefixStore(f"heartbeat/{restart}", store)
+    def __init__(self, rank: int) -> None:
+        super().__init__(name="watchdog", daemon=True)
+        self._rank = rank
+        self._calls = 0
         self._stopped = threading.Event()
+
+    def came_back(self) -> None:
+        """Called after each call to the store."""
+        self._calls += 1
 
     def stop(self) -> None:
         self._stopped.set()
 
     def run(self) -> None:
-        last, missed = 0, 0
+        last, missed = self._calls, 0
+        while missed < MISSED_BEATS:
+            if self._stopped.wait(PERIOD):
+                return
+            last, missed = self._calls, missed + 1 if self._calls == last else 0
+        _end(STORE, self._rank)
+
+
+class Heartbeat(threading.Thread):
+    """Ends this process when another one is lost; `stop` it before leaving.
+
+    `store` is a connection of its own: the process group's may be busy for minutes.
+    `each_beat` is called at each turn.
+    """
+
+    def __init__(
+        self,
+        store: dist.Store,
+        rank: int,
+        world_size: int,
+        watchdog: Watchdog,
+        each_beat: Callable[[], None],
+    ) -> None:
+        super().__init__(name="heartbeat", daemon=True)
+        self._store, self._watchdog, self._each_beat = store, watchdog, each_beat
+        self._rank, self._peer = rank, (rank + 1) % world_size
+        self._last, self._missed = 0, 0
+        self._stopped = threading.Event()
+
+    def stop(self) -> None:
+        self._watchdog.stop()
+        self._stopped.set()
+
+    def run(self) -> None:
         while not self._stopped.wait(PERIOD):
             try:
-                self._store.add(f"{self._rank}", 1)
-                count = self._store.add(f"{self._peer}", 0)
-                lost = self._store.get("lost").decode() if self._store.check(["lost"]) else ""
-                missed, last = (missed + 1, last) if count == last else (0, count)
-                if missed == MISSED_BEATS and not lost:
-                    lost = f"process {self._peer}"
-                    self._store.set("lost", lost)
+                lost = self._beat()
             except RuntimeError:
-                lost = "the process that keeps the run's store, or the way to it,"
+                lost = STORE
             # At a regular end, the store's keeper may be the first to leave.
             if lost and not self._stopped.wait(1.0):
-                complain(f"{lost} of this run is gone, so process {self._rank} ends")
-                end_process(FAILED)
+                _end(lost, self._rank)
+
+    def _beat(self) -> str:
+        """Count up, and say who is lost, if anybody."""
+        self._store.add(f"beats/{self._rank}", 1)
+        count = self._store.add(f"beats/{self._peer}", 0)
+        self._last, self._missed = count, self._missed + 1 if count == self._last else 0
+        if self._missed == MISSED_BEATS:
+            self._store.set("lost", str(self._peer + 1))  # 0 is nobody
+        lost = self._store.add("lost", 0)
+        self._each_beat()
+        self._watchdog.came_back()
+        return f"process {lost - 1}" if lost else ""
+
+
+def _end(lost: str, rank: int) -> None:
+    complain(f"{lost} of this run is gone, so process {rank} ends")
+    end_process(FAILED)

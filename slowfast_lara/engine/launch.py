@@ -34,6 +34,7 @@ from fvcore.common.config import CfgNode
 from slowfast_lara.config import check_machine, load_config
 from slowfast_lara.engine.failures import end_process, plain_reasons
 from slowfast_lara.engine.heartbeat import Heartbeat
+from slowfast_lara.engine.meeting import meet
 from slowfast_lara.engine.signals import SIGNALS, StopRequest
 from slowfast_lara.errors import (
     DONE,
@@ -42,6 +43,7 @@ from slowfast_lara.errors import (
     ConfigError,
     InputError,
     RunError,
+    UserError,
     complain,
     exit_code_of,
     first_line,
@@ -224,7 +226,7 @@ def _join_and_run(run: Run, cfg: CfgNode, place: Place, stop: StopRequest) -> No
 
 
 def _join(cfg: CfgNode, place: Place) -> Heartbeat:
-    """Meet the other processes of the run."""
+    """Meet the other processes of the run, and form a group with them."""
     backend = "gloo"
     if cfg.NUM_GPUS > 0:
         torch.cuda.set_device(place.local_rank)
@@ -233,18 +235,11 @@ def _join(cfg: CfgNode, place: Place) -> Heartbeat:
     if address == "env://":
         address = f"tcp://{os.environ['MASTER_ADDR']}:{os.environ['MASTER_PORT']}"
     patience = min(cfg.DIST_TIMEOUT, RENDEZVOUS_SECONDS)
+    where = urlsplit(address)
     try:
-        store, _, _ = next(
-            dist.rendezvous(
-                place.init_method,
-                place.rank,
-                place.world_size,
-                timeout=datetime.timedelta(seconds=patience),
-            )
+        store, heartbeat = meet(
+            cfg, place.rank, place.world_size, where.hostname or "", where.port or 0, patience
         )
-        # After a restart, torchrun's store may still hold the addresses of dead processes.
-        attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
-        store = dist.PrefixStore(f"attempt_{attempt}", store)
         dist.init_process_group(
             backend,
             store=store,
@@ -252,19 +247,14 @@ def _join(cfg: CfgNode, place: Place) -> Heartbeat:
             world_size=place.world_size,
             timeout=datetime.timedelta(seconds=cfg.DIST_TIMEOUT),
         )
-        return _start_heartbeat(address)
-    except (RuntimeError, ValueError) as error:
+        return heartbeat
+    except UserError:
+        raise
+    except (RuntimeError, ValueError, TimeoutError) as error:
         raise RunError(
             f"process {place.rank} of {place.world_size} could not meet the others at {address} "
             f"within {patience} s: {first_line(error)}"
         ) from None
-
-
-def _start_heartbeat(address: str) -> Heartbeat:
-    parts = urlsplit(address)
-    heartbeat = Heartbeat(parts.hostname or "", parts.port or 0)
-    heartbeat.start()
-    return heartbeat
 
 
 def _port(address: str) -> int | None:

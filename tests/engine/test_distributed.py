@@ -53,7 +53,7 @@ STEPS = [
 ]
 
 
-def start_nodes(config, count, *, outputs=None, port=None, extra=()):
+def start_nodes(config, count, *, folders=None, port=None, extra=()):
     """The commands of `count` machines with one process each."""
     port = port or free_port()
     return [
@@ -66,8 +66,8 @@ def start_nodes(config, count, *, outputs=None, port=None, extra=()):
             i,
             "--init_method",
             f"tcp://localhost:{port}",
-            *(("OUTPUT_DIR", outputs[i]) if outputs else ()),
             *extra,
+            folder=folders[i] if folders else None,
         )
         for i in range(count)
     ]
@@ -113,16 +113,18 @@ def assert_same_training(output, one_process):
 
 
 def test_two_nodes_equal_one_process(tmp_path, video_set, one_process):
-    """With a folder each: nodes need not share a file system."""
-    outputs = [tmp_path / "node0", tmp_path / "node1"]
-    config = write_config(tmp_path / "c.yaml", video_set, tmp_path, TRAIN__BATCH_SIZE=2, **SGD)
-    nodes = start_nodes(config, 2, outputs=outputs)
+    """With a folder each, of the same name: nodes need not share a file system."""
+    folders = [tmp_path / "node0", tmp_path / "node1"]
+    for folder in folders:
+        folder.mkdir()
+    config = write_config(tmp_path / "c.yaml", video_set, "out", TRAIN__BATCH_SIZE=2, **SGD)
+    nodes = start_nodes(config, 2, folders=folders)
     for node in nodes:
         code, stdout, stderr = finish(node)
         assert code == 0, stdout + stderr
-    assert_same_training(outputs[0], one_process)
-    assert os.listdir(outputs[1]) == []
-    assert json_stats(outputs[0])[-1]["num_videos"] == 7
+    assert_same_training(folders[0] / "out", one_process)
+    assert os.listdir(folders[1] / "out") == []
+    assert json_stats(folders[0] / "out")[-1]["num_videos"] == 7
 
 
 def test_torchrun_equals_one_process(tmp_path, video_set, one_process):
