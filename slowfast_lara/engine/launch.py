@@ -220,6 +220,8 @@ def _join_and_run(run: Run, cfg: CfgNode, place: Place, stop: StopRequest) -> No
     run(cfg, stop)
     dist.barrier()
     heartbeat.stop()
+    # Python aborts if it ends while another thread is inside PyTorch.
+    heartbeat.join(timeout=10)
     dist.destroy_process_group()
 
 
@@ -242,7 +244,7 @@ def _join(cfg: CfgNode, place: Place) -> Heartbeat:
                 timeout=datetime.timedelta(seconds=patience),
             )
         )
-        # After a restart, torchrun's store may still hold the addresses of dead processes.
+        # torchrun may keep its store over a restart, with the addresses of dead processes.
         attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
         store = dist.PrefixStore(f"attempt_{attempt}", store)
         dist.init_process_group(
