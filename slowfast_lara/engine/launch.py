@@ -222,6 +222,8 @@ def _join_and_run(run: Run, cfg: CfgNode, place: Place, stop: StopRequest) -> No
     run(cfg, stop)
     dist.barrier()
     heartbeat.stop()
+    # Python aborts if it ends while another thread is inside PyTorch.
+    heartbeat.join(timeout=10)
     dist.destroy_process_group()
 
 

@@ -19,6 +19,5 @@ def build_model(cfg: CfgNode) -> nn.Module:
         model.compile()  # in place: parameter names stay
     if distributed.is_initialized() and distributed.get_world_size() > 1:
         device_ids = [torch.cuda.current_device()] if cfg.NUM_GPUS > 0 else None
-        # Buffers are the same in all processes and never change: nothing to send around.
-        return DistributedDataParallel(model, device_ids=device_ids, broadcast_buffers=False)
+        model = DistributedDataParallel(model, device_ids=device_ids)
     return model

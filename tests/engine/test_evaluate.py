@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 
+from slowfast_lara.attention import ESTIMATORS
 from slowfast_lara.commands.run import main
 from slowfast_lara.config import load_config
 from slowfast_lara.data import load_views
@@ -61,6 +62,23 @@ def test_scores_are_the_mean_over_the_views_one_by_one(tmp_path, video_set, trai
         assert video["top5"] == order.tolist()
         assert video["top5_scores"] == pytest.approx(saved["scores"][i][order].tolist())
         assert video["label"] == saved["labels"][i]
+
+
+@pytest.mark.parametrize("name", sorted(ESTIMATORS))
+def test_scores_do_not_depend_on_the_global_generator(tmp_path, video_set, name):
+    """What an estimator draws in a test comes from seeds of its own, and moves no other draw."""
+    changes = {"VIT__APPROX_ATTN_TYPE": name, "VIT__APPROX_ATTN_DIM": 3}
+    cfg = load_config(write_config(tmp_path / "c.yaml", video_set, tmp_path, **changes))
+    torch.manual_seed(0)
+    model = build_model(cfg).eval()
+    views = torch.randn(5, 3, 4, 32, 32)
+    scores = []
+    for seed in (1, 2):
+        torch.manual_seed(seed)
+        before = torch.get_rng_state()
+        scores.append(score_views(model, views, cfg))
+        assert torch.equal(torch.get_rng_state(), before)
+    assert torch.equal(*scores)
 
 
 def test_accuracies_are_those_of_the_scores(tmp_path, video_set, trained):

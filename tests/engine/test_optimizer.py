@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import math
 
 import pytest
@@ -10,7 +11,13 @@ from slowfast.utils import lr_policy
 from torch import nn
 
 from slowfast_lara.config import get_cfg
-from slowfast_lara.engine.optimizer import build_optimizer, lr_at, lr_scale
+from slowfast_lara.engine.optimizer import (
+    build_optimizer,
+    load_optimizer,
+    lr_at,
+    lr_scale,
+    step_if_finite,
+)
 from slowfast_lara.errors import ConfigError
 
 
@@ -91,6 +98,71 @@ def test_only_matrices_decay(method, kind):
     }
     found = {name: decay[id(p)] for name, p in model.named_parameters() if id(p) in decay}
     assert found == expected
+
+
+METHODS = ("sgd", "adam", "adamw")
+
+
+def optimizer_after_a_step(method, **solver):
+    torch.manual_seed(0)
+    model = Model()
+    optimizer = build_optimizer(model, config(OPTIMIZING_METHOD=method, MOMENTUM=0.9, **solver))
+    give_gradients(model)
+    step_if_finite(optimizer, torch.tensor(1.0))
+    return model, optimizer
+
+
+def give_gradients(model):
+    for parameter in model.parameters():
+        if parameter.requires_grad:
+            parameter.grad = torch.randn_like(parameter)
+
+
+def tensors_of(model, optimizer):
+    states = [x for state in optimizer.state_dict()["state"].values() for x in state.values()]
+    return [x.clone() for x in (*model.parameters(), *states)]
+
+
+@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("norm", [math.nan, math.inf])
+def test_step_that_is_not_finite_touches_nothing(method, norm):
+    model, optimizer = optimizer_after_a_step(method)
+    before = tensors_of(model, optimizer)
+    model.layer.bias.grad[1] = math.nan
+    step_if_finite(optimizer, torch.tensor(norm))
+    assert all(map(torch.equal, before, tensors_of(model, optimizer)))
+    give_gradients(model)
+    step_if_finite(optimizer, torch.tensor(1.0))  # and the next one goes on
+    after = tensors_of(model, optimizer)
+    assert all(x.isfinite().all() for x in after)
+    assert not torch.equal(before[0], after[0])
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_state_of_an_optimiser_that_was_not_fused_goes_on(method):
+    """As in the checkpoints of earlier versions."""
+    model, optimizer = optimizer_after_a_step(method)
+    state = copy.deepcopy(optimizer.state_dict())
+    for group in state["param_groups"]:
+        group.update(fused=None, foreach=None)
+    weights = copy.deepcopy(model.state_dict())
+    give_gradients(model)
+    gradients = [parameter.grad for parameter in model.parameters()]
+    step_if_finite(optimizer, torch.tensor(1.0))
+    other = Model()
+    other.load_state_dict(weights)
+    resumed = build_optimizer(other, config(OPTIMIZING_METHOD=method, MOMENTUM=0.9))
+    load_optimizer(resumed, state)
+    for parameter, gradient in zip(other.parameters(), gradients):
+        parameter.grad = gradient
+    step_if_finite(resumed, torch.tensor(1.0))
+    assert all(map(torch.equal, tensors_of(model, optimizer), tensors_of(other, resumed)))
+
+
+def test_state_of_other_parameters_is_refused():
+    _, optimizer = optimizer_after_a_step("adamw")
+    with pytest.raises(ValueError):
+        load_optimizer(torch.optim.AdamW([nn.Parameter(torch.zeros(2))]), optimizer.state_dict())
 
 
 def test_settings_that_exclude_each_other_are_one_line():

@@ -18,9 +18,7 @@ def test_terminal_has_a_bar_and_the_log_has_lines(tmp_path, video_set):
     lists.mkdir()
     for split, times in (("train", 10), ("val", 1), ("test", 1)):
         (lists / f"{split}.csv").write_text((video_set / f"{split}.csv").read_text() * times)
-    config = write_config(
-        tmp_path / "c.yaml", lists, tmp_path / "out", SOLVER__MAX_EPOCH=1, TEST__ENABLE=False
-    )
+    config = write_config(tmp_path / "c.yaml", lists, tmp_path / "out", SOLVER__MAX_EPOCH=1)
     ours, theirs = pty.openpty()
     fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 40, 150, 0, 0))
     process = subprocess.Popen(
@@ -42,9 +40,11 @@ def test_terminal_has_a_bar_and_the_log_has_lines(tmp_path, video_set):
     text = shown.decode()
     for part in ("epoch 1/1:", "loss=", "top1=", "data=", "eta=", "train_epoch"):
         assert part in text
-    assert "train_iter" not in text
-    kinds = [stats.get("_type") for stats in json_stats(tmp_path / "out")]
-    assert kinds.count("train_iter") == 40
+    assert "test:" in text and "0/7" in text and "test_final" in text
+    assert "train_iter" not in text and "test_iter" not in text
+    stats = json_stats(tmp_path / "out")
+    assert sum(s.get("_type") == "train_iter" for s in stats) == 40
+    assert sum(s.get("split") == "test_iter" for s in stats) == 7
 
 
 def test_lines_have_what_a_reader_needs(tmp_path, video_set):

@@ -175,8 +175,12 @@ def test_finished_run_is_not_trained_again(tmp_path, video_set):
     config, output = noisy_config(tmp_path, video_set, "done", SOLVER__MAX_EPOCH=1)
     assert main(["--cfg", str(config)]) == 0
     done = iterations(output)
+    assert "Training is finished" not in (output / "stdout.log").read_text()
     assert main(["--cfg", str(config)]) == 0
     assert iterations(output) == done == 8
+    path = output / "checkpoints" / "checkpoint_epoch_00001.pyth"
+    told = f"Training is finished: 1 epochs are done (SOLVER.MAX_EPOCH 1) in {path}"
+    assert (output / "stdout.log").read_text().count(told) == 1
 
 
 @pytest.mark.usefixtures("in_process")
