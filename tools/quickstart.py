@@ -1,18 +1,21 @@
 #!/usr/bin/env python3
 """Everything at once, on a machine with no GPU and no data: python tools/quickstart.py [FOLDER]
 
-Makes a small set of videos, trains a small Motionformer with LARA on it, tests it
-with 30 views of each video, and says how well it does and where everything is.
+Makes a small set of videos, trains a small Motionformer with LARA on it, tests it with 30
+views of each video, and says how well it does, where everything is, and how to go on.
 """
 
 from __future__ import annotations
 
 import json
 import os
+import shlex
 import subprocess
 import sys
 import time
 from pathlib import Path
+
+from slowfast_lara.commands.shared import OneLineParser
 
 ROOT = Path(__file__).resolve().parents[1]
 CONFIG = ROOT / "configs" / "quick" / "lara.yaml"
@@ -22,35 +25,43 @@ SET = ("--classes", "4", "--train", "2048", "--val", "128", "--test", "128", "--
 def main(folder: Path) -> int:
     videos, output = folder / "videos", folder / "output"
     started = time.monotonic()
-    make_set = [ROOT / "datasets" / "make_synthetic.py", videos, *SET]
-    train_and_test = [
-        ROOT / "tools" / "run_net.py",
-        "--cfg",
-        CONFIG,
-        "DATA.PATH_TO_DATA_DIR",
-        videos,
-        "OUTPUT_DIR",
-        output,
-    ]
-    for command in (make_set, train_and_test):
+    for command in (
+        ["data", "synthetic", videos, *SET],
+        ["run", "--cfg", CONFIG, "DATA.PATH_TO_DATA_DIR", videos, "OUTPUT_DIR", output],
+    ):
+        words = [sys.executable, "-m", "slowfast_lara.cli", *map(str, command)]
         # The products are small: threads would only fight with the loader's workers.
-        environment = {"OMP_NUM_THREADS": "1", **os.environ}
-        code = subprocess.run([sys.executable, *map(str, command)], env=environment).returncode
+        code = subprocess.run(words, env={"OMP_NUM_THREADS": "1", **os.environ}).returncode
         if code:
             return code
     results = json.loads((output / "test_results.json").read_text())
     classes = len(json.loads((videos / "classes.json").read_text()))
+    views = results["videos"][0]["num_views"]
     print(f"""
-Top-1 accuracy {results["top1_acc"]:.1f} % on {results["num_videos"]} videos, by {
-        results["videos"][0]["num_views"]
-    } views each (chance: {100 / classes:.1f} %), in {time.monotonic() - started:.0f} s.
+Top-1 accuracy {results["top1_acc"]:.1f} % on {results["num_videos"]} videos, by {views} views \
+each (chance: {100 / classes:.1f} %), in {time.monotonic() - started:.0f} s.
   videos and lists   {videos}
   config             {CONFIG}
   checkpoint         {results["checkpoint"]}
   log                {output / "stdout.log"}
-  every video's top  {output / "test_results.json"}""")
+  every video's top  {output / "test_results.json"}
+
+To go on: what the model says of a video, where its attention goes, and a report of the run.""")
+    model = ["--cfg", output / "config.yaml", "--checkpoint", results["checkpoint"]]
+    video = results["videos"][0]["path"]
+    print_command("predict", *model, video)
+    print_command("visualize", *model, "--out", folder / "look", video)
+    print_command("report", output)
     return 0
 
 
+def print_command(tool: str, *arguments: object) -> None:
+    """A command of tools/, as it is typed in the folder where this was started."""
+    programs = [os.path.relpath(sys.executable), os.path.relpath(ROOT / "tools" / f"{tool}.py")]
+    print("  " + shlex.join([*programs, *map(str, arguments)]))
+
+
 if __name__ == "__main__":
-    sys.exit(main(Path(sys.argv[1] if len(sys.argv) > 1 else "runs/quickstart")))
+    parser = OneLineParser(description=__doc__)
+    parser.add_argument("folder", nargs="?", metavar="FOLDER", default="runs/quickstart")
+    sys.exit(main(Path(parser.parse_args().folder)))
