@@ -19,24 +19,18 @@ from slowfast_lara.cli import COMMANDS
 
 ROOT = Path(__file__).resolve().parents[1]
 # What it is made of.
-SOURCES = [
-    "slowfast_lara",
-    "configs",
-    "setup.py",
-    "pyproject.toml",
-    "MANIFEST.in",
-    "README.md",
-    "LICENSE",
-]
+FOLDERS = ("slowfast_lara", "configs")
+FILES = ("setup.py", "pyproject.toml", "MANIFEST.in", "README.md", "LICENSE")
 
 
 @pytest.fixture(scope="session")
 def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Built from a copy: setuptools leaves a build/ behind, and takes up what lies in an old one."""
+    """Built from a copy: setuptools leaves a build/ behind, and takes up what is in an old one."""
     source, out = tmp_path_factory.mktemp("source"), tmp_path_factory.mktemp("wheel")
-    for name in SOURCES:
-        copy: Any = shutil.copytree if (ROOT / name).is_dir() else shutil.copy
-        copy(ROOT / name, source / name)
+    for name in FOLDERS:
+        shutil.copytree(ROOT / name, source / name)
+    for name in FILES:
+        shutil.copy(ROOT / name, source)
     run_pip("wheel", "--no-deps", "--no-build-isolation", "--wheel-dir", out, source)
     (path,) = out.glob("*.whl")
     return path

@@ -15,6 +15,8 @@ import sys
 import time
 from pathlib import Path
 
+from slowfast_lara.commands.shared import OneLineParser
+
 ROOT = Path(__file__).resolve().parents[1]
 CONFIG = ROOT / "configs" / "quick" / "lara.yaml"
 SET = ("--classes", "4", "--train", "2048", "--val", "128", "--test", "128", "--size", "64")
@@ -60,4 +62,6 @@ def print_command(tool: str, *arguments: object) -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(main(Path(sys.argv[1] if len(sys.argv) > 1 else "runs/quickstart")))
+    parser = OneLineParser(description=__doc__)
+    parser.add_argument("folder", nargs="?", metavar="FOLDER", default="runs/quickstart")
+    sys.exit(main(Path(parser.parse_args().folder)))

@@ -5,7 +5,12 @@ from __future__ import annotations
 import argparse
 from collections.abc import Sequence
 
-from slowfast_lara.commands.shared import OneLineParser, positive_int
+from slowfast_lara.commands.shared import (
+    OneLineParser,
+    add_table_argument,
+    existing_file,
+    positive_int,
+)
 from slowfast_lara.errors import exit_code_of
 
 
@@ -18,9 +23,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     )
     crop.add_argument("--flops", action="store_true", help="count GFLOPs of whole models too")
     length = kinds.add_parser("length", help="the paper's efficiency table")
-    lengths = [1024, 2048, 3072, 4096, 8192]
     length.add_argument(
-        "--lengths", type=positive_int, nargs="+", default=lengths, metavar="TOKENS"
+        "--lengths",
+        type=positive_int,
+        nargs="+",
+        default=[1024, 2048, 3072, 4096, 8192],
+        metavar="TOKENS",
     )
     for kind in (crop, length):
         _add_attention_arguments(kind)
@@ -51,13 +59,18 @@ def _add_attention_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--repeats", type=positive_int, default=5, help="rounds, of which the best counts"
     )
-    parser.add_argument("--out", metavar="PATH", help="also write PATH.csv and PATH.png")
+    add_table_argument(parser)
 
 
 def _add_data_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("videos", nargs="+", metavar="VIDEO")
+    parser.add_argument("videos", nargs="+", type=existing_file, metavar="VIDEO")
     parser.add_argument("--frames", type=positive_int, default=16, help="frames of a clip")
-    parser.add_argument("--rate", type=positive_int, default=4, help="every how manieth frame")
+    parser.add_argument(
+        "--rate",
+        type=positive_int,
+        default=4,
+        help="frames of the video from one of a clip to the next",
+    )
     parser.add_argument("--rounds", type=positive_int, default=3, help="repetitions")
     parser.add_argument(
         "--train-samples",

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import argparse
-import os
 import signal
 import sys
 from collections.abc import Sequence
 
-from slowfast_lara.commands.shared import OneLineParser, positive_int
+from slowfast_lara.commands.shared import OneLineParser, add_jobs_argument, positive_int
 from slowfast_lara.errors import STOPPED, Interrupted, exit_code_of
 
 
@@ -37,12 +36,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--seeds", type=positive_int, default=3, help="how many, from 0 (default 3)"
     )
-    parser.add_argument(
-        "--jobs",
-        type=positive_int,
-        default=os.cpu_count(),
-        help="runs at a time, each with one thread (default: the cores)",
-    )
+    add_jobs_argument(parser, "runs at a time, each with one thread")
     parser.add_argument("--work", default="runs/study", help="where the runs and videos are kept")
     parser.add_argument("--out", default="results", help="where the result is written")
     for split in ("train", "val", "test"):

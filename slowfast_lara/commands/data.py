@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import argparse
-import os
 from collections.abc import Callable, Sequence
 
-from slowfast_lara.commands.shared import OneLineParser, positive_int
-from slowfast_lara.errors import FAILED, exit_code_of
+from slowfast_lara.commands.shared import OneLineParser, add_jobs_argument, positive_int
+from slowfast_lara.errors import FAILED, InputError, exit_code_of
 
 LISTS_KINETICS = """\
 The annotation files have a header with `label`, `youtube_id`, `time_start` and
@@ -61,12 +60,11 @@ def _add_lists_kinetics(parser: argparse.ArgumentParser) -> None:
     _add_out(parser)
     for split in ("train", "val", "test"):
         parser.add_argument(f"--{split}", metavar="FILE", help=f"annotations of {split}")
-    parser.add_argument("--separator", default=" ", help="DATA.PATH_LABEL_SEPARATOR")
+    _add_separator(parser)
 
 
 def _lists_kinetics(args: argparse.Namespace) -> None:
     from slowfast_lara.data.preparing.lists_kinetics import write_lists
-    from slowfast_lara.errors import InputError
 
     files = {"train": args.train, "val": args.val, "test": args.test}
     given = {split: path for split, path in files.items() if path}
@@ -104,9 +102,9 @@ def _add_check(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "sources", nargs="+", metavar="SOURCE", help="lists (.csv, .txt), folders or videos"
     )
-    parser.add_argument("--separator", default=" ", help="DATA.PATH_LABEL_SEPARATOR")
+    _add_separator(parser)
     parser.add_argument("--prefix", default="", help="DATA.PATH_PREFIX")
-    _add_jobs(parser)
+    add_jobs_argument(parser, "processes")
 
 
 def _check(args: argparse.Namespace) -> int | None:
@@ -132,7 +130,7 @@ def _add_synthetic(parser: argparse.ArgumentParser) -> None:
         default="mp4",
         help="H.264 files, or extracted frames as for Something-Something-v2",
     )
-    _add_jobs(parser)
+    add_jobs_argument(parser, "processes")
 
 
 def _synthetic(args: argparse.Namespace) -> None:
@@ -147,10 +145,8 @@ def _add_out(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("out", metavar="OUT", help="folder for the lists: DATA.PATH_TO_DATA_DIR")
 
 
-def _add_jobs(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "--jobs", type=positive_int, default=os.cpu_count(), help="processes (default: the cores)"
-    )
+def _add_separator(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--separator", default=" ", help="DATA.PATH_LABEL_SEPARATOR")
 
 
 Run = Callable[[argparse.Namespace], int | None]

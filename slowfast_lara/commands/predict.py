@@ -5,7 +5,12 @@ from __future__ import annotations
 import argparse
 from collections.abc import Sequence
 
-from slowfast_lara.commands.shared import OneLineParser, add_model_arguments, split_overrides
+from slowfast_lara.commands.shared import (
+    OneLineParser,
+    add_classes_argument,
+    add_model_arguments,
+    split_overrides,
+)
 from slowfast_lara.errors import exit_code_of
 
 EXAMPLES = """\
@@ -43,13 +48,7 @@ def _parser() -> argparse.ArgumentParser:
         help="videos, or folders of which every file is taken; also KEY VALUE "
         "pairs that change the config",
     )
-    parser.add_argument(
-        "--classes",
-        metavar="FILE",
-        help="names of the classes: a JSON list, a JSON object of names and "
-        "numbers, or text with a name a line (default: classes.json in the "
-        "config's DATA.PATH_TO_DATA_DIR if it is there, else numbers)",
-    )
+    add_classes_argument(parser)
     parser.add_argument(
         "--views",
         type=int,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 
-from slowfast_lara.commands.shared import OneLineParser
+from slowfast_lara.commands.shared import OneLineParser, add_classes_argument
 from slowfast_lara.errors import exit_code_of
 
 
@@ -16,12 +16,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     )
     parser.add_argument("run_dir", metavar="RUN_DIR", help="the run's OUTPUT_DIR")
     parser.add_argument("--out", metavar="FILE", help="default: RUN_DIR/report.html")
-    parser.add_argument(
-        "--classes",
-        metavar="FILE",
-        help="names of the classes, as for predict (default: classes.json beside the run's "
-        "lists, else numbers)",
-    )
+    add_classes_argument(parser)
     args = parser.parse_args(argv)
 
     def command() -> None:

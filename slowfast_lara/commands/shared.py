@@ -1,4 +1,4 @@
-"""What the command lines share: the parser, and the flags of a trained model."""
+"""What the command lines share: the parser, and flags that several of them have."""
 
 from __future__ import annotations
 
@@ -33,11 +33,18 @@ def positive_int(text: str) -> int:
     return number
 
 
+def existing_file(text: str) -> str:
+    """The type of a flag: a file to read."""
+    if not os.path.isfile(text):
+        raise argparse.ArgumentTypeError(f"{text!r}; an existing file is expected")
+    return text
+
+
 def add_model_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--cfg",
         required=True,
-        metavar="FILE",
+        metavar="FILE_OR_NAME",
         help="the config of the model: that of its training, or RUN/config.yaml",
     )
     parser.add_argument(
@@ -49,6 +56,26 @@ def add_model_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--opts", action="store_true", help="may stand before KEY VALUE pairs; not needed"
     )
+
+
+def add_classes_argument(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--classes",
+        metavar="FILE",
+        help="names of the classes: a JSON list, a JSON object of names and numbers, or text with "
+        "a name a line (default: classes.json in the config's DATA.PATH_TO_DATA_DIR if it is "
+        "there, else numbers)",
+    )
+
+
+def add_jobs_argument(parser: argparse.ArgumentParser, what: str) -> None:
+    parser.add_argument(
+        "--jobs", type=positive_int, default=os.cpu_count(), help=f"{what} (default: the cores)"
+    )
+
+
+def add_table_argument(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--out", metavar="PATH", help="also write PATH.csv and PATH.png")
 
 
 def split_overrides(words: Sequence[str]) -> tuple[list[str], list[str]]:

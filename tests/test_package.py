@@ -1,0 +1,64 @@
+"""What `import slowfast_lara` offers, and what it does not load."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+import slowfast_lara
+from tests.runs import environment
+
+
+def loaded_by(statement: str) -> set[str]:
+    """The modules that a fresh interpreter has after it."""
+    program = f"import sys\n{statement}\nprint(*sys.modules, sep='\\n')"
+    command = [sys.executable, "-c", program]
+    done = subprocess.run(command, env=environment(), capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    return set(done.stdout.split())
+
+
+def test_the_public_names():
+    names = ["__version__", "build_estimator", "build_model", "load_config", "load_views"]
+    assert sorted(slowfast_lara.__all__) == names
+    for name in names:
+        assert getattr(slowfast_lara, name).__class__.__name__ in ("function", "str")
+    with pytest.raises(AttributeError, match="'slowfast_lara' has no attribute 'nothing'"):
+        _ = slowfast_lara.nothing
+
+
+def test_they_are_those_of_their_packages():
+    from slowfast_lara.attention import build_estimator
+    from slowfast_lara.config import load_config
+    from slowfast_lara.data import load_views
+    from slowfast_lara.models import build_model
+
+    assert slowfast_lara.build_estimator is build_estimator
+    assert slowfast_lara.build_model is build_model
+    assert slowfast_lara.load_config is load_config
+    assert slowfast_lara.load_views is load_views
+
+
+def test_importing_the_package_is_cheap():
+    loaded = loaded_by("import slowfast_lara")
+    assert not {"torch", "slowfast", "fvcore", "numpy"} & loaded
+    assert "torch" in loaded_by("from slowfast_lara import build_estimator")
+
+
+@pytest.mark.parametrize(
+    "leaf", ["attention", "config", "models", "data.views", "engine.checkpoint"]
+)
+def test_a_leaf_does_not_load_the_launcher(leaf):
+    loaded = loaded_by(f"from slowfast_lara.{leaf} import *")
+    assert f"slowfast_lara.{leaf}" in loaded
+    assert not {"slowfast_lara.engine.launch", "slowfast_lara.engine.train"} & loaded
+
+
+def test_attention_knows_nothing_of_the_rest():
+    loaded = {name for name in loaded_by("import slowfast_lara.attention") if "slowfast" in name}
+    ours = {name for name in loaded if not name.startswith("__editable__")}
+    assert ours - {"slowfast_lara", "slowfast_lara.lazy"} == {
+        name for name in ours if name.startswith("slowfast_lara.attention")
+    }
