@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from slowfast_lara.attention import build_estimator
     from slowfast_lara.config import load_config
-    from slowfast_lara.data.views import load_views
+    from slowfast_lara.data import load_views
     from slowfast_lara.models import build_model
 
 __version__ = "0.2.0"
@@ -20,7 +20,7 @@ _HOMES = {
     "build_estimator": "slowfast_lara.attention",
     "build_model": "slowfast_lara.models",
     "load_config": "slowfast_lara.config",
-    "load_views": "slowfast_lara.data.views",
+    "load_views": "slowfast_lara.data",
 }
 
 
