@@ -9,7 +9,7 @@ from slowfast_lara.lazy import names_from
 if TYPE_CHECKING:
     from slowfast_lara.attention import build_estimator
     from slowfast_lara.config import load_config
-    from slowfast_lara.data.views import load_views
+    from slowfast_lara.data import load_views
     from slowfast_lara.models import build_model
 
 __version__ = "0.2.0"
@@ -23,6 +23,6 @@ __getattr__ = names_from(
         "build_estimator": "slowfast_lara.attention",
         "build_model": "slowfast_lara.models",
         "load_config": "slowfast_lara.config.load",
-        "load_views": "slowfast_lara.data.views",
+        "load_views": "slowfast_lara.data",
     },
 )

@@ -7,7 +7,6 @@ any machine; `check_machine` checks, when a run starts, what it asks of this one
 from __future__ import annotations
 
 import os
-import re
 from collections.abc import Iterable
 from typing import Any, NoReturn
 
@@ -16,9 +15,9 @@ from fvcore.common.config import CfgNode
 
 from slowfast_lara.attention import ESTIMATORS, estimator_options
 from slowfast_lara.config.keys import all_keys
+from slowfast_lara.data.rand_augment import NOTATION, NOTATION_HELP
+from slowfast_lara.data.registry import dataset_class
 from slowfast_lara.errors import ConfigError
-
-DATASETS = ("Kinetics", "Ssv2")
 
 
 def validate(cfg: CfgNode) -> None:
@@ -88,10 +87,8 @@ def _check_names(cfg: CfgNode) -> None:
         if known.choices:
             _one_of(cfg, key, known.choices)
     _one_of(cfg, "MODEL.ARCH", cfg.MODEL.SINGLE_PATHWAY_ARCH)
-    for key in ("TRAIN.DATASET", "TEST.DATASET"):
-        # PySlowFast capitalises the name before it looks it up.
-        if _get(cfg, key).capitalize() not in DATASETS:
-            _fail(cfg, key, "supported datasets: " + ", ".join(DATASETS))
+    for part in ("TRAIN", "TEST"):
+        dataset_class(cfg, part)  # a ConfigError if there is none of that name
 
 
 def _check_numbers(cfg: CfgNode) -> None:
@@ -187,12 +184,8 @@ def _check_data(cfg: CfgNode) -> None:
         )
     if not data.PATH_LABEL_SEPARATOR:
         _fail(cfg, "DATA.PATH_LABEL_SEPARATOR", "at least one character is expected")
-    if not re.fullmatch(r"rand-m\d+(\.\d+)?-n\d+(-mstd\d+(\.\d+)?)?(-inc)?", data.RAND_AUGMENT):
-        _fail(
-            cfg,
-            "DATA.RAND_AUGMENT",
-            "the form is rand-m<magnitude>-n<operations>[-mstd<spread>][-inc]",
-        )
+    if not NOTATION.fullmatch(data.RAND_AUGMENT):
+        _fail(cfg, "DATA.RAND_AUGMENT", NOTATION_HELP)
 
 
 def _all_numbers(values: list[Any]) -> bool:

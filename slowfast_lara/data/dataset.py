@@ -1,4 +1,7 @@
-"""What Kinetics and Ssv2 share: samples for training, views for testing.
+"""What the datasets share: samples for training, views for testing.
+
+A dataset chooses the frames itself, by methods of its class: testing, `load_views` and
+streaming ask the same ones.
 
 Every random draw of a sample comes from (RNG_SEED, epoch, index), so that it is
 the same whatever the number of workers, and after a resume. PySlowFast replaces
@@ -8,6 +11,7 @@ it is replaced in training only, and reported everywhere.
 
 from __future__ import annotations
 
+import os
 from functools import partial
 from typing import NamedTuple
 
@@ -17,13 +21,16 @@ from fvcore.common.config import CfgNode
 
 from slowfast_lara.data import transforms
 from slowfast_lara.data.bad_videos import Failure
-from slowfast_lara.data.decode import Place
+from slowfast_lara.data.decode import Choose, Frames, Place
 from slowfast_lara.data.rand_augment import RandAugment
-from slowfast_lara.data.views import read_source, views_of
+from slowfast_lara.data.sources import Source, read_frames
+from slowfast_lara.data.views import crop_views
 from slowfast_lara.errors import DataError, DecodeError
 
 MODES = ("train", "val", "test")
 MAX_ATTEMPTS = 10
+# How many videos of a list are looked for before a run.
+PATHS_CHECKED = 8
 
 
 class Sample(NamedTuple):
@@ -31,7 +38,7 @@ class Sample(NamedTuple):
 
     clip: torch.Tensor | None
     label: int
-    index: int
+    index: int  # type: ignore[assignment]  # a field in place of tuple.index
     failures: list[Failure]
 
 
@@ -40,16 +47,18 @@ class VideoViews(NamedTuple):
 
     views: torch.Tensor | None
     label: int
-    index: int
+    index: int  # type: ignore[assignment]  # a field in place of tuple.index
     path: str
     error: str | None
 
 
 class VideoDataset(torch.utils.data.Dataset):
-    """Videos `paths` with `labels`; a subclass fills them and chooses the frames."""
+    """Videos `paths` with `labels`; a subclass reads the lists and chooses the frames."""
 
     # Whether a mirrored video keeps its label.
     may_flip = True
+    # Whether a folder of images is a video.
+    frames_in_folders = False
 
     def __init__(self, cfg: CfgNode, mode: str) -> None:
         if mode not in MODES:
@@ -57,6 +66,7 @@ class VideoDataset(torch.utils.data.Dataset):
         self.cfg = cfg
         self.mode = mode
         self.paths, self.labels = self._read_lists()
+        self._check_paths()
         data = cfg.DATA
         self._normalize = transforms.Normalize(data.MEAN, data.STD, data.REVERSE_INPUT_CHANNEL)
         self._rand_augment = RandAugment(data.RAND_AUGMENT)
@@ -64,13 +74,70 @@ class VideoDataset(torch.utils.data.Dataset):
     def _read_lists(self) -> tuple[list[str], list[int]]:
         raise NotImplementedError
 
-    def _choose(self, draws: np.ndarray | None, video_frames: int, fps: float) -> np.ndarray:
+    @classmethod
+    def clip_frames(
+        cls, cfg: CfgNode, draws: np.ndarray | None, video_frames: int, fps: float
+    ) -> np.ndarray:
         """The frames of a clip: random by `draws` (NUM_FRAMES of [0, 1)), or the central ones."""
         raise NotImplementedError
 
-    def _source(self, index: int) -> str | list[str]:
+    @classmethod
+    def view_frames(
+        cls, cfg: CfgNode, view: int, num_views: int, video_frames: int, fps: float
+    ) -> np.ndarray:
+        """The frames of clip `view` of the `num_views` of a test."""
+        raise NotImplementedError
+
+    @classmethod
+    def window_frames(cls, cfg: CfgNode, seen: int, length: int) -> np.ndarray:
+        """The frames of a streaming window of `length`, of which `seen` frames have come."""
+        raise NotImplementedError
+
+    @classmethod
+    def window_seconds(cls, cfg: CfgNode) -> float:
+        """How long a streaming window is unless the user says."""
+        raise NotImplementedError
+
+    @classmethod
+    def read_views(cls, source: Source, cfg: CfgNode) -> torch.Tensor:
+        """All views of a test, float32 [clips * crops, 3, T, H, W], clip-major."""
+        views = cfg.TEST.NUM_ENSEMBLE_VIEWS
+
+        def choose(video_frames: int, fps: float) -> np.ndarray:
+            return np.stack(
+                [cls.view_frames(cfg, view, views, video_frames, fps) for view in range(views)]
+            )
+
+        place = partial(transforms.whole_frame, short_side=cfg.DATA.TEST_CROP_SIZE)
+        return crop_views(cls._read(source, choose, place, cfg, whole=True), cfg)
+
+    @classmethod
+    def _read(
+        cls, source: Source, choose: Choose, place: Place, cfg: CfgNode, *, whole: bool
+    ) -> Frames:
+        if not cls.frames_in_folders and isinstance(source, str) and os.path.isdir(source):
+            raise DecodeError(f"{source}: a folder; {cls.__name__} has video files")
+        threads = 0 if cfg.DATA_LOADER.ENABLE_MULTI_THREAD_DECODE else 1
+        fps = cfg.DATA.TARGET_FPS
+        return read_frames(source, choose, place, whole=whole, default_fps=fps, threads=threads)
+
+    def _source(self, index: int) -> Source:
         """The video file, or the files of its frames."""
         return self.paths[index]
+
+    def _check_paths(self) -> None:
+        """A DataError if of a few videos, from the first to the last, none is there.
+
+        With a wrong prefix each video would fail by itself, long after the start.
+        """
+        some = np.unique(np.linspace(0, len(self) - 1, PATHS_CHECKED).astype(int)).tolist()
+        sources = [self._source(index) for index in some]
+        files = [source if isinstance(source, str) else source[0] for source in sources]
+        if not any(os.path.exists(file) for file in files):
+            raise DataError(
+                f"DATA.PATH_PREFIX is {self.cfg.DATA.PATH_PREFIX!r}; none of {len(files)} videos "
+                f"of the {self.mode} list was found with it, the first looked for is {files[0]}"
+            )
 
     def __len__(self) -> int:
         return len(self.paths)
@@ -78,7 +145,7 @@ class VideoDataset(torch.utils.data.Dataset):
     def __getitem__(self, key: int | tuple[int, int]) -> Sample | VideoViews:
         """`key` is (epoch, index) or, for epoch 0, index."""
         epoch, index = key if isinstance(key, tuple) else (0, key)
-        if not 0 <= index < len(self):  # also ends iteration
+        if not 0 <= index < len(self):  # this error also ends a `for` over the dataset
             raise IndexError(f"video {index} of {len(self)}")
         if self.mode == "test":
             return self._test_views(index)
@@ -89,7 +156,7 @@ class VideoDataset(torch.utils.data.Dataset):
     def _test_views(self, index: int) -> VideoViews:
         views, error = None, None
         try:
-            views = views_of(self._source(index), self.cfg)
+            views = self.read_views(self._source(index), self.cfg)
         except DecodeError as failure:
             error = self._failure(index, failure).reason
         return VideoViews(views, self.labels[index], index, self.paths[index], error)
@@ -99,11 +166,10 @@ class VideoDataset(torch.utils.data.Dataset):
         size = self.cfg.DATA.TRAIN_CROP_SIZE
         place = partial(transforms.whole_frame, short_side=size)
         try:
-            clip = self._read_clip(index, None, place)
+            pixels = self._read_clip(index, None, place)
         except DecodeError as error:
             return Sample(None, self.labels[index], index, [self._failure(index, error)])
-        y, x = transforms.uniform_crop_offset(*clip.shape[1:3], size, 1)
-        clip = self._normalize(clip[:, y : y + size, x : x + size])
+        clip = self._normalize(transforms.uniform_crop(pixels, size, 1))
         return Sample(clip, self.labels[index], index, [])
 
     def _train_sample(self, epoch: int, index: int) -> Sample:
@@ -134,9 +200,8 @@ class VideoDataset(torch.utils.data.Dataset):
         if data.USE_RANDOM_RESIZE_CROPS:
             place = partial(transforms.resized_crop, size=data.TRAIN_CROP_SIZE, seed=seed)
         else:
-            short_side = transforms.draw_short_side(
-                rng, *data.TRAIN_JITTER_SCALES, data.INV_UNIFORM_SAMPLE
-            )
+            smallest, largest = data.TRAIN_JITTER_SCALES
+            short_side = transforms.draw_short_side(rng, smallest, largest, data.INV_UNIFORM_SAMPLE)
             place = partial(
                 transforms.jittered_crop,
                 size=data.TRAIN_CROP_SIZE,
@@ -153,8 +218,8 @@ class VideoDataset(torch.utils.data.Dataset):
         return self._normalize(clip)
 
     def _read_clip(self, video: int, draws: np.ndarray | None, place: Place) -> np.ndarray:
-        choose = partial(self._choose, draws)
-        frames = read_source(self._source(video), choose, place, self.cfg, whole=False)
+        choose = partial(self.clip_frames, self.cfg, draws)
+        frames = self._read(self._source(video), choose, place, self.cfg, whole=False)
         if len(frames.pixels) == len(frames.order):  # no frame twice: nothing to copy
             return frames.pixels
         return frames.pixels[frames.order]

@@ -1,8 +1,8 @@
 """Frames of a video file: only the wanted ones become RGB, resized at once.
 
 The caller says which frames it wants by a function of (number of frames, fps),
-because the number is known only here: headers lie. Packets are counted first,
-which costs a few milliseconds, then
+because the number is known only here: what a file's header says is often wrong.
+Packets are counted first, which costs a few milliseconds, then
 - `read_span` (training) seeks to the key frame before the first wanted frame
   and decodes up to the last one, and
 - `read_all` (testing) decodes everything and, should fewer frames decode than
@@ -26,8 +26,9 @@ from av.video.reformatter import VideoReformatter
 
 from slowfast_lara.errors import DecodeError
 
-# Loaders' workers are the parallelism. Set here and not by a worker: after a fork,
-# the call waits for ever for threads that the fork left behind.
+# Videos are read in parallel by the loaders' workers: OpenCV needs no threads beside
+# them. Set here, before a worker is forked: in a forked process the call waits for ever
+# for threads that only its parent has.
 cv2.setNumThreads(0)
 
 # (number of frames, frames per second) -> the wanted frame indices, any shape.
@@ -72,7 +73,7 @@ class Frames(NamedTuple):
 class Packets(NamedTuple):
     """What a video holds, without decoding it."""
 
-    count: int
+    num_frames: int
     # In order of presentation; None where the packets do not all say theirs.
     pts: list[int] | None
     fps: float
@@ -85,11 +86,11 @@ def read_span(
     with opened(path, threads) as (container, stream):
         packets = _scan(container, stream, default_fps)
         if packets.pts is not None:
-            indices = choose(packets.count, packets.fps)
+            indices = choose(packets.num_frames, packets.fps)
             wanted = [packets.pts[index] for index in np.unique(indices)]
             pixels = _decode_pts(container, stream, wanted, place)
             if pixels is not None:
-                return Frames(pixels, _order(indices))
+                return Frames(pixels, order_of(indices))
     # Timestamps that do not tell the frames apart, or frames that are not there.
     return read_all(path, choose, place, default_fps=default_fps, threads=threads)
 
@@ -100,13 +101,13 @@ def read_all(
     """The chosen frames, chosen by the number that really decodes."""
     with opened(path, threads) as (container, stream):
         packets = _scan(container, stream, default_fps)
-        guess = packets.count
+        guess = packets.num_frames
         if packets.pts is not None:
             container.seek(packets.pts[0], stream=stream)
             indices = choose(guess, packets.fps)
             pixels, count = _decode_all(container, stream, np.unique(indices), place)
             if count == guess:
-                return Frames(pixels, _order(indices))
+                return Frames(pixels, order_of(indices))
             guess = count or guess
     # At most twice: should it have been the seek that lost frames, the first
     # pass gives the true number.
@@ -115,7 +116,7 @@ def read_all(
             indices = choose(guess, packets.fps)
             pixels, count = _decode_all(container, stream, np.unique(indices), place)
         if count == guess:
-            return Frames(pixels, _order(indices))
+            return Frames(pixels, order_of(indices))
         if count == 0:
             raise DecodeError(f"{path}: no frame decodes")
         guess = count
@@ -228,7 +229,7 @@ def _frames_among(container: Any, stream: Any, wanted: set[int]) -> Iterator[Any
 
 def _decode_pts(container: Any, stream: Any, wanted: list[int], place: Place) -> np.ndarray | None:
     """The frames with the wanted timestamps; None if they do not all come, in order."""
-    kept = Kept(len(wanted), place)
+    kept, to_rgb = KeptFrames(len(wanted), place), ToRgb()
     container.seek(wanted[0], stream=stream)  # to the key frame at or before it
     last = None
     for frame in _frames_among(container, stream, set(wanted)):
@@ -238,7 +239,7 @@ def _decode_pts(container: Any, stream: Any, wanted: list[int], place: Place) ->
         if frame.pts > wanted[kept.count]:
             return None
         if frame.pts == wanted[kept.count]:
-            kept.add(frame)
+            kept.add(to_rgb(frame))
             if kept.count == len(wanted):
                 return kept.pixels
     return None
@@ -248,14 +249,35 @@ def _decode_all(
     container: Any, stream: Any, wanted: np.ndarray, place: Place
 ) -> tuple[np.ndarray, int]:
     """The wanted of all frames, and how many there were."""
-    kept, number = Kept(len(wanted), place), 0
+    kept, to_rgb, number = KeptFrames(len(wanted), place), ToRgb(), 0
     for number, frame in enumerate(decoded_frames(container, stream), start=1):
         if kept.count < len(wanted) and number - 1 == wanted[kept.count]:
-            kept.add(frame)
+            kept.add(to_rgb(frame))
     return kept.pixels, number
 
 
-class Kept:
+def rgb_frames(container: Any, stream: Any) -> Iterator[np.ndarray]:
+    """All frames one by one, uint8 RGB [H, W, 3]; within `opened`, which names the file."""
+    to_rgb, frame = ToRgb(), None
+    for frame in decoded_frames(container, stream):
+        yield to_rgb(frame)
+    if frame is None:
+        raise ValueError("no frame decodes")
+
+
+class ToRgb:
+    """RGB pixels of decoded frames; one for many, as setting it up costs more than a frame."""
+
+    def __init__(self) -> None:
+        self._reformatter = VideoReformatter()
+
+    def __call__(self, frame: Any) -> np.ndarray:
+        if frame.width * frame.height > MAX_PIXELS:
+            raise ValueError(f"frames of {frame.width}x{frame.height} pixels are too large")
+        return self._reformatter.reformat(frame, format="rgb24", **ONE_THREAD).to_ndarray()
+
+
+class KeptFrames:
     """Regions of RGB frames, filled in order."""
 
     def __init__(self, capacity: int, place: Place) -> None:
@@ -264,21 +286,13 @@ class Kept:
         self._capacity = capacity
         self._place = place
         self._frame_size = (0, 0)
-        # One for all frames: setting up a conversion costs more than converting.
-        self._reformatter = VideoReformatter()
 
-    def add(self, frame: Any) -> None:
-        if frame.width * frame.height > MAX_PIXELS:
-            raise ValueError(f"frames of {frame.width}x{frame.height} pixels are too large")
-        rgb = self._reformatter.reformat(frame, format="rgb24", **ONE_THREAD)
-        self.add_rgb(rgb.to_ndarray())
-
-    def add_rgb(self, image: np.ndarray) -> None:
+    def add(self, image: np.ndarray) -> None:
         # A video may change its size on the way: each frame has a region by its
         # own size, and all regions are scaled to that of the first.
-        if image.shape[:2] != self._frame_size:
-            self._frame_size = image.shape[:2]
-            self._region = self._place(*self._frame_size)
+        height, width = image.shape[:2]
+        if (height, width) != self._frame_size:
+            self._frame_size, self._region = (height, width), self._place(height, width)
         top, left, height, width, out_height, out_width = self._region
         if self.count == 0:
             self.pixels = np.empty((self._capacity, out_height, out_width, 3), np.uint8)
@@ -290,5 +304,6 @@ class Kept:
         self.count += 1
 
 
-def _order(indices: np.ndarray) -> np.ndarray:
+def order_of(indices: np.ndarray) -> np.ndarray:
+    """Which of the distinct indices, sorted, each one is."""
     return np.unique(indices, return_inverse=True)[1].reshape(indices.shape)

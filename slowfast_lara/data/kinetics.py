@@ -5,18 +5,13 @@ from __future__ import annotations
 import os
 
 import numpy as np
-from slowfast.datasets.build import DATASET_REGISTRY
+from fvcore.common.config import CfgNode
 
 from slowfast_lara.data.dataset import VideoDataset
 from slowfast_lara.data.lists import read_path_labels
 from slowfast_lara.data.sampling import clip_indices, clip_length
 
-# PySlowFast registers its own under the same name; fvcore has no public way to
-# replace an entry.
-DATASET_REGISTRY._obj_map.pop("Kinetics", None)
 
-
-@DATASET_REGISTRY.register()
 class Kinetics(VideoDataset):
     """Clips of NUM_FRAMES x SAMPLING_RATE from DATA.PATH_TO_DATA_DIR/{train,val,test}.csv."""
 
@@ -27,8 +22,30 @@ class Kinetics(VideoDataset):
             list_file, data.PATH_LABEL_SEPARATOR, self.cfg.MODEL.NUM_CLASSES, data.PATH_PREFIX
         )
 
-    def _choose(self, draws: np.ndarray | None, video_frames: int, fps: float) -> np.ndarray:
-        data = self.cfg.DATA
-        length = clip_length(data.NUM_FRAMES, data.SAMPLING_RATE, fps, data.TARGET_FPS)
+    @classmethod
+    def clip_frames(
+        cls, cfg: CfgNode, draws: np.ndarray | None, video_frames: int, fps: float
+    ) -> np.ndarray:
         start = 0.5 if draws is None else draws[0]
-        return clip_indices(video_frames, length, data.NUM_FRAMES, start, 1)
+        length = _clip_length(cfg, fps)
+        return clip_indices(video_frames, length, cfg.DATA.NUM_FRAMES, start, 1)
+
+    @classmethod
+    def view_frames(
+        cls, cfg: CfgNode, view: int, num_views: int, video_frames: int, fps: float
+    ) -> np.ndarray:
+        length = _clip_length(cfg, fps)
+        return clip_indices(video_frames, length, cfg.DATA.NUM_FRAMES, view, num_views)
+
+    @classmethod
+    def window_frames(cls, cfg: CfgNode, seen: int, length: int) -> np.ndarray:
+        return clip_indices(seen, length, cfg.DATA.NUM_FRAMES, 0, 1)
+
+    @classmethod
+    def window_seconds(cls, cfg: CfgNode) -> float:
+        return _clip_length(cfg, fps=1)
+
+
+def _clip_length(cfg: CfgNode, fps: float) -> float:
+    data = cfg.DATA
+    return clip_length(data.NUM_FRAMES, data.SAMPLING_RATE, fps, data.TARGET_FPS)

@@ -17,14 +17,9 @@ def read_path_labels(
     paths: list[str] = []
     labels: list[int] = []
     for number, line in read_lines(list_file):
-        path, found, label = line.rpartition(separator)
         where = f"{list_file}, line {number}"
-        if not found or not path.strip():
-            raise DataError(
-                f"{where}: 'path{separator}label' is expected, not {line!r:.120}"
-                f" (DATA.PATH_LABEL_SEPARATOR is {separator!r})"
-            )
-        paths.append(path.strip())
+        path, label = split_line(line, separator, where)
+        paths.append(path)
         labels.append(parse_label(label, num_classes, where))
     if not paths:
         raise DataError(f"{list_file}: empty; lines of 'path{separator}label' are expected")
@@ -32,11 +27,22 @@ def read_path_labels(
     return [os.path.join(prefix, path) for path in paths], labels
 
 
-def find_prefix(prefix: str, first_path: str, list_file: str) -> str:
-    """What relative paths of a list are below: the prefix of the config.
+def split_line(line: str, separator: str, where: str) -> tuple[str, str]:
+    """Path and label of a line, or a DataError that says `where`."""
+    path, found, label = line.rpartition(separator)
+    if not found or not path.strip():
+        raise DataError(
+            f"{where}: 'path{separator}label' is expected, not {line!r:.120}"
+            f" (DATA.PATH_LABEL_SEPARATOR is {separator!r})"
+        )
+    return path.strip(), label
 
-    Where that is empty, they are as seen from the working directory, as in
-    PySlowFast, or else from the list's folder.
+
+def find_prefix(prefix: str, first_path: str, list_file: str) -> str:
+    """The folder that relative paths of a list start from: the prefix of the config.
+
+    Where that is empty, it is the working directory, as in PySlowFast, or the list's
+    folder if the first path is not found from there.
     """
     if prefix or os.path.exists(first_path):
         return prefix

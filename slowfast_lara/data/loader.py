@@ -8,12 +8,11 @@ from typing import NamedTuple
 import numpy as np
 import torch
 from fvcore.common.config import CfgNode
-from slowfast.datasets.build import build_dataset
 from torch.utils.data import DataLoader
 
-from slowfast_lara.data import kinetics, ssv2  # noqa: F401  (they register themselves)
 from slowfast_lara.data.bad_videos import Failure
 from slowfast_lara.data.dataset import Sample, VideoViews
+from slowfast_lara.data.registry import dataset_class
 from slowfast_lara.errors import DataError
 
 
@@ -63,7 +62,7 @@ def train_loader(
     cfg: CfgNode, *, batch_size: int, rank: int = 0, world_size: int = 1
 ) -> DataLoader:
     """Yields Batch. Call `loader.batch_sampler.set_epoch` before each epoch."""
-    dataset = build_dataset(cfg.TRAIN.DATASET, cfg, "train")
+    dataset = dataset_class(cfg, "TRAIN")(cfg, "train")
     if len(dataset) < batch_size * world_size:
         raise DataError(
             f"the training list has {len(dataset)} videos, fewer than one batch of "
@@ -75,7 +74,7 @@ def train_loader(
 
 def val_loader(cfg: CfgNode, *, batch_size: int, rank: int = 0, world_size: int = 1) -> DataLoader:
     """Yields Batch; every video once over all processes, nothing padded."""
-    dataset = build_dataset(cfg.TRAIN.DATASET, cfg, "val")
+    dataset = dataset_class(cfg, "TRAIN")(cfg, "val")
     return _loader(
         cfg,
         dataset,
@@ -87,8 +86,8 @@ def val_loader(cfg: CfgNode, *, batch_size: int, rank: int = 0, world_size: int 
 
 def test_loader(cfg: CfgNode, *, rank: int = 0, world_size: int = 1) -> DataLoader:
     """Yields the VideoViews of one video after the other; every video in one process."""
-    dataset = build_dataset(cfg.TEST.DATASET, cfg, "test")
-    # All views of a video are hundreds of megabytes: few wait.
+    dataset = dataset_class(cfg, "TEST")(cfg, "test")
+    # All views of a video are hundreds of megabytes: a worker has one waiting, not two.
     prefetch = {"prefetch_factor": 1} if cfg.DATA_LOADER.NUM_WORKERS else {}
     return _loader(
         cfg,
@@ -98,10 +97,6 @@ def test_loader(cfg: CfgNode, *, rank: int = 0, world_size: int = 1) -> DataLoad
         collate_fn=_as_it_is,
         **prefetch,
     )
-
-
-# pytest would take the name for a test.
-test_loader.__test__ = False
 
 
 def _loader(cfg: CfgNode, dataset: torch.utils.data.Dataset, **options) -> DataLoader:
@@ -121,8 +116,9 @@ def _as_it_is(views: VideoViews) -> VideoViews:
 
 def _collate(samples: list[Sample]) -> Batch:
     good = [sample for sample in samples if sample.clip is not None]
+    clips = [sample.clip for sample in good if sample.clip is not None]
     return Batch(
-        [torch.stack([sample.clip for sample in good])] if good else [],
+        [torch.stack(clips)] if clips else [],
         torch.tensor([sample.label for sample in good], dtype=torch.int64),
         torch.tensor([sample.index for sample in good], dtype=torch.int64),
         [failure for sample in samples for failure in sample.failures],

@@ -9,13 +9,15 @@ probability 1/2, at a magnitude drawn from N(m, mstd) and clipped to 0..10.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import cv2
 import numpy as np
 
 from slowfast_lara.data.transforms import brightness, contrast, look_up, saturation
 
+NOTATION = re.compile(r"rand-m(\d+(?:\.\d+)?)-n(\d+)(?:-mstd(\d+(?:\.\d+)?))?(-inc)?")
+NOTATION_HELP = "the form is rand-m<magnitude>-n<operations>[-mstd<spread>][-inc]"
 PROBABILITY = 0.5
 MAX_MAGNITUDE = 10
 # What comes in from outside the frame: the mean of Kinetics.
@@ -95,7 +97,7 @@ def sharpness(clip: np.ndarray, factor: float) -> np.ndarray:
     return out
 
 
-def affine(clip: np.ndarray, matrix: list[list[float]]) -> np.ndarray:
+def affine(clip: np.ndarray, matrix: np.ndarray | Sequence[Sequence[float]]) -> np.ndarray:
     """`matrix` [2, 3] maps coordinates of the result to those of the clip."""
     size = (clip.shape[2], clip.shape[1])
     out = np.empty(clip.shape, np.uint8)
@@ -141,7 +143,7 @@ _SYMMETRIC: dict[str, Operation] = {
     "translate_x": lambda clip, s: translate_x(clip, s * 0.45),
     "translate_y": lambda clip, s: translate_y(clip, s * 0.45),
 }
-# With "inc", a larger magnitude always changes more.
+# With "inc" in the notation, a larger magnitude always changes more.
 _INCREASING_PLAIN: dict[str, Operation] = {
     "posterize": lambda clip, s: posterize(clip, 4 - int(s * 4)),
     "solarize": lambda clip, s: solarize(clip, 256 - int(s * 256)),
@@ -152,7 +154,8 @@ _INCREASING_SYMMETRIC: dict[str, Operation] = {
     "brightness": lambda clip, s: brightness(clip, 1 + s * 0.9),
     "sharpness": lambda clip, s: sharpness(clip, 1 + s * 0.9),
 }
-# Without it, these go from weakest to strongest, or through "no change".
+# Without "inc" it need not: posterize and solarize change most at magnitude 0, and the
+# four factors go from 0.1 through 1, which changes nothing, to 1.9.
 _ABSOLUTE: dict[str, Operation] = {
     "posterize": lambda clip, s: posterize(clip, int(s * 4)),
     "solarize": lambda clip, s: solarize(clip, int(s * 256)),
@@ -166,12 +169,12 @@ _NOT_INCREASING = ({**_PLAIN, **_ABSOLUTE}, _SYMMETRIC)
 
 
 class RandAugment:
-    """`spec` is rand-m<magnitude>-n<operations>[-mstd<spread>][-inc]."""
+    """`spec` in NOTATION, such as rand-m20-n2-mstd0.5-inc."""
 
     def __init__(self, spec: str) -> None:
-        match = re.fullmatch(r"rand-m([\d.]+)-n(\d+)(?:-mstd([\d.]+))?(-inc)?", spec)
+        match = NOTATION.fullmatch(spec)
         if match is None:
-            raise ValueError(f"RandAugment {spec!r}; the form is rand-m20-n2-mstd0.5-inc")
+            raise ValueError(f"RandAugment {spec!r}; {NOTATION_HELP}")
         magnitude, operations, spread, increasing = match.groups()
         self._magnitude, self._spread = float(magnitude), float(spread or 0)
         self._count = int(operations)

@@ -20,27 +20,30 @@ from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
-from slowfast.datasets.build import DATASET_REGISTRY
+from fvcore.common.config import CfgNode
 
 from slowfast_lara.data.dataset import VideoDataset
 from slowfast_lara.data.lists import find_prefix, parse_label, read_lines, read_path_labels
-from slowfast_lara.data.sampling import segment_indices
+from slowfast_lara.data.sampling import segment_indices, segment_view_indices
+from slowfast_lara.data.sources import Source
 from slowfast_lara.errors import DataError
 
 PREFIX = "something-something-v2-"
 HEADER = "original_vido_id video_id frame_id path labels"
 
 
-@DATASET_REGISTRY.register()
 class Ssv2(VideoDataset):
     """One frame from each of NUM_FRAMES equal segments of the video."""
 
     # "Pushing something from left to right" mirrored is another class.
     may_flip = False
+    frames_in_folders = True
 
     def _read_lists(self) -> tuple[list[str], list[int]]:
         data, num_classes = self.cfg.DATA, self.cfg.MODEL.NUM_CLASSES
-        folder, self._frames = data.PATH_TO_DATA_DIR, None
+        folder = data.PATH_TO_DATA_DIR
+        # Where videos are extracted frames: the paths of each video's frames, a line each.
+        self._frames: list[str] | None = None
         split = "train" if self.mode == "train" else "validation"
         list_file = os.path.join(folder, f"{self.mode}.csv")
         if self.mode == "test" and not os.path.exists(list_file):
@@ -64,14 +67,30 @@ class Ssv2(VideoDataset):
         folders = [os.path.dirname(text.partition("\n")[0]) for text in self._frames]
         return folders, [label_of[name] for name in names]
 
-    def _source(self, index: int) -> str | list[str]:
+    def _source(self, index: int) -> Source:
         if self._frames is None:
             return super()._source(index)
         return self._frames[index].split("\n")
 
-    def _choose(self, draws: np.ndarray | None, video_frames: int, fps: float) -> np.ndarray:
-        offsets = 0.5 if draws is None else draws
-        return segment_indices(video_frames, self.cfg.DATA.NUM_FRAMES, offsets)
+    @classmethod
+    def clip_frames(
+        cls, cfg: CfgNode, draws: np.ndarray | None, video_frames: int, fps: float
+    ) -> np.ndarray:
+        return segment_indices(video_frames, cfg.DATA.NUM_FRAMES, 0.5 if draws is None else draws)
+
+    @classmethod
+    def view_frames(
+        cls, cfg: CfgNode, view: int, num_views: int, video_frames: int, fps: float
+    ) -> np.ndarray:
+        return segment_view_indices(video_frames, cfg.DATA.NUM_FRAMES, view, num_views)
+
+    @classmethod
+    def window_frames(cls, cfg: CfgNode, seen: int, length: int) -> np.ndarray:
+        return segment_indices(seen, cfg.DATA.NUM_FRAMES, 0.5)
+
+    @classmethod
+    def window_seconds(cls, cfg: CfgNode) -> float:
+        return 4.0  # as long as a video of this set usually is
 
 
 def read_annotations(folder: str, split: str, num_classes: int) -> dict[str, int]:

@@ -32,14 +32,15 @@ def whole_frame(height: int, width: int, short_side: int) -> Region:
     return Region(0, 0, height, width, *out)
 
 
-def uniform_crop_offset(height: int, width: int, size: int, position: int) -> tuple[int, int]:
-    """(y, x) of the crop at `position` 0, 1, 2 along the longer side; centred on the other."""
+def uniform_crop(pixels: np.ndarray, size: int, position: int) -> np.ndarray:
+    """The square at `position` 0, 1, 2 along the longer side of [..., H, W, 3], a view of it."""
+    height, width = pixels.shape[-3:-1]
     y, x = math.ceil((height - size) / 2), math.ceil((width - size) / 2)
     if height > width:
         y = (0, y, height - size)[position]
     else:
         x = (0, x, width - size)[position]
-    return y, x
+    return pixels[..., y : y + size, x : x + size, :]
 
 
 def draw_short_side(
@@ -52,9 +53,9 @@ def draw_short_side(
 
 
 def jittered_crop(height: int, width: int, size: int, short_side: int, seed: int) -> Region:
-    """A random square of `size`, were the frame scaled to `short_side`.
+    """A random square that is `size` wide once the frame is scaled to `short_side`.
 
-    Cutting first and scaling then is half the work.
+    It is cut first and then scaled, which is half the work of scaling the whole frame.
     """
     rng = np.random.default_rng(seed)
     side = max(round(size * min(height, width) / short_side), 1)

@@ -12,13 +12,15 @@ from torch import nn
 
 from slowfast_lara.data import load_views
 from slowfast_lara.data.classes import class_names
+from slowfast_lara.data.registry import dataset_class
+from slowfast_lara.data.sources import open_frames
 from slowfast_lara.drawing import VideoWriter, enlarge, score_panel
 from slowfast_lara.engine.evaluate import score_views
 from slowfast_lara.errors import BAD_INPUT, DONE, DecodeError, InputError, complain
 from slowfast_lara.files import written_aside
 from slowfast_lara.inference.model import load_model, read_config
 from slowfast_lara.inference.prediction_files import PredictionFiles, Ranking, rank
-from slowfast_lara.inference.stream import WindowScorer, default_window, open_frames
+from slowfast_lara.inference.stream import Window, WindowScorer
 from slowfast_lara.inference.timeline import Timeline
 from slowfast_lara.inference.videos import find_videos, output_paths
 
@@ -35,8 +37,7 @@ def predict_videos(args: argparse.Namespace, files: list[str], overrides: list[s
         if seconds is not None and not 0 < seconds < float("inf"):
             raise InputError(f"{flag} is {seconds}; a positive number of seconds is expected")
     cfg = read_config(args.cfg, [*_view_overrides(args.views), *overrides])
-    ssv2 = cfg.TEST.DATASET.capitalize() == "Ssv2"
-    videos = find_videos(files, frames_in_folders=ssv2)
+    videos = find_videos(files, frames_in_folders=dataset_class(cfg, "TEST").frames_in_folders)
     copies = output_paths(args.video_out, videos, ".mp4")
     plots = output_paths(args.plot, videos, ".png")
     names = class_names(args.classes, cfg.MODEL.NUM_CLASSES, cfg.DATA.PATH_TO_DATA_DIR)
@@ -77,7 +78,7 @@ class Predictor:
     ) -> None:
         self._model, self._cfg, self._names = model, cfg, names
         self._stream = args.stream
-        self._window = args.window or default_window(cfg)
+        self._window = args.window or dataset_class(cfg, "TEST").window_seconds(cfg)
         self._stride = args.stride or self._window / 2
 
     def predict(self, video: str, copy: str | None, plot: str | None, out: PredictionFiles) -> None:
@@ -99,7 +100,7 @@ class Predictor:
         with contextlib.ExitStack() as stack:
             # First the place for the copy: its errors are not the video's.
             aside = stack.enter_context(written_aside(copy)) if copy else None
-            fps, frames = stack.enter_context(open_frames(video, self._cfg))
+            fps, frames = stack.enter_context(open_frames(video, self._cfg.DATA.TARGET_FPS))
             scorer = WindowScorer(self._model, self._cfg, fps, self._window, self._stride)
             annotated = AnnotatedVideo(aside, fps) if aside else None
             if annotated:
@@ -118,7 +119,7 @@ class Predictor:
         if timeline and plot:
             timeline.plot(plot, self._names, os.path.basename(video))
 
-    def _report(self, video: str, window, ranking: Ranking, out: PredictionFiles) -> None:
+    def _report(self, video: str, window: Window, ranking: Ranking, out: PredictionFiles) -> None:
         start, end = round(window.start, 3), round(window.end, 3)
         best = ", ".join(f"{name} {score:.1%}" for _, name, score in list(zip(*ranking))[:3])
         print(f"  {start:8.2f} to {end:8.2f} s  {best}", flush=True)

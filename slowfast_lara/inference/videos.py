@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator, Sequence
 
-from slowfast_lara.data.images import IMAGE_SUFFIXES
+from slowfast_lara.data.sources import IMAGE_SUFFIXES
 from slowfast_lara.errors import InputError
 
 

@@ -10,10 +10,8 @@ from typing import Any
 
 import numpy as np
 
-from slowfast_lara.config import get_cfg
-from slowfast_lara.data.images import list_images
+from slowfast_lara.data.sources import read_frames
 from slowfast_lara.data.transforms import whole_frame
-from slowfast_lara.data.views import read_source
 from slowfast_lara.engine.run_folder import Run, Video
 from slowfast_lara.errors import DecodeError
 from slowfast_lara.models.estimators import shown_name
@@ -212,9 +210,8 @@ def thumbnail(path: str) -> np.ndarray:
     def spread(frames: int, fps: float) -> np.ndarray:
         return np.linspace(0, frames - 1, THUMBNAIL_FRAMES).round().astype(int)
 
-    source = list_images(path) if os.path.isdir(path) else path
     place = partial(whole_frame, short_side=THUMBNAIL_SIDE)
-    frames = read_source(source, spread, place, get_cfg(), whole=False)
+    frames = read_frames(path, spread, place, whole=False)
     apart = np.pad(
         frames.pixels[frames.order], ((0, 0), (0, 0), (0, 3), (0, 0)), constant_values=255
     )

@@ -7,6 +7,7 @@ from fractions import Fraction
 from pathlib import Path
 
 import av
+import cv2
 import numpy as np
 import pytest
 
@@ -65,6 +66,12 @@ def write_silence(container, stream) -> None:
     frame.sample_rate = 44100
     container.mux(stream.encode(frame))
     container.mux(stream.encode())
+
+
+def write_image(path: Path, pixels: np.ndarray | None = None) -> None:
+    """RGB pixels [H, W, 3], grey ones unless given."""
+    image = np.full((48, 64, 3), 99, np.uint8) if pixels is None else pixels
+    assert cv2.imwrite(str(path), image[..., ::-1])
 
 
 def decode_all(path: Path) -> tuple[list[np.ndarray], float]:

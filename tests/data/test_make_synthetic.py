@@ -1,8 +1,11 @@
 from __future__ import annotations
 
 import json
+import os
+import pty
 import subprocess
 import sys
+import termios
 from collections import Counter
 
 import av
@@ -148,3 +151,23 @@ def test_wrong_arguments(tmp_path, arguments, expected):
     )
     assert result.returncode == 2 and expected in result.stderr
     assert not (tmp_path / "out").exists()
+
+
+def test_a_progress_bar_on_a_terminal_only(tmp_path):
+    command = [sys.executable, str(REPOSITORY / "datasets/make_synthetic.py"), str(tmp_path / "a")]
+    command += ["--train", "3", "--val", "1", "--test", "1", "--size", "16", "--jobs", "1"]
+    piped = subprocess.run(command, capture_output=True, text=True, check=True, timeout=600)
+    assert piped.stdout.startswith("5 videos of 4 classes") and piped.stderr == ""
+    screen, terminal = pty.openpty()
+    termios.tcsetwinsize(terminal, (24, 80))  # a bar is not drawn where there is no room
+    os.set_blocking(screen, False)
+    subprocess.run(command, stdout=subprocess.PIPE, stderr=terminal, check=True, timeout=600)
+    assert b"/5 [" in os.read(screen, 100_000)
+    os.close(terminal)
+    os.close(screen)
+
+
+def test_no_pytorch_is_imported():
+    code = "import sys, slowfast_lara.data.preparing.synthetic; sys.exit('torch' in sys.modules)"
+    environment = {**os.environ, "PYTHONPATH": str(REPOSITORY)}
+    subprocess.run([sys.executable, "-c", code], check=True, env=environment, timeout=600)

@@ -6,12 +6,11 @@ import shutil
 import numpy as np
 import pytest
 import torch
-from slowfast.datasets.build import build_dataset
 
 from slowfast_lara.data import load_views
 from slowfast_lara.data.ssv2 import HEADER, PREFIX, Ssv2
 from slowfast_lara.errors import DataError
-from tests.data.helpers import config, decode_all, write_video
+from tests.data.helpers import config, decode_all, write_image, write_video
 
 TEMPLATES = ["Pushing something from left to right", "Turning something upside down"]
 
@@ -55,8 +54,8 @@ def webm(tmp_path):
 
 
 def test_videos_directly(webm):
-    train = build_dataset("ssv2", webm, "train")
-    assert type(train) is Ssv2 and train.labels == [0, 1]
+    train = Ssv2(webm, "train")
+    assert train.labels == [0, 1]
     assert train.paths == [f"{webm.DATA.PATH_PREFIX}/{name}.webm" for name in ("11", "12")]
     assert train[(1, 0)].clip.shape == (3, 8, 32, 32)
     test = Ssv2(webm, "test")
@@ -81,6 +80,11 @@ def test_frames_and_their_lists(synthetic_frames):
             shutil.copy(path, copy)
     cfg.DATA.PATH_TO_DATA_DIR, cfg.DATA.PATH_PREFIX = str(copy), str(synthetic_frames)
     assert Ssv2(cfg, "test").paths == Ssv2(cfg, "val").paths
+    # The lists' paths are as seen from the set's folder, not from its folder of frames.
+    cfg.DATA.PATH_PREFIX = str(synthetic_frames / "frames")
+    looked_for = f"{synthetic_frames}/frames/frames/1/1_000001.jpg"
+    with pytest.raises(DataError, match=f"DATA.PATH_PREFIX is .* looked for is {looked_for}"):
+        Ssv2(cfg, "train")
 
 
 def test_frames_are_taken_from_the_segments(webm):
@@ -128,9 +132,13 @@ def test_paths_with_spaces_and_frames_out_of_order(tmp_path):
     write_annotations(tmp_path, train=[("7", 1), ("8", 0)])
     rows = ['7 0 1 a b/7_2.jpg ""', '7 0 0 a b/7_1.jpg ""', '7 0 10 a b/7_11.jpg ""']
     (tmp_path / "train.csv").write_bytes("\r\n".join([HEADER, *rows]).encode())
-    dataset = Ssv2(config(DATA__PATH_TO_DATA_DIR=str(tmp_path), DATA__PATH_PREFIX="/f"), "train")
-    assert dataset.paths == ["/f/a b"] and dataset.labels == [1]
-    assert dataset._source(0) == ["/f/a b/7_1.jpg", "/f/a b/7_2.jpg", "/f/a b/7_11.jpg"]
+    folder = tmp_path / "f" / "a b"
+    folder.mkdir(parents=True)
+    (folder / "7_1.jpg").touch()
+    prefix = str(tmp_path / "f")
+    dataset = Ssv2(config(DATA__PATH_TO_DATA_DIR=str(tmp_path), DATA__PATH_PREFIX=prefix), "train")
+    assert dataset.paths == [str(folder)] and dataset.labels == [1]
+    assert dataset._source(0) == [f"{folder}/{name}.jpg" for name in ("7_1", "7_2", "7_11")]
 
 
 @pytest.mark.parametrize(
@@ -170,7 +178,19 @@ def test_missing_annotations(tmp_path):
 
 
 def test_a_missing_frame(tmp_path):
-    write_annotations(tmp_path, train=[], validation=[("7", 1)])
-    (tmp_path / "val.csv").write_text(HEADER + '\n7 0 0 absent.jpg ""\n')
+    write_annotations(tmp_path, train=[], validation=[("7", 1), ("8", 1)])
+    (tmp_path / "val.csv").write_text(HEADER + '\n7 0 0 absent.jpg ""\n8 0 0 8.jpg ""\n')
+    write_image(tmp_path / "8.jpg")
     cfg = config(DATA__PATH_TO_DATA_DIR=str(tmp_path), TEST__DATASET="Ssv2")
-    assert "absent.jpg: no such file" in Ssv2(cfg, "test")[0].error
+    dataset = Ssv2(cfg, "test")
+    assert "absent.jpg: no such file" in dataset[0].error and dataset[1].error is None
+
+
+def test_a_list_of_folders(tmp_path):
+    """`path label` lists may name folders of frames too: as `load_views`, so the test."""
+    (tmp_path / "frames").mkdir()
+    write_image(tmp_path / "frames" / "1.png")
+    (tmp_path / "test.csv").write_text("frames 3\n")
+    cfg = config(DATA__PATH_TO_DATA_DIR=str(tmp_path), TEST__DATASET="Ssv2")
+    video = Ssv2(cfg, "test")[0]
+    assert torch.equal(video.views, load_views(tmp_path / "frames", cfg)) and video.label == 3

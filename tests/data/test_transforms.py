@@ -5,8 +5,11 @@ import pytest
 import torch
 from PIL import Image, ImageEnhance, ImageFilter, ImageOps
 
+from slowfast_lara.config import load_config
 from slowfast_lara.data import rand_augment, transforms
 from slowfast_lara.data.rand_augment import RandAugment
+from slowfast_lara.errors import ConfigError
+from tests.data.helpers import REPOSITORY
 
 
 @pytest.fixture
@@ -120,9 +123,12 @@ def test_every_operation_gets_its_turn_and_grows(clip):
         assert strong > weak
 
 
-def test_unknown_notation():
-    with pytest.raises(ValueError, match="rand-m20-n2-mstd0.5-inc"):
-        RandAugment("augmix-m3")
+@pytest.mark.parametrize("spec", ["augmix-m3", "rand-m1..5-n2", "rand-m9-n2-mstd0.5-inc-x", ""])
+def test_unknown_notation(spec):
+    with pytest.raises(ValueError, match=f"{spec!r}; the form is rand-m<magnitude>-n<operations>"):
+        RandAugment(spec)
+    with pytest.raises(ConfigError, match=f"{spec!r}; the form is rand-m<magnitude>-n<operations>"):
+        load_config(REPOSITORY / "configs/quick/lara.yaml", ["DATA.RAND_AUGMENT", spec])
 
 
 def test_color_jitter_changes_within_bounds(clip):

@@ -10,9 +10,16 @@ import pytest
 import torch
 
 from slowfast_lara.data import load_views
-from slowfast_lara.data.images import list_images
+from slowfast_lara.data.sources import list_images
 from slowfast_lara.errors import DecodeError
-from tests.data.helpers import NEEDS_REAL_VIDEOS, config, decode_all, real_videos, write_video
+from tests.data.helpers import (
+    NEEDS_REAL_VIDEOS,
+    config,
+    decode_all,
+    real_videos,
+    write_image,
+    write_video,
+)
 
 
 def reference_views(frames, fps, cfg) -> torch.Tensor:
@@ -118,14 +125,12 @@ def test_results_do_not_share_memory(tmp_path):
 
 
 def test_ssv2_views_of_video_and_frames(tmp_path):
-    import cv2
-
     path = write_video(tmp_path / "a.mp4", frames=33)
     frames, _ = decode_all(path)
     folder = tmp_path / "frames"
     folder.mkdir()
     for number, frame in enumerate(frames):  # names that only sort by number
-        cv2.imwrite(str(folder / f"{number}.png"), frame[..., ::-1])
+        write_image(folder / f"{number}.png", frame)
     cfg = config(TEST__DATASET="ssv2")
     views = load_views(path, cfg)
     assert torch.equal(load_views(folder, cfg), views)
@@ -135,6 +140,8 @@ def test_ssv2_views_of_video_and_frames(tmp_path):
 
 def test_errors_are_one_line_with_the_path(tmp_path):
     (tmp_path / "empty").mkdir()
+    (tmp_path / "images").mkdir()
+    write_image(tmp_path / "images" / "1.png")
     for name in ("absent.mp4", "empty"):
         for dataset in ("Kinetics", "Ssv2"):
             with pytest.raises(DecodeError) as caught:
@@ -142,6 +149,8 @@ def test_errors_are_one_line_with_the_path(tmp_path):
             assert str(tmp_path / name) in str(caught.value) and "\n" not in str(caught.value)
     with pytest.raises(DecodeError):
         load_views("a\0b", config())
+    with pytest.raises(DecodeError, match="images: a folder; Kinetics has video files"):
+        load_views(tmp_path / "images", config())
 
 
 def test_images_are_listed_by_number(tmp_path):

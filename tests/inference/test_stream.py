@@ -16,9 +16,11 @@ from PIL import Image
 from slowfast_lara.commands.predict import main
 from slowfast_lara.config import load_config
 from slowfast_lara.data import load_views
+from slowfast_lara.data.registry import dataset_class
+from slowfast_lara.data.sources import open_frames
 from slowfast_lara.engine.evaluate import score_views
 from slowfast_lara.inference.model import load_model
-from slowfast_lara.inference.stream import Window, WindowScorer, default_window, open_frames
+from slowfast_lara.inference.stream import Window, WindowScorer
 from slowfast_lara.inference.timeline import Timeline
 from tests.small_models import NAMES, ROOT, small_config, write_model
 
@@ -47,7 +49,7 @@ def test_a_window_is_a_view(tmp_path, dataset):
     cfg = load_config(model.cfg, ONE_VIEW)
     network = load_model(cfg, model.checkpoint)
     path = write_video(tmp_path / "v.mp4", 8)
-    with open_frames(path, cfg) as (fps, frames):
+    with open_frames(path) as (fps, frames):
         scorer = WindowScorer(network, cfg, fps, 8 / 30, 8 / 30)
         windows = [window for _, window in scorer.run(frames) if window]
     (window,) = windows
@@ -82,12 +84,12 @@ def test_windows_of_a_long_video(model, names, tmp_path, capsys):
     )
     windows = json.loads(out.read_text())["windows"]
     cfg = load_config(model.cfg, ONE_VIEW)
-    assert default_window(cfg) == 8 / 30
+    assert dataset_class(cfg, "TEST").window_seconds(cfg) == 8 / 30
     ends = [8, 23, 38, 53]
     assert [round(window["end"] * 30) for window in windows] == ends
     assert [round(window["start"] * 30) for window in windows] == [end - 8 for end in ends]
     network = load_model(cfg, model.checkpoint)
-    with open_frames(path, cfg) as (_, frames):
+    with open_frames(path) as (_, frames):
         every = list(frames)
     scorer = WindowScorer(network, cfg, 30, 8 / 30, 8 / 30)
     for window, end in zip(windows, ends):

@@ -14,7 +14,7 @@ from concurrent.futures import ProcessPoolExecutor
 from tqdm import tqdm
 
 from slowfast_lara.data.decode import count_frames
-from slowfast_lara.data.lists import find_prefix, read_lines, videos_below
+from slowfast_lara.data.lists import find_prefix, read_lines, split_line, videos_below
 from slowfast_lara.errors import DataError, DecodeError
 from slowfast_lara.files import write_text
 
@@ -28,21 +28,16 @@ def check(path: str) -> tuple[str, str]:
     return path, f"{damaged} packets do not decode, {frames} frames do" if damaged else ""
 
 
-def find_videos(source: str, separator: str, prefix: str) -> Iterator[str]:
+def videos_of(source: str, separator: str, prefix: str) -> Iterator[str]:
     """The videos of a list, below a folder, or the video itself."""
     if os.path.isdir(source):
         yield from videos_below(source)
     elif source.endswith((".csv", ".txt")):
         for position, (number, line) in enumerate(read_lines(source)):
-            path, found, _ = line.rpartition(separator)
-            if not found:
-                raise DataError(
-                    f"{source}, line {number}: 'path{separator}label' is expected, "
-                    f"not {line!r:.120}"
-                )
+            path, _ = split_line(line, separator, f"{source}, line {number}")
             if position == 0:
-                prefix = find_prefix(prefix, path.strip(), source)
-            yield os.path.join(prefix, path.strip())
+                prefix = find_prefix(prefix, path, source)
+            yield os.path.join(prefix, path)
     else:
         yield source
 
@@ -64,7 +59,7 @@ def check_videos(
 ) -> int:
     """Write the bad videos of lists, folders and files to OUT; how many there are."""
     videos = list(
-        dict.fromkeys(path for source in sources for path in find_videos(source, separator, prefix))
+        dict.fromkeys(path for source in sources for path in videos_of(source, separator, prefix))
     )
     if not videos:
         raise DataError(f"no videos in {', '.join(sources)}")
@@ -75,7 +70,8 @@ def check_videos(
     left = [path for path in videos if path not in done]
     with ProcessPoolExecutor(jobs) as pool, open(progress, "a", encoding="utf-8") as log:
         results = pool.map(check, left, chunksize=4)
-        for path, reason in tqdm(results, total=len(videos), initial=len(videos) - len(left)):
+        known = len(videos) - len(left)
+        for path, reason in tqdm(results, total=len(videos), initial=known, disable=None):
             done[path] = reason
             log.write(json.dumps([path, reason]) + "\n")
             log.flush()

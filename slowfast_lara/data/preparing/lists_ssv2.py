@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import shutil
 
-from slowfast_lara.data.images import list_images
+from slowfast_lara.data.sources import list_images
 from slowfast_lara.data.ssv2 import HEADER, PREFIX, read_annotations
 from slowfast_lara.errors import DataError, DecodeError
 from slowfast_lara.files import write_text

@@ -2,12 +2,13 @@
 
 Only motion tells the classes apart. Shape, colour, size, speed, place and
 background are drawn alike for all of them, and whatever leaves the frame comes
-in on the other side: at any moment, the object is anywhere.
+in on the other side, so that a single frame says nothing about the class.
 
 OUT/{train,val,test}.csv list the videos (`path label`, paths as seen from OUT),
 OUT/classes.json names the classes, and OUT/tracks.json holds the centre (x, y)
 of the moving object in every frame of every video. With the form "frames" the set
-is arranged as Something-Something-v2 with extracted frames.
+has the files of Something-Something-v2 with extracted frames; the paths in its
+lists are as seen from OUT too, so that DATA.PATH_PREFIX may stay empty.
 """
 
 from __future__ import annotations
@@ -223,14 +224,14 @@ class Job(NamedTuple):
     """One video to make."""
 
     split: str
-    index: int
+    number: int  # within the split
     label: int
     path: str  # as seen from OUT
 
 
 def make_video(settings: Settings, job: Job) -> list[list[float]]:
     """Writes the video; its track."""
-    rng = np.random.default_rng((settings.seed, SPLITS.index(job.split), job.index))
+    rng = np.random.default_rng((settings.seed, SPLITS.index(job.split), job.number))
     motion = list(CLASSES.values())[job.label]
     two_objects = settings.classes >= TWO_OBJECTS
     video, track = render(rng, motion, settings.frames, settings.size, two_objects)

@@ -1,0 +1,101 @@
+"""Sources of frames: a video file, a list of image files, or a folder of images."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+
+import cv2
+import numpy as np
+
+from slowfast_lara.data.decode import (
+    Choose,
+    Frames,
+    KeptFrames,
+    Place,
+    opened,
+    order_of,
+    read_all,
+    read_span,
+    rgb_frames,
+)
+from slowfast_lara.errors import DecodeError
+
+# The path of a video file or of a folder of images, or the paths of image files.
+Source = str | Sequence[str]
+IMAGE_SUFFIXES = (".jpg", ".jpeg", ".png", ".webp", ".bmp")
+
+
+def read_frames(
+    source: Source,
+    choose: Choose,
+    place: Place,
+    *,
+    whole: bool,
+    default_fps: float = 30,
+    threads: int = 1,
+) -> Frames:
+    """The chosen frames; `default_fps` is for sources that do not say their own.
+
+    `whole`: decode all of a video file, to choose by the number of frames it really has.
+    """
+    images = _image_files(source)
+    if images is None:
+        read = read_all if whole else read_span
+        return read(str(source), choose, place, default_fps=default_fps, threads=threads)
+    indices = choose(len(images), default_fps)
+    distinct = np.unique(indices)
+    kept = KeptFrames(len(distinct), place)
+    for index in distinct:
+        kept.add(_read_image(images[index]))
+    return Frames(kept.pixels, order_of(indices))
+
+
+@contextmanager
+def open_frames(
+    source: Source, default_fps: float = 30
+) -> Iterator[tuple[float, Iterator[np.ndarray]]]:
+    """Frames per second, and all frames one by one, uint8 RGB [H, W, 3]."""
+    images = _image_files(source)
+    if images is not None:
+        yield float(default_fps), map(_read_image, images)
+        return
+    with opened(str(source), 1) as (container, stream):
+        yield float(stream.average_rate or default_fps), rgb_frames(container, stream)
+
+
+def _image_files(source: Source) -> Sequence[str] | None:
+    """The images that make up the source; None for a video file."""
+    if not isinstance(source, str):
+        return source
+    return list_images(source) if os.path.isdir(source) else None
+
+
+def list_images(folder: str) -> list[str]:
+    """The images of a folder, 2.jpg before 10.jpg."""
+    try:
+        names = [name for name in os.listdir(folder) if name.lower().endswith(IMAGE_SUFFIXES)]
+    except OSError as error:
+        raise DecodeError(f"{folder}: {error.strerror}") from None
+    if not names:
+        raise DecodeError(f"{folder}: no images ({', '.join(IMAGE_SUFFIXES)}) in it")
+    names.sort(
+        key=lambda name: [
+            (int(part), "") if part.isdigit() else (-1, part) for part in re.split(r"(\d+)", name)
+        ]
+    )
+    return [os.path.join(folder, name) for name in names]
+
+
+def _read_image(path: str) -> np.ndarray:
+    if not os.path.isfile(path):  # OpenCV would wait for ever for a FIFO
+        raise DecodeError(f"{path}: no such file")
+    try:
+        image = cv2.imread(path, cv2.IMREAD_COLOR)
+    except cv2.error as error:
+        raise DecodeError(f"{path}: {error.err}") from None
+    if image is None:
+        raise DecodeError(f"{path}: not an image that can be read")
+    return cv2.cvtColor(image, cv2.COLOR_BGR2RGB)
