@@ -44,7 +44,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             return
         from slowfast_lara.experiments.attention_speed import crop_costs, length_costs
 
-        table = {"crop": crop_costs, "length": length_costs}[args.kind](**flags)
+        table = crop_costs(**flags) if args.kind == "crop" else length_costs(**flags)
         print(table.text())
         if args.out:
             table.write(args.out)

@@ -201,7 +201,8 @@ class Meeting:
         problem = differences(description, first, self._rank)
         if problem:
             problem = f"all processes of a run must run the same thing, but {problem}"
-            self._store.append(self._key("problems"), f"{problem}\n")
+            # PyTorch's own types do not know of `append`.
+            self._store.append(self._key("problems"), f"{problem}\n")  # type: ignore[attr-defined]
             raise InputError(problem)
         if self._store.add(self._key(f"place/{self._rank}"), 1) > 1:
             raise InputError(
@@ -255,7 +256,7 @@ def listen(host: str, port: int) -> socket.socket:
     try:
         family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
         # Debian gives a machine's own name a loopback address, which others cannot reach.
-        if host == "localhost" or _is_address(host) or not _is_loopback(address[0]):
+        if host == "localhost" or _is_address(host) or not _is_loopback(str(address[0])):
             try:
                 return socket.create_server(address, family=family, backlog=4096)
             except OSError as error:
