@@ -1,7 +1,7 @@
 """Ending on request: SIGTERM, SIGINT (Ctrl-C) and SIGUSR1 (Slurm's warning).
 
 The first signal asks for a checkpoint at the next optimiser step and an end with
-exit code 75 (see `failures`); a second Ctrl-C ends at once.
+exit code 75 (see `errors`); a second Ctrl-C ends at once.
 """
 
 from __future__ import annotations
