@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import socket
 import sys
 import time
@@ -328,6 +329,43 @@ def test_other_launchers(tmp_path, video_set, launcher):
     program = ("-m", "torch.distributed.run", "--nproc-per-node", "2", "--master-port", str(port))
     code, _, stderr = finish(start(config, 0, program=(*program, str(script))))
     assert code != 0 and "RNG_SEED is 11 on process 1 and 10 on process 0" in stderr
+
+
+IDLE_UNDER_TORCHRUN = """
+import os, pathlib, sys, time
+from slowfast_lara.config import load_config
+from slowfast_lara.engine.launch import launch
+
+folder = pathlib.Path(sys.argv[2])
+
+def run(cfg, stop):
+    attempt = os.environ["TORCHELASTIC_RESTART_COUNT"]
+    (folder / f"running_{os.getpid()}").write_text(attempt)
+    while not (folder / "enough").exists():
+        time.sleep(0.1)
+
+sys.exit(launch(run, load_config(sys.argv[1])))
+"""
+
+
+@pytest.mark.slow
+def test_nodes_that_count_their_restarts_apart_meet_again(tmp_path):
+    """torchrun counts a restart on the node that has failed, not on the others."""
+    script = tmp_path / "idle.py"
+    script.write_text(IDLE_UNDER_TORCHRUN)
+    config = write_config(tmp_path / "c.yaml", tmp_path, tmp_path / "out")
+    flags = ("--nnodes", "2", "--nproc-per-node", "1", "--max-restarts", "1")
+    flags += ("--rdzv-backend", "c10d", "--rdzv-id", "x")
+    flags += ("--rdzv-endpoint", f"localhost:{free_port()}")
+    program = ("-m", "torch.distributed.run", *flags, str(script))
+    agents = [start(config, tmp_path, program=program) for _ in range(2)]
+    wait_for(lambda: len(list(tmp_path.glob("running_*"))) == 2, seconds=120)
+    os.kill(int(next(tmp_path.glob("running_*")).name.split("_")[1]), signal.SIGKILL)
+    wait_for(lambda: len(list(tmp_path.glob("running_*"))) == 4, seconds=120)
+    (tmp_path / "enough").touch()
+    assert [finish(agent)[0] for agent in agents] == [0, 0]
+    attempts = [path.read_text() for path in tmp_path.glob("running_*")]
+    assert sorted(attempts) == ["0", "0", "0", "1"]
 
 
 @linux_only
