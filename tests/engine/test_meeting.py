@@ -225,6 +225,11 @@ def start_node(config, shard, port, *extra, num_shards=2):
     return start("--cfg", config, *flags, *extra)
 
 
+def listens(port: int) -> bool:
+    with socket.socket() as probe:
+        return probe.connect_ex(("127.0.0.1", port)) == 0
+
+
 def assert_refused(nodes, said):
     for node in nodes:
         code, stdout, stderr = finish(node)
@@ -287,6 +292,7 @@ def test_two_jobs_on_one_port(tmp_path, video_set):
         for name, seed in (("a", 1), ("b", 2))
     ]
     first = start_node(configs[0], 0, port)
+    wait_for(lambda: listens(port) or first.poll() is not None)
     strangers = [start_node(configs[1], 1, port), start_node(configs[1], 0, port)]
     mate = start_node(configs[0], 1, port)
     (code, _, stderr), (taken, _, why) = map(finish, strangers)
@@ -373,11 +379,6 @@ def test_a_run_on_localhost_listens_on_loopback_alone(tmp_path, video_set):
     config = write_config(tmp_path / "c.yaml", video_set, tmp_path / "out")
     port = free_port()
     node = start_node(config, 0, port)
-
-    def listens() -> bool:
-        with socket.socket() as probe:
-            return probe.connect_ex(("127.0.0.1", port)) == 0
-
-    wait_for(lambda: listens() or node.poll() is not None)
+    wait_for(lambda: listens(port) or node.poll() is not None)
     with pytest.raises(ConnectionRefusedError):
         socket.create_connection(("127.0.0.2", port), timeout=5)
