@@ -123,7 +123,8 @@ def launch(run: Run, cfg: CfgNode, init_method: str | None = None) -> int:
     place = Place(
         cfg.SHARD_ID * per_node, per_node * cfg.NUM_SHARDS, 0, init_method or DEFAULT_INIT_METHOD
     )
-    if urlsplit(place.init_method).scheme != "tcp" or not _port(place.init_method):
+    asked = urlsplit(place.init_method)
+    if asked.scheme != "tcp" or not asked.hostname or not _port(place.init_method):
         raise InputError(f"--init_method is {place.init_method!r}; tcp://HOST:PORT is expected")
     if per_node == 1:
         return _run_in_place(run, cfg, place)
@@ -233,15 +234,14 @@ def _join(cfg: CfgNode, place: Place) -> Heartbeat:
     if cfg.NUM_GPUS > 0:
         torch.cuda.set_device(place.local_rank)
         backend = f"cpu:gloo,cuda:{cfg.DIST_BACKEND}"
-    address = place.init_method
-    if address == "env://":
-        address = f"tcp://{os.environ['MASTER_ADDR']}:{os.environ['MASTER_PORT']}"
+    if place.init_method == "env://":
+        host, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
+    else:
+        where = urlsplit(place.init_method)
+        host, port = where.hostname or "", where.port or 0
     patience = min(cfg.DIST_TIMEOUT, RENDEZVOUS_SECONDS)
-    where = urlsplit(address)
     try:
-        store, heartbeat = meet(
-            cfg, place.rank, place.world_size, where.hostname or "", where.port or 0, patience
-        )
+        store, heartbeat = meet(cfg, place.rank, place.world_size, host, port, patience)
         dist.init_process_group(
             backend,
             store=store,
@@ -254,8 +254,8 @@ def _join(cfg: CfgNode, place: Place) -> Heartbeat:
         raise
     except (RuntimeError, ValueError, TimeoutError) as error:
         raise RunError(
-            f"process {place.rank} of {place.world_size} could not meet the others at {address} "
-            f"within {patience} s: {first_line(error)}"
+            f"process {place.rank} of {place.world_size} could not meet the others at "
+            f"{host}:{port} within {patience} s: {first_line(error)}"
         ) from None
 
 

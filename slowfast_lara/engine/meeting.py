@@ -174,7 +174,7 @@ class Meeting:
         # Once all are there, a difference is of a process of another run.
         while self._count("placed") < self._world_size - 1:
             self.answer()
-            if not settling and self._store.check([self._key("problems")]):
+            if not settling and self._count("problems"):
                 settling, deadline = True, min(deadline, time.monotonic() + SETTLE_SECONDS)
             if time.monotonic() > deadline:
                 self._give_up()
@@ -183,11 +183,11 @@ class Meeting:
 
     def _give_up(self) -> None:
         """Tell those who are there why there will be no run."""
-        placed = self._count("placed")
-        if not self._store.check([self._key("problems")]):
+        placed, differ = self._count("placed"), self._count("problems")
+        if not differ:
             raise TimeoutError(f"{placed + 1} of {self._world_size} processes were there")
-        problem, *more = self._store.get(self._key("problems")).decode().splitlines()
-        problem += f"; {len(more)} more processes differ" if more else ""
+        problem = self._store.get(self._key("problem")).decode()
+        problem += f"; {differ - 1} more processes differ" if differ > 1 else ""
         self._store.set(self._key("verdict"), problem)
         deadline = time.monotonic() + READ_SECONDS
         while self._count("read") < placed and time.monotonic() < deadline:
@@ -201,8 +201,8 @@ class Meeting:
         problem = differences(description, first, self._rank)
         if problem:
             problem = f"all processes of a run must run the same thing, but {problem}"
-            # PyTorch's own types do not know of `append`.
-            self._store.append(self._key("problems"), f"{problem}\n")  # type: ignore[attr-defined]
+            self._store.set(self._key("problem"), problem)  # one is named, all are counted
+            self._store.add(self._key("problems"), 1)
             raise InputError(problem)
         if self._store.add(self._key(f"place/{self._rank}"), 1) > 1:
             raise InputError(

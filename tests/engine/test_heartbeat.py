@@ -77,7 +77,7 @@ def test_a_stopped_process_is_noticed_by_all(tmp_path, victim):
 
 def test_a_job_that_is_suspended_as_a_whole_loses_nobody(tmp_path):
     processes = start_idle(tmp_path, 2, f"tcp://localhost:{free_port()}")
-    for number, seconds in ((signal.SIGSTOP, 8), (signal.SIGCONT, 6)):
+    for number, seconds in ((signal.SIGSTOP, 6), (signal.SIGCONT, 5)):
         for process in processes:
             os.kill(process.pid, number)
         time.sleep(seconds)  # more than the heartbeat would wait for one that is lost

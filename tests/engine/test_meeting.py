@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import socket
 import sys
 import time
@@ -224,6 +225,11 @@ def start_node(config, shard, port, *extra, num_shards=2):
     return start("--cfg", config, *flags, *extra)
 
 
+def listens(port: int) -> bool:
+    with socket.socket() as probe:
+        return probe.connect_ex(("127.0.0.1", port)) == 0
+
+
 def assert_refused(nodes, said):
     for node in nodes:
         code, stdout, stderr = finish(node)
@@ -286,6 +292,7 @@ def test_two_jobs_on_one_port(tmp_path, video_set):
         for name, seed in (("a", 1), ("b", 2))
     ]
     first = start_node(configs[0], 0, port)
+    wait_for(lambda: listens(port) or first.poll() is not None)
     strangers = [start_node(configs[1], 1, port), start_node(configs[1], 0, port)]
     mate = start_node(configs[0], 1, port)
     (code, _, stderr), (taken, _, why) = map(finish, strangers)
@@ -330,16 +337,48 @@ def test_other_launchers(tmp_path, video_set, launcher):
     assert code != 0 and "RNG_SEED is 11 on process 1 and 10 on process 0" in stderr
 
 
+IDLE_UNDER_TORCHRUN = """
+import os, pathlib, sys, time
+from slowfast_lara.config import load_config
+from slowfast_lara.engine.launch import launch
+
+folder = pathlib.Path(sys.argv[2])
+
+def run(cfg, stop):
+    attempt = os.environ["TORCHELASTIC_RESTART_COUNT"]
+    (folder / f"running_{os.getpid()}").write_text(attempt)
+    while not (folder / "enough").exists():
+        time.sleep(0.1)
+
+sys.exit(launch(run, load_config(sys.argv[1])))
+"""
+
+
+@pytest.mark.slow
+def test_nodes_that_count_their_restarts_apart_meet_again(tmp_path):
+    """torchrun counts a restart on the node that has failed, not on the others."""
+    script = tmp_path / "idle.py"
+    script.write_text(IDLE_UNDER_TORCHRUN)
+    config = write_config(tmp_path / "c.yaml", tmp_path, tmp_path / "out")
+    flags = ("--nnodes", "2", "--nproc-per-node", "1", "--max-restarts", "1")
+    flags += ("--rdzv-backend", "c10d", "--rdzv-id", "x")
+    flags += ("--rdzv-endpoint", f"localhost:{free_port()}")
+    program = ("-m", "torch.distributed.run", *flags, str(script))
+    agents = [start(config, tmp_path, program=program) for _ in range(2)]
+    wait_for(lambda: len(list(tmp_path.glob("running_*"))) == 2, seconds=120)
+    os.kill(int(next(tmp_path.glob("running_*")).name.split("_")[1]), signal.SIGKILL)
+    wait_for(lambda: len(list(tmp_path.glob("running_*"))) == 4, seconds=120)
+    (tmp_path / "enough").touch()
+    assert [finish(agent)[0] for agent in agents] == [0, 0]
+    attempts = [path.read_text() for path in tmp_path.glob("running_*")]
+    assert sorted(attempts) == ["0", "0", "0", "1"]
+
+
 @linux_only
 def test_a_run_on_localhost_listens_on_loopback_alone(tmp_path, video_set):
     config = write_config(tmp_path / "c.yaml", video_set, tmp_path / "out")
     port = free_port()
     node = start_node(config, 0, port)
-
-    def listens() -> bool:
-        with socket.socket() as probe:
-            return probe.connect_ex(("127.0.0.1", port)) == 0
-
-    wait_for(lambda: listens() or node.poll() is not None)
+    wait_for(lambda: listens(port) or node.poll() is not None)
     with pytest.raises(ConnectionRefusedError):
         socket.create_connection(("127.0.0.2", port), timeout=5)
