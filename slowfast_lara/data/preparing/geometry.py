@@ -63,14 +63,15 @@ def target_size(
 
     `pixel_aspect` is width by height of a pixel: the longer one of its sides shrinks.
     """
-    aspect = Fraction(pixel_aspect or 1)
+    one, aspect = Fraction(1), Fraction(pixel_aspect or 1)
     if not Fraction(1, _MAX_PIXEL_ASPECT) <= aspect <= _MAX_PIXEL_ASPECT:
-        aspect = Fraction(1)
-    square_width, square_height = width * min(aspect, 1), height * min(1 / aspect, 1)
-    scale = min(Fraction(short_side) / min(square_width, square_height), 1)
-    return _even(square_width * scale), _even(square_height * scale)
+        aspect = one
+    square_width, square_height = width * min(aspect, one), height * min(1 / aspect, one)
+    scale = min(short_side / min(square_width, square_height), one)
+    return _even(square_width * scale, width), _even(square_height * scale, height)
 
 
-def _even(length: Fraction) -> int:
-    """The nearest even number that is not larger than `length` by more than 1."""
-    return max(2, 2 * round(length / 2))
+def _even(length: Fraction, longest: int) -> int:
+    """The nearest even number, but none above `longest`; nothing is below 2."""
+    nearest = 2 * round(length / 2)
+    return max(2, nearest if nearest <= longest else nearest - 2)

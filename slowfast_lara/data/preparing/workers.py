@@ -68,7 +68,8 @@ class _Worker(Generic[Item, Result]):
         self._start_process()
 
     def _start_process(self) -> None:
-        context = _context(self._work.__module__)
+        # Of a functools.partial, the function's own module.
+        context = _context(getattr(self._work, "func", self._work).__module__)
         self.connection, theirs = context.Pipe()
         self._process = context.Process(target=_serve, args=(self._work, theirs), daemon=True)
         self._process.start()
