@@ -1,0 +1,9 @@
+#!/usr/bin/env python3
+"""Make videos quick to read: python datasets/prepare_videos.py VIDEOS OUT"""
+
+import sys
+
+from slowfast_lara.commands.data import main
+
+if __name__ == "__main__":
+    sys.exit(main(["prepare", *sys.argv[1:]]))
