@@ -157,7 +157,7 @@ def _add_prepare(parser: argparse.ArgumentParser) -> None:
         action="store_true",
         help="try 20 videos; say what all will take, and how much faster training reads them",
     )
-    _add_jobs(parser)
+    add_jobs_argument(parser, "processes")
 
 
 def _prepare(args: argparse.Namespace) -> int | None:

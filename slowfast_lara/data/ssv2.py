@@ -2,7 +2,7 @@
 
 DATA.PATH_TO_DATA_DIR holds one of
 - the official something-something-v2-{labels,train,validation}.json alone: the
-  videos are DATA.PATH_PREFIX/ID.webm;
+  videos are DATA.PATH_PREFIX/ID.webm, or ID.mp4 if they were prepared;
 - the same and PySlowFast's train.csv and val.csv, whose header starts
   `original_vido_id`: the videos are extracted frames, DATA.PATH_PREFIX/path;
 - no JSON, but `path label` lists as for Kinetics (datasets/build_ssv2_lists.py
@@ -16,7 +16,7 @@ from __future__ import annotations
 import itertools
 import json
 import os
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import numpy as np
@@ -56,9 +56,10 @@ class Ssv2(VideoDataset):
             )
         label_of = read_annotations(folder, split, num_classes)
         if not has_list:
-            files = [f"{name}.webm" for name in label_of]
-            prefix = find_prefix(data.PATH_PREFIX, files[0], list_file)
-            return [os.path.join(prefix, file) for file in files], list(label_of.values())
+            prefix = find_prefix(data.PATH_PREFIX, f"{next(iter(label_of))}.webm", list_file)
+            suffix = video_suffix(prefix, label_of)
+            files = [os.path.join(prefix, f"{name}{suffix}") for name in label_of]
+            return files, list(label_of.values())
         frames = read_frame_list(list_file, data.PATH_PREFIX)
         names = [name for name in label_of if name in frames]
         if not names:
@@ -91,6 +92,15 @@ class Ssv2(VideoDataset):
     @classmethod
     def window_seconds(cls, cfg: CfgNode) -> float:
         return 4.0  # as long as a video of this set usually is
+
+
+def video_suffix(folder: str, names: Iterable[str]) -> str:
+    """That of the first few videos that are there: as distributed, or as `data prepare` writes."""
+    for name in itertools.islice(names, 20):
+        for suffix in (".webm", ".mp4"):
+            if os.path.isfile(os.path.join(folder, f"{name}{suffix}")):
+                return suffix
+    return ".webm"
 
 
 def read_annotations(folder: str, split: str, num_classes: int) -> dict[str, int]:

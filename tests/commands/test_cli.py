@@ -33,6 +33,7 @@ BAD_FILES = [
     ["data", "lists-ssv2", "no", "no", "lists"],
     ["data", "lists-folder", "no", "lists"],
     ["data", "check", "bad.txt", "no.csv"],
+    ["data", "prepare", "no", "out"],
     ["data", "synthetic", "file/set"],
     ["benchmark", "crop", "--estimators", "no"],
     ["benchmark", "length", "--estimators", "no"],

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import json
 import shutil
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -61,6 +62,15 @@ def test_videos_directly(webm):
     test = Ssv2(webm, "test")
     assert test.labels == [1]
     assert torch.equal(test[0].views, load_views(test.paths[0], webm))
+
+
+def test_prepared_videos(webm):
+    """`slowfast-lara data prepare` makes mp4 files of them."""
+    for path in Path(webm.DATA.PATH_PREFIX).iterdir():
+        path.rename(path.with_suffix(".mp4"))
+    train = Ssv2(webm, "train")
+    assert train.paths == [f"{webm.DATA.PATH_PREFIX}/{name}.mp4" for name in ("11", "12")]
+    assert train[(1, 0)].clip.shape == (3, 8, 32, 32)
 
 
 def test_frames_and_their_lists(synthetic_frames):

@@ -1,7 +1,8 @@
 """Lists for Something-Something-v2, from the official annotations and a folder.
 
-The folder holds the distributed ID.webm files, or a folder ID of extracted frames for
-each video. Lists of frames have PySlowFast's form, with the JSON files beside them.
+The folder holds the distributed ID.webm files (ID.mp4 if prepared), or a folder ID of
+extracted frames for each video. Lists of frames have PySlowFast's form, with the JSON
+files beside them.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ import os
 import shutil
 
 from slowfast_lara.data.sources import list_images
-from slowfast_lara.data.ssv2 import HEADER, PREFIX, read_annotations
+from slowfast_lara.data.ssv2 import HEADER, PREFIX, read_annotations, video_suffix
 from slowfast_lara.errors import DataError, DecodeError
 from slowfast_lara.files import write_text
 
@@ -27,7 +28,7 @@ def frame_lines(folder: str, name: str, number: int) -> list[str] | None:
 
 
 def video_lines(folder: str, name: str, label: int) -> list[str] | None:
-    path = os.path.join(folder, f"{name}.webm")
+    path = os.path.join(folder, f"{name}{video_suffix(folder, [name])}")
     return [f"{path} {label}\n"] if os.path.isfile(path) else None
 
 
@@ -37,7 +38,7 @@ def write_lists(annotations: str, folder: str, out: str, classes: int) -> None:
     if not os.path.isdir(folder):
         raise DataError(f"{folder}: an existing folder is expected")
     with os.scandir(folder) as entries:
-        has_videos = any(entry.name.endswith(".webm") for entry in entries)
+        has_videos = any(entry.name.endswith((".webm", ".mp4")) for entry in entries)
     os.makedirs(out, exist_ok=True)
     same_folder = os.path.samefile(annotations, out)
     if has_videos and same_folder:
