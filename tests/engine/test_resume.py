@@ -156,11 +156,11 @@ def test_accumulated_steps_resume_whole(tmp_path, video_set):
     assert main(["--cfg", str(config)]) == 0
     names = sorted(os.listdir(output / "checkpoints"))
     assert names == [
-        "checkpoint_epoch_00000_iter_000003.pyth",
-        "checkpoint_epoch_00000_iter_000006.pyth",
+        "checkpoint_epoch_00000_sample_000000006.pyth",
+        "checkpoint_epoch_00000_sample_000000012.pyth",
         "checkpoint_epoch_00001.pyth",
-        "checkpoint_epoch_00001_iter_000003.pyth",
-        "checkpoint_epoch_00001_iter_000006.pyth",
+        "checkpoint_epoch_00001_sample_000000006.pyth",
+        "checkpoint_epoch_00001_sample_000000012.pyth",
         "checkpoint_epoch_00002.pyth",
     ]
     end = load_checkpoint(output, names[-1])["model_state"]
