@@ -32,10 +32,13 @@ logger = logging.getLogger(__name__)
 
 LOCK = ".lock"
 METHOD = "SOLVER.OPTIMIZING_METHOD"
+# Values of a checkpoint may be anything, nested without end too.
+_SHORT = reprlib.Repr()
+_SHORT.maxstring = 80
 
 
 class Bears(IntEnum):
-    """What a key bears on; each of these includes those before it, but for NOTHING."""
+    """What a change of a key bears on; one that bears on more bears on all that is before it."""
 
     NOTHING = 0  # no number of the experiment
     TRAINING = 1  # what is learnt from here on
@@ -116,7 +119,7 @@ class Change(NamedTuple):
     bears: Bears
 
     def __str__(self) -> str:
-        return f"{self.key} is {reprlib.repr(self.saved)} in it and {reprlib.repr(self.asked)} here"
+        return f"{self.key} is {_SHORT.repr(self.saved)} in it and {_SHORT.repr(self.asked)} here"
 
 
 def list_sum(paths: Sequence[str], labels: Sequence[int]) -> str:
@@ -128,7 +131,11 @@ def list_sum(paths: Sequence[str], labels: Sequence[int]) -> str:
 
 
 def check_continued(path: str, content: dict[str, Any], cfg: CfgNode, train_list: str) -> None:
-    """Refuse to go on from a checkpoint with what would change its numbers, unless accepted."""
+    """Refuse to go on from a checkpoint with what would change its numbers, unless accepted.
+
+    With another list or seed that is accepted, an epoch that was begun goes on from its place in
+    the new order: to begin it again would leave checkpoints that seem to be further.
+    """
     changes = _changes(content, cfg, Bears.TRAINING)
     saved_list = content.get("train_list", train_list)
     if saved_list != train_list:
@@ -168,7 +175,7 @@ def _refuse_unless_accepted(path: str, changes: list[Change], cfg: CfgNode) -> N
             "OUTPUT_DIR, or TRAIN.ACCEPT_CHANGES True to go on with the new ones"
         )
     if changes:
-        logger.warning("TRAIN.ACCEPT_CHANGES: %s goes on with %s", path, _listed(changes))
+        logger.warning("%s goes on otherwise (TRAIN.ACCEPT_CHANGES): %s", path, _listed(changes))
 
 
 def _listed(changes: Sequence[Change]) -> str:
@@ -181,7 +188,7 @@ def _changes(content: dict[str, Any], cfg: CfgNode, least: Bears) -> list[Change
     for key in all_keys() if tree is not None else ():
         bears = bears_on(key)
         saved, asked = _value(tree, key), _value(cfg, key)
-        if bears >= max(least, Bears.TRAINING) and not _same(key, saved, asked):
+        if bears >= least and not _same(key, saved, asked):
             changes.append(Change(key, saved, asked, bears))
     return changes
 

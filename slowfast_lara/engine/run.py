@@ -106,6 +106,7 @@ def _weights_to_test(cfg: CfgNode) -> tuple[str, dict[str, torch.Tensor]]:
             f"there is nothing to test: no readable checkpoint in "
             f"{cfg.OUTPUT_DIR}/checkpoints, and no TEST.CHECKPOINT_FILE_PATH"
         )
+    path, content = found
     if given or not cfg.TRAIN.ENABLE:  # a training has compared the folder's own
-        experiment.check_model(*found, cfg, swap_attention=bool(given))
-    return found[0], found[1]["model_state"]
+        experiment.check_model(path, content, cfg, swap_attention=bool(given))
+    return path, content["model_state"]
