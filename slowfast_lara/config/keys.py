@@ -50,6 +50,11 @@ KEYS = {
     "TRAIN.AUTO_RESUME": Key(
         PYSLOWFAST, "go on from the newest readable checkpoint in OUTPUT_DIR, if there is one"
     ),
+    "TRAIN.ACCEPT_CHANGES": Key(
+        False,
+        "go on from a checkpoint though keys that change its numbers, or the training list, are "
+        "not those it was trained with: the new ones count; False: such a run is refused",
+    ),
     "TRAIN.CHECKPOINT_FILE_PATH": Key(PYSLOWFAST, "a video model to start from"),
     "TRAIN.CHECKPOINT_EPOCH_RESET": Key(
         False,

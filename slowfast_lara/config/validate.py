@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable
+from importlib.util import find_spec
 from typing import Any, NoReturn
 
 import torch
@@ -55,14 +56,23 @@ def check_machine(cfg: CfgNode) -> None:
     for key, instead in without.items():
         if _get(cfg, key) and not os.path.isfile(_get(cfg, key)):
             _fail(cfg, key, f"an existing file is expected{instead}")
-    try:
-        os.makedirs(cfg.OUTPUT_DIR, exist_ok=True)
-        probe = os.path.join(cfg.OUTPUT_DIR, f".writable.{os.getpid()}")
-        with open(probe, "w", encoding="utf-8"):
-            pass
-        os.remove(probe)
-    except OSError as error:
-        _fail(cfg, "OUTPUT_DIR", f"a folder that can be written is expected ({error.strerror})")
+    if cfg.TRAIN.ENABLE and cfg.TENSORBOARD.ENABLE and find_spec("tensorboard") is None:
+        _fail(cfg, "TENSORBOARD.ENABLE", "the package tensorboard is needed for it")
+    _check_writable(cfg)
+
+
+def _check_writable(cfg: CfgNode) -> None:
+    """OUTPUT_DIR can be written or made; seen without writing, because the run may be refused."""
+    folder = os.path.abspath(cfg.OUTPUT_DIR)
+    while not os.path.lexists(folder):
+        folder = os.path.dirname(folder)
+    if not os.path.isdir(folder):
+        reason = f"{folder} is not a folder"
+    elif not os.access(folder, os.W_OK | os.X_OK):
+        reason = f"{folder} may not be written"
+    else:
+        return
+    _fail(cfg, "OUTPUT_DIR", f"a folder that can be written is expected ({reason})")
 
 
 def _get(cfg: CfgNode, key: str) -> Any:

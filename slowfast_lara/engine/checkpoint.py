@@ -3,8 +3,14 @@
 PySlowFast's `save_checkpoint` writes in place, so that a crash leaves a torn
 file, which its `get_last_checkpoint` then picks. Its names are kept, and sort by
 progress: `checkpoint_epoch_00002.pyth` after two epochs, then
-`checkpoint_epoch_00002_iter_000120.pyth` within the third. No other file in the
-folder has "checkpoint" in its name, which is what PySlowFast looks for.
+`checkpoint_epoch_00002_sample_000000480.pyth` within the third. Samples are counted,
+not batches: a run may go on with batches of another size. No other file in the folder
+has "checkpoint" in its name, which is what PySlowFast looks for.
+
+Earlier versions counted batches: `checkpoint_epoch_00002_iter_000120.pyth`. Such a name
+sorts before one with samples of the same epoch, which is right, because a run that goes on
+from it gets further. Only where batches of several sizes left such names in one epoch is
+PySlowFast, which sorts by name, wrong; here their content is asked.
 """
 
 from __future__ import annotations
@@ -12,6 +18,7 @@ from __future__ import annotations
 import logging
 import os
 import re
+import reprlib
 from dataclasses import dataclass
 from typing import Any
 
@@ -26,7 +33,10 @@ from slowfast_lara.models.weights.files import bare_names, read_torch_file
 logger = logging.getLogger(__name__)
 
 BEST_NAME = "best.pyth"
-_NAME = re.compile(r"checkpoint_epoch_\d{5,}(_iter_\d{6,})?\.pyth")
+_NAME = re.compile(
+    r"checkpoint_epoch_(?P<epochs>\d{5,})"
+    r"(?:_sample_(?P<samples>\d{9,})|_iter_(?P<batches>\d{6,}))?\.pyth"
+)
 
 
 @dataclass(frozen=True)
@@ -35,11 +45,6 @@ class Position:
 
     epochs: int = 0
     batches: int = 0
-
-    @property
-    def file_name(self) -> str:
-        within = f"_iter_{self.batches:06d}" if self.batches else ""
-        return f"checkpoint_epoch_{self.epochs:05d}{within}.pyth"
 
 
 def save(path: str, content: dict[str, Any]) -> None:
@@ -58,12 +63,28 @@ def load(path: str) -> dict[str, Any]:
     states = content.get("model_state") if isinstance(content, dict) else None
     if not isinstance(states, dict) or not all(map(torch.is_tensor, states.values())):
         raise CheckpointError(f"cannot read checkpoint {path}: it has no weights 'model_state'")
+    for key, least in (("epoch", -1), ("iteration", 0), ("global_batch", 1)):
+        count = content.get(key, least)
+        if type(count) is not int or count < least:
+            raise CheckpointError(
+                f"cannot read checkpoint {path}: its {key!r} is {reprlib.repr(count)}; a whole "
+                f"number of at least {least} is expected"
+            )
     return content
+
+
+def look_into(path: str) -> dict[str, Any]:
+    """What a checkpoint says besides its tensors, which are not read; {} if it cannot be read."""
+    try:
+        content = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
+    except Exception:  # a damaged file breaks zip, pickle or tensors, anywhere
+        return {}
+    return content if isinstance(content, dict) else {}
 
 
 def newest(output_dir: str) -> tuple[str, dict[str, Any]] | None:
     """The newest readable checkpoint of a run; unreadable ones are reported."""
-    for path in reversed(_paths(output_dir)):
+    for path in reversed(_sorted(get_checkpoint_dir(output_dir))):
         try:
             return path, load(path)
         except WeightsError as error:
@@ -72,7 +93,7 @@ def newest(output_dir: str) -> tuple[str, dict[str, Any]] | None:
 
 
 def exist_in(output_dir: str) -> bool:
-    return bool(_paths(output_dir))
+    return bool(_sorted(get_checkpoint_dir(output_dir)))
 
 
 def position_of(content: dict[str, Any], global_batch: int) -> Position:
@@ -82,14 +103,23 @@ def position_of(content: dict[str, Any], global_batch: int) -> Position:
     return Position(content.get("epoch", -1) + 1, batches // global_batch)
 
 
-def prune(output_dir: str, keep: int) -> None:
-    """Remove all but the newest `keep` checkpoints of a run (0: keep all)."""
-    for path in _paths(output_dir)[:-keep] if keep else []:
+def prune(written: str, keep: int) -> None:
+    """Remove all but `keep` checkpoints of a run (0: all stay): the one just written, and those
+    before it.
+
+    What seems to be further could not be read when this run began, or the run would have gone on
+    from there. It is left alone until the run is past it.
+    """
+    paths = _sorted(os.path.dirname(written))
+    for path in paths[: paths.index(written) + 1][:-keep] if keep else []:
         os.remove(path)
 
 
-def path_of(output_dir: str, position: Position) -> str:
-    return os.path.join(get_checkpoint_dir(output_dir), position.file_name)
+def path_of(output_dir: str, position: Position, global_batch: int) -> str:
+    samples = position.batches * global_batch
+    within = f"_sample_{samples:09d}" if samples else ""
+    name = f"checkpoint_epoch_{position.epochs:05d}{within}.pyth"
+    return os.path.join(get_checkpoint_dir(output_dir), name)
 
 
 def best_path(output_dir: str) -> str:
@@ -115,8 +145,19 @@ def load_weights(model: nn.Module, states: dict[str, torch.Tensor], path: str) -
     model.load_state_dict(states)
 
 
-def _paths(output_dir: str) -> list[str]:
-    """Oldest first."""
-    folder = get_checkpoint_dir(output_dir)
+def _sorted(folder: str) -> list[str]:
+    """The checkpoints in a folder; the furthest is the last."""
     names = os.listdir(folder) if os.path.isdir(folder) else []
-    return [os.path.join(folder, name) for name in sorted(filter(_NAME.fullmatch, names))]
+    found = [
+        (os.path.join(folder, name), match) for name in names if (match := _NAME.fullmatch(name))
+    ]
+    places = {path: (int(match["epochs"]), _samples(path, match)) for path, match in found}
+    return sorted(places, key=lambda path: (places[path], path))
+
+
+def _samples(path: str, name: re.Match[str]) -> int:
+    """The samples of the epoch that was begun."""
+    if name["batches"] is None:
+        return int(name["samples"] or 0)
+    batch = look_into(path).get("global_batch")
+    return int(name["batches"]) * (batch if type(batch) is int else 1)

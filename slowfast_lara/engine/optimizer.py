@@ -29,6 +29,7 @@ __all__ = [
     "set_lr",
     "step_if_finite",
 ]
+_OF_ADAM = {"step", "exp_avg", "exp_avg_sq"}
 
 
 def build_optimizer(model: nn.Module, cfg: CfgNode) -> torch.optim.Optimizer:
@@ -60,11 +61,14 @@ def scales_loss(cfg: CfgNode) -> bool:
 
 
 def load_optimizer(optimizer: torch.optim.Optimizer, state: dict[str, Any]) -> None:
-    """Take over a saved state, but not how the optimiser that saved it computed its steps."""
+    """Take over what a saved optimiser has gathered, but none of its settings."""
+    gathered = {name for of_parameter in state["state"].values() for name in of_parameter}
+    expected = {"momentum_buffer"} if isinstance(optimizer, torch.optim.SGD) else _OF_ADAM
+    if not gathered <= expected:
+        raise ValueError(f"it has {', '.join(sorted(gathered))} of another method")
     saved, own = state["param_groups"], optimizer.param_groups
-    kinds = [{"fused": group["fused"], "foreach": group["foreach"]} for group in own]
-    groups = [{**group, **kind} for group, kind in zip(saved, kinds)] + saved[len(own) :]
-    optimizer.load_state_dict({**state, "param_groups": groups})
+    groups = [{**mine, "params": theirs["params"]} for mine, theirs in zip(own, saved)]
+    optimizer.load_state_dict({**state, "param_groups": groups + saved[len(own) :]})
 
 
 def step_if_finite(optimizer: torch.optim.Optimizer, norm: Tensor) -> None:

@@ -26,7 +26,6 @@ from slowfast_lara.data.dataset import VideoDataset
 from slowfast_lara.engine.distributed import rank
 from slowfast_lara.engine.iteration import Outcome
 from slowfast_lara.engine.tensorboard import write_clips
-from slowfast_lara.errors import ConfigError
 
 T = TypeVar("T")
 
@@ -169,11 +168,6 @@ def progress_bar(total: int, description: str, *, unit: str, initial: int = 0) -
 
 
 def _tensorboard(cfg: CfgNode) -> Any:
-    try:
-        from torch.utils.tensorboard import SummaryWriter
-    except ImportError:
-        raise ConfigError(
-            "TENSORBOARD.ENABLE is True; the package tensorboard is needed "
-            "(pip install tensorboard)"
-        ) from None
+    from torch.utils.tensorboard import SummaryWriter
+
     return SummaryWriter(cfg.TENSORBOARD.LOG_DIR or os.path.join(cfg.OUTPUT_DIR, "tensorboard"))

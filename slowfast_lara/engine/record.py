@@ -8,6 +8,7 @@ import platform
 import subprocess
 import sys
 from importlib import metadata
+from logging.handlers import MemoryHandler
 from typing import Any
 
 import torch
@@ -15,7 +16,7 @@ from fvcore.common.config import CfgNode
 
 import slowfast_lara
 from slowfast_lara.engine.distributed import rank
-from slowfast_lara.engine.run_folder import CONFIG, ENVIRONMENT, LOG
+from slowfast_lara.engine.run_folder import CONFIG, ENVIRONMENT, LOG, OF_TEST
 from slowfast_lara.files import write_json, write_text
 
 PACKAGES = (
@@ -28,28 +29,41 @@ PACKAGES = (
     "opencv-python",
     "opencv-python-headless",
 )
+_FORM = logging.Formatter(
+    "[%(asctime)s][%(levelname)s] %(filename)s: %(lineno)d: %(message)s", "%m/%d %H:%M:%S"
+)
 # Lines that a terminal has a bar for.
 _SHOWN_BY_A_BAR = ('"_type": "train_iter"', '"split": "test_iter"')
 
 
-def set_up_logging(output_dir: str) -> None:
-    """Process 0 logs to stdout and to a file in OUTPUT_DIR; the others only warn.
+def set_up_logging() -> None:
+    """Process 0 logs to stdout, and keeps its lines for the file of `open_log`; others only warn.
 
     PySlowFast's `setup_logging` writes no file, and takes every eighth rank for
     the first one.
     """
-    form = logging.Formatter(
-        "[%(asctime)s][%(levelname)s] %(filename)s: %(lineno)d: %(message)s", "%m/%d %H:%M:%S"
-    )
     console: logging.Handler = logging.StreamHandler(sys.stdout)
     console.addFilter(_belongs_on_console)
-    handlers = [console]
-    if rank() == 0:
-        handlers.append(logging.FileHandler(os.path.join(output_dir, LOG)))
-    for handler in handlers:
-        handler.setFormatter(form)
-    logging.root.handlers = handlers
+    console.setFormatter(_FORM)
+    logging.root.handlers = [console, *([_until_checked()] if rank() == 0 else [])]
     logging.root.setLevel(logging.INFO if rank() == 0 else logging.WARNING)
+
+
+def _until_checked() -> MemoryHandler:
+    """Lines of a run whose checks have not passed, which may not write into OUTPUT_DIR yet."""
+    return MemoryHandler(capacity=100_000, flushLevel=sys.maxsize, flushOnClose=False)
+
+
+def open_log(output_dir: str) -> None:
+    """Write the lines of process 0 to a file, those that were kept first."""
+    file = logging.FileHandler(os.path.join(output_dir, LOG))
+    file.setFormatter(_FORM)
+    for handler in list(logging.root.handlers):
+        if isinstance(handler, MemoryHandler):
+            handler.setTarget(file)
+            handler.flush()
+            logging.root.removeHandler(handler)
+    logging.root.addHandler(file)
 
 
 def _belongs_on_console(record: logging.LogRecord) -> bool:
@@ -60,10 +74,19 @@ def _belongs_on_console(record: logging.LogRecord) -> bool:
     return not (sys.stdout.isatty() and any(part in message for part in _SHOWN_BY_A_BAR))
 
 
-def write_records(cfg: CfgNode) -> None:
-    """Write the config, and the versions and the machine it is run with."""
-    write_text(os.path.join(cfg.OUTPUT_DIR, CONFIG), cfg.dump())
-    write_json(os.path.join(cfg.OUTPUT_DIR, ENVIRONMENT), _environment())
+def write_records(cfg: CfgNode) -> list[str]:
+    """Write the config, and the versions and the machine it is run with; the files' names.
+
+    A training and a test have their own: a later test leaves the training's as they are, which
+    the weights were made with.
+    """
+    names = []
+    for prefix, enabled in (("", cfg.TRAIN.ENABLE), (OF_TEST, cfg.TEST.ENABLE)):
+        if enabled:
+            names += [prefix + CONFIG, prefix + ENVIRONMENT]
+            write_text(os.path.join(cfg.OUTPUT_DIR, names[-2]), cfg.dump())
+            write_json(os.path.join(cfg.OUTPUT_DIR, names[-1]), _environment())
+    return names
 
 
 def _environment() -> dict[str, Any]:

@@ -2,23 +2,27 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
-from typing import Any
+from typing import Any, cast
 
 import torch
 from fvcore.common.config import CfgNode
 from slowfast.utils.checkpoint import get_checkpoint_dir
+from torch import nn
+from torch.utils.data import DataLoader
 
 from slowfast_lara.config import check_machine
+from slowfast_lara.data.dataset import VideoDataset
 from slowfast_lara.data.loader import test_loader, train_loader, val_loader
-from slowfast_lara.engine import checkpoint
+from slowfast_lara.engine import checkpoint, experiment
 from slowfast_lara.engine.distributed import from_first, per_process, rank, without_ddp, world_size
 from slowfast_lara.engine.evaluate import run_test
-from slowfast_lara.engine.record import set_up_logging, write_records
-from slowfast_lara.engine.run_folder import CONFIG, ENVIRONMENT
+from slowfast_lara.engine.record import open_log, set_up_logging, write_records
 from slowfast_lara.engine.signals import StopRequest, shield_workers
 from slowfast_lara.engine.threads import choose_threads
 from slowfast_lara.engine.train import train
+from slowfast_lara.engine.train_state import TrainState
 from slowfast_lara.errors import CheckpointError
 from slowfast_lara.files import remove_unfinished
 from slowfast_lara.models import build_model
@@ -33,22 +37,37 @@ def run(cfg: CfgNode, stop: StopRequest) -> None:
     torch.backends.cudnn.benchmark = cfg.CUDNN_BENCHMARK
     torch.backends.cuda.matmul.allow_tf32 = cfg.ALLOW_TF32
     torch.backends.cudnn.allow_tf32 = cfg.ALLOW_TF32
+    set_up_logging()
     # All lists are read before any training: their errors come first.
     loaders = _build_loaders(cfg)
-    set_up_logging(cfg.OUTPUT_DIR)
-    if rank() == 0:
-        remove_unfinished(get_checkpoint_dir(cfg.OUTPUT_DIR))
-        write_records(cfg)
-        logger.info("Config and versions: %s, %s in %s", CONFIG, ENVIRONMENT, cfg.OUTPUT_DIR)
-        logger.info("Threads of PyTorch: %s", threads)
-    if cfg.TRAIN.ENABLE:
-        train(cfg, loaders["train"], loaders["val"], stop)
-    if cfg.TEST.ENABLE:
-        path, states = from_first(lambda: _weights_to_test(cfg))
-        torch.manual_seed(cfg.RNG_SEED)
-        model = build_model(cfg)
-        checkpoint.load_weights(without_ddp(model), states, path)
-        run_test(model, loaders["test"], cfg, path, stop)
+    with contextlib.ExitStack() as stack:
+        # Process 0 holds the folder for all: it alone reads and writes checkpoints.
+        from_first(lambda: _enter(stack, experiment.held_alone(cfg.OUTPUT_DIR)))
+        state = _train_state(cfg, loaders["train"]) if cfg.TRAIN.ENABLE else None
+        if state and cfg.TEST.CHECKPOINT_FILE_PATH and cfg.TEST.ENABLE:
+            from_first(lambda: _weights_to_test(cfg) and None)  # its errors come first too
+        tested = None if state or not cfg.TEST.ENABLE else _model_to_test(cfg)
+        if rank() == 0:
+            _begin_records(cfg, threads)
+        if state:
+            train(state, loaders["train"], loaders["val"], stop)
+            state = None  # the test may need its memory
+        if cfg.TEST.ENABLE:
+            model, path = tested or _model_to_test(cfg)
+            run_test(model, loaders["test"], cfg, path, stop)
+
+
+def _enter(stack: contextlib.ExitStack, context: contextlib.AbstractContextManager[None]) -> None:
+    stack.enter_context(context)
+
+
+def _begin_records(cfg: CfgNode, threads: str) -> None:
+    """The first that is written into the folder: all checks have passed."""
+    open_log(cfg.OUTPUT_DIR)
+    remove_unfinished(get_checkpoint_dir(cfg.OUTPUT_DIR))
+    names = write_records(cfg)
+    logger.info("Config and versions: %s in %s", ", ".join(names), cfg.OUTPUT_DIR)
+    logger.info("Threads of PyTorch: %s", threads)
 
 
 def _build_loaders(cfg: CfgNode) -> dict[str, Any]:
@@ -65,14 +84,29 @@ def _build_loaders(cfg: CfgNode) -> dict[str, Any]:
     return loaders
 
 
+def _train_state(cfg: CfgNode, loader: DataLoader) -> TrainState:
+    videos = cast(VideoDataset, loader.dataset)
+    return TrainState(cfg, experiment.list_sum(videos.paths, videos.labels))
+
+
+def _model_to_test(cfg: CfgNode) -> tuple[nn.Module, str]:
+    """The model with its weights, and where these are from."""
+    path, states = from_first(lambda: _weights_to_test(cfg))
+    torch.manual_seed(cfg.RNG_SEED)
+    model = build_model(cfg)
+    checkpoint.load_weights(without_ddp(model), states, path)
+    return model, path
+
+
 def _weights_to_test(cfg: CfgNode) -> tuple[str, dict[str, torch.Tensor]]:
-    path = cfg.TEST.CHECKPOINT_FILE_PATH
-    if path:
-        return path, checkpoint.load(path)["model_state"]
-    found = checkpoint.newest(cfg.OUTPUT_DIR)
+    given = cfg.TEST.CHECKPOINT_FILE_PATH
+    found = (given, checkpoint.load(given)) if given else checkpoint.newest(cfg.OUTPUT_DIR)
     if found is None:
         raise CheckpointError(
             f"there is nothing to test: no readable checkpoint in "
             f"{cfg.OUTPUT_DIR}/checkpoints, and no TEST.CHECKPOINT_FILE_PATH"
         )
-    return found[0], found[1]["model_state"]
+    path, content = found
+    if given or not cfg.TRAIN.ENABLE:  # a training has compared the folder's own
+        experiment.check_model(path, content, cfg, swap_attention=bool(given))
+    return path, content["model_state"]

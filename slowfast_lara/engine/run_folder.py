@@ -15,10 +15,12 @@ import yaml
 from slowfast_lara.data.classes import class_names
 from slowfast_lara.errors import InputError
 
-# OUTPUT_DIR holds these besides checkpoints/ (see `checkpoint`).
+# OUTPUT_DIR holds these besides checkpoints/ (see `checkpoint`). Config and environment are
+# those of the training; those of a test have names of their own.
 LOG = "stdout.log"
 CONFIG = "config.yaml"
 ENVIRONMENT = "environment.json"
+OF_TEST = "test_"
 TEST_RESULTS = "test_results.json"
 
 # PySlowFast's `log_json_stats` writes it before a line of numbers.
@@ -86,7 +88,12 @@ def read_run(folder: str, classes: str | None) -> Run:
     """Everything a run has left; what is missing stays empty."""
     if not os.path.isdir(folder):
         raise InputError(f"{folder}: no such folder")
-    paths = {name: os.path.join(folder, name) for name in (CONFIG, ENVIRONMENT, TEST_RESULTS)}
+    # Where nothing was trained, the records of the test tell what was run.
+    trained = os.path.isfile(os.path.join(folder, CONFIG))
+    names = {CONFIG: CONFIG, ENVIRONMENT: ENVIRONMENT, TEST_RESULTS: TEST_RESULTS}
+    if not trained:
+        names.update({name: OF_TEST + name for name in (CONFIG, ENVIRONMENT)})
+    paths = {name: os.path.join(folder, file) for name, file in names.items()}
     config_text, environment, results = map(_read, paths.values())
     stats = read_stats(folder)
     if not (stats or results):

@@ -34,7 +34,6 @@ from typing import cast
 
 import numpy as np
 import torch
-from fvcore.common.config import CfgNode
 from slowfast.utils.checkpoint import is_checkpoint_epoch
 from torch import Tensor
 from torch.nn import functional
@@ -68,10 +67,10 @@ logger = logging.getLogger(__name__)
 
 
 def train(
-    cfg: CfgNode, train_loader: DataLoader, val_loader: DataLoader, stop: StopRequest
+    state: TrainState, train_loader: DataLoader, val_loader: DataLoader, stop: StopRequest
 ) -> None:
     """Train to SOLVER.MAX_EPOCH, or until a signal stops it."""
-    trainer = Trainer(cfg, train_loader, val_loader, stop)
+    trainer = Trainer(state, train_loader, val_loader, stop)
     try:
         trainer.run()
     except Exception as error:
@@ -87,15 +86,14 @@ class Trainer:
     """The loop over epochs and batches."""
 
     def __init__(
-        self, cfg: CfgNode, train_loader: DataLoader, val_loader: DataLoader, stop: StopRequest
+        self, state: TrainState, train_loader: DataLoader, val_loader: DataLoader, stop: StopRequest
     ) -> None:
-        self.cfg, self.stop = cfg, stop
+        cfg = state.cfg
+        self.cfg, self.state, self.stop = cfg, state, stop
         self.train_loader, self.val_loader = train_loader, val_loader
         self.dataset = cast(VideoDataset, train_loader.dataset)
-        self.state = TrainState(cfg)
-        self.model, self.optimizer = self.state.model, self.state.optimizer
-        self.scaler = self.state.scaler
-        self.step_batch = self.state.global_batch * cfg.SOLVER.ACCUMULATE_STEPS
+        self.model, self.optimizer, self.scaler = state.model, state.optimizer, state.scaler
+        self.step_batch = state.global_batch * cfg.SOLVER.ACCUMULATE_STEPS
         self.lr_scale = lr_scale(cfg, self.step_batch)
         self.progress = TrainProgress(cfg, len(train_loader))
         self.bad_videos = BadVideos(len(self.dataset), cfg.DATA.MAX_BAD_SHARE)

@@ -11,7 +11,7 @@ import torch
 import torch.distributed as dist
 from fvcore.common.config import CfgNode
 
-from slowfast_lara.engine import checkpoint
+from slowfast_lara.engine import checkpoint, experiment
 from slowfast_lara.engine.checkpoint import Position
 from slowfast_lara.engine.distributed import from_first, per_process, rank, without_ddp, world_size
 from slowfast_lara.engine.evaluate import device_of
@@ -27,12 +27,13 @@ class TrainState:
     """Model, optimiser and loss scaler, at `start`: where training is to go on.
 
     There is no more to it: random states follow from the seed and the place in the run.
+    `train_list` says which videos are trained on (`experiment.list_sum`).
     """
 
-    def __init__(self, cfg: CfgNode) -> None:
-        self.cfg = cfg
+    def __init__(self, cfg: CfgNode, train_list: str) -> None:
+        self.cfg, self.train_list = cfg, train_list
         self.global_batch = per_process(cfg, "TRAIN.BATCH_SIZE") * world_size()
-        found = from_first(lambda: _find_start(cfg))
+        found = from_first(lambda: _find_start(cfg, train_list))
         torch.manual_seed(cfg.RNG_SEED)
         self.model = build_model(cfg)
         self.optimizer = build_optimizer(without_ddp(self.model), cfg)
@@ -41,11 +42,10 @@ class TrainState:
 
     def save(self, position: Position) -> str:
         """Write the checkpoint of a position; its path."""
-        output_dir = self.cfg.OUTPUT_DIR
-        path = checkpoint.path_of(output_dir, position)
+        path = checkpoint.path_of(self.cfg.OUTPUT_DIR, position, self.global_batch)
         if rank() == 0:
             checkpoint.save(path, self._content(position))
-            checkpoint.prune(output_dir, self.cfg.TRAIN.CHECKPOINT_KEEP)
+            checkpoint.prune(path, self.cfg.TRAIN.CHECKPOINT_KEEP)
             logger.info("Saved %s", path)
         if world_size() > 1:  # nobody leaves while process 0 writes
             dist.barrier()
@@ -67,6 +67,7 @@ class TrainState:
             "optimizer_state": self.optimizer.state_dict(),
             "scaler_state": self.scaler.state_dict(),
             "rng_seed": self.cfg.RNG_SEED,
+            "train_list": self.train_list,
             "cfg": self.cfg.dump(),
         }
 
@@ -75,7 +76,7 @@ class TrainState:
         if not go_on:
             return Position()
         try:
-            load_optimizer(self.optimizer, content["optimizer_state"])
+            self._restore_optimizer(content)
             self.scaler.load_state_dict(content["scaler_state"] or self.scaler.state_dict())
         except (KeyError, ValueError, RuntimeError) as error:
             raise CheckpointError(
@@ -87,6 +88,16 @@ class TrainState:
         # A step is never resumed half way.
         steps = self.cfg.SOLVER.ACCUMULATE_STEPS
         return Position(position.epochs, position.batches // steps * steps)
+
+    def _restore_optimizer(self, content: dict[str, Any]) -> None:
+        before, method = (
+            experiment.saved_value(content, experiment.METHOD),
+            self.cfg.SOLVER.OPTIMIZING_METHOD,
+        )
+        if before in (None, method):
+            load_optimizer(self.optimizer, content["optimizer_state"])
+        else:
+            logger.warning("%s begins anew: what %s has gathered is not for it", method, before)
 
 
 def _log_continuing(path: str, position: Position, max_epoch: int) -> None:
@@ -106,7 +117,7 @@ def _log_continuing(path: str, position: Position, max_epoch: int) -> None:
         )
 
 
-def _find_start(cfg: CfgNode) -> tuple[str, dict[str, Any], bool] | None:
+def _find_start(cfg: CfgNode, train_list: str) -> tuple[str, dict[str, Any], bool] | None:
     """The checkpoint to start from, and whether to go on from its epoch."""
     if not cfg.TRAIN.AUTO_RESUME and checkpoint.exist_in(cfg.OUTPUT_DIR):
         # They would be mixed with ours, and the newest of all tested.
@@ -115,11 +126,12 @@ def _find_start(cfg: CfgNode) -> tuple[str, dict[str, Any], bool] | None:
             "of another run, so another OUTPUT_DIR is expected"
         )
     found = checkpoint.newest(cfg.OUTPUT_DIR)
-    if found:
-        return (*found, True)
     path = cfg.TRAIN.CHECKPOINT_FILE_PATH
-    if path and not cfg.TRAIN.CHECKPOINT_EPOCH_RESET:
-        return path, checkpoint.load(path), True
+    if not found and path and not cfg.TRAIN.CHECKPOINT_EPOCH_RESET:
+        found = path, checkpoint.load(path)
+    if found:
+        experiment.check_continued(*found, cfg, train_list)
+        return (*found, True)
     if not path and cfg.VIT.IM_PRETRAINED:
         path = cfg.VIT.PRETRAINED_WEIGHTS
         if not os.path.isfile(path):
@@ -133,6 +145,7 @@ def _find_start(cfg: CfgNode) -> tuple[str, dict[str, Any], bool] | None:
 
 def _adapted_weights(cfg: CfgNode, path: str) -> dict[str, Any]:
     """The weights of a file of any known kind, made to fit this model."""
+    experiment.check_start(path, checkpoint.look_into(path), cfg)
     torch.manual_seed(cfg.RNG_SEED)
     model = MODEL_REGISTRY.get(cfg.MODEL.MODEL_NAME).from_config(cfg)
     logger.info("%s", load_pretrained(model, path, inflate=cfg.VIT.INFLATE).table())

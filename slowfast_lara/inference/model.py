@@ -9,7 +9,7 @@ from fvcore.common.config import CfgNode
 from torch import nn
 
 from slowfast_lara.config import load_config
-from slowfast_lara.engine import checkpoint
+from slowfast_lara.engine import checkpoint, experiment
 from slowfast_lara.errors import ConfigError
 from slowfast_lara.models import build_model
 
@@ -24,8 +24,12 @@ def read_config(path: str, overrides: Sequence[object]) -> CfgNode:
 
 
 def load_model(cfg: CfgNode, weights: str) -> nn.Module:
-    """The config's model with a checkpoint's weights, not to be trained."""
+    """The config's model with a checkpoint's weights, not to be trained.
+
+    Another attention than it was trained with is allowed, and nothing else of the model.
+    """
     content = checkpoint.load(weights)
+    experiment.check_model(weights, content, cfg, swap_attention=True)
     model = build_model(cfg)
     checkpoint.load_weights(model, content["model_state"], weights)
     return model.eval().requires_grad_(False)

@@ -307,7 +307,7 @@ class TestMachine:
 
     def test_a_run_that_can_start(self, base, tmp_path):
         check_machine(self.config(base, tmp_path))
-        assert list((tmp_path / "out").iterdir()) == []
+        assert not (tmp_path / "out").exists()  # it may still be refused
 
     def test_more_gpus_than_there_are(self, base, tmp_path):
         cfg = self.config(

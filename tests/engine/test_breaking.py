@@ -60,7 +60,7 @@ def check(stderr, output, kept, case, *, processes, bad_process):
     # Lines of all iterations before it, and weights as the last step before it left them.
     assert sum(s.get("_type") == "train_iter" for s in json_stats(output)) == at - 1
     (saved,) = os.listdir(output / "checkpoints")
-    assert f"iter_00000{(iteration - 1) // steps * steps}" in saved
+    assert f"sample_{(iteration - 1) // steps * steps * 2 * processes:09d}" in saved
     assert same_tensors(kept, load_checkpoint(output, saved)["model_state"])
 
 

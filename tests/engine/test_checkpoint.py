@@ -7,6 +7,7 @@ import pickle
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -19,14 +20,22 @@ from slowfast_lara.errors import CheckpointError, WeightsError
 from slowfast_lara.files import remove_unfinished
 from tests.runs import environment
 
+BATCH = 4
+
 
 def content(value: float = 1.0) -> dict:
     return {"epoch": 1, "model_state": {"weight": torch.full((50, 50), value)}, "cfg": "A: 1"}
 
 
 def save_at(output: Path, position: Position, value: float = 1.0) -> str:
-    path = checkpoint.path_of(str(output), position)
+    path = checkpoint.path_of(str(output), position, global_batch=BATCH)
     checkpoint.save(path, content(value))
+    return path
+
+
+def save_as(output: Path, name: str, value: float, **more: Any) -> str:
+    path = str(output / "checkpoints" / name)
+    checkpoint.save(path, {**content(value), **more})
     return path
 
 
@@ -44,6 +53,58 @@ def test_order_is_that_of_progress_for_pyslowfast_too(tmp_path):
         path, found = checkpoint.newest(str(tmp_path))
         assert found["model_state"]["weight"][0, 0] == number
         assert path == get_last_checkpoint(str(tmp_path))
+
+
+def test_samples_count_and_not_batches(tmp_path):
+    """120 batches of 1 are less than 40 batches of 4."""
+    first = checkpoint.path_of(str(tmp_path), Position(2, 120), global_batch=1)
+    second = checkpoint.path_of(str(tmp_path), Position(2, 40), global_batch=4)
+    assert os.path.basename(first) == "checkpoint_epoch_00002_sample_000000120.pyth"
+    for path in (second, first):
+        checkpoint.save(path, content())
+    assert checkpoint.newest(str(tmp_path))[0] == second == get_last_checkpoint(str(tmp_path))
+
+
+def test_old_names_are_read_and_ordered_by_their_content(tmp_path):
+    """PySlowFast goes by names: it finds the newest unless two old ones disagree."""
+    save_as(tmp_path, "checkpoint_epoch_00002_iter_000120.pyth", 1, iteration=120, global_batch=1)
+    further = save_as(
+        tmp_path, "checkpoint_epoch_00002_iter_000040.pyth", 2, iteration=40, global_batch=4
+    )
+    assert checkpoint.newest(str(tmp_path))[0] == further
+    new = save_at(tmp_path, Position(2, 41))
+    assert checkpoint.newest(str(tmp_path))[0] == new == get_last_checkpoint(str(tmp_path))
+    checkpoint.prune(new, 2)
+    assert set(os.listdir(tmp_path / "checkpoints")) == set(map(os.path.basename, (further, new)))
+    whole = save_at(tmp_path, Position(3))
+    assert checkpoint.newest(str(tmp_path))[0] == whole == get_last_checkpoint(str(tmp_path))
+
+
+def test_what_was_just_written_is_not_pruned(tmp_path):
+    """Also where a further one could not be read, and the run went on from an earlier one."""
+    torn = save_at(tmp_path, Position(5))
+    os.truncate(torn, 10)
+    for batch in (1, 2, 3):
+        written = save_at(tmp_path, Position(4, batch))
+        checkpoint.prune(written, 1)
+        assert set(os.listdir(tmp_path / "checkpoints")) == {
+            os.path.basename(written),
+            os.path.basename(torn),
+        }
+    past = save_at(tmp_path, Position(6))
+    checkpoint.prune(past, 1)
+    assert os.listdir(tmp_path / "checkpoints") == [os.path.basename(past)]
+
+
+@pytest.mark.parametrize(
+    "counts", [{"epoch": "x"}, {"epoch": -7}, {"iteration": 1.5}, {"global_batch": 0}]
+)
+def test_counts_that_are_none_are_passed_over(tmp_path, counts):
+    whole = save_at(tmp_path, Position(1))
+    bad = save_as(tmp_path, "checkpoint_epoch_00002.pyth", 1, **counts)
+    with pytest.raises(CheckpointError, match=f"its '{next(iter(counts))}' is"):
+        checkpoint.load(bad)
+    assert checkpoint.newest(str(tmp_path))[0] == whole
 
 
 @pytest.mark.parametrize("tenth", range(10))
@@ -76,7 +137,7 @@ class Malice:
 def test_malicious_pickle_is_not_run(tmp_path, torch_format):
     proof = tmp_path / "run"
     whole = save_at(tmp_path, Position(1))
-    bad = checkpoint.path_of(str(tmp_path), Position(2))
+    bad = checkpoint.path_of(str(tmp_path), Position(2), BATCH)
     payload = {**content(), "extra": Malice(proof)}
     if torch_format:
         torch.save(payload, bad)
@@ -132,11 +193,11 @@ except OSError as error:
 
 def test_prune_keeps_the_newest_and_the_best(tmp_path):
     for position in (Position(1), Position(1, 5), Position(2), Position(3)):
-        save_at(tmp_path, position)
+        last = save_at(tmp_path, position)
     checkpoint.save(checkpoint.best_path(str(tmp_path)), content())
-    checkpoint.prune(str(tmp_path), 0)
+    checkpoint.prune(last, 0)
     assert len(os.listdir(tmp_path / "checkpoints")) == 5
-    checkpoint.prune(str(tmp_path), 2)
+    checkpoint.prune(last, 2)
     assert sorted(os.listdir(tmp_path / "checkpoints")) == [
         "best.pyth",
         "checkpoint_epoch_00002.pyth",

@@ -41,13 +41,13 @@ SGD = {
 STEPS = [
     f"checkpoint_epoch_{epoch:05d}{part}.pyth"
     for epoch, part in [
-        (0, "_iter_000001"),
-        (0, "_iter_000002"),
-        (0, "_iter_000003"),
+        (0, "_sample_000000004"),
+        (0, "_sample_000000008"),
+        (0, "_sample_000000012"),
         (1, ""),
-        (1, "_iter_000001"),
-        (1, "_iter_000002"),
-        (1, "_iter_000003"),
+        (1, "_sample_000000004"),
+        (1, "_sample_000000008"),
+        (1, "_sample_000000012"),
         (2, ""),
     ]
 ]
@@ -123,7 +123,7 @@ def test_two_nodes_equal_one_process(tmp_path, video_set, one_process):
         code, stdout, stderr = finish(node)
         assert code == 0, stdout + stderr
     assert_same_training(folders[0] / "out", one_process)
-    assert os.listdir(folders[1] / "out") == []
+    assert os.listdir(folders[1]) == []
     assert json_stats(folders[0] / "out")[-1]["num_videos"] == 7
 
 

@@ -9,6 +9,7 @@ from torch.nn import functional
 from slowfast_lara.commands.run import main
 from slowfast_lara.config import load_config
 from slowfast_lara.data.loader import train_loader
+from slowfast_lara.engine.checkpoint import Position
 from slowfast_lara.engine.iteration import iteration_at
 from slowfast_lara.engine.optimizer import lr_at
 from slowfast_lara.engine.train import _seed
@@ -100,6 +101,6 @@ def test_places_of_an_epoch_in_groups(tmp_path, video_set):
     assert [p.batch for p in places if p.ends_group] == [2, 5, 7]
     assert [p.batch for p in places if p.ends_epoch] == [7]
     assert [p.lr for p in places] == [0.5 * lr_at(cfg, 1 + i / 8) for i in (0, 0, 0, 3, 3, 3, 6, 6)]
-    assert places[5].position_after.file_name == "checkpoint_epoch_00001_iter_000006.pyth"
-    assert places[7].position_after.file_name == "checkpoint_epoch_00002.pyth"
+    assert places[5].position_after == Position(1, 6)
+    assert places[7].position_after == Position(2)
     assert str(places[5]).startswith("epoch 2, iteration 6 of 8, learning rate ")

@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from slowfast_lara.commands.run import main
+from slowfast_lara.engine import checkpoint
 from tests.runs import (
     finish,
     json_stats,
@@ -156,11 +157,11 @@ def test_accumulated_steps_resume_whole(tmp_path, video_set):
     assert main(["--cfg", str(config)]) == 0
     names = sorted(os.listdir(output / "checkpoints"))
     assert names == [
-        "checkpoint_epoch_00000_iter_000003.pyth",
-        "checkpoint_epoch_00000_iter_000006.pyth",
+        "checkpoint_epoch_00000_sample_000000006.pyth",
+        "checkpoint_epoch_00000_sample_000000012.pyth",
         "checkpoint_epoch_00001.pyth",
-        "checkpoint_epoch_00001_iter_000003.pyth",
-        "checkpoint_epoch_00001_iter_000006.pyth",
+        "checkpoint_epoch_00001_sample_000000006.pyth",
+        "checkpoint_epoch_00001_sample_000000012.pyth",
         "checkpoint_epoch_00002.pyth",
     ]
     end = load_checkpoint(output, names[-1])["model_state"]
@@ -240,3 +241,34 @@ def test_second_ctrl_c_ends_at_once(tmp_path, video_set):
 def test_run_net_help_is_short():
     code, stdout, _ = run_net("--help")
     assert code == 0 and "--num_shards" in stdout
+
+
+@pytest.mark.usefixtures("in_process")
+@pytest.mark.parametrize("old_name", [False, True])
+def test_larger_batches_go_on_and_are_kept(tmp_path, video_set, monkeypatch, old_name):
+    """Stopped after 7 batches of 1, continued with batches of 4."""
+    changes = {"SOLVER__MAX_EPOCH": 1, "DATA_LOADER__NUM_WORKERS": 0}
+    one = {"TRAIN__BATCH_SIZE": 1, "TRAIN__CHECKPOINT_KEEP": 0}
+    config, output = noisy_config(tmp_path, video_set, "batches", **changes, **one)
+    assert main(["--cfg", str(config)]) == 0
+    folder = output / "checkpoints"
+    stopped_at = folder / "checkpoint_epoch_00000_sample_000000007.pyth"
+    for path in folder.iterdir():
+        if path != stopped_at:
+            path.unlink()
+    if old_name:
+        stopped_at.rename(folder / "checkpoint_epoch_00000_iter_000007.pyth")
+    left, prune = [], checkpoint.prune
+
+    def prune_and_look(written, keep):
+        prune(written, keep)
+        left.append(os.listdir(folder))
+        assert checkpoint.newest(str(output))[0] == written
+
+    monkeypatch.setattr(checkpoint, "prune", prune_and_look)
+    four = {"TRAIN__BATCH_SIZE": 4, "TRAIN__CHECKPOINT_KEEP": 1}
+    config, _ = noisy_config(tmp_path, video_set, "batches", **changes, **four)
+    assert main(["--cfg", str(config)]) == 0
+    names = ["_sample_000000008", "_sample_000000012"]
+    first, second = (f"checkpoint_epoch_00000{name}.pyth" for name in names)
+    assert left == [[first], [second], ["checkpoint_epoch_00001.pyth"]]

@@ -76,7 +76,8 @@ def test_mixed_precision_is_near_float32(tmp_path, video_set, precision):
     saved = load_checkpoint(mixed_output, "checkpoint_epoch_00001.pyth")
     assert ("scale" in saved["scaler_state"]) == (precision == "float16")
     # It resumes, with the scaler's state.
-    train(tmp_path, video_set, "mixed", **one_step, **mixed_precision, SOLVER__MAX_EPOCH=2)
+    more = {"SOLVER__MAX_EPOCH": 2, "TRAIN__ACCEPT_CHANGES": True}
+    train(tmp_path, video_set, "mixed", **one_step, **mixed_precision, **more)
 
 
 def test_clipping_bounds_the_step(tmp_path, video_set):
@@ -92,7 +93,7 @@ def test_clipping_bounds_the_step(tmp_path, video_set):
         TRAIN__CHECKPOINT_ITERATIONS=1,
         **SGD,
     )
-    first = weights(output, "checkpoint_epoch_00000_iter_000001.pyth")
+    first = weights(output, "checkpoint_epoch_00000_sample_000000008.pyth")
     last = weights(output)
     lr = json_stats(output)[1]["lr"]
     step = sum((last[name] - first[name]).double().square().sum() for name in first) ** 0.5
@@ -110,7 +111,8 @@ def test_loss_that_is_not_finite_stops(tmp_path, video_set, capsys, changes, wha
     good = train(tmp_path, video_set, "run", **SGD)
     before = (good / "checkpoints" / "checkpoint_epoch_00001.pyth").read_bytes()
     capsys.readouterr()
-    train(tmp_path, video_set, "run", code=1, **{**SGD, "SOLVER__MAX_EPOCH": 3, **changes})
+    more = {**SGD, "SOLVER__MAX_EPOCH": 3, "TRAIN__ACCEPT_CHANGES": True, **changes}
+    train(tmp_path, video_set, "run", code=1, **more)
     message = capsys.readouterr().err
     assert len(message.splitlines()) == 1
     for part in (f"the {what} is not finite", "epoch 2", "iteration", "learning rate", "train"):
