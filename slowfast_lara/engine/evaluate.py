@@ -21,7 +21,12 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader
 
 from slowfast_lara.data.dataset import VideoViews
-from slowfast_lara.engine.distributed import gather_on_first, sum_over_processes, without_ddp
+from slowfast_lara.engine.distributed import (
+    gather,
+    gather_on_first,
+    sum_over_processes,
+    without_ddp,
+)
 from slowfast_lara.engine.progress import progress_bar
 from slowfast_lara.engine.run_folder import TEST_RESULTS
 from slowfast_lara.engine.signals import StopRequest
@@ -87,7 +92,7 @@ def validate(
     device = device_of(cfg)
     correct = torch.zeros(2, dtype=torch.int64, device=device)
     count = failed = 0.0
-    for batch in loader:
+    for batch in stop.batches(loader):
         if stop.requested:
             break
         failed += len(batch.failures)
@@ -135,9 +140,9 @@ def run_test(
     mine: list[ScoredVideo | UnscoredVideo] = []
     started = time.perf_counter()
     with progress_bar(len(loader), "test", unit="video") as bar:
-        for video in loader:
+        for video in stop.batches(loader):
             if stop.requested:
-                raise Stopped(f"stopped by {stop.signal_name}; the same command tests again")
+                break
             mine.append(_score(model, video, cfg))
             bar.update()
             if len(mine) % cfg.LOG_PERIOD == 0:
@@ -149,6 +154,9 @@ def run_test(
                         "time_diff": seconds,
                     }
                 )
+    # All stop if one does: it has scores that the others would miss.
+    if any(gather(stop.requested)):
+        raise Stopped(f"stopped by {stop.signal_name}; the same command tests again")
     gathered = gather_on_first(mine)
     if gathered is not None:
         videos = sorted((video for share in gathered for video in share), key=lambda v: v.index)

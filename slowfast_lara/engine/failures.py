@@ -5,23 +5,23 @@ from __future__ import annotations
 import contextlib
 import multiprocessing
 import os
+import signal
 import sys
+import threading
 from collections.abc import Iterator
 
 import torch.distributed as dist
 
-from slowfast_lara.errors import Interrupted, RunError, UserError, first_line
+from slowfast_lara.errors import RunError, UserError, first_line
 
 
 @contextlib.contextmanager
 def plain_reasons() -> Iterator[None]:
-    """Say an interrupt, and the loss of another process, in words for people."""
+    """Say the loss of another process in words for people."""
     try:
         yield
     except UserError:
         raise
-    except KeyboardInterrupt:
-        raise Interrupted("interrupted; nothing was saved since the last checkpoint") from None
     except Exception as error:
         if not is_connection_loss(error):
             raise
@@ -41,9 +41,17 @@ def is_connection_loss(error: Exception) -> bool:
 
 
 def end_process(code: int) -> None:
-    """Leave now: a process group that lost a member may never be torn down."""
+    """Leave now, with all child processes.
+
+    A process group that lost a member may never be torn down, and Python would wait for
+    the workers of a loader, which heed no signal (see `signals`).
+    """
+    if threading.current_thread() is threading.main_thread():
+        # PyTorch raises an error when a worker dies.
+        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(OSError, ValueError):  # nobody reads it any more
+            stream.flush()
     for child in multiprocessing.active_children():
         child.kill()
-    sys.stdout.flush()
-    sys.stderr.flush()
     os._exit(code)
