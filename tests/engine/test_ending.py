@@ -2,14 +2,26 @@
 
 from __future__ import annotations
 
+import csv
+import json
 import os
 import shutil
 import signal
+import subprocess
+import sys
+import tempfile
 import time
+from typing import Any
 
 import pytest
 
+from slowfast_lara.commands.predict import main as predict_main
+from slowfast_lara.config import load_config
+from slowfast_lara.engine.checkpoint import save
 from slowfast_lara.engine.signals import SAME_REQUEST_SECONDS
+from slowfast_lara.errors import InputError, exit_code_of
+from slowfast_lara.inference.predict import Predictor
+from slowfast_lara.models import build_model
 from tests.engine.test_distributed import (
     children,
     iterations,
@@ -18,7 +30,17 @@ from tests.engine.test_distributed import (
     start_spawning,
     start_torchrun,
 )
-from tests.runs import finish, load_checkpoint, run_ok, same_tensors, start, wait_for, write_config
+from tests.runs import (
+    RUN_NET,
+    environment,
+    finish,
+    load_checkpoint,
+    run_ok,
+    same_tensors,
+    start,
+    wait_for,
+    write_config,
+)
 
 ENDLESS = {
     "SOLVER__MAX_EPOCH": 100000,
@@ -66,6 +88,102 @@ def test_videos_that_go_away_end_the_run(tmp_path, video_set, launch):
     code, _, stderr = finish(process, SECONDS)
     assert code == 1
     assert "would not decode" in stderr or "will not decode" in stderr
+    if launch == "alone":
+        assert stderr.startswith("error: 10 videos in a row") and len(stderr.splitlines()) == 1
+
+
+@linux_only
+def test_killed_worker_hints_at_memory(tmp_path, video_set):
+    output = tmp_path / "out"
+    process = start("--cfg", write_config(tmp_path / "c.yaml", video_set, output, **ENDLESS))
+    wait_for(lambda: iterations(output) > 3)
+    os.kill(children(process.pid)[-1], signal.SIGKILL)
+    code, _, stderr = finish(process, SECONDS)
+    assert code == 1 and len(stderr.splitlines()) == 1
+    assert "memory" in stderr and "lower DATA_LOADER.NUM_WORKERS" in stderr
+
+
+SMALL_SHM = 'mount -t tmpfs -o size={size} tmpfs /dev/shm && exec "$@"'
+
+
+def small_shm(size: str) -> tuple[str, ...]:
+    """The beginning of a command that has so much shared memory."""
+    return ("unshare", "--mount", "sh", "-c", SMALL_SHM.format(size=size), "sh")
+
+
+def shm_can_be_made_small() -> bool:
+    if not shutil.which("unshare"):
+        return False
+    return not subprocess.run([*small_shm("1m"), "true"], capture_output=True).returncode
+
+
+@pytest.mark.parametrize(
+    "size, what",
+    [
+        ("256k", "training"),
+        pytest.param("256k", "testing", marks=pytest.mark.slow),
+        pytest.param("8k", "training", marks=pytest.mark.slow),  # too small for the workers' locks
+    ],
+)
+def test_small_shared_memory_is_said(tmp_path, video_set, size, what):
+    if not shm_can_be_made_small():
+        pytest.skip("mounting needs root, and `unshare`")
+    changes: dict[str, Any] = dict(ENDLESS)
+    if what == "testing":
+        weights = tmp_path / "weights.pyth"
+        config = write_config(tmp_path / "w.yaml", video_set, tmp_path)
+        save(str(weights), {"model_state": build_model(load_config(config)).state_dict()})
+        changes |= {"TRAIN__ENABLE": False, "TEST__CHECKPOINT_FILE_PATH": str(weights)}
+    config = write_config(tmp_path / "c.yaml", video_set, tmp_path / "out", **changes)
+    command = [*small_shm(size), sys.executable, RUN_NET, "--cfg", str(config)]
+    done = subprocess.run(
+        command, env=environment(), capture_output=True, text=True, timeout=SECONDS
+    )
+    assert done.returncode == 1
+    assert done.stderr.startswith("error: no room in the shared memory /dev/shm")
+    assert "DATA_LOADER.NUM_WORKERS" in done.stderr and len(done.stderr.splitlines()) == 1
+
+
+def fail(message):
+    raise InputError(message)
+
+
+def test_processes_of_a_machine_say_the_same_once(monkeypatch, capsys, tmp_path):
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    said = []
+    for local_rank, message in (("1", "all"), ("0", "all"), ("1", "mine"), ("2", "mine too")):
+        monkeypatch.setenv("LOCAL_RANK", local_rank)
+        assert exit_code_of(lambda message=message: fail(message)) == 2
+        said.append(capsys.readouterr().err)
+    assert said == ["error: all\n", "", "error: mine\n", "error: mine too\n"]
+    # The next run by the same shell, and a process by itself, say it again.
+    for mark in tmp_path.iterdir():
+        os.utime(mark, (0, 0))
+    exit_code_of(lambda: fail("all"))
+    assert capsys.readouterr().err == "error: all\n"
+    monkeypatch.delenv("LOCAL_RANK")
+    exit_code_of(lambda: fail("all"))
+    assert capsys.readouterr().err == "error: all\n"
+
+
+def test_ctrl_c_in_predict_keeps_what_is_done(tmp_path, clips, model, monkeypatch, capsys):
+    whole = Predictor.predict
+
+    def predict(self, video, *rest):
+        if video == clips[2]:
+            os.kill(os.getpid(), signal.SIGINT)
+            time.sleep(5)
+        whole(self, video, *rest)
+
+    monkeypatch.setattr(Predictor, "predict", predict)
+    files = {name: str(tmp_path / f"out.{name}") for name in ("json", "csv")}
+    flags = [*model.flags(), "--json", files["json"], "--csv", files["csv"]]
+    assert predict_main([*flags, *clips]) == 130
+    with open(files["json"]) as file:
+        assert [row["path"] for row in json.load(file)["videos"]] == clips[:2]
+    with open(files["csv"]) as file:
+        assert {row["path"] for row in csv.DictReader(file)} == set(clips[:2])
+    assert capsys.readouterr().err.startswith(f"error: interrupted at {clips[2]}")
 
 
 @pytest.fixture(scope="module")
