@@ -2,22 +2,30 @@
 
 0    done
 1    failed: the loss is not finite, too many bad videos, a process was lost, ...
-2    bad input: a flag, a config key, a list, a checkpoint; nothing was trained
+2    bad input, seen at the start: a flag, a config key, a list, a checkpoint
 75   stopped by a signal, and saved: the same command goes on from there
-130  interrupted, not saved
+130  interrupted: not saved (a run), or only what was done (`predict`)
 """
 
 from __future__ import annotations
 
+import hashlib
 import logging
 import os
 import sys
+import tempfile
+import time
 import traceback
 from collections.abc import Callable
+from pathlib import Path
 
 DONE, FAILED, BAD_INPUT, STOPPED, INTERRUPTED = 0, 1, 2, 75, 130
 
 logger = logging.getLogger(__name__)
+
+# See `_said_by_another`.
+_MARK = "slowfast-lara-said-"
+_MARK_SECONDS = 60
 
 
 class UserError(Exception):
@@ -80,11 +88,13 @@ def exit_code_of(command: Callable[[], int | None], *, os_error: int = BAD_INPUT
     try:
         return command() or DONE
     except UserError as error:
-        # Every process of a machine sees the same bad input: one of them says so.
-        if error.exit_code != BAD_INPUT:
-            complain(str(error))
-        elif os.environ.get("LOCAL_RANK", "0") == "0":
-            complain(" ".join(str(error).split()))
+        message = str(error)
+        if error.exit_code == BAD_INPUT:
+            message = " ".join(message.split())
+        if _said_by_another(message):
+            logger.error(message)
+        else:
+            complain(message)
         return error.exit_code
     except BrokenPipeError:  # `| head` has seen enough
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
@@ -105,6 +115,41 @@ def complain(message: str) -> None:
     print(f"error: {message}", file=sys.stderr, flush=True)
     if logging.root.handlers:
         logger.error(message)
+
+
+def _said_by_another(message: str) -> bool:
+    """Whether another process of this run on this machine has just said the same.
+
+    All of them see the same bad input. The first to come leaves a mark: an empty file, named
+    after the message and the launcher that started them.
+    """
+    if "LOCAL_RANK" not in os.environ:
+        return False
+    attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
+    digest = hashlib.sha256(f"{os.getppid()} {attempt} {message}".encode()).hexdigest()[:16]
+    try:
+        for old in Path(tempfile.gettempdir()).glob(f"{_MARK}*"):
+            if time.time() - old.stat().st_mtime > _MARK_SECONDS:
+                old.unlink()
+    except OSError:  # another process was quicker, or it is another user's
+        pass
+    try:
+        Path(tempfile.gettempdir(), f"{_MARK}{digest}").touch(exist_ok=False)
+    except FileExistsError:
+        return True
+    except OSError:
+        return False
+    return False
+
+
+def no_shared_memory(reason: str) -> str:
+    """What to do if the workers of a loader cannot hand over their batches."""
+    return (
+        f"no room in the shared memory /dev/shm, by which the workers of a loader hand over "
+        f"their batches: give it more (docker run --shm-size=8g), or lower "
+        f"DATA_LOADER.NUM_WORKERS (0 needs none), TRAIN.BATCH_SIZE or, in a test, "
+        f"TEST.NUM_ENSEMBLE_VIEWS ({reason})"
+    )
 
 
 def first_line(error: BaseException) -> str:

@@ -25,7 +25,7 @@ from slowfast_lara.data.decode import Choose, Frames, Place
 from slowfast_lara.data.rand_augment import RandAugment
 from slowfast_lara.data.sources import Source, read_frames
 from slowfast_lara.data.views import crop_views
-from slowfast_lara.errors import DataError, DecodeError
+from slowfast_lara.errors import DataError, DecodeError, UserError
 
 MODES = ("train", "val", "test")
 MAX_ATTEMPTS = 10
@@ -50,6 +50,15 @@ class VideoViews(NamedTuple):
     index: int  # type: ignore[assignment]  # a field in place of tuple.index
     path: str
     error: str | None
+
+
+class BrokenOff(NamedTuple):
+    """Why a worker of a loader cannot go on, to be raised in the main process.
+
+    PyTorch hands on an error of a worker with the traceback as its message.
+    """
+
+    reason: str
 
 
 class VideoDataset(torch.utils.data.Dataset):
@@ -152,6 +161,15 @@ class VideoDataset(torch.utils.data.Dataset):
         if self.mode == "val":
             return self._val_sample(index)
         return self._train_sample(epoch, index)
+
+    def __getitems__(
+        self, keys: list[int] | list[tuple[int, int]]
+    ) -> list[Sample | VideoViews | BrokenOff]:
+        """The items of a batch: what PyTorch's loaders call, in a worker if there are any."""
+        try:
+            return [self[key] for key in keys]
+        except (UserError, OSError, MemoryError) as error:
+            return [BrokenOff(f"{error}" or type(error).__name__)]
 
     def _test_views(self, index: int) -> VideoViews:
         views, error = None, None

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 import torch
@@ -11,9 +11,11 @@ from fvcore.common.config import CfgNode
 from torch.utils.data import DataLoader
 
 from slowfast_lara.data.bad_videos import Failure
-from slowfast_lara.data.dataset import Sample, VideoViews
+from slowfast_lara.data.dataset import BrokenOff, Sample, VideoViews
 from slowfast_lara.data.registry import dataset_class
-from slowfast_lara.errors import DataError
+from slowfast_lara.errors import DataError, RunError, first_line, no_shared_memory
+
+T = TypeVar("T")
 
 
 class Batch(NamedTuple):
@@ -58,6 +60,25 @@ class TrainBatches:
             yield [(epoch, int(index)) for index in order[start : start + self._batch_size]]
 
 
+class TestVideos:
+    """The videos of a test that are one process's: every video in one process."""
+
+    def __init__(self, num_videos: int, rank: int, world_size: int) -> None:
+        self._num_videos, self._rank, self._world_size = num_videos, rank, world_size
+        self.leave_out(set())
+
+    def leave_out(self, done: set[int]) -> None:
+        """Share out the other videos only, because these are scored already."""
+        left = [index for index in range(self._num_videos) if index not in done]
+        self._mine = left[self._rank :: self._world_size]
+
+    def __len__(self) -> int:
+        return len(self._mine)
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(self._mine)
+
+
 def train_loader(
     cfg: CfgNode, *, batch_size: int, rank: int = 0, world_size: int = 1
 ) -> DataLoader:
@@ -85,23 +106,34 @@ def val_loader(cfg: CfgNode, *, batch_size: int, rank: int = 0, world_size: int 
 
 
 def test_loader(cfg: CfgNode, *, rank: int = 0, world_size: int = 1) -> DataLoader:
-    """Yields the VideoViews of one video after the other; every video in one process."""
+    """Yields VideoViews. Call `loader.sampler.leave_out` if some are scored already."""
     dataset = dataset_class(cfg, "TEST")(cfg, "test")
     # All views of a video are hundreds of megabytes: a worker has one waiting, not two.
     prefetch = {"prefetch_factor": 1} if cfg.DATA_LOADER.NUM_WORKERS else {}
     return _loader(
         cfg,
         dataset,
-        sampler=range(rank, len(dataset), world_size),
-        batch_size=None,
-        collate_fn=_as_it_is,
+        sampler=TestVideos(len(dataset), rank, world_size),
+        batch_size=1,
+        collate_fn=_only_one,
         **prefetch,
     )
 
 
-def _loader(cfg: CfgNode, dataset: torch.utils.data.Dataset, **options) -> DataLoader:
+class VideoLoader(DataLoader):
+    """A loader that raises what ends its workers in one line."""
+
+    # PyTorch's types expect its own class of iterators, which nothing here needs.
+    def __iter__(self) -> Iterator[Any]:  # type: ignore[override]
+        for item in super().__iter__():
+            if isinstance(item, BrokenOff):
+                raise RunError(item.reason)
+            yield item
+
+
+def _loader(cfg: CfgNode, dataset: torch.utils.data.Dataset, **options) -> VideoLoader:
     workers = cfg.DATA_LOADER.NUM_WORKERS
-    return DataLoader(
+    return VideoLoader(
         dataset,
         num_workers=workers,
         pin_memory=cfg.DATA_LOADER.PIN_MEMORY and torch.cuda.is_available(),
@@ -110,16 +142,37 @@ def _loader(cfg: CfgNode, dataset: torch.utils.data.Dataset, **options) -> DataL
     )
 
 
-def _as_it_is(views: VideoViews) -> VideoViews:
-    return views
+def _only_one(videos: list[VideoViews | BrokenOff]) -> VideoViews | BrokenOff:
+    (video,) = videos
+    return _shared(video, [video.views] if isinstance(video, VideoViews) else [])
 
 
-def _collate(samples: list[Sample]) -> Batch:
-    good = [sample for sample in samples if sample.clip is not None]
+def _collate(samples: list[Sample | BrokenOff]) -> Batch | BrokenOff:
+    if isinstance(samples[0], BrokenOff):  # then it is the only one
+        return samples[0]
+    whole = [sample for sample in samples if isinstance(sample, Sample)]
+    good = [sample for sample in whole if sample.clip is not None]
     clips = [sample.clip for sample in good if sample.clip is not None]
-    return Batch(
+    batch = Batch(
         [torch.stack(clips)] if clips else [],
         torch.tensor([sample.label for sample in good], dtype=torch.int64),
         torch.tensor([sample.index for sample in good], dtype=torch.int64),
-        [failure for sample in samples for failure in sample.failures],
+        [failure for sample in whole for failure in sample.failures],
     )
+    return _shared(batch, [*batch.clips, batch.labels, batch.indices])
+
+
+def _shared(item: T, tensors: list[torch.Tensor | None]) -> T | BrokenOff:
+    """In a worker, `item` with its tensors in shared memory, for the way to the main process.
+
+    PyTorch would move them there in a thread, where an error only loses the item: the
+    main process would wait for it forever.
+    """
+    if torch.utils.data.get_worker_info() is not None:
+        try:
+            for tensor in tensors:
+                if tensor is not None:
+                    tensor.share_memory_()
+        except (RuntimeError, OSError) as error:
+            return BrokenOff(no_shared_memory(first_line(error)))
+    return item

@@ -1,7 +1,7 @@
 """Accuracy: of one clip of each video while training, of all views in a test.
 
-Every video counts once, whatever the number of processes; no process waits for
-another before the end. PySlowFast's sampler pads, so that some videos count twice.
+Every video counts once, whatever the number of processes; between the start and the end
+of a test no process waits for another. PySlowFast's sampler pads, so that some videos count twice.
 """
 
 from __future__ import annotations
@@ -10,8 +10,9 @@ import contextlib
 import logging
 import os
 import time
+from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -20,10 +21,18 @@ from slowfast.utils.logging import log_json_stats
 from torch import Tensor, nn
 from torch.utils.data import DataLoader
 
-from slowfast_lara.data.dataset import VideoViews
-from slowfast_lara.engine.distributed import gather_on_first, sum_over_processes, without_ddp
+from slowfast_lara.data.dataset import VideoDataset, VideoViews
+from slowfast_lara.data.loader import TestVideos
+from slowfast_lara.engine.distributed import (
+    gather,
+    gather_on_first,
+    rank,
+    sum_over_processes,
+    without_ddp,
+)
 from slowfast_lara.engine.progress import progress_bar
 from slowfast_lara.engine.run_folder import TEST_RESULTS
+from slowfast_lara.engine.score_files import Score, ScoreFiles, identity_of_test
 from slowfast_lara.engine.signals import StopRequest
 from slowfast_lara.errors import RunError, Stopped
 from slowfast_lara.files import write_json, written_aside
@@ -87,7 +96,7 @@ def validate(
     device = device_of(cfg)
     correct = torch.zeros(2, dtype=torch.int64, device=device)
     count = failed = 0.0
-    for batch in loader:
+    for batch in stop.batches(loader):
         if stop.requested:
             break
         failed += len(batch.failures)
@@ -130,40 +139,85 @@ def score_views(model: nn.Module, views: Tensor, cfg: CfgNode) -> Tensor:
 def run_test(
     model: nn.Module, loader: DataLoader, cfg: CfgNode, checkpoint: str, stop: StopRequest
 ) -> None:
-    """Score every video of the test list, and write what came out."""
+    """Score every video of the test list, and write what came out.
+
+    Scores are written as they come, and a test that was cut short goes on from there.
+    """
     model = without_ddp(model).eval()
-    mine: list[ScoredVideo | UnscoredVideo] = []
-    started = time.perf_counter()
+    dataset = cast(VideoDataset, loader.dataset)
+    files = ScoreFiles(cfg.OUTPUT_DIR, identity_of_test(model, dataset.paths, dataset.labels, cfg))
+    mine = _take_up(files, loader)
+    started, before = time.perf_counter(), len(mine)
     with progress_bar(len(loader), "test", unit="video") as bar:
-        for video in loader:
+        for video in stop.batches(loader):
             if stop.requested:
-                raise Stopped(f"stopped by {stop.signal_name}; the same command tests again")
-            mine.append(_score(model, video, cfg))
+                break
+            mine.append(_score(model, video, cfg, files))
             bar.update()
-            if len(mine) % cfg.LOG_PERIOD == 0:
-                seconds = (time.perf_counter() - started) / len(mine)
+            scored = len(mine) - before
+            if scored % cfg.LOG_PERIOD == 0:
                 log_json_stats(
                     {
                         "split": "test_iter",
-                        "cur_iter": f"{len(mine)}/{len(loader)}",
-                        "time_diff": seconds,
+                        "cur_iter": f"{scored}/{len(loader)}",
+                        "time_diff": (time.perf_counter() - started) / scored,
                     }
                 )
+    # All stop if one does: the results would lack its videos.
+    states = gather((stop.requested, len(mine)))
+    if any(stopped for stopped, _ in states):
+        scored = sum(count for _, count in states)
+        raise Stopped(
+            f"stopped by {stop.signal_name or 'a signal to another process'}; {scored} of "
+            f"{len(dataset)} videos are done; the same command goes on with the others"
+        )
     gathered = gather_on_first(mine)
     if gathered is not None:
         videos = sorted((video for share in gathered for video in share), key=lambda v: v.index)
-        scored = [video for video in videos if isinstance(video, ScoredVideo)]
+        scored_videos = [video for video in videos if isinstance(video, ScoredVideo)]
         failed = [video for video in videos if isinstance(video, UnscoredVideo)]
-        _write_results(scored, failed, cfg, checkpoint)
+        _write_results(scored_videos, failed, cfg, checkpoint)
+    gather(None)  # the results are written
+    files.remove()
 
 
-def _score(model: nn.Module, video: VideoViews, cfg: CfgNode) -> ScoredVideo | UnscoredVideo:
+def _take_up(files: ScoreFiles, loader: DataLoader) -> list[ScoredVideo | UnscoredVideo]:
+    """Leave out of the loader what is scored already; what this process hands in of that.
+
+    The processes may share their folders or not, and may have been more or fewer: of those
+    that have found the scores of a video, the first hands them in.
+    """
+    found = files.read()
+    everywhere = gather((sorted(found), len(files.others)))
+    files.remove_others()
+    done = {index for indices, _ in everywhere for index in indices}
+    if any(others for _, others in everywhere):
+        logger.warning(
+            "the scores of a test that was cut short are of another one (weights, list, config "
+            "or version differ), so they are removed"
+        )
+    if done:
+        logger.info("Going on with a test: %d videos are scored", len(done))
+    cast(TestVideos, loader.sampler).leave_out(done)
+    handed_in = {index for indices, _ in everywhere[: rank()] for index in indices}
+    dataset = cast(VideoDataset, loader.dataset)
+    return [
+        ScoredVideo(index, dataset.paths[index], dataset.labels[index], *score)
+        for index, score in sorted(found.items())
+        if index not in handed_in
+    ]
+
+
+def _score(
+    model: nn.Module, video: VideoViews, cfg: CfgNode, files: ScoreFiles
+) -> ScoredVideo | UnscoredVideo:
     reason = video.error or ""
     if video.views is not None:
         scores = score_views(model, video.views, cfg)
         if torch.isfinite(scores).all():
-            num_views = len(video.views)
-            return ScoredVideo(video.index, video.path, video.label, num_views, scores.numpy())
+            score = Score(len(video.views), scores.numpy())
+            files.add(video.index, score)
+            return ScoredVideo(video.index, video.path, video.label, *score)
         reason = "the model's scores are not finite"
     logger.warning("not counted: %s: %s", video.path, reason)
     return UnscoredVideo(video.index, video.path, video.label, reason)
@@ -194,11 +248,26 @@ def _write_results(
         "failed": [{"path": v.path, "label": v.label, "reason": v.reason} for v in failed],
     }
     path = os.path.join(cfg.OUTPUT_DIR, TEST_RESULTS)
-    write_json(path, results)
+    with _scores_are_kept(path):
+        write_json(path, results)
     if cfg.TEST.SAVE_RESULTS_PATH:
-        _save_scores(os.path.join(cfg.OUTPUT_DIR, cfg.TEST.SAVE_RESULTS_PATH), scored, scores)
+        save_path = os.path.join(cfg.OUTPUT_DIR, cfg.TEST.SAVE_RESULTS_PATH)
+        with _scores_are_kept(save_path):
+            _save_scores(save_path, scored, scores)
     logger.info("Results of every video: %s", path)
     log_json_stats({"split": "test_final", **summary})
+
+
+@contextlib.contextmanager
+def _scores_are_kept(path: str) -> Iterator[None]:
+    """Name the file that could not be written."""
+    try:
+        yield
+    except OSError as error:
+        raise RunError(
+            f"cannot write {path}: {error.strerror}; all scores are kept: the same command "
+            "writes it without scoring again"
+        ) from None
 
 
 def _as_json(video: ScoredVideo) -> dict[str, Any]:

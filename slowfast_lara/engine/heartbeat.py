@@ -20,6 +20,7 @@ from collections.abc import Callable
 import torch.distributed as dist
 
 from slowfast_lara.engine.failures import end_process
+from slowfast_lara.engine.signals import StopRequest
 from slowfast_lara.errors import FAILED, complain
 
 PERIOD = 3.0
@@ -73,6 +74,15 @@ class Heartbeat(threading.Thread):
         self._rank, self._peer = rank, (rank + 1) % world_size
         self._last, self._missed = 0, 0
         self._stopped = threading.Event()
+        self._stop_request: StopRequest | None = None
+
+    def share(self, request: StopRequest) -> None:
+        """Tell the others of a signal to this process, and this one of theirs.
+
+        Training tells of it at each batch; but a test has no exchange, and a batch may
+        not come.
+        """
+        self._stop_request = request
 
     def stop(self) -> None:
         self._watchdog.stop()
@@ -96,6 +106,9 @@ class Heartbeat(threading.Thread):
         if self._missed == MISSED_BEATS:
             self._store.set("lost", str(self._peer + 1))  # 0 is nobody
         lost = self._store.add("lost", 0)
+        request = self._stop_request
+        if request is not None and self._store.add("stop requests", int(request.requested)):
+            request.request("a signal to another process")
         self._each_beat()
         self._watchdog.came_back()
         return f"process {lost - 1}" if lost else ""

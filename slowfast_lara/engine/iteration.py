@@ -108,9 +108,12 @@ class Totals:
     # Of this moment.
     failures: float
     stop: float
+    stalled: float
 
 
-def exchange(outcome: Outcome | None, num_failures: int, stop: bool) -> Totals:
+def exchange(
+    outcome: Outcome | None, num_failures: int, stop: bool, stalled: bool = False
+) -> Totals:
     """Tell all processes of an iteration and of this one's state, and hear of theirs.
 
     It returns when all processes have come to it: a process that failed on the way has
@@ -127,6 +130,7 @@ def exchange(outcome: Outcome | None, num_failures: int, stop: bool) -> Totals:
         not math.isfinite(norm),
         num_failures,
         stop,
+        stalled,
     ]
     return Totals(*sum_over_processes([float(value) for value in mine]))
 

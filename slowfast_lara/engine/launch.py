@@ -35,11 +35,10 @@ from slowfast_lara.config import check_machine, load_config
 from slowfast_lara.engine.failures import end_process, plain_reasons
 from slowfast_lara.engine.heartbeat import Heartbeat
 from slowfast_lara.engine.meeting import meet
-from slowfast_lara.engine.signals import SIGNALS, StopRequest
+from slowfast_lara.engine.signals import StopRequest
 from slowfast_lara.errors import (
     DONE,
     FAILED,
-    INTERRUPTED,
     ConfigError,
     InputError,
     RunError,
@@ -149,13 +148,11 @@ def spawn(run: Run, cfg: CfgNode, first: Place, processes: int) -> int:
     for child in children:
         child.start()
 
-    def forward(_number: int, _frame: Any) -> None:
+    def forward() -> None:
         for child in children:
-            if child.is_alive():
-                child.terminate()
+            child.terminate()
 
-    for number in SIGNALS:
-        signal.signal(number, forward)
+    StopRequest().listen(forward)
     return _wait_for(children)
 
 
@@ -200,26 +197,37 @@ def _end_with_parent() -> None:
 
 def _run_alone(run: Run, cfg: CfgNode) -> int:
     stop = StopRequest().listen()
-    code = _run_and_tell(lambda: run(cfg, stop))
-    if code == INTERRUPTED:  # at once, without waiting for the loader's workers
-        end_process(code)
-    return code
+    return _run_to_the_end(lambda: run(cfg, stop), alone=True)
 
 
 def _run_in_place(run: Run, cfg: CfgNode, place: Place) -> int:
     stop = StopRequest().listen()
-    code = _run_and_tell(lambda: _join_and_run(run, cfg, place, stop))
-    if code != DONE:
+    return _run_to_the_end(lambda: _join_and_run(run, cfg, place, stop), alone=False)
+
+
+def _run_to_the_end(work: Callable[[], None], *, alone: bool) -> int:
+    """The exit code. After a failure, a process with others around it ends here."""
+    errors = []
+
+    @plain_reasons()
+    def keep_error() -> None:
+        try:
+            work()
+        except BaseException as error:
+            # With the error we keep the loaders it came from. PyTorch would wait for their
+            # workers before they go, ten seconds for each that is stalled.
+            errors.append(error)
+            raise
+
+    code = exit_code_of(keep_error, os_error=FAILED)
+    if code != DONE and (not alone or multiprocessing.active_children()):
         end_process(code)
     return code
 
 
-def _run_and_tell(work: Callable[[], None]) -> int:
-    return exit_code_of(plain_reasons()(work), os_error=FAILED)
-
-
 def _join_and_run(run: Run, cfg: CfgNode, place: Place, stop: StopRequest) -> None:
     heartbeat = _join(cfg, place)
+    heartbeat.share(stop)
     run(cfg, stop)
     dist.barrier()
     heartbeat.stop()

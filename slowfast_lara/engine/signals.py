@@ -1,19 +1,42 @@
 """Ending on request: SIGTERM, SIGINT (Ctrl-C) and SIGUSR1 (Slurm's warning).
 
-The first signal asks for a checkpoint at the next optimiser step and an end with
-exit code 75 (see `errors`); a second Ctrl-C ends at once.
+The first signal asks for a checkpoint at the next optimiser step and an end with exit
+code 75 (see `errors`). If the next batch does not come, because the workers of the loader
+are stalled, the state after the last optimiser step is saved instead.
+
+A second SIGTERM or SIGINT ends the process at once. A thread looks out for it: Python
+itself acts on a signal only when the main thread comes back from a call into C, which may
+wait for other processes for half an hour.
 """
 
 from __future__ import annotations
 
 import functools
 import signal
-from collections.abc import Callable
-from typing import Any
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any, TypeVar
 
 from torch.utils.data import DataLoader
 
+from slowfast_lara.engine.failures import end_process
+from slowfast_lara.errors import INTERRUPTED, complain
+
+T = TypeVar("T")
+
 SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)
+# Slurm sends SIGTERM some time after the warning SIGUSR1: that is no second request.
+_URGENT = (signal.SIGTERM, signal.SIGINT)
+# One Ctrl-C or `scancel` reaches a process twice, by itself and by way of its launcher.
+SAME_REQUEST_SECONDS = 0.3
+# How long a batch is waited for after a signal.
+PATIENCE_SECONDS = 5.0
+
+
+class _Stalled(BaseException):
+    """Raised into the wait for a batch that does not come; no `except Exception` keeps it."""
 
 
 class StopRequest:
@@ -21,22 +44,80 @@ class StopRequest:
 
     def __init__(self) -> None:
         self.signal_name: str | None = None
+        # Whether the batches have ended early, because the next one did not come.
+        self.stalled = False
+        self._waiting_since: float | None = None
+        self._listening = False
 
     @property
     def requested(self) -> bool:
         return self.signal_name is not None
 
-    def listen(self) -> StopRequest:
-        """Take over the signals, in the main thread of a process."""
+    def request(self, reason: str) -> None:
+        """Ask for an end; of several reasons, the first is told."""
+        self.signal_name = self.signal_name or reason
+        if self._listening:  # see `_look_for_a_stall`
+            signal.setitimer(signal.ITIMER_REAL, 1.0, 1.0)
+
+    def listen(self, on_request: Callable[[], None] | None = None) -> StopRequest:
+        """Take over the signals, in the main thread of a process.
+
+        `on_request` is called in another thread at the first of them.
+        """
+        receiving, sending = socket.socketpair()
+        sending.setblocking(False)
+        signal.set_wakeup_fd(sending.fileno(), warn_on_full_buffer=False)
+        watch = threading.Thread(
+            target=self._watch, args=(receiving, sending, on_request), name="signals", daemon=True
+        )
+        watch.start()
         for number in SIGNALS:
             signal.signal(number, self._receive)
+        signal.signal(signal.SIGALRM, self._look_for_a_stall)
+        self._listening = True
         return self
 
+    def batches(self, loader: Iterable[T]) -> Iterator[T]:
+        """What a loader yields. It ends early, `stalled`, if nothing comes after a request."""
+        try:
+            self._waiting_since = time.monotonic()
+            for batch in loader:
+                self._waiting_since = None
+                yield batch
+                self._waiting_since = time.monotonic()
+        except _Stalled:
+            self.stalled = True
+        finally:
+            self._waiting_since = None
+
     def _receive(self, number: int, _frame: Any) -> None:
-        if number == signal.SIGINT and self.signal_name == "SIGINT":
-            signal.signal(signal.SIGINT, signal.SIG_IGN)  # one is enough
-            raise KeyboardInterrupt
-        self.signal_name = signal.Signals(number).name
+        self.request(signal.Signals(number).name)
+
+    def _look_for_a_stall(self, _number: int, _frame: Any) -> None:
+        since = self._waiting_since
+        if self.requested and since is not None and time.monotonic() - since > PATIENCE_SECONDS:
+            self._waiting_since = None
+            raise _Stalled
+
+    def _watch(
+        self,
+        receiving: socket.socket,
+        _kept_open: socket.socket,
+        on_request: Callable[[], None] | None,
+    ) -> None:
+        urgent_since: float | None = None
+        while True:
+            for number in receiving.recv(4096):
+                if number in SIGNALS and on_request is not None:
+                    on_request()
+                    on_request = None
+                if number not in _URGENT:
+                    continue
+                if urgent_since is None:
+                    urgent_since = time.monotonic()
+                elif time.monotonic() - urgent_since > SAME_REQUEST_SECONDS:
+                    complain("interrupted; nothing was saved since the last checkpoint")
+                    end_process(INTERRUPTED)
 
 
 def shield_workers(loader: DataLoader) -> DataLoader:

@@ -12,7 +12,8 @@ that came to it alone would wait for the others forever. What can keep one away:
 - An exception, in its loader or its forward pass. It ends the process, which closes its
   connections: the others get an error in their exchange. Work for the device that was
   queued before is still done, because others may be adding up gradients with it.
-- A signal. It is told in the exchange; all stop after the same optimiser step.
+- A signal. It is told in the exchange; all stop after the same optimiser step. If the
+  next batch of one does not come, all stop at the step before it.
 - Too many bad videos, or a number that is not finite. These too are told in the
   exchange, after which all processes raise the same error.
 - Its death, or an exception in the backward pass itself: the connections of gloo break,
@@ -99,6 +100,8 @@ class Trainer:
         self.bad_videos = BadVideos(len(self.dataset), cfg.DATA.MAX_BAD_SHARE)
         # A signal to any process, agreed on by all of them.
         self.stopping = False
+        # Where the weights are: at the start, or after the last optimiser step.
+        self.position = self.state.start
         # The last iteration, until its numbers are exchanged.
         self.waiting: Outcome | None = None
 
@@ -125,14 +128,18 @@ class Trainer:
         self.progress.start_epoch(epoch, first_batch)
         self.optimizer.zero_grad(set_to_none=True)
         group_indices: list[int] = []
-        for i, batch in enumerate(self.progress.timed(self.train_loader), first_batch):
+        batches = self.stop.batches(self.train_loader)
+        for i, batch in enumerate(self.progress.timed(batches), first_batch):
             at = iteration_at(self.cfg, epoch, i, total, self.lr_scale)
             numbers = self._train_batch(batch, at)
             indices = batch.indices.tolist()
             group_indices = indices if i == at.group_start else group_indices + indices
             self.waiting = Outcome(at, numbers, indices, group_indices, *self.progress.lap())
             if at.ends_group:
+                self.position = at.position_after
                 self._save_within(at)
+        if self.stop.stalled:  # in place of the exchange of the batch that did not come
+            self._exchange()
         self._settle()
         self.progress.end_epoch()
 
@@ -185,7 +192,7 @@ class Trainer:
     def _exchange(self, failures: Sequence[Failure] = ()) -> None:
         """Meet the other processes: report the iteration that waits, and agree on how to go on."""
         outcome, self.waiting = self.waiting, None
-        totals = exchange(outcome, len(failures), self.stop.requested)
+        totals = exchange(outcome, len(failures), self.stop.requested, self.stop.stalled)
         if outcome is not None:
             overflow = self.scaler.is_enabled()
             check_finite(outcome, totals, self.dataset.paths, gradients_may_overflow=overflow)
@@ -194,6 +201,8 @@ class Trainer:
             for share in gather(list(failures)):
                 self.bad_videos.add(share)
         self.stopping = self.stopping or totals.stop > 0
+        if totals.stalled:  # one process has no batch, so none goes on with its own
+            raise self._stopped_at(self.position)
 
     def _settle(self) -> None:
         """Check and report the last iteration, if that is still to do."""

@@ -16,7 +16,7 @@ from slowfast_lara.data.registry import dataset_class
 from slowfast_lara.data.sources import open_frames
 from slowfast_lara.drawing import VideoWriter, enlarge, score_panel
 from slowfast_lara.engine.evaluate import score_views
-from slowfast_lara.errors import BAD_INPUT, DONE, DecodeError, InputError, complain
+from slowfast_lara.errors import BAD_INPUT, DONE, INTERRUPTED, DecodeError, InputError, complain
 from slowfast_lara.files import written_aside
 from slowfast_lara.inference.model import load_model, read_config
 from slowfast_lara.inference.prediction_files import PredictionFiles, Ranking, rank
@@ -58,6 +58,9 @@ def predict_videos(args: argparse.Namespace, files: list[str], overrides: list[s
                 complain(str(error))
                 out.fail(video, str(error).removeprefix(f"{video}: "))
                 failed = True
+            except KeyboardInterrupt:  # the files are finished with what is there
+                complain(f"interrupted at {video}; the files have what was done before")
+                return INTERRUPTED
     return BAD_INPUT if failed else DONE
 
 

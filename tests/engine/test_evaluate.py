@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+import errno
 import json
+import os
+import random
+import signal
+import time
 
 import numpy as np
 import pytest
@@ -12,10 +17,22 @@ from slowfast_lara.attention import ESTIMATORS
 from slowfast_lara.commands.run import main
 from slowfast_lara.config import load_config
 from slowfast_lara.data import load_views
+from slowfast_lara.engine import evaluate
 from slowfast_lara.engine.checkpoint import load_weights
 from slowfast_lara.engine.evaluate import count_correct, score_views
+from slowfast_lara.errors import RunError
 from slowfast_lara.models import build_model
-from tests.runs import json_stats, load_checkpoint, write_config
+from tests.engine.test_distributed import start_nodes
+from tests.runs import (
+    finish,
+    json_stats,
+    kill_group,
+    load_checkpoint,
+    run_ok,
+    start,
+    wait_for,
+    write_config,
+)
 
 pytestmark = pytest.mark.usefixtures("in_process")
 
@@ -122,9 +139,10 @@ def test_failed_videos_are_listed_and_not_counted(tmp_path, video_set, trained):
 def test_nothing_to_score_is_an_error(tmp_path, video_set, trained, capsys):
     lists = tmp_path / "lists"
     lists.mkdir()
-    (lists / "test.csv").write_text(f"{tmp_path / 'missing.mp4'} 0\n")
+    (tmp_path / "broken.mp4").write_bytes(b"not a video")
+    (lists / "test.csv").write_text(f"{tmp_path / 'broken.mp4'} 0\n")
     output, _ = run_test(tmp_path, lists, trained, code=1)
-    assert "missing.mp4" in capsys.readouterr().err
+    assert "broken.mp4" in capsys.readouterr().err
     assert not (output / "test_results.json").exists()
 
 
@@ -162,3 +180,173 @@ def test_top_five_of_any_number_of_classes(classes):
     ranks = [(row > row[label]).sum().item() for row, label in zip(scores, labels)]
     expected = (sum(r < 1 for r in ranks), sum(r < 5 for r in ranks))
     assert count_correct(scores, labels) == expected
+
+
+# A test that is cut short goes on.
+
+
+def results_of(output):
+    """The results to the bit, without the place of the weights."""
+    results = json.loads((output / "test_results.json").read_text())
+    return results, np.load(output / "scores.npz")["scores"].tobytes()
+
+
+def parts(output):
+    return sorted(output.glob("test_scores.*.part"))
+
+
+def size_of_parts(output):
+    return sum(path.stat().st_size for path in parts(output))
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory, video_set, trained):
+    return results_of(run_test(tmp_path_factory.mktemp("whole"), video_set, trained)[0])
+
+
+def cut_short(folder, video_set, trained, monkeypatch, after, **changes):
+    """A test that ends with an error when so many videos are scored."""
+    calls = []
+
+    def failing(model, views, cfg):
+        calls.append(views)
+        if len(calls) > after:
+            raise RunError("cut short")
+        return score_views(model, views, cfg)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(evaluate, "score_views", failing)
+        output, config = run_test(folder, video_set, trained, code=1, **changes)
+    assert not (output / "test_results.json").exists()
+    return output, config
+
+
+def test_goes_on_where_it_was_cut_short(tmp_path, video_set, trained, whole, monkeypatch):
+    for after in (2, 3):
+        output, config = cut_short(tmp_path, video_set, trained, monkeypatch, after)
+    assert len(parts(output)) == 2
+    # The last record is torn, and its video scored again.
+    longest = max(parts(output), key=lambda path: path.stat().st_size)
+    longest.write_bytes(longest.read_bytes()[:-1])
+    scored = []
+    with monkeypatch.context() as patch:
+        patch.setattr(evaluate, "score_views", lambda *a: scored.append(1) or score_views(*a))
+        assert main(["--cfg", str(config)]) == 0
+    assert len(scored) == 7 - 2 - 3 + 1
+    assert results_of(output) == whole
+    assert parts(output) == []
+
+
+@pytest.mark.parametrize("change", ["weights", "views", "list", "nothing"])
+def test_scores_of_another_test_are_not_taken(
+    tmp_path, video_set, trained, monkeypatch, change, caplog
+):
+    output, config = cut_short(tmp_path, video_set, trained, monkeypatch, 3)
+    lists, changes = video_set, {}
+    if change == "weights":
+        content = load_checkpoint(trained.parent.parent, trained.name)
+        content["model_state"]["head.bias"] += 1
+        torch.save(content, tmp_path / "other.pyth")
+        trained = tmp_path / "other.pyth"
+    elif change == "views":
+        changes["TEST__NUM_ENSEMBLE_VIEWS"] = 1
+    elif change == "list":
+        lists = tmp_path / "lists"
+        lists.mkdir()
+        lines = (video_set / "test.csv").read_text().splitlines()
+        (lists / "test.csv").write_text("\n".join(lines[1:]) + "\n")
+    else:  # nothing that changes a score
+        copy = tmp_path / "copy.pyth"
+        copy.write_bytes(trained.read_bytes())
+        trained, changes = copy, {"LOG_PERIOD": 3, "DIST_TIMEOUT": 77}
+    scored = []
+    with monkeypatch.context() as patch:
+        patch.setattr(evaluate, "score_views", lambda *a: scored.append(1) or score_views(*a))
+        run_test(tmp_path, lists, trained, **changes)
+    log = (output / "stdout.log").read_text()
+    assert len(scored) == {"list": 6, "nothing": 4}.get(change, 7)
+    assert ("another one" in log) == (change != "nothing")
+    assert parts(output) == []
+
+
+def test_full_disk_at_the_end_loses_nothing(
+    tmp_path, video_set, trained, whole, monkeypatch, capsys
+):
+    def full(path, content):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(evaluate, "write_json", full)
+        output, config = run_test(tmp_path, video_set, trained, code=1)
+    (line,) = capsys.readouterr().err.splitlines()
+    assert str(output / "test_results.json") in line and "No space left" in line
+    with monkeypatch.context() as patch:
+        patch.setattr(evaluate, "score_views", None)  # nothing is scored again
+        assert main(["--cfg", str(config)]) == 0
+    assert results_of(output) == whole
+
+
+@pytest.mark.slow
+def test_killed_and_stopped_at_random_moments(tmp_path, video_set, trained, whole):
+    """Alone and as two processes, in turn: no video is lost, and none counted twice."""
+    rng = random.Random(0)
+    output = tmp_path / "out"
+    config = write_config(
+        tmp_path / "c.yaml",
+        video_set,
+        output,
+        TRAIN__ENABLE=False,
+        TEST__CHECKPOINT_FILE_PATH=str(trained),
+        TEST__SAVE_RESULTS_PATH="scores.npz",
+        DATA_LOADER__NUM_WORKERS=1,
+    )
+    for number in (signal.SIGKILL, signal.SIGTERM) * 3:
+        written = size_of_parts(output)
+        nodes = rng.choice([1, 2])
+        processes = start_nodes(config, 2) if nodes == 2 else [start("--cfg", config)]
+        while size_of_parts(output) <= written and processes[0].poll() is None:
+            time.sleep(0.002)
+        time.sleep(rng.uniform(0, 0.02))
+        for process in processes:
+            if process.poll() is None:
+                os.kill(process.pid, number)
+        for process in processes:
+            finish(process)
+    if not (output / "test_results.json").exists():
+        run_ok("--cfg", config)
+    assert results_of(output) == whole
+    assert parts(output) == []
+
+
+@pytest.mark.parametrize("late", [False, pytest.param(True, marks=pytest.mark.slow)])
+def test_two_nodes_stop_together_and_go_on(tmp_path, video_set, trained, whole, late):
+    """One has a signal, or is later than DIST_TIMEOUT; then one process does the rest."""
+    lists = tmp_path / "lists"
+    lists.mkdir()
+    lines = (video_set / "test.csv").read_text().splitlines()
+    (lists / "test.csv").write_text("\n".join(lines * 300) + "\n")
+    output = tmp_path / "out"
+    config = write_config(
+        tmp_path / "c.yaml",
+        lists,
+        output,
+        TRAIN__ENABLE=False,
+        TEST__CHECKPOINT_FILE_PATH=str(trained),
+        DIST_TIMEOUT=10 if late else 60,
+    )
+    nodes = start_nodes(config, 2)
+    wait_for(lambda: len(parts(output)) == 2)
+    os.kill(nodes[1].pid, signal.SIGSTOP if late else signal.SIGTERM)
+    if late:
+        code, _, stderr = finish(nodes[0], 100)
+        assert code == 1, stderr
+        kill_group(nodes[1])
+    else:
+        ends = [finish(node) for node in nodes]
+        assert [code for code, _, _ in ends] == [75, 75], ends
+    assert parts(output) and not (output / "test_results.json").exists()
+    stdout = run_ok("--cfg", config)
+    assert "Going on with a test" in stdout
+    results = json.loads((output / "test_results.json").read_text())
+    assert results["videos"] == whole[0]["videos"] * 300
+    assert parts(output) == []
