@@ -10,8 +10,8 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import numpy as np
-import yaml
 
+from slowfast_lara.config.yaml_files import parse_yaml
 from slowfast_lara.data.classes import class_names
 from slowfast_lara.errors import InputError
 
@@ -91,12 +91,7 @@ def read_run(folder: str, classes: str | None) -> Run:
     stats = read_stats(folder)
     if not (stats or results):
         raise InputError(f"{folder}: no run here; {LOG} or {TEST_RESULTS} is expected")
-    try:
-        config = yaml.safe_load(config_text) or {}
-    except yaml.YAMLError as error:
-        raise InputError(f"{paths[CONFIG]} is not plain YAML: {error}") from None
-    if not isinstance(config, dict):
-        raise InputError(f"{paths[CONFIG]}: a mapping of config keys is expected")
+    config = parse_yaml(config_text, paths[CONFIG])
     surroundings = _json_object(environment, paths[ENVIRONMENT])
     run = Run(folder, stats, config_text, config, surroundings, [])
     if results:
