@@ -70,7 +70,7 @@ def parse_label(text: str, num_classes: int, where: str) -> int:
         raise DataError(f"{where}: a class number is expected as label, not {text!r:.60}") from None
     if not 0 <= label < num_classes:
         raise DataError(
-            f"{where}: label {label}; 0 to {num_classes - 1} are expected"
+            f"{where}: label {text.strip():.60}; 0 to {num_classes - 1} are expected"
             f" (MODEL.NUM_CLASSES is {num_classes})"
         )
     return label

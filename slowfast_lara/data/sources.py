@@ -85,7 +85,7 @@ def list_images(folder: str) -> list[str]:
         raise DecodeError(f"{folder}: no images ({', '.join(IMAGE_SUFFIXES)}) in it")
     names.sort(
         key=lambda name: [
-            (int(part), "") if part.isdigit() else (-1, part) for part in re.split(r"(\d+)", name)
+            (int(part), "") if part.isdecimal() else (-1, part) for part in re.split(r"(\d+)", name)
         ]
     )
     return [os.path.join(folder, name) for name in names]
