@@ -1,4 +1,4 @@
-"""Files that are whole or absent: written aside, flushed to the disk, and renamed."""
+"""Files that are whole or absent: written aside, flushed to the disk, renamed; strict JSON."""
 
 from __future__ import annotations
 
@@ -47,6 +47,28 @@ def write_text(path: str | os.PathLike[str], text: str) -> None:
 
 def write_json(path: str | os.PathLike[str], content: Any, indent: int | None = 1) -> None:
     write_text(path, json.dumps(content, indent=indent) + "\n")
+
+
+def parse_json(text: str, **hooks: Any) -> Any:
+    """What JSON says, or a ValueError of one line; `hooks` as of json.loads.
+
+    No NaN, and whole numbers of at most 63 bits: longer ones neither print nor fit in a tensor.
+    """
+    hooks = {"parse_int": _whole_number, "parse_constant": _refuse_constant, **hooks}
+    try:
+        return json.loads(text, **hooks)
+    except RecursionError:
+        raise ValueError("it is nested too deep") from None
+
+
+def _whole_number(digits: str) -> int:
+    if len(digits) > 20 or int(digits).bit_length() > 63:
+        raise ValueError(f"{digits[:24]}... is a whole number of more than 63 bits")
+    return int(digits)
+
+
+def _refuse_constant(name: str) -> None:
+    raise ValueError(f"{name} is no number of JSON")
 
 
 def remove_unfinished(folder: str) -> None:

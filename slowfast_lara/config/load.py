@@ -17,6 +17,9 @@ from slowfast_lara.config.validate import validate
 from slowfast_lara.config.yaml_files import read_with_bases
 from slowfast_lara.errors import ConfigError
 
+# Python reads and prints whole numbers of up to 4,300 digits only.
+LONGEST_LITERAL = 1000
+
 
 def load_config(cfg_file: str | os.PathLike[str], opts: Sequence[Any] = ()) -> CfgNode:
     """The config of a YAML file or of a shipped name, with KEY VALUE pairs `opts` laid over it."""
@@ -30,7 +33,7 @@ def load_config(cfg_file: str | os.PathLike[str], opts: Sequence[Any] = ()) -> C
 
 def _merge_opts(opts: Sequence[Any], cfg: CfgNode) -> None:
     if len(opts) % 2:
-        raise ConfigError(f"overrides come as KEY VALUE pairs; {opts[-1]!r} has no value")
+        raise ConfigError(f"overrides come as KEY VALUE pairs; {opts[-1]!r:.80} has no value")
     for full_key, value in zip(opts[::2], opts[1::2]):
         tree: Any = value
         for part in reversed(str(full_key).split(".")):
@@ -42,11 +45,11 @@ def _merge(tree: dict[Any, Any], node: CfgNode, prefix: str, where: str) -> None
     for key, value in tree.items():
         full_key = f"{prefix}{key}"
         if key not in node:
-            raise ConfigError(f"unknown config key {full_key}{where}{_nearest(full_key)}")
+            raise ConfigError(f"unknown config key {full_key:.80}{where}{_nearest(full_key)}")
         if isinstance(node[key], CfgNode):
             if not isinstance(value, dict):
                 raise ConfigError(
-                    f"{full_key}{where} is {value!r}; it holds keys: {', '.join(node[key])}"
+                    f"{full_key}{where} is {value!r:.80}; it holds keys: {', '.join(node[key])}"
                 )
             _merge(value, node[key], full_key + ".", where)
         else:
@@ -65,14 +68,17 @@ def _nearest(full_key: str) -> str:
 
 def _coerce(value: Any, default: Any, full_key: str, where: str) -> Any:
     """`value` in the type of `default`, if that loses nothing."""
-    if isinstance(value, str) and not isinstance(default, str):
+    is_literal = isinstance(value, str) and len(value) <= LONGEST_LITERAL
+    if is_literal and not isinstance(default, str):
         # Also from YAML, where 1e-4 is a string.
         with contextlib.suppress(ValueError, SyntaxError, RecursionError, MemoryError):
             value = ast.literal_eval(value)
+    if isinstance(value, int) and value.bit_length() > 63:
+        raise ConfigError(f"{full_key}{where} is {value}; a number of at most 63 bits is expected")
     if default is None:  # a number that may be left out
         if value is None or (isinstance(value, (int, float)) and not isinstance(value, bool)):
             return value
-        raise ConfigError(f"{full_key}{where} is {value!r}; a number or None is expected")
+        raise ConfigError(f"{full_key}{where} is {value!r:.80}; a number or None is expected")
     if isinstance(default, list) and isinstance(value, (list, tuple)):
         return list(value)
     if isinstance(default, str) and not isinstance(value, (str, dict, list, tuple)):
@@ -83,5 +89,5 @@ def _coerce(value: Any, default: Any, full_key: str, where: str) -> Any:
         kind = {"str": "text", "int": "a whole number", "float": "a number", "list": "a list"}
         name = type(default).__name__
         expected = kind.get(name, "True or False")
-        raise ConfigError(f"{full_key}{where} is {value!r}; {expected} is expected")
+        raise ConfigError(f"{full_key}{where} is {value!r:.80}; {expected} is expected")
     return value

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-import json
 import os
 from typing import Any
 
 from slowfast_lara.errors import DataError
+from slowfast_lara.files import parse_json
 
 # What datasets/ writes beside the lists.
 DEFAULT_NAME = "classes.json"
+# The names of 20,000 classes have a tenth of this.
+MOST_CHARACTERS = 10_000_000
 
 
 def class_names(path: str | None, count: int, data_dir: str) -> list[str]:
@@ -32,16 +34,18 @@ def read_names(path: str) -> dict[int, str]:
     """Names by number."""
     try:
         with open(path, encoding="utf-8-sig") as file:
-            text = file.read()
+            text = file.read(MOST_CHARACTERS + 1)
     except OSError as error:
         raise DataError(f"cannot read the class names {path}: {error.strerror}") from None
     except UnicodeDecodeError:
         raise DataError(f"{path}: class names are expected as UTF-8 text or JSON") from None
+    if len(text) > MOST_CHARACTERS:
+        raise DataError(f"{path}: class names in at most {MOST_CHARACTERS} characters are expected")
     if text.lstrip()[:1] not in ("[", "{"):
         return dict(enumerate(line.strip() for line in text.splitlines() if line.strip()))
     try:
-        content = json.loads(text)
-    except (ValueError, RecursionError) as error:
+        content = parse_json(text)
+    except ValueError as error:
         raise DataError(f"{path} is not JSON: {error}") from None
     return (
         dict(enumerate(map(_name, content))) if isinstance(content, list) else _by_id(content, path)
@@ -53,14 +57,16 @@ def _by_id(content: dict[str, Any], path: str) -> dict[int, str]:
     names: dict[int, str] = {}
     for name, value in content.items():
         try:
-            number = int(value)
-        except (TypeError, ValueError):
+            number = int(str(value))
+        except ValueError:
             raise DataError(
-                f"{path}: {name!r} has number {value!r:.40}; "
+                f"{path}: {name!r:.60} has number {value!r:.40}; "
                 "a JSON object is expected to map names to class numbers"
             ) from None
         if number in names:
-            raise DataError(f"{path}: {names[number]!r} and {name!r} both have number {number}")
+            raise DataError(
+                f"{path}: {names[number]!r:.60} and {name!r:.60} both have number {number}"
+            )
         names[number] = _name(name)
     return names
 

@@ -57,6 +57,10 @@ CONTAINERS = (
 )
 # A damaged header may ask for any size; 8K video has 33 million pixels.
 MAX_PIXELS = 8192 * 8192
+# Frames are scaled by their shorter side, so it is the longer one that takes the memory: up
+# to this many times the shorter one, the frames of a test take less than its views. The
+# widest screens have 32:9.
+MAX_ASPECT = 8
 # From PyAV 17 on, a conversion starts a thread for each core unless told not to.
 ONE_THREAD = {"threads": 1} if int(av.__version__.split(".")[0]) >= 17 else {}
 # What PyAV and OpenCV raise on damaged files.
@@ -126,8 +130,11 @@ def read_all(
 def count_frames(path: str) -> tuple[int, int]:
     """How many frames decode, and how many packets do not."""
     errors: list[str] = []
+    count = 0
     with opened(path, 1) as (container, stream):
-        count = sum(1 for _ in decoded_frames(container, stream, errors))
+        for frame in decoded_frames(container, stream, errors):
+            check_size(frame.height, frame.width)
+            count += 1
     if not count:
         raise DecodeError(f"{path}: no frame decodes")
     return count, len(errors)
@@ -163,6 +170,9 @@ def _video_stream(container: Any, path: str, threads: int) -> Any:
         cover_picture = "attached_pic" in str(getattr(stream, "disposition", ""))
         if cover_picture or stream.codec_context is None:
             continue
+        # By the header, before a decoder takes memory; frames are looked at one by one later.
+        if stream.codec_context.width and stream.codec_context.height:
+            check_size(stream.codec_context.height, stream.codec_context.width)
         stream.codec_context.thread_count = threads
         if threads != 1:
             stream.codec_context.thread_type = "AUTO"
@@ -265,6 +275,17 @@ def rgb_frames(container: Any, stream: Any) -> Iterator[np.ndarray]:
         raise ValueError("no frame decodes")
 
 
+def check_size(height: int, width: int) -> None:
+    """A ValueError if frames of this size would take too much memory."""
+    shape = f"frames of {width}x{height} pixels are too"
+    if height * width > MAX_PIXELS:
+        raise ValueError(f"{shape} large; {MAX_PIXELS} pixels are allowed")
+    if max(height, width) > MAX_ASPECT * min(height, width):
+        raise ValueError(
+            f"{shape} narrow; the longer side may be {MAX_ASPECT} times the shorter one"
+        )
+
+
 class ToRgb:
     """RGB pixels of decoded frames; one for many, as setting it up costs more than a frame."""
 
@@ -272,8 +293,7 @@ class ToRgb:
         self._reformatter = VideoReformatter()
 
     def __call__(self, frame: Any) -> np.ndarray:
-        if frame.width * frame.height > MAX_PIXELS:
-            raise ValueError(f"frames of {frame.width}x{frame.height} pixels are too large")
+        check_size(frame.height, frame.width)
         return self._reformatter.reformat(frame, format="rgb24", **ONE_THREAD).to_ndarray()
 
 

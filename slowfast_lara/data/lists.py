@@ -70,16 +70,34 @@ def parse_label(text: str, num_classes: int, where: str) -> int:
         raise DataError(f"{where}: a class number is expected as label, not {text!r:.60}") from None
     if not 0 <= label < num_classes:
         raise DataError(
-            f"{where}: label {label}; 0 to {num_classes - 1} are expected"
+            f"{where}: label {text.strip():.60}; 0 to {num_classes - 1} are expected"
             f" (MODEL.NUM_CLASSES is {num_classes})"
         )
     return label
 
 
 def videos_below(folder: str) -> Iterator[str]:
-    """The paths of all videos below the folder, sorted; hidden files are not meant."""
+    """The paths of all videos below the folder, sorted; hidden files are not meant.
+
+    Links to folders elsewhere are followed, and each folder is visited once.
+    """
+    top = os.path.realpath(folder)
+    seen: set[str] = set()
+
+    def wanted(path: str) -> bool:
+        real = os.path.realpath(path)
+        # A link to a folder above or below leads to what is visited by its own name.
+        around = os.path.commonpath((top, real)) in (top, real)
+        if real in seen or (os.path.islink(path) and around):
+            return False
+        seen.add(real)
+        return True
+
     for parent, folders, names in os.walk(folder, followlinks=True):
-        folders.sort()
+        folders[:] = [name for name in sorted(folders) if wanted(os.path.join(parent, name))]
         for name in sorted(names):
             if name.lower().endswith(VIDEO_SUFFIXES) and name[0] != ".":
-                yield os.path.join(parent, name)
+                path = os.path.join(parent, name)
+                if len(path.splitlines()) > 1:
+                    raise DataError(f"{path!r}: a path with line breaks does not fit in a list")
+                yield path

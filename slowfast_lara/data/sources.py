@@ -9,19 +9,21 @@ from contextlib import contextmanager
 
 import cv2
 import numpy as np
+from PIL import Image
 
 from slowfast_lara.data.decode import (
     Choose,
     Frames,
     KeptFrames,
     Place,
+    check_size,
     opened,
     order_of,
     read_all,
     read_span,
     rgb_frames,
 )
-from slowfast_lara.errors import DecodeError
+from slowfast_lara.errors import DecodeError, first_line
 
 # The path of a video file or of a folder of images, or the paths of image files.
 Source = str | Sequence[str]
@@ -83,7 +85,7 @@ def list_images(folder: str) -> list[str]:
         raise DecodeError(f"{folder}: no images ({', '.join(IMAGE_SUFFIXES)}) in it")
     names.sort(
         key=lambda name: [
-            (int(part), "") if part.isdigit() else (-1, part) for part in re.split(r"(\d+)", name)
+            (int(part), "") if part.isdecimal() else (-1, part) for part in re.split(r"(\d+)", name)
         ]
     )
     return [os.path.join(folder, name) for name in names]
@@ -93,9 +95,15 @@ def _read_image(path: str) -> np.ndarray:
     if not os.path.isfile(path):  # OpenCV would wait for ever for a FIFO
         raise DecodeError(f"{path}: no such file")
     try:
+        with Image.open(path) as header:  # reads no pixels, which OpenCV does at once
+            check_size(header.height, header.width)
         image = cv2.imread(path, cv2.IMREAD_COLOR)
     except cv2.error as error:
         raise DecodeError(f"{path}: {error.err}") from None
+    except Image.UnidentifiedImageError:
+        raise DecodeError(f"{path}: not an image that can be read") from None
+    except Exception as error:  # Pillow's readers raise anything on a damaged header
+        raise DecodeError(f"{path}: {first_line(error)}") from None
     if image is None:
         raise DecodeError(f"{path}: not an image that can be read")
     return cv2.cvtColor(image, cv2.COLOR_BGR2RGB)

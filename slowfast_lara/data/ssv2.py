@@ -27,6 +27,7 @@ from slowfast_lara.data.lists import find_prefix, parse_label, read_lines, read_
 from slowfast_lara.data.sampling import segment_indices, segment_view_indices
 from slowfast_lara.data.sources import Source
 from slowfast_lara.errors import DataError
+from slowfast_lara.files import parse_json
 
 PREFIX = "something-something-v2-"
 HEADER = "original_vido_id video_id frame_id path labels"
@@ -117,8 +118,8 @@ def read_annotations(folder: str, split: str, num_classes: int) -> dict[str, int
             )
         template = str(entry["template"]).replace("[", "").replace("]", "")
         if template not in class_of:
-            raise DataError(f"{where}: template {template!r} is not in {labels_file}")
-        where = f"{labels_file}, {template!r}"
+            raise DataError(f"{where}: template {template!r:.80} is not in {labels_file}")
+        where = f"{labels_file}, {template!r:.80}"
         label_of[str(entry["id"])] = parse_label(str(class_of[template]), num_classes, where)
     if not label_of:
         raise DataError(f"{split_file}: empty; a list of videos is expected")
@@ -128,12 +129,12 @@ def read_annotations(folder: str, split: str, num_classes: int) -> dict[str, int
 def _read_json(path: str, kind: type, expected: str) -> Any:
     try:
         with open(path, encoding="utf-8-sig") as file:
-            content = json.load(file)
+            content = parse_json(file.read())
     except OSError as error:
         raise DataError(f"cannot read {path}: {error.strerror}") from None
     except json.JSONDecodeError as error:
         raise DataError(f"{path}, line {error.lineno}: JSON is expected ({error.msg})") from None
-    except (UnicodeDecodeError, RecursionError) as error:
+    except ValueError as error:
         raise DataError(f"{path}: JSON is expected ({error})") from None
     if not isinstance(content, kind):
         raise DataError(f"{path}, line 1: {expected} is expected")
@@ -173,7 +174,8 @@ def _frame_rows(list_file: str) -> Iterator[tuple[str, int, str]]:
     for number, line in itertools.islice(read_lines(list_file), 1, None):
         fields = line.split(None, 3)
         path, *labels = fields[-1].rsplit(None, 1)
-        if len(fields) != 4 or not fields[2].isdigit() or not labels:
+        numbered = len(fields) == 4 and len(fields[2]) < 19 and fields[2].isdecimal()
+        if not numbered or not labels:
             raise DataError(
                 f"{list_file}, line {number}: {HEADER!r} is expected, not {line!r:.120}"
             )

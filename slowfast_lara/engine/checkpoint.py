@@ -18,7 +18,6 @@ from __future__ import annotations
 import logging
 import os
 import re
-import reprlib
 from dataclasses import dataclass
 from typing import Any
 
@@ -63,14 +62,24 @@ def load(path: str) -> dict[str, Any]:
     states = content.get("model_state") if isinstance(content, dict) else None
     if not isinstance(states, dict) or not all(map(torch.is_tensor, states.values())):
         raise CheckpointError(f"cannot read checkpoint {path}: it has no weights 'model_state'")
-    for key, least in (("epoch", -1), ("iteration", 0), ("global_batch", 1)):
-        count = content.get(key, least)
-        if type(count) is not int or count < least:
-            raise CheckpointError(
-                f"cannot read checkpoint {path}: its {key!r} is {reprlib.repr(count)}; a whole "
-                f"number of at least {least} is expected"
-            )
+    _check_fields(content, path)
     return content
+
+
+def _check_fields(content: dict[str, Any], path: str) -> None:
+    """A CheckpointError if what training goes on from is there, and is not what it should be."""
+    for key, least in (("epoch", -1), ("iteration", 0), ("global_batch", 1)):
+        value = content.get(key, least)
+        if type(value) is not int or not least <= value < 2**31:
+            # Only text and fractions are shown: values within values may have no end.
+            given = f"is {value!r:.40}" if type(value) in (str, float) else "is none"
+            raise CheckpointError(
+                f"cannot read checkpoint {path}: a whole number from {least} to 2**31 is expected "
+                f"as its {key!r}, which {given}"
+            )
+    for key in ("optimizer_state", "scaler_state"):
+        if not isinstance(content.get(key) or {}, dict):
+            raise CheckpointError(f"cannot read checkpoint {path}: its {key!r} is no dictionary")
 
 
 def look_into(path: str) -> dict[str, Any]:
@@ -98,9 +107,11 @@ def exist_in(output_dir: str) -> bool:
 
 def position_of(content: dict[str, Any], global_batch: int) -> Position:
     """Where a checkpoint stands, for batches of this size over all processes."""
+    if "epoch" not in content:
+        raise CheckpointError("the checkpoint to continue does not say its 'epoch'")
     # PySlowFast's "epoch" is the index of the last whole epoch.
     batches = content.get("iteration", 0) * content.get("global_batch", global_batch)
-    return Position(content.get("epoch", -1) + 1, batches // global_batch)
+    return Position(content["epoch"] + 1, batches // global_batch)
 
 
 def prune(written: str, keep: int) -> None:

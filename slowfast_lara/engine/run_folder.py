@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import math
 import os
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import numpy as np
-import yaml
 
+from slowfast_lara.config.yaml_files import parse_yaml
 from slowfast_lara.data.classes import class_names
 from slowfast_lara.errors import InputError
+from slowfast_lara.files import parse_json
 
 # OUTPUT_DIR holds these besides checkpoints/ (see `checkpoint`). Config and environment are
 # those of the training; those of a test have names of their own.
@@ -22,6 +22,10 @@ CONFIG = "config.yaml"
 ENVIRONMENT = "environment.json"
 OF_TEST = "test_"
 TEST_RESULTS = "test_results.json"
+# The table of which class is taken for which has the square of this.
+MOST_CLASSES = 10_000
+# Whole numbers that the report reckons with.
+_SIZES = ("TRAIN.BATCH_SIZE", "NUM_SHARDS")
 
 # PySlowFast's `log_json_stats` writes it before a line of numbers.
 _MARK = "json_stats: "
@@ -98,19 +102,18 @@ def read_run(folder: str, classes: str | None) -> Run:
     stats = read_stats(folder)
     if not (stats or results):
         raise InputError(f"{folder}: no run here; {LOG} or {TEST_RESULTS} is expected")
-    try:
-        config = yaml.safe_load(config_text) or {}
-    except yaml.YAMLError as error:
-        raise InputError(f"{paths[CONFIG]} is not plain YAML: {error}") from None
-    if not isinstance(config, dict):
-        raise InputError(f"{paths[CONFIG]}: a mapping of config keys is expected")
+    config = parse_yaml(config_text, paths[CONFIG])
     surroundings = _json_object(environment, paths[ENVIRONMENT])
     run = Run(folder, stats, config_text, config, surroundings, [])
     if results:
         _add_results(run, results, paths[TEST_RESULTS])
     used = max((max(video.label, *video.top5) for video in run.videos), default=-1) + 1
+    for key, most in (("MODEL.NUM_CLASSES", MOST_CLASSES), *((key, 10**9) for key in _SIZES)):
+        value = run.setting(key, 0)
+        if type(value) is not int or not 0 <= value <= most:
+            raise InputError(f"{paths[CONFIG]}: {key} is {value!r:.80}; 0 to {most} are expected")
     count = max(used, run.setting("MODEL.NUM_CLASSES", 0))
-    run.names = class_names(classes, count, run.setting("DATA.PATH_TO_DATA_DIR", ""))
+    run.names = class_names(classes, count, str(run.setting("DATA.PATH_TO_DATA_DIR", "")))
     return run
 
 
@@ -123,8 +126,8 @@ def _read(path: str | os.PathLike[str]) -> str:
 
 def _json_object(text: str, path: str) -> dict[str, Any]:
     try:
-        content = json.loads(text or "{}")
-    except (ValueError, RecursionError) as error:
+        content = parse_json(text or "{}")
+    except ValueError as error:
         raise InputError(f"{path} is not JSON: {error}") from None
     if not isinstance(content, dict):
         raise InputError(f"{path}: a JSON object is expected")
@@ -139,14 +142,17 @@ def _add_results(run: Run, text: str, path: str) -> None:
             top5 = [int(label) for label in entry["top5"]]
             scores = [float(score) for score in entry["top5_scores"]]
             label = int(entry["label"])
-            if not top5 or len(top5) != len(scores) or min(label, *top5) < 0:
-                raise ValueError(f"the entry of {entry['path']}")
+            known = all(0 <= number < MOST_CLASSES for number in (label, *top5))
+            scored = len(top5) == len(scores) > 0 and all(map(math.isfinite, scores))
+            if not known or not scored:
+                raise ValueError(f"the entry of {entry['path']!s:.200}")
             run.videos.append(Video(str(entry["path"]), label, top5, scores))
         run.failed = [
             Failed(str(entry["path"]), str(entry["reason"])) for entry in results["failed"]
         ]
-    except (KeyError, TypeError, ValueError) as error:
-        raise InputError(f"{path}: not the results of a test: {error!r}") from None
+    except (AttributeError, KeyError, TypeError, ValueError, OverflowError) as error:
+        reason = " ".join(repr(error).split())
+        raise InputError(f"{path}: not the results of a test: {reason:.300}") from None
 
 
 def read_stats(folder: str | os.PathLike[str]) -> list[dict[str, Any]]:
@@ -155,7 +161,8 @@ def read_stats(folder: str | os.PathLike[str]) -> list[dict[str, Any]]:
     for line in _read(os.path.join(folder, LOG)).splitlines():
         _, found, text = line.partition(_MARK)
         with contextlib.suppress(ValueError):
-            content = json.loads(text) if found else None
+            # An epoch whose loss is not a number has its place in the log.
+            content = parse_json(text, parse_constant=float) if found else None
             if isinstance(content, dict):
                 stats.append(content)
     return stats
@@ -169,5 +176,5 @@ def _epochs(line: dict[str, Any]) -> float | None:
             return float(epoch)
         done, total = map(int, str(line["iter"]).split("/"))
         return epoch - 1 + done / total
-    except (KeyError, ValueError, ZeroDivisionError):
+    except (KeyError, ValueError, ArithmeticError):
         return None

@@ -6,6 +6,7 @@ import pytest
 import yaml
 
 from slowfast_lara.config import check_machine, get_cfg, load_config
+from slowfast_lara.config.yaml_files import read_with_bases
 from slowfast_lara.errors import ConfigError
 
 
@@ -336,3 +337,78 @@ class TestMachine:
         cfg = self.config(base, tmp_path, "OUTPUT_DIR", str(tmp_path / "file" / "out"))
         with pytest.raises(ConfigError, match="OUTPUT_DIR is .*; a folder that can be written is"):
             check_machine(cfg)
+
+
+def laughs(levels, line="{name}: &{name} [{last}]"):
+    """Each line names the one before it nine times."""
+    names = [f"a{number}" for number in range(levels)]
+    lines = ["a0: &a0 [lol]"]
+    for last, name in itertools.pairwise(names):
+        lines.append(line.format(name=name, last=", ".join([f"*{last}"] * 9)))
+    return "\n".join(lines)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        laughs(10),
+        laughs(40),
+        "a0: &a0 {k: 1}\n" + laughs(10, "{name}: &{name} {{<<: [{last}]}}").partition("\n")[2],
+        "VIT: &x [*x]",
+        "VIT: &x {DEPTH: *x}",
+    ],
+)
+def test_aliases_of_aliases_are_refused_at_once(tmp_path, text):
+    with pytest.raises(ConfigError, match="aliases stand for more than") as caught:
+        load_config(write(tmp_path / "x.yaml", text))
+    assert len(str(caught.value)) < 300
+
+
+def test_an_alias_is_a_copy(tmp_path):
+    write(tmp_path / "base.yaml", "TRAIN: &node {BATCH_SIZE: 6}\nTEST: *node")
+    top = write(tmp_path / "top.yaml", "_BASE_: base.yaml\nTEST: {BATCH_SIZE: 9}")
+    assert read_with_bases(str(top)) == {"TRAIN": {"BATCH_SIZE": 6}, "TEST": {"BATCH_SIZE": 9}}
+
+
+def test_bases_that_share_bases_are_read_once(tmp_path):
+    """Without that, 2**40 files would be read."""
+    write(tmp_path / "0.yaml", "RNG_SEED: 5")
+    for number in range(1, 41):
+        write(tmp_path / f"{number}.yaml", f"_BASE_: [{number - 1}.yaml, ./{number - 1}.yaml]")
+    assert read_with_bases(str(tmp_path / "40.yaml")) == {"RNG_SEED": 5}
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "RNG_SEED: " + "9" * 5000,
+        "RNG_SEED: 0x" + "f" * 5000,
+        "SOLVER: {BASE_LR: 0x" + "f" * 5000 + "}",
+        "0x" + "f" * 5000 + ": 1",
+        'RNG_SEED: "0x' + "f" * 5000 + '"',
+        'SOLVER: {BASE_LR: "1' + "0" * 400 + '"}',
+        "RNG_SEED: 2001-99-99",
+        "RNG_SEED: !!int ''",
+        "RNG_SEED: !!bool x",
+        "RNG_SEED: !!timestamp x",
+        "RNG_SEED: " + "x" * 300_000,
+        "RNG_SEED: " + "[" * 10_000,
+        "RNG_SEED: [" + "1, " * 30_000 + "]",
+        "RNG_SEED: [" + "1, " * 5_000 + "]",
+        "x" * 100_000 + ": 1",
+        "VIT: " + "x" * 100_000,
+    ],
+)
+def test_absurd_values_are_one_short_line(tmp_path, text):
+    with pytest.raises(ConfigError) as caught:
+        load_config(write(tmp_path / "x.yaml", text))
+    assert "\n" not in str(caught.value)
+    assert len(str(caught.value).replace(str(tmp_path), "")) < 600
+
+
+@pytest.mark.parametrize("value", ["0x" + "f" * 5000, "9" * 5000, "0x" + "f" * 100, "[" * 900])
+@pytest.mark.parametrize("key", ["RNG_SEED", "SOLVER.BASE_LR", "DATA.MEAN"])
+def test_absurd_overrides_are_one_short_line(base, key, value):
+    with pytest.raises(ConfigError) as caught:
+        load_config(base, [key, value])
+    assert "\n" not in str(caught.value) and len(str(caught.value)) < 600

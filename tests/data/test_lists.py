@@ -2,7 +2,8 @@ from __future__ import annotations
 
 import pytest
 
-from slowfast_lara.data.lists import read_path_labels
+from slowfast_lara.data.lists import read_path_labels, videos_below
+from slowfast_lara.data.preparing.lists_folder import classes_of
 from slowfast_lara.errors import DataError
 
 
@@ -66,3 +67,51 @@ def test_relative_paths_without_prefix(tmp_path, monkeypatch):
     (tmp_path / "elsewhere" / "a.mp4").touch()
     monkeypatch.chdir(tmp_path / "elsewhere")
     assert read(tmp_path, content, prefix="")[0] == ["a.mp4"]
+
+
+def make_files(folder, *names):
+    folder.mkdir(parents=True)
+    for name in names:
+        (folder / name).touch()
+    return folder
+
+
+def test_links_in_a_circle_are_not_followed(tmp_path):
+    top = make_files(tmp_path / "top", "a.mp4")
+    make_files(top / "sub" / "deeper", "b.mp4")
+    (top / "again").symlink_to(top)
+    (top / "parent").symlink_to(tmp_path)
+    (top / "a_link").symlink_to(top / "sub")
+    (top / "sub" / "up").symlink_to("..")
+    assert list(videos_below(str(top))) == [f"{top}/a.mp4", f"{top}/sub/deeper/b.mp4"]
+
+
+def test_links_elsewhere_are_followed_once(tmp_path):
+    top, elsewhere = make_files(tmp_path / "top"), make_files(tmp_path / "disk", "a.mp4")
+    make_files(elsewhere / "sub", "b.mp4")
+    (elsewhere / "back").symlink_to(top)
+    (elsewhere / "circle").symlink_to(elsewhere)
+    (top / "1").symlink_to(elsewhere / "sub")
+    (top / "2").symlink_to(elsewhere)
+    (top / "3").symlink_to(elsewhere)
+    assert list(videos_below(str(top))) == [f"{top}/1/b.mp4", f"{top}/2/a.mp4"]
+
+
+def test_links_do_not_change_the_labels(tmp_path):
+    for name in ("closing", "opening"):
+        make_files(tmp_path / name, "1.mp4", "2.mp4", "3.mp4")
+    (tmp_path / "closing" / "all").symlink_to(tmp_path)
+    (tmp_path / "opening" / "all").symlink_to("..")
+    (tmp_path / "closing" / "itself").symlink_to(".")
+    for name, paths in classes_of(str(tmp_path)).items():
+        assert paths == [f"{tmp_path}/{name}/{number}.mp4" for number in (1, 2, 3)]
+    (tmp_path / "opening" / "other").symlink_to(tmp_path / "closing")
+    with pytest.raises(DataError, match="one video in two classes"):
+        classes_of(str(tmp_path))
+
+
+def test_a_line_break_in_a_path(tmp_path):
+    make_files(tmp_path / "top", "a\nb.mp4")
+    with pytest.raises(DataError, match="line breaks") as caught:
+        list(videos_below(str(tmp_path / "top")))
+    assert "\n" not in str(caught.value)

@@ -221,6 +221,43 @@ def test_position_follows_the_samples_seen():
     assert checkpoint.position_of({"epoch": 1}, 4) == Position(2)
 
 
+@pytest.mark.parametrize(
+    "key, value",
+    [
+        ("epoch", "x"),
+        ("epoch", -2),
+        ("epoch", 1.5),
+        ("epoch", None),
+        ("epoch", True),
+        pytest.param("epoch", 10**600, id="epoch-long"),
+        ("epoch", torch.tensor(3)),
+        ("iteration", "y"),
+        ("iteration", -1),
+        ("iteration", float("nan")),
+        ("global_batch", 0),
+        ("global_batch", [4]),
+        ("optimizer_state", "z"),
+        ("scaler_state", [1]),
+    ],
+)
+def test_fields_of_the_wrong_kind_are_passed_over(tmp_path, key, value):
+    whole = save_at(tmp_path, Position(1))
+    bad = checkpoint.path_of(str(tmp_path), Position(2))
+    checkpoint.save(bad, {**content(), key: value})
+    with pytest.raises(CheckpointError, match=key) as raised:
+        checkpoint.load(bad)
+    assert bad in str(raised.value) and "\n" not in str(raised.value)
+    assert len(str(raised.value)) < 300 + len(bad)
+    assert checkpoint.newest(str(tmp_path))[0] == whole
+
+
+def test_a_checkpoint_without_its_epoch_is_not_continued(tmp_path):
+    path = checkpoint.path_of(str(tmp_path), Position(1))
+    checkpoint.save(path, {"model_state": content()["model_state"]})
+    with pytest.raises(CheckpointError, match="epoch"):
+        checkpoint.position_of(checkpoint.load(path), 4)
+
+
 def test_weights_with_the_names_of_ddp():
     model, source = nn.Linear(3, 2), nn.Linear(3, 2)
     states = {f"module.{name}": x for name, x in source.state_dict().items()}

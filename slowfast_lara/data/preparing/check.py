@@ -16,7 +16,7 @@ from tqdm import tqdm
 from slowfast_lara.data.decode import count_frames
 from slowfast_lara.data.lists import find_prefix, read_lines, split_line, videos_below
 from slowfast_lara.errors import DataError, DecodeError
-from slowfast_lara.files import write_text
+from slowfast_lara.files import parse_json, write_text
 
 
 def check(path: str) -> tuple[str, str]:
@@ -47,10 +47,17 @@ def read_progress(path: str) -> dict[str, str]:
     done: dict[str, str] = {}
     if os.path.exists(path):
         with open(path, encoding="utf-8") as file:
-            for line in file:
-                if line.endswith("\n"):
-                    video, reason = json.loads(line)
-                    done[video] = reason
+            for number, line in enumerate(file, start=1):
+                if not line.endswith("\n"):
+                    continue
+                try:
+                    video, reason = parse_json(line)
+                    done[str(video)] = str(reason)
+                except (TypeError, ValueError):
+                    raise DataError(
+                        f"{path}, line {number}: [video, reason] is expected, not {line!r:.80}; "
+                        "without this file, all videos are checked anew"
+                    ) from None
     return done
 
 

@@ -33,7 +33,18 @@ def classes_of(folder: str) -> dict[str, list[str]]:
                 f"({', '.join(VIDEO_SUFFIXES)}) below it; at least 3 are expected, "
                 "one each to train, validate and test"
             )
+    _check_one_class(videos)
     return videos
+
+
+def _check_one_class(videos: dict[str, list[str]]) -> None:
+    """A DataError if a video is in two classes, by a link."""
+    found: dict[str, tuple[str, str]] = {}
+    for name, paths in videos.items():
+        for path in paths:
+            other, place = found.setdefault(os.path.realpath(path), (name, path))
+            if other != name:
+                raise DataError(f"{place} and {path} are one video in two classes")
 
 
 def split(videos: list[str]) -> dict[str, list[str]]:

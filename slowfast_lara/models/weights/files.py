@@ -1,13 +1,13 @@
 """Reading files of weights: PyTorch's, safetensors, and NumPy's .npz.
 
 The content decides, not the name. Files come from anywhere, so nothing in them is
-ever run: pickles of anything but tensors and plain values are refused.
+ever run: pickles of anything but tensors and plain values are refused. Nor does a small
+file fill the memory: see `_check_unpacked`.
 """
 
 from __future__ import annotations
 
 import contextlib
-import json
 import math
 import os
 import pickle
@@ -21,6 +21,7 @@ import torch
 from torch import Tensor
 
 from slowfast_lara.errors import WeightsError, first_line
+from slowfast_lara.files import parse_json
 
 # Where checkpoints keep their weights: PySlowFast and ours; Lightning, MoCo; DeiT, MAE.
 _WRAPPERS = ("model_state", "state_dict", "model")
@@ -36,7 +37,14 @@ _SAFETENSORS_TYPES = {
     "U8": torch.uint8,
     "BOOL": torch.bool,
 }
-_LONGEST_HEADER = 100_000_000
+# The header of a model of 1,000 layers has a tenth of this.
+_LONGEST_HEADER = 10_000_000
+_MOST_DIMENSIONS = 16
+# Weights are noise to a compressor: real ones shrink by a third at most, those that were
+# trained in 16 bits and saved in 32 to half.
+_MOST_GROWTH = 4
+# What any file may stand for, say one of nothing but zeros: a model of ours fits in.
+_ALWAYS_ALLOWED = 512 * 2**20
 
 
 def read_weights(path: str | os.PathLike[str]) -> dict[str, Tensor]:
@@ -54,7 +62,25 @@ def read_torch_file(path: str) -> Any:
     with _one_line_errors(path):
         _check_sums(path)
         with open(path, "rb") as file:  # given a path, torch would go by the suffix
-            return torch.load(file, map_location="cpu", weights_only=True)
+            content = torch.load(file, map_location="cpu", weights_only=True)
+        # A tensor may repeat the same few bytes for ever, and is unfolded when it is used.
+        _check_unpacked(sum(x.numel() * x.element_size() for x in _tensors_in(content, {})), path)
+        return content
+
+
+def _tensors_in(content: Any, seen: dict[int, Any]) -> Iterator[Tensor]:
+    """All tensors in dictionaries and lists, each object once, as pickles may share theirs."""
+    if id(content) in seen:
+        return
+    seen[id(content)] = content
+    if isinstance(content, Tensor):
+        yield content
+    elif isinstance(content, dict):
+        for value in content.values():
+            yield from _tensors_in(value, seen)
+    elif isinstance(content, (list, tuple)):
+        for value in content:
+            yield from _tensors_in(value, seen)
 
 
 @contextlib.contextmanager
@@ -80,10 +106,26 @@ def _check_sums(path: str) -> list[str]:
     if not zipfile.is_zipfile(path):
         return []
     with zipfile.ZipFile(path) as archive:
+        entries = archive.infolist()
+        # The others are unpacked whole, whatever size they say.
+        kinds = {entry.compress_type for entry in entries}
+        if kinds - {zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED}:
+            raise WeightsError(f"cannot read {path}: it is packed neither plainly nor by deflate")
+        _check_unpacked(sum(entry.file_size for entry in entries), path)
         damaged = archive.testzip()
         if damaged:
             raise WeightsError(f"cannot read {path}: {damaged} in it is damaged")
         return archive.namelist()
+
+
+def _check_unpacked(size: int, path: str) -> None:
+    """A WeightsError if a file stands for far more bytes than it has, before they are made."""
+    packed = os.path.getsize(path)
+    if size > max(_MOST_GROWTH * packed, _ALWAYS_ALLOWED):
+        raise WeightsError(
+            f"cannot read {path}: its {packed} bytes stand for {size}; at most "
+            f"{_ALWAYS_ALLOWED}, or {_MOST_GROWTH} times its own size, are expected of weights"
+        )
 
 
 def _reader_of(path: str) -> Callable[[str], dict[str, Tensor]]:
@@ -112,17 +154,16 @@ def _read_torch(path: str) -> dict[str, Tensor]:
     if not isinstance(content, dict) or not all(
         isinstance(name, str) and torch.is_tensor(value) for name, value in content.items()
     ):
-        is_dict = isinstance(content, dict)
-        found = (
-            [f"{key!r:.40}" for key in list(content)[:6]] if is_dict else [type(content).__name__]
-        )
+        keys = [*content][:6] if isinstance(content, dict) else [content]
+        # Only text is shown: tuples of tuples may have no end.
+        found = [f"{key!r:.40}" if isinstance(key, str) else type(key).__name__ for key in keys]
         raise WeightsError(
             f"{path} holds no weights: tensors by name are expected, bare or under "
             f"{', '.join(_WRAPPERS)}; found: {', '.join(found)}"
         )
     for name, x in content.items():
         if x.layout != torch.strided or x.device.type != "cpu" or x.is_nested or x.is_quantized:
-            raise WeightsError(f"cannot read {path}: {name!r} is no plain tensor")
+            raise WeightsError(f"cannot read {path}: {name!r:.80} is no plain tensor")
     return dict(content)
 
 
@@ -137,8 +178,11 @@ def _read_safetensors(path: str) -> dict[str, Tensor]:
         (length,) = struct.unpack("<Q", file.read(8))
         space = os.path.getsize(path) - 8
         if length > min(space, _LONGEST_HEADER):
-            raise WeightsError(f"cannot read {path}: its header is cut off")
-        header = json.loads(file.read(length).decode("utf-8"), object_pairs_hook=_no_doubles)
+            raise WeightsError(
+                f"cannot read {path}: its header of {length} bytes is cut off, or longer than "
+                f"{_LONGEST_HEADER}"
+            )
+        header = parse_json(file.read(length).decode("utf-8"), object_pairs_hook=_no_doubles)
         data = bytearray(file.read())
     header.pop("__metadata__", None)
     expected_start = 0
@@ -146,12 +190,16 @@ def _read_safetensors(path: str) -> dict[str, Tensor]:
         start, end = _offsets(entry)
         kind, shape = _SAFETENSORS_TYPES.get(entry["dtype"]), entry["shape"]
         if kind is None:
-            raise WeightsError(f"cannot read {path}: {name} is of type {entry['dtype']}")
-        if not isinstance(shape, list) or not all(type(n) is int and n >= 0 for n in shape):
-            raise WeightsError(f"cannot read {path}: {name} has shape {shape!r:.80}")
+            raise WeightsError(f"cannot read {path}: {name:.80} is of type {entry['dtype']!r:.40}")
+        if (
+            not isinstance(shape, list)
+            or len(shape) > _MOST_DIMENSIONS
+            or not all(type(n) is int and n >= 0 for n in shape)
+        ):
+            raise WeightsError(f"cannot read {path}: {name:.80} has shape {shape!r:.80}")
         if start != expected_start or end - start != math.prod(shape) * kind.itemsize:
             raise WeightsError(
-                f"cannot read {path}: bytes {start} to {end} are given for {name}, "
+                f"cannot read {path}: bytes {start} to {end} are given for {name:.80}, "
                 f"{math.prod(shape) * kind.itemsize} from {expected_start} on are expected"
             )
         expected_start = end

@@ -1,0 +1,146 @@
+"""JSON is read strictly, and what is wrong with it fits in a line, wherever it is read."""
+
+from __future__ import annotations
+
+import itertools
+import json
+
+import pytest
+
+from slowfast_lara.data.classes import read_names
+from slowfast_lara.data.preparing.check import read_progress
+from slowfast_lara.data.ssv2 import PREFIX, read_annotations
+from slowfast_lara.engine.run_folder import CONFIG, LOG, TEST_RESULTS, read_run, read_stats
+from slowfast_lara.errors import DataError, InputError
+from slowfast_lara.files import parse_json
+
+LONG = "9" * 5000
+BAD = {
+    "long": LONG,
+    "beyond 64 bits": str(2**63),
+    "deep": "[" * 100_000,
+    "NaN": "NaN",
+    "infinite": "-Infinity",
+    "cut off": '{"a": ',
+}
+
+
+def one_line(caught) -> str:
+    message = str(caught.value)
+    assert "\n" not in message and len(message) < 400
+    return message
+
+
+@pytest.mark.parametrize("value", BAD.values(), ids=BAD)
+def test_parse_json(value):
+    with pytest.raises(ValueError) as caught:
+        parse_json(f"[{value}]")
+    one_line(caught)
+
+
+def test_what_is_allowed():
+    text = '{"a": [1, -1.5, 9223372036854775807, -9223372036854775807, 1e400, true, null, "NaN"]}'
+    assert parse_json(text) == json.loads(text)
+
+
+@pytest.mark.parametrize("value", BAD.values(), ids=BAD)
+def test_class_names(tmp_path, value):
+    path = tmp_path / "classes.json"
+    for text in (f'{{"walk": {value}}}', f'["walk", {value}]'):
+        path.write_text(text)
+        with pytest.raises(DataError, match="classes.json") as caught:
+            read_names(str(path))
+        one_line(caught)
+
+
+@pytest.mark.parametrize("value", ["1.5", "1e400", "true", "null", "[1]", f'"{LONG}"'])
+def test_numbers_of_classes(tmp_path, value):
+    (tmp_path / "classes.json").write_text(f'{{"walk": {value}}}')
+    with pytest.raises(DataError, match="'walk' has number") as caught:
+        read_names(str(tmp_path / "classes.json"))
+    one_line(caught)
+
+
+def test_class_names_without_end():
+    with pytest.raises(DataError, match="characters are expected"):
+        read_names("/dev/zero")
+
+
+@pytest.mark.parametrize("value", [*BAD.values(), "1e400", "true", f'"{LONG}"'])
+@pytest.mark.parametrize("split", ["labels", "train"])
+def test_annotations(tmp_path, value, split):
+    texts = {"labels": '{"Walking": "3"}', "train": '[{"id": 1, "template": "Walking"}]'}
+    texts[split] = texts[split].replace('"3"', value).replace('"Walking"}', f"{value}}}")
+    for name, text in texts.items():
+        (tmp_path / f"{PREFIX}{name}.json").write_text(text)
+    with pytest.raises(DataError, match=PREFIX) as caught:
+        read_annotations(str(tmp_path), "train", 174)
+    one_line(caught)
+
+
+ENTRY = '{"path": "a", "label": 1, "top5": [2], "top5_scores": [0.5]}'
+
+
+@pytest.mark.parametrize(
+    "place, value",
+    [
+        *itertools.product(
+            ['"label": 1', "[2]"], [*BAD.values(), "1e400", "-1", "100000000", "null", '"x"']
+        ),
+        *itertools.product(["[0.5]"], [*BAD.values(), "1e400", "null", '"x"']),
+    ],
+)
+def test_results_of_a_test(tmp_path, place, value):
+    spoilt = ENTRY.replace(place, place[:-1] + value if place[0] == '"' else f"[{value}]")
+    (tmp_path / TEST_RESULTS).write_text(f'{{"videos": [{spoilt}], "failed": []}}')
+    with pytest.raises(InputError, match=TEST_RESULTS) as caught:
+        read_run(str(tmp_path), None)
+    one_line(caught)
+
+
+@pytest.mark.parametrize("content", ["[]", '{"videos": [1], "failed": []}', '{"videos": {}}'])
+def test_results_of_another_form(tmp_path, content):
+    (tmp_path / TEST_RESULTS).write_text(content)
+    with pytest.raises(InputError, match=TEST_RESULTS) as caught:
+        read_run(str(tmp_path), None)
+    one_line(caught)
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        "MODEL: {NUM_CLASSES: x}",
+        "MODEL: {NUM_CLASSES: 1000000000000}",
+        "TRAIN: {BATCH_SIZE: x}",
+        "NUM_SHARDS: 1000000000000",
+        "a: &a [x, *a]",
+        "- x",
+        "x: " + LONG,
+    ],
+)
+def test_the_config_of_a_run(tmp_path, config):
+    (tmp_path / TEST_RESULTS).write_text(f'{{"videos": [{ENTRY}], "failed": []}}')
+    (tmp_path / CONFIG).write_text(config)
+    with pytest.raises(InputError, match=CONFIG) as caught:
+        read_run(str(tmp_path), None)
+    one_line(caught)
+
+
+def test_bad_lines_of_a_log_are_passed_over(tmp_path):
+    lines = [f'x json_stats: {{"_type": "train_epoch", "loss": {value}}}' for value in BAD.values()]
+    lines += [f'x json_stats: {{"_type": "train_epoch", "epoch": "{LONG[:400]}/3", "loss": 1}}']
+    lines += ['x json_stats: {"_type": "train_epoch", "epoch": "2/3", "loss": 2}']
+    (tmp_path / LOG).write_text("\n".join(lines))
+    assert [str(line["loss"]) for line in read_stats(tmp_path)] == ["nan", "-inf", "1", "2"]
+    assert read_run(str(tmp_path), None).curve("train_epoch", "loss") == [(2.0, 2.0)]
+
+
+@pytest.mark.parametrize("line", ["x", "1", '["a"]', '["a", "b", "c"]', f"[1, {LONG}]"])
+def test_progress_of_a_check(tmp_path, line):
+    path = tmp_path / "bad.txt.progress"
+    path.write_text(f'["a.mp4", ""]\n{line}\n["cut')
+    with pytest.raises(DataError, match="progress, line 2") as caught:
+        read_progress(str(path))
+    one_line(caught)
+    path.write_text('["a.mp4", ""]\n["cut')
+    assert read_progress(str(path)) == {"a.mp4": ""}
