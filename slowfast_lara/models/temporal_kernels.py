@@ -20,6 +20,7 @@ from slowfast_lara.attention.kernels.temporal import (
     backward_weight_kernel,
     forward_kernel,
 )
+from slowfast_lara.models.temporal import bias_gradient
 
 # Sums over tokens are made in so many parts, so that there is work for a whole GPU.
 PARTS = 8
@@ -34,11 +35,17 @@ class Tile(NamedTuple):
     warps: int
 
 
-def tile_of(kernel: Any, d: int, h: int, item_size: int) -> Tile:
-    """Fixed, so that a run repeats; without spills on sm_80, sm_90 and sm_100."""
-    if kernel is backward_tokens_kernel:  # which sums over all heads
-        return Tile(_block(h), 16, 32, 8)
-    return Tile(4, 16, 32, 4)
+def tile_of(kernel: Any, d: int, h: int, F: int, item_size: int, project_values: bool) -> Tile:
+    """Fixed, so that a run repeats: no spills in half precision on sm_80, sm_90 and sm_100."""
+    half = item_size == 2
+    if kernel is backward_tokens_kernel:  # all heads at once
+        heads = _block(h)
+        return Tile(heads, 16, 32 if half and heads == 16 else 16, 8 if half else 16)
+    if kernel is backward_weight_kernel:
+        return Tile(4, 32, 32 if half or d <= 64 else 16, 4)
+    if half and d <= 64 and F <= 16:
+        return Tile(4, 16, 64, 4) if project_values else Tile(4, 32, 32, 4)
+    return Tile(4, 16, 32 if half or d <= 64 else 16, 4)
 
 
 class _Launcher:
@@ -53,7 +60,7 @@ class _Launcher:
         self.precision = "tf32x3" if exact else "tf32"
 
     def tile(self, kernel: Any) -> Tile:
-        return tile_of(kernel, self.d, self.h, self.item_size)
+        return tile_of(kernel, self.d, self.h, self.F, self.item_size, self.project_values)
 
     def __call__(
         self, kernel: Any, programs: int, *args: Any, scale: float, **constants: Any
@@ -196,19 +203,9 @@ def _keep(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> N
 
 def _gradient(ctx: Any, grad: Tensor, _: Any) -> tuple[Tensor | None, ...]:
     q, x, weight, attention = ctx.saved_tensors
-    d_q, d_x, d_weight = temporal_stage_backward(
-        grad, q, x, weight, attention, ctx.project_values
-    )
-    d_bias = None
-    if ctx.has_bias:
-        d_bias = value_bias_gradient(grad, ctx.project_values)
+    d_q, d_x, d_weight = temporal_stage_backward(grad, q, x, weight, attention, ctx.project_values)
+    d_bias = bias_gradient(grad, ctx.project_values) if ctx.has_bias else None
     return d_q, d_x, d_weight, d_bias, None
-
-
-def value_bias_gradient(grad: Tensor, project_values: bool) -> Tensor:
-    """[B,N,h,d] -> [2D]: the bias of the keys cancels in the softmax."""
-    d_values = grad.sum((0, 1)).flatten()
-    return torch.cat((torch.zeros_like(d_values), d_values * project_values))
 
 
 temporal_stage.register_autograd(_gradient, setup_context=_keep)

@@ -46,9 +46,7 @@ def _load_heads(x, b, n, t_ok, h, H, D_HEAD: tl.constexpr, BLOCK_D: tl.constexpr
 
 
 @triton.jit
-def _load_weight(
-    weight, first_row, h, H, columns, D_HEAD: tl.constexpr, BLOCK_D: tl.constexpr
-):
+def _load_weight(weight, first_row, h, H, columns, D_HEAD: tl.constexpr, BLOCK_D: tl.constexpr):
     """Rows of W from `first_row`, by heads, some columns -> [heads, d, columns]."""
     c = tl.arange(0, BLOCK_D)
     rows = first_row + h[:, None] * D_HEAD + c[None, :]
@@ -157,8 +155,8 @@ def forward_kernel(
         columns = start + tl.arange(0, BLOCK_W)
         w_k = _load_weight(weight, 0, h, H, columns, D_HEAD, BLOCK_D)
         absorbed = tl.dot(queries, w_k, input_precision=PRECISION)
-        offsets, ok = _columns_of_x(x, b, n, t_ok, columns, D)
-        logits += _products(absorbed, x, offsets, ok, frames, F)
+        offsets, x_ok = _columns_of_x(x, b, n, t_ok, columns, D)
+        logits += _products(absorbed, x, offsets, x_ok, frames, F)
     logits = tl.where((frames < F)[None, None, :], logits * scale, float("-inf"))
     shares = tl.exp(logits - tl.max(logits, 2, keep_dims=True))
     shares = shares / tl.sum(shares, 2, keep_dims=True)
@@ -169,19 +167,19 @@ def forward_kernel(
         y = tl.zeros([BLOCK_H, BLOCK_T, BLOCK_D], tl.float32)
         for start in range(0, D, BLOCK_W):
             columns = start + tl.arange(0, BLOCK_W)
-            offsets, ok = _columns_of_x(x, b, n, t_ok, columns, D)
-            pooled = _weighted_sum(shares, x, offsets, ok, frames, F, BLOCK_W)
+            offsets, x_ok = _columns_of_x(x, b, n, t_ok, columns, D)
+            pooled = _weighted_sum(shares, x, offsets, x_ok, frames, F, BLOCK_W)
             w_v = _load_weight(weight, D, h, H, columns, D_HEAD, BLOCK_D)
             w_v = tl.permute(w_v, (0, 2, 1))
             y = tl.dot(pooled.to(w_v.dtype), w_v, acc=y, input_precision=PRECISION)
         if BIAS:
             c = tl.arange(0, BLOCK_D)
-            ok = (h < H)[:, None] & (c < D_HEAD)[None, :]
-            b_v = tl.load(bias + D + h[:, None] * D_HEAD + c[None, :], mask=ok, other=0.0)
+            b_ok = (h < H)[:, None] & (c < D_HEAD)[None, :]
+            b_v = tl.load(bias + D + h[:, None] * D_HEAD + c[None, :], mask=b_ok, other=0.0)
             y += b_v[:, None, :].to(tl.float32)
     else:
-        offsets, ok = _heads_of_x(x, b, n, t_ok, h, H, D_HEAD, BLOCK_D)
-        y = _weighted_sum(shares, x, offsets, ok, frames, F, BLOCK_D)
+        own, own_ok = _heads_of_x(x, b, n, t_ok, h, H, D_HEAD, BLOCK_D)
+        y = _weighted_sum(shares, x, own, own_ok, frames, F, BLOCK_D)
     _store_heads(out, y, t, t_ok, h, H, D_HEAD, BLOCK_D)
 
 
@@ -218,11 +216,11 @@ def backward_queries_kernel(
             columns = start + tl.arange(0, BLOCK_W)
             w_v = _load_weight(weight, D, h, H, columns, D_HEAD, BLOCK_D)
             d_pooled = tl.dot(grad, w_v, input_precision=PRECISION)
-            offsets, ok = _columns_of_x(x, b, n, t_ok, columns, D)
-            d_shares += _products(d_pooled, x, offsets, ok, frames, F)
+            offsets, x_ok = _columns_of_x(x, b, n, t_ok, columns, D)
+            d_shares += _products(d_pooled, x, offsets, x_ok, frames, F)
     else:
-        offsets, ok = _heads_of_x(x, b, n, t_ok, h, H, D_HEAD, BLOCK_D)
-        d_shares = _products(grad.to(tl.float32), x, offsets, ok, frames, F)
+        own, own_ok = _heads_of_x(x, b, n, t_ok, h, H, D_HEAD, BLOCK_D)
+        d_shares = _products(grad.to(tl.float32), x, own, own_ok, frames, F)
     at, ok = _attention_at(t, t_ok, h, frames, H, F, T)
     shares = tl.load(attention + at, mask=ok, other=0.0)
     e = shares * (d_shares - tl.sum(shares * d_shares, 2, keep_dims=True))
@@ -231,8 +229,8 @@ def backward_queries_kernel(
     d_queries = tl.zeros([BLOCK_H, BLOCK_T, BLOCK_D], tl.float32)
     for start in range(0, D, BLOCK_W):
         columns = start + tl.arange(0, BLOCK_W)
-        offsets, ok = _columns_of_x(x, b, n, t_ok, columns, D)
-        d_absorbed = _weighted_sum(e, x, offsets, ok, frames, F, BLOCK_W)
+        offsets, x_ok = _columns_of_x(x, b, n, t_ok, columns, D)
+        d_absorbed = _weighted_sum(e, x, offsets, x_ok, frames, F, BLOCK_W)
         w_k = _load_weight(weight, 0, h, H, columns, D_HEAD, BLOCK_D)
         w_k = tl.permute(w_k, (0, 2, 1))
         d_queries = tl.dot(d_absorbed.to(w_k.dtype), w_k, acc=d_queries, input_precision=PRECISION)
@@ -240,8 +238,20 @@ def backward_queries_kernel(
 
 
 @triton.jit
-def _of_all_heads(x, b, n, t_ok, weight, first_row, H, columns, D_HEAD: tl.constexpr,
-                  BLOCK_H: tl.constexpr, BLOCK_K: tl.constexpr, PRECISION: tl.constexpr):
+def _of_all_heads(
+    x,
+    b,
+    n,
+    t_ok,
+    weight,
+    first_row,
+    H,
+    columns,
+    D_HEAD: tl.constexpr,
+    BLOCK_H: tl.constexpr,
+    BLOCK_K: tl.constexpr,
+    PRECISION: tl.constexpr,
+):
     """W_h^T x_th for every head, some columns -> [tokens, heads, columns]."""
     h = tl.arange(0, BLOCK_H)
     T: tl.constexpr = b.shape[0]
@@ -261,7 +271,7 @@ def _of_all_heads(x, b, n, t_ok, weight, first_row, H, columns, D_HEAD: tl.const
 
 @triton.jit
 def _over_heads(weights, left, t, t_ok, frames, H, F, T, PRECISION: tl.constexpr):
-    """sum_h weights_hf left_h: [h,F,T] and [tokens, heads, columns] -> [tokens, frames, columns]."""
+    """sum_h weights_hf left_h: [h,F,T], [tokens, heads, columns] -> [tokens, frames, columns]."""
     h = tl.arange(0, left.shape[1])
     at = (h[None, None, :] * F + frames[None, :, None]).to(tl.int64) * T + t[:, None, None]
     ok = (h < H)[None, None, :] & (frames < F)[None, :, None] & t_ok[:, None, None]
@@ -341,7 +351,7 @@ def backward_weight_kernel(
     BLOCK_W: tl.constexpr,
     PRECISION: tl.constexpr,
 ):
-    """Some heads, some columns, a part of the tokens: scale sum_t rows_th (sum_f factors_thf x_tf)^T.
+    """Some heads, some columns, a part of the tokens: sum_t rows_th (sum_f factors_thf x_tf)^T.
 
     dW_k (FIRST_ROW 0) from the rows q and the factors e, dW_v (FIRST_ROW D) from g and a.
     LENGTH is the number of blocks of tokens of a part.
@@ -356,13 +366,13 @@ def backward_weight_kernel(
     for step in range(LENGTH):
         t, b, n, t_ok = _tokens(part * LENGTH + step, BLOCK_T, N, T)
         rows = _load_heads(rows_of, b, n, t_ok, h, H, D_HEAD, BLOCK_D)
-        offsets, ok = _columns_of_x(x, b, n, t_ok, columns, D)
+        offsets, x_ok = _columns_of_x(x, b, n, t_ok, columns, D)
         pooled = tl.zeros([BLOCK_H, BLOCK_T, BLOCK_W], tl.float32)
         x_f, factors_f = x[0], factors
         f_ok = (h < H)[:, None] & t_ok[None, :]
         f_at = h[:, None].to(tl.int64) * F * T + t[None, :]
         for _ in range(F):
-            tokens = tl.load(x_f + offsets, mask=ok, other=0.0).to(tl.float32)
+            tokens = tl.load(x_f + offsets, mask=x_ok, other=0.0).to(tl.float32)
             weights = tl.load(factors_f + f_at, mask=f_ok, other=0.0)
             pooled += weights[:, :, None] * tokens
             x_f += x[2]
