@@ -108,9 +108,11 @@ class StopRequest:
         urgent_since: float | None = None
         while True:
             for number in receiving.recv(4096):
-                if number in SIGNALS and on_request is not None:
-                    on_request()
-                    on_request = None
+                if number in SIGNALS:  # `_receive` waits for the main thread
+                    self.request(signal.Signals(number).name)
+                    if on_request is not None:
+                        on_request()
+                        on_request = None
                 if number not in _URGENT:
                     continue
                 if urgent_since is None:

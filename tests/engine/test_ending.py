@@ -50,6 +50,7 @@ ENDLESS = {
 }
 # A run that has failed ends in seconds; this is for a machine that has much else to do.
 SECONDS = 60
+START_SECONDS = 180
 
 
 def own_copy(folder, video_set, *, times=1):
@@ -83,7 +84,7 @@ def test_videos_that_go_away_end_the_run(tmp_path, video_set, launch):
     output = tmp_path / "out"
     config = write_config(tmp_path / "c.yaml", tmp_path, output, **ENDLESS)
     process = LAUNCHES[launch](tmp_path, config)
-    wait_for(lambda: iterations(output) > 3)
+    wait_for(lambda: iterations(output) > 3, START_SECONDS)
     videos.rename(tmp_path / "elsewhere")
     code, _, stderr = finish(process, SECONDS)
     assert code == 1
@@ -96,7 +97,7 @@ def test_videos_that_go_away_end_the_run(tmp_path, video_set, launch):
 def test_killed_worker_hints_at_memory(tmp_path, video_set):
     output = tmp_path / "out"
     process = start("--cfg", write_config(tmp_path / "c.yaml", video_set, output, **ENDLESS))
-    wait_for(lambda: iterations(output) > 3)
+    wait_for(lambda: iterations(output) > 3, START_SECONDS)
     os.kill(children(process.pid)[-1], signal.SIGKILL)
     code, _, stderr = finish(process, SECONDS)
     assert code == 1 and len(stderr.splitlines()) == 1
@@ -219,7 +220,7 @@ def test_stalled_workers_do_not_keep_a_signal_from_saving(tmp_path, video_set, u
     output = tmp_path / "out"
     config = write_config(tmp_path / "c.yaml", video_set, output, **SIX_EPOCHS)
     process = start("--cfg", config)
-    wait_for(lambda: iterations(output) > 3)
+    wait_for(lambda: iterations(output) > 3, START_SECONDS)
     stop_a_worker(process.pid)
     time.sleep(1)  # what the other worker had prepared is used up
     os.kill(process.pid, signal.SIGTERM)
@@ -238,7 +239,7 @@ def test_one_stalled_worker_of_two_nodes(tmp_path, video_set):
     output = tmp_path / "out"
     config = write_config(tmp_path / "c.yaml", video_set, output, **ENDLESS)
     nodes = start_nodes(config, 2)
-    wait_for(lambda: iterations(output) > 3)
+    wait_for(lambda: iterations(output) > 3, START_SECONDS)
     stop_a_worker(nodes[1].pid)
     time.sleep(1)
     os.kill(nodes[0].pid, signal.SIGTERM)
@@ -260,7 +261,7 @@ def test_second_signal_ends_at_once(tmp_path, video_set, first, second):
     output = tmp_path / "out"
     changes = {**ENDLESS, "SOLVER__ACCUMULATE_STEPS": 8000, "TRAIN__BATCH_SIZE": 2}
     process = start("--cfg", write_config(tmp_path / "c.yaml", tmp_path, output, **changes))
-    wait_for(lambda: iterations(output) > 0)
+    wait_for(lambda: iterations(output) > 0, START_SECONDS)
     os.kill(process.pid, first)
     time.sleep(2 * SAME_REQUEST_SECONDS)
     assert process.poll() is None
@@ -277,7 +278,7 @@ def test_second_signal_ends_a_process_that_waits_for_another(tmp_path, video_set
     output = tmp_path / "out"
     config = write_config(tmp_path / "c.yaml", video_set, output, **ENDLESS)
     nodes = start_nodes(config, 2)
-    wait_for(lambda: iterations(output) > 3)
+    wait_for(lambda: iterations(output) > 3, START_SECONDS)
     os.kill(nodes[1].pid, signal.SIGSTOP)
     time.sleep(1)
     for _ in range(2):

@@ -335,7 +335,7 @@ def test_two_nodes_stop_together_and_go_on(tmp_path, video_set, trained, whole, 
         DIST_TIMEOUT=10 if late else 60,
     )
     nodes = start_nodes(config, 2)
-    wait_for(lambda: len(parts(output)) == 2)
+    wait_for(lambda: len(parts(output)) == 2, 180)
     os.kill(nodes[1].pid, signal.SIGSTOP if late else signal.SIGTERM)
     if late:
         code, _, stderr = finish(nodes[0], 100)
