@@ -17,6 +17,9 @@ from collections.abc import Callable
 
 DONE, FAILED, BAD_INPUT, STOPPED, INTERRUPTED = 0, 1, 2, 75, 130
 
+# What texts of several lines are made of: a table, a traceback.
+LINES = "\n\t"
+
 logger = logging.getLogger(__name__)
 
 
@@ -102,9 +105,23 @@ def exit_code_of(command: Callable[[], int | None], *, os_error: int = BAD_INPUT
 
 def complain(message: str) -> None:
     """An error on stderr, and in the log if there is one."""
-    print(f"error: {message}", file=sys.stderr, flush=True)
+    print(f"error: {printable(message, keep=LINES)}", file=sys.stderr, flush=True)
     if logging.root.handlers:
         logger.error(message)
+
+
+def printable(text: str, keep: str = "") -> str:
+    """Text with its control characters as \\x1b and the like, except those to `keep`.
+
+    Names of files may hold codes that recolour a terminal, move its cursor or feign lines
+    of a log, and bytes that no encoding can print.
+    """
+    if text.isprintable():
+        return text
+    return "".join(
+        char if char.isprintable() or char in keep else char.encode("unicode_escape").decode()
+        for char in text
+    )
 
 
 def first_line(error: BaseException) -> str:

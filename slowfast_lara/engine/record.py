@@ -16,6 +16,7 @@ from fvcore.common.config import CfgNode
 import slowfast_lara
 from slowfast_lara.engine.distributed import rank
 from slowfast_lara.engine.run_folder import CONFIG, ENVIRONMENT, LOG
+from slowfast_lara.errors import LINES, printable
 from slowfast_lara.files import write_json, write_text
 
 PACKAGES = (
@@ -38,7 +39,7 @@ def set_up_logging(output_dir: str) -> None:
     PySlowFast's `setup_logging` writes no file, and takes every eighth rank for
     the first one.
     """
-    form = logging.Formatter(
+    form = _PrintableFormatter(
         "[%(asctime)s][%(levelname)s] %(filename)s: %(lineno)d: %(message)s", "%m/%d %H:%M:%S"
     )
     console: logging.Handler = logging.StreamHandler(sys.stdout)
@@ -50,6 +51,13 @@ def set_up_logging(output_dir: str) -> None:
         handler.setFormatter(form)
     logging.root.handlers = handlers
     logging.root.setLevel(logging.INFO if rank() == 0 else logging.WARNING)
+
+
+class _PrintableFormatter(logging.Formatter):
+    """No control characters; further lines of a record are indented, as no record is."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        return printable(super().format(record), keep=LINES).replace("\n", "\n  ")
 
 
 def _belongs_on_console(record: logging.LogRecord) -> bool:
