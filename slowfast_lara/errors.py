@@ -21,6 +21,9 @@ from pathlib import Path
 
 DONE, FAILED, BAD_INPUT, STOPPED, INTERRUPTED = 0, 1, 2, 75, 130
 
+# What texts of several lines are made of: a table, a traceback.
+LINES = "\n\t"
+
 logger = logging.getLogger(__name__)
 
 # See `_said_by_another`.
@@ -112,7 +115,7 @@ def exit_code_of(command: Callable[[], int | None], *, os_error: int = BAD_INPUT
 
 def complain(message: str) -> None:
     """An error on stderr, and in the log if there is one."""
-    print(f"error: {message}", file=sys.stderr, flush=True)
+    print(f"error: {printable(message, keep=LINES)}", file=sys.stderr, flush=True)
     if logging.root.handlers:
         logger.error(message)
 
@@ -149,6 +152,20 @@ def no_shared_memory(reason: str) -> str:
         f"their batches: give it more (docker run --shm-size=8g), or lower "
         f"DATA_LOADER.NUM_WORKERS (0 needs none), TRAIN.BATCH_SIZE or, in a test, "
         f"TEST.NUM_ENSEMBLE_VIEWS ({reason})"
+    )
+
+
+def printable(text: str, keep: str = "") -> str:
+    """Text with its control characters as \\x1b and the like, except those to `keep`.
+
+    Names of files may hold codes that recolour a terminal, move its cursor or feign lines
+    of a log, and bytes that no encoding can print.
+    """
+    if text.isprintable():
+        return text
+    return "".join(
+        char if char.isprintable() or char in keep else char.encode("unicode_escape").decode()
+        for char in text
     )
 
 

@@ -6,7 +6,7 @@ import os
 from collections.abc import Sequence
 
 from slowfast_lara.commands.shared import OneLineParser, add_classes_argument
-from slowfast_lara.errors import exit_code_of
+from slowfast_lara.errors import exit_code_of, printable
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -26,6 +26,6 @@ def main(argv: Sequence[str] | None = None) -> int:
 
         out = args.out or os.path.join(args.run_dir, "report.html")
         write_text(out, report(read_run(args.run_dir, args.classes)))
-        print(out)
+        print(printable(out))
 
     return exit_code_of(command)

@@ -6,7 +6,7 @@ import logging
 from collections.abc import Iterable
 from typing import NamedTuple
 
-from slowfast_lara.errors import TooManyBadVideos
+from slowfast_lara.errors import TooManyBadVideos, printable
 
 logger = logging.getLogger(__name__)
 
@@ -34,7 +34,8 @@ class BadVideos:
                 logger.warning("video will not decode, another takes its place: %s: %s", *failure)
         bad = len(self.reasons)
         if bad > before and bad > self._max_share * self._num_videos:
-            lines = "".join(f"\n  {path}: {reason}" for path, reason in self.reasons.items())
+            reasons = [printable(f"{path}: {reason}") for path, reason in self.reasons.items()]
+            lines = "".join(f"\n  {reason}" for reason in reasons)
             raise TooManyBadVideos(
                 f"{bad} of {self._num_videos} videos will not decode, more than "
                 f"DATA.MAX_BAD_SHARE ({self._max_share:g}) allows:{lines}"

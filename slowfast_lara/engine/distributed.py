@@ -6,13 +6,15 @@ obvious thing.
 
 from __future__ import annotations
 
+import io
+import pickle
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
 from fvcore.common.config import CfgNode
-from torch import nn
+from torch import Tensor, nn
 
 from slowfast_lara.errors import ConfigError
 
@@ -56,7 +58,8 @@ def from_first(make: Callable[[], T]) -> T:
     """What `make` returns or raises on process 0, on every process.
 
     Process 0 reads checkpoints for all: nodes need share no file system, and
-    cannot resume from different files.
+    cannot resume from different files. Tensors are sent one by one: pickled with the
+    rest, a checkpoint would be in the memory of each process three times.
     """
     if world_size() == 1:
         return make()
@@ -66,10 +69,49 @@ def from_first(make: Callable[[], T]) -> T:
             outcome[0] = make()
         except ValueError as error:  # bad input; anything else ends the run by itself
             outcome[1] = error
-    dist.broadcast_object_list(outcome)
+    text = io.BytesIO()
+    packer = _Packer(text)
+    packer.dump(outcome)
+    message = [text.getvalue()]
+    dist.broadcast_object_list(message)
+    tensors = packer.tensors
+    if rank() != 0:
+        unpacker = _Unpacker(io.BytesIO(message[0]))
+        outcome, tensors = unpacker.load(), unpacker.tensors
+    for tensor in tensors:
+        if tensor.numel():  # as bytes: gloo does not know every type
+            dist.broadcast(tensor.contiguous().flatten().view(torch.uint8), src=0)
     if outcome[1] is not None:
         raise outcome[1]
     return outcome[0]
+
+
+class _Packer(pickle.Pickler):
+    """Leaves plain tensors aside, in `tensors`, and writes down only what they are like."""
+
+    def __init__(self, file: io.BytesIO) -> None:
+        super().__init__(file)
+        self.tensors: list[Tensor] = []
+
+    def persistent_id(self, value: Any) -> tuple[torch.dtype, tuple[int, ...]] | None:
+        if type(value) is not Tensor or value.layout != torch.strided or value.device.type != "cpu":
+            return None
+        if value.is_quantized or value.is_nested:
+            return None
+        self.tensors.append(value.detach())
+        return value.dtype, tuple(value.shape)
+
+
+class _Unpacker(pickle.Unpickler):
+    """Reads what `_Packer` wrote, with empty tensors in place of its own, in their order."""
+
+    def __init__(self, file: io.BytesIO) -> None:
+        super().__init__(file)
+        self.tensors: list[Tensor] = []
+
+    def persistent_load(self, pid: tuple[torch.dtype, tuple[int, ...]]) -> Tensor:
+        self.tensors.append(torch.empty(pid[1], dtype=pid[0]))
+        return self.tensors[-1]
 
 
 def without_ddp(model: nn.Module) -> nn.Module:

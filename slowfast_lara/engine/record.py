@@ -17,6 +17,7 @@ from fvcore.common.config import CfgNode
 import slowfast_lara
 from slowfast_lara.engine.distributed import rank
 from slowfast_lara.engine.run_folder import CONFIG, ENVIRONMENT, LOG, OF_TEST
+from slowfast_lara.errors import LINES, printable
 from slowfast_lara.files import write_json, write_text
 
 PACKAGES = (
@@ -29,7 +30,16 @@ PACKAGES = (
     "opencv-python",
     "opencv-python-headless",
 )
-_FORM = logging.Formatter(
+
+
+class _PrintableFormatter(logging.Formatter):
+    """No control characters; further lines of a record are indented, as no record is."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        return printable(super().format(record), keep=LINES).replace("\n", "\n  ")
+
+
+_FORM = _PrintableFormatter(
     "[%(asctime)s][%(levelname)s] %(filename)s: %(lineno)d: %(message)s", "%m/%d %H:%M:%S"
 )
 # Lines that a terminal has a bar for.

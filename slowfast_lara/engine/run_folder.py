@@ -159,6 +159,8 @@ def read_stats(folder: str | os.PathLike[str]) -> list[dict[str, Any]]:
     """The numbers in a run's log, line by line; a line that was cut off is passed over."""
     stats = []
     for line in _read(os.path.join(folder, LOG)).splitlines():
+        if line[:1].isspace():  # a further line of a record, which may hold anything
+            continue
         _, found, text = line.partition(_MARK)
         with contextlib.suppress(ValueError):
             # An epoch whose loss is not a number has its place in the log.

@@ -16,7 +16,15 @@ from slowfast_lara.data.registry import dataset_class
 from slowfast_lara.data.sources import open_frames
 from slowfast_lara.drawing import VideoWriter, enlarge, score_panel
 from slowfast_lara.engine.evaluate import score_views
-from slowfast_lara.errors import BAD_INPUT, DONE, INTERRUPTED, DecodeError, InputError, complain
+from slowfast_lara.errors import (
+    BAD_INPUT,
+    DONE,
+    INTERRUPTED,
+    DecodeError,
+    InputError,
+    complain,
+    printable,
+)
 from slowfast_lara.files import written_aside
 from slowfast_lara.inference.model import load_model, read_config
 from slowfast_lara.inference.prediction_files import PredictionFiles, Ranking, rank
@@ -86,13 +94,13 @@ class Predictor:
 
     def predict(self, video: str, copy: str | None, plot: str | None, out: PredictionFiles) -> None:
         if self._stream:
-            print(video, flush=True)
+            print(printable(video), flush=True)
         else:
             views = load_views(video, self._cfg)
             ranking = self._ranking(video, score_views(self._model, views, self._cfg).numpy())
-            print(video)
+            print(printable(video))
             for place, (_, name, score) in enumerate(zip(*ranking), start=1):
-                print(f"  {place}. {score:6.1%}  {name}", flush=True)
+                print(f"  {place}. {score:6.1%}  {printable(name)}", flush=True)
             out.add((video, len(views)), ranking)
         if self._stream or copy:
             self._follow(video, copy, plot, out)
@@ -124,7 +132,9 @@ class Predictor:
 
     def _report(self, video: str, window: Window, ranking: Ranking, out: PredictionFiles) -> None:
         start, end = round(window.start, 3), round(window.end, 3)
-        best = ", ".join(f"{name} {score:.1%}" for _, name, score in list(zip(*ranking))[:3])
+        best = ", ".join(
+            f"{printable(name)} {score:.1%}" for _, name, score in list(zip(*ranking))[:3]
+        )
         print(f"  {start:8.2f} to {end:8.2f} s  {best}", flush=True)
         out.add((video, start, end), ranking)
 

@@ -14,7 +14,7 @@ from fvcore.common.config import CfgNode
 
 from slowfast_lara.attention import ESTIMATORS
 from slowfast_lara.data.transforms import pixels_of
-from slowfast_lara.errors import DONE, InputError
+from slowfast_lara.errors import DONE, InputError, printable
 from slowfast_lara.files import write_json
 from slowfast_lara.inference.layers import LayerInputs, layer_inputs, middle_view
 from slowfast_lara.inference.model import load_model, read_config
@@ -122,6 +122,7 @@ def _as_json(point: Point, pictures: Sequence[Picture]) -> dict[str, Any]:
 
 
 def _print(path: str, point: Point, pictures: Sequence[Picture]) -> None:
+    path = printable(path)
     print(f"{path}.png, {path}.mp4: point {point.x},{point.y} of frame {point.frame}")
     print(f"  {'':<12} mean squared error to exact attention")
     print(f"  {'attention':<12} {'of weights':>10}  {'of output':>10}   path of the centre")

@@ -15,7 +15,7 @@ from tqdm import tqdm
 
 from slowfast_lara.data.decode import count_frames
 from slowfast_lara.data.lists import find_prefix, read_lines, split_line, videos_below
-from slowfast_lara.errors import DataError, DecodeError
+from slowfast_lara.errors import DataError, DecodeError, printable
 from slowfast_lara.files import parse_json, write_text
 
 
@@ -84,5 +84,5 @@ def check_videos(
             log.flush()
     bad = [path for path in videos if done[path]]
     write_text(out, "".join(f"{path}\t{done[path]}\n" for path in bad))
-    print(f"{len(videos)} videos, {len(bad)} bad: {out}")
+    print(f"{len(videos)} videos, {len(bad)} bad: {printable(out)}")
     return len(bad)

@@ -26,7 +26,7 @@ import cv2
 import numpy as np
 from tqdm import tqdm
 
-from slowfast_lara.errors import InputError
+from slowfast_lara.errors import InputError, printable
 from slowfast_lara.files import write_json, write_text
 
 FPS = 30
@@ -304,4 +304,4 @@ def make_set(settings: Settings, jobs: int) -> None:
     if settings.form == "frames":
         write_ssv2_annotations(settings, todo, names)
     write_lists(settings, todo)
-    print(f"{len(todo)} videos of {settings.classes} classes in {out}")
+    print(f"{len(todo)} videos of {settings.classes} classes in {printable(out)}")

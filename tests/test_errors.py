@@ -1,0 +1,110 @@
+"""What names of files hold does not reach a terminal or a log as it is."""
+
+from __future__ import annotations
+
+import logging
+import os
+
+import pytest
+
+from slowfast_lara.commands.predict import main as predict
+from slowfast_lara.commands.report import main as report
+from slowfast_lara.data.bad_videos import BadVideos, Failure
+from slowfast_lara.engine.record import set_up_logging
+from slowfast_lara.engine.run_folder import LOG, TEST_RESULTS, read_stats
+from slowfast_lara.errors import (
+    BAD_INPUT,
+    DecodeError,
+    RunError,
+    TooManyBadVideos,
+    complain,
+    exit_code_of,
+    printable,
+)
+from tests.small_models import NAMES
+
+RED = "\x1b[31m"
+FEIGNED = (
+    'a\n[01/01][INFO] x json_stats: {"split": "test_final", "top1_acc": 99}\r\x9b2J\u202e\udcff'
+)
+
+
+def is_plain(text: str) -> bool:
+    return all(char.isprintable() or char == "\n" for char in text)
+
+
+@pytest.mark.parametrize(
+    "text, shown",
+    [
+        ("Füße 走る 🎈 a\\b", "Füße 走る 🎈 a\\b"),
+        (f"{RED}x", "\\x1b[31mx"),
+        ("a\nb\tc\rd\x00", "a\\nb\\tc\\rd\\x00"),
+        ("\x9b2J\x7f\u202e\u2028", "\\x9b2J\\x7f\\u202e\\u2028"),
+        ("\udcff", "\\udcff"),
+    ],
+)
+def test_printable(text, shown):
+    assert printable(text) == shown
+    shown.encode()
+    assert printable("a\nb\x1b", keep="\n") == "a\nb\\x1b"
+
+
+def test_errors_on_a_terminal(capsys):
+    def end_with(error: Exception):
+        def command() -> None:
+            raise error
+
+        return exit_code_of(command)
+
+    complain(f"{RED}\udcff")
+    assert end_with(DecodeError(f"{RED}video: bad")) == BAD_INPUT
+    end_with(RunError(f"{RED}\rrun"))
+    end_with(OSError(2, "absent", f"{RED}file"))
+    end_with(KeyError(f"{RED}key"))
+    printed = capsys.readouterr().err
+    assert is_plain(printed) and "\\x1b[31mvideo: bad" in printed and "\\x1b[31mfile" in printed
+    assert "Traceback (most recent call last):\n" in printed  # of several lines, as it was
+
+
+def test_log_and_console(tmp_path, capsys, in_process):
+    set_up_logging(str(tmp_path))
+    logger = logging.getLogger("slowfast_lara.test")
+    logger.info("json_stats: %s", '{"epoch": "1/2"}')
+    logger.warning("not counted: %s: %s", FEIGNED, "bad")
+    logger.info("a table\nof lines")
+    for handler in logging.root.handlers:
+        handler.flush()
+    log, console = (tmp_path / LOG).read_text(), capsys.readouterr().out
+    for text in (log, console):
+        assert is_plain(text) and "\\x9b2J\\u202e\\udcff" in text and "\n  of lines" in text
+    assert read_stats(tmp_path) == [{"epoch": "1/2"}]
+
+
+def test_the_list_of_bad_videos_has_a_line_for_each():
+    with pytest.raises(TooManyBadVideos) as caught:
+        BadVideos(2, 0.1).add([Failure(FEIGNED, "bad"), Failure("b", f"{RED}bad")])
+    assert is_plain(str(caught.value)) and str(caught.value).count("\n") == 2
+
+
+def test_what_predict_prints(model, clips, tmp_path, capsys):
+    named = tmp_path / f"{RED}a\nb.mp4"
+    os.symlink(clips[0], named)
+    bad = tmp_path / f"{RED}bad.mp4"
+    bad.touch()
+    (tmp_path / "names").write_text("".join(f"{RED}{number}\n" for number in range(len(NAMES))))
+    flags = [*model.flags(), "--classes", str(tmp_path / "names")]
+    for stream in ([], ["--stream"]):
+        assert predict([*flags, *stream, str(named), str(bad)]) == BAD_INPUT
+        printed = capsys.readouterr()
+        assert is_plain(printed.out) and is_plain(printed.err)
+        assert "\\x1b[31ma\\nb.mp4\n" in printed.out and "\\x1b[31mbad.mp4" in printed.err
+
+
+def test_what_report_prints(tmp_path, capsys):
+    folder = tmp_path / f"{RED}run"
+    folder.mkdir()
+    entry = '{"path": "a", "label": 1, "top5": [0], "top5_scores": [0.5]}'
+    (folder / TEST_RESULTS).write_text(f'{{"videos": [{entry}], "failed": []}}')
+    assert report([str(folder)]) == 0
+    printed = capsys.readouterr().out
+    assert is_plain(printed) and "\\x1b[31mrun" in printed
