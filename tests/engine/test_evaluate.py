@@ -324,7 +324,7 @@ def test_two_nodes_stop_together_and_go_on(tmp_path, video_set, trained, whole, 
     lists = tmp_path / "lists"
     lists.mkdir()
     lines = (video_set / "test.csv").read_text().splitlines()
-    (lists / "test.csv").write_text("\n".join(lines * 300) + "\n")
+    (lists / "test.csv").write_text("\n".join(lines * 60) + "\n")
     output = tmp_path / "out"
     config = write_config(
         tmp_path / "c.yaml",
@@ -348,5 +348,5 @@ def test_two_nodes_stop_together_and_go_on(tmp_path, video_set, trained, whole, 
     stdout = run_ok("--cfg", config)
     assert "Going on with a test" in stdout
     results = json.loads((output / "test_results.json").read_text())
-    assert results["videos"] == whole[0]["videos"] * 300
+    assert results["videos"] == whole[0]["videos"] * 60
     assert parts(output) == []
