@@ -115,9 +115,10 @@ def exit_code_of(command: Callable[[], int | None], *, os_error: int = BAD_INPUT
 
 def complain(message: str) -> None:
     """An error on stderr, and in the log if there is one."""
-    print(f"error: {printable(message, keep=LINES)}", file=sys.stderr, flush=True)
+    shown = printable(message, keep=LINES)
+    print(f"error: {shown}", file=sys.stderr, flush=True)
     if logging.root.handlers:
-        logger.error(message)
+        logger.error("%s", shown)
 
 
 def _said_by_another(message: str) -> bool:
