@@ -93,11 +93,11 @@ def _mean_seen_by(samples: Tensor, k: Tensor, v: Tensor) -> Tensor:
     """sum_p softmax_p(w.k_p - |k_p|^2/2) v_p: samples [B,h,N,d]; k, v [B,h,P,d].
 
     The norms ride along as one more component of the keys, which the fused
-    kernels can differentiate; as a mask they could not. On a GPU zeros fill up to a
-    multiple of 8: for other sizes it has no fused kernel and makes the N x P matrix.
+    kernels can differentiate; as a mask they could not. Zeros fill up to a multiple
+    of 8: for other sizes GPUs have no fused kernel and make the N x P matrix.
     """
     d = k.shape[-1]
-    zeros = k.new_zeros(0 if k.device.type == "cpu" else -(d + 1) % 8)
+    zeros = k.new_zeros(-(d + 1) % 8)
     factors = torch.cat((k.new_full((1,), -1.0), zeros)).expand(*samples.shape[:-1], -1)
     half_norms = k.square().sum(-1, keepdim=True) / 2
     out = functional.scaled_dot_product_attention(
