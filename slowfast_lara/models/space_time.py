@@ -108,8 +108,7 @@ class TrajectoryAttention(SpaceTimeAttention):
         drop: float,
         project_values: bool = False,
         # Those of the temporal stage: auto, torch or triton.
-        # Until kernels check themselves on the GPU at hand, only those who ask get them.
-        kernels: str = "torch",
+        kernels: str = "auto",
     ) -> None:
         super().__init__(dim, num_heads, estimator, qkv_bias, drop)
         self.proj_q = nn.Linear(dim, dim, bias=qkv_bias)

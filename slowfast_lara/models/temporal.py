@@ -47,7 +47,7 @@ def temporal_attention(
     weight: Tensor,
     bias: Tensor | None,
     project_values: bool,
-    kernels: str = "torch",
+    kernels: str = "auto",
 ) -> Tensor:
     """Attend over the frames: q [B,N,h,d], x [B,F,N,D] -> [B,N,h,d].
 
