@@ -93,20 +93,17 @@ def _mean_seen_by(samples: Tensor, k: Tensor, v: Tensor) -> Tensor:
     """sum_p softmax_p(w.k_p - |k_p|^2/2) v_p: samples [B,h,N,d]; k, v [B,h,P,d].
 
     The norms ride along as one more component of the keys, which the fused
-    kernels can differentiate; as a mask they could not. Zeros fill up to a multiple
-    of 8: for other sizes GPUs have no fused kernel and make the N x P matrix.
+    kernels can differentiate; as a mask they could not.
     """
-    d = k.shape[-1]
-    zeros = k.new_zeros(-(d + 1) % 8)
-    factors = torch.cat((k.new_full((1,), -1.0), zeros)).expand(*samples.shape[:-1], -1)
+    ones = torch.ones_like(samples[..., :1])
     half_norms = k.square().sum(-1, keepdim=True) / 2
     out = functional.scaled_dot_product_attention(
-        torch.cat((samples, factors), dim=-1),
-        torch.cat((k, half_norms, zeros.expand(*k.shape[:-1], -1)), dim=-1),
-        functional.pad(v, (0, factors.shape[-1])),
+        torch.cat((samples, -ones), dim=-1),
+        torch.cat((k, half_norms), dim=-1),
+        functional.pad(v, (0, 1)),
         scale=1.0,
     )
-    return out[..., :d]
+    return out[..., :-1]
 
 
 @register("ra")

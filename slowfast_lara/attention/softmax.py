@@ -1,8 +1,7 @@
 """Exact softmax attention per frame, without the N x N matrix.
 
-The frames are the batch of `scaled_dot_product_attention`, clips and heads together
-its heads: so the queries, which are the same for every frame, need no copies. This
-is the reference of all estimators, and Motionformer's own spatial attention.
+The frames are folded into the batch of `scaled_dot_product_attention`. This is
+the reference of all estimators, and Motionformer's own spatial attention.
 """
 
 from __future__ import annotations
@@ -18,21 +17,13 @@ def softmax_attention(
     q: Tensor, k: Tensor, v: Tensor, *, num_frames: int = 1, dropout: float = 0.0
 ) -> Tensor:
     """q [B,h,N,d]; k, v [B,h,F*P,d] -> [B,h,N,F,d]."""
+    B, h, N, d = q.shape
     if num_frames == 1:
         return functional.scaled_dot_product_attention(q, k, v, dropout_p=dropout).unsqueeze(3)
-    q_frames = _heads_of_clips(q.unsqueeze(2)).expand(num_frames, -1, -1, -1)
-    k_frames, v_frames = (_heads_of_clips(split_frames(x, num_frames)) for x in (k, v))
+    q_frames = q.unsqueeze(1).expand(B, num_frames, h, N, d).flatten(0, 1)
+    k_frames, v_frames = (split_frames(x, num_frames).transpose(1, 2).flatten(0, 1) for x in (k, v))
     out = functional.scaled_dot_product_attention(q_frames, k_frames, v_frames, dropout_p=dropout)
-    return out.unflatten(1, q.shape[:2]).permute(1, 2, 3, 0, 4)
-
-
-def _heads_of_clips(x: Tensor) -> Tensor:
-    """[B,h,F,P,d] -> [F,B*h,P,d], a view if B is 1.
-
-    In memory the tokens come before the heads. The result of the fused kernels has the
-    layout of q: that which the temporal stage of trajectory attention reads.
-    """
-    return x.permute(2, 3, 0, 1, 4).flatten(2, 3).transpose(1, 2)
+    return out.unflatten(0, (B, num_frames)).permute(0, 2, 3, 1, 4)
 
 
 def softmax_weights(q: Tensor, k: Tensor) -> Tensor:

@@ -13,16 +13,13 @@ token; two identities avoid it:
 b_k adds the same to every f and cancels in the softmax. The absorbed queries
 u_nh = W_k,h^T q_nh are the largest tensor left, [N,h,D]. The forward and the
 backward pass go through the tokens in chunks and make them anew, so that they
-never exist as a whole; that is why this is a Function with a backward of its own. On
-GPUs, Triton kernels do the same within their registers (temporal_kernels.py).
+never exist as a whole; that is why this is a Function with a backward of its own.
 
 Shapes: B batch, h heads, N queries, F frames, d head size, D = h*d.
 """
 
 from __future__ import annotations
 
-import importlib.util
-import os
 from collections.abc import Iterator
 from typing import Any
 
@@ -35,56 +32,15 @@ _CPU_CHUNK = 128
 _ACCELERATOR_CHUNK = 16384
 
 
-_HAS_TRITON = importlib.util.find_spec("triton") is not None
-# The largest head of the Triton kernels, and what they take.
-_LARGEST_HEAD = 128
-_KERNEL_DTYPES = (torch.float16, torch.bfloat16, torch.float32)
-
-
 def temporal_attention(
-    q: Tensor,
-    x: Tensor,
-    weight: Tensor,
-    bias: Tensor | None,
-    project_values: bool,
-    kernels: str = "auto",
+    q: Tensor, x: Tensor, weight: Tensor, bias: Tensor | None, project_values: bool
 ) -> Tensor:
     """Attend over the frames: q [B,N,h,d], x [B,F,N,D] -> [B,N,h,d].
 
     `weight` [2D,D] and `bias` [2D] project to keys and values, in this order.
     With `project_values` False the values are x, and the lower half is unused.
-    `kernels`: `torch`, `triton`, or `auto`, which is Triton where it can be had.
     """
-    if use_triton(kernels, q):
-        from slowfast_lara.models.temporal_kernels import temporal_stage
-
-        return temporal_stage(q, x, weight, bias, project_values)[0]
     return _TemporalAttention.apply(q * q.shape[-1] ** -0.5, x, weight, bias, project_values)
-
-
-def use_triton(kernels: str, q: Tensor) -> bool:
-    """Whether the Triton kernels are to be used for queries [...,d].
-
-    `auto` takes them on a CUDA device of capability 8.0 or more, `triton` on any device
-    that Triton can run on: on a CPU that is its interpreter, under TRITON_INTERPRET=1.
-    """
-    if kernels not in ("auto", "torch", "triton"):
-        raise ValueError(f"kernels is {kernels!r}; allowed: auto, torch, triton")
-    fits = q.dtype in _KERNEL_DTYPES and q.shape[-1] <= _LARGEST_HEAD
-    if kernels == "torch" or (kernels == "auto" and not fits):
-        return False
-    if kernels == "auto":
-        return _HAS_TRITON and q.is_cuda and torch.cuda.get_device_capability(q.device) >= (8, 0)
-    if not fits:
-        raise ValueError(
-            f"kernels is 'triton', for {q.dtype} and heads of {q.shape[-1]}; allowed: "
-            f"float16, bfloat16 and float32, heads of at most {_LARGEST_HEAD}"
-        )
-    if not _HAS_TRITON:
-        raise ValueError("kernels is 'triton', and Triton is not installed; allowed: auto, torch")
-    if q.device.type == "cpu" and os.environ.get("TRITON_INTERPRET") != "1":
-        raise ValueError("kernels is 'triton' on a CPU; set TRITON_INTERPRET=1, or use torch")
-    return True
 
 
 def _chunks(x: Tensor) -> Iterator[slice]:
@@ -128,7 +84,7 @@ class _TemporalAttention(torch.autograd.Function):
                 pooled = torch.bmm(attention, tokens)  # [n,h,D]
                 y = torch.bmm(pooled.transpose(0, 1), w_v.mT).transpose(0, 1)
                 if bias is not None:
-                    y += bias.unflatten(0, (2, h, d))[1]
+                    y = y + bias.unflatten(0, (2, h, d))[1]
             else:
                 y = torch.einsum("nhf,nfhd->nhd", attention, tokens.unflatten(2, (h, d)))
             out[:, part] = y.unflatten(0, (B, -1))
@@ -160,20 +116,17 @@ class _TemporalAttention(torch.autograd.Function):
                 values = tokens.unflatten(2, (h, d))
                 grad_attention = torch.einsum("nhd,nfhd->nhf", g, values)
                 grad_tokens = torch.einsum("nhf,nhd->nfhd", attention, g).flatten(2)
-            mean_grad = (attention * grad_attention).sum(-1, keepdim=True)
-            grad_logits = grad_attention.sub_(mean_grad).mul_(attention)
-            grad_tokens.baddbmm_(grad_logits.mT, absorbed)
+            centred = grad_attention - (attention * grad_attention).sum(-1, keepdim=True)
+            grad_logits = attention * centred
+            grad_tokens = torch.baddbmm(grad_tokens, grad_logits.mT, absorbed)
             grad_x[:, :, part] = grad_tokens.unflatten(0, (B, -1)).transpose(1, 2)
             grad_absorbed = torch.bmm(grad_logits, tokens).transpose(0, 1)  # [h,n,D]
             grad_q_part = torch.bmm(grad_absorbed, w_k.mT).transpose(0, 1)
             grad_q[:, part] = grad_q_part.unflatten(0, (B, -1))
             grad_k += torch.bmm(q_part.mT, grad_absorbed)
-        grad_bias = bias_gradient(grad, ctx.project_values) if ctx.has_bias else None
+        grad_bias = None
+        if ctx.has_bias:
+            grad_bias = weight.new_zeros(2 * h * d)
+            if ctx.project_values:
+                grad_bias[h * d :] = grad.sum((0, 1)).flatten()
         return grad_q, grad_x, grad_weight.to(weight.dtype), grad_bias, None
-
-
-def bias_gradient(grad: Tensor, project_values: bool) -> Tensor:
-    """[B,N,h,d] -> [2D]: the bias of the keys cancels in the softmax, that of x is not used."""
-    of_values = grad.sum((0, 1)).flatten()
-    none = torch.zeros_like(of_values)
-    return torch.cat((none, of_values if project_values else none))
