@@ -128,7 +128,8 @@ def test_one_frame_is_a_short_video(tmp_path):
 # In a process of its own: the memory of the other tests would blur the figure.
 MEMORY = """
 import resource, sys
-from slowfast_lara.data import DecodeError, load_views
+from slowfast_lara.data import load_views
+from slowfast_lara.errors import DecodeError
 from tests.data.test_malformed_videos import CFG
 def used():
     with open("/proc/self/statm") as file:
