@@ -105,6 +105,8 @@ class ScoreFiles:
         record = _PLACE.pack(index, score.num_views) + scores.tobytes()
         try:
             if self._file is None:
+                # The other machines of a run may have no OUTPUT_DIR of their own yet.
+                os.makedirs(os.path.dirname(self._path), exist_ok=True)
                 self._file = open(self._path, "xb")  # noqa: SIM115  # closed by `remove`
                 header = {"test": self._identity, "classes": len(scores)}
                 self._file.write(json.dumps(header).encode() + b"\n")
