@@ -30,8 +30,7 @@ def main(folder: Path) -> int:
         ["run", "--cfg", CONFIG, "DATA.PATH_TO_DATA_DIR", videos, "OUTPUT_DIR", output],
     ):
         words = [sys.executable, "-m", "slowfast_lara.cli", *map(str, command)]
-        # The products are small: threads would only fight with the loader's workers.
-        code = subprocess.run(words, env={"OMP_NUM_THREADS": "1", **os.environ}).returncode
+        code = subprocess.run(words).returncode
         if code:
             return code
     results = json.loads((output / "test_results.json").read_text())

@@ -105,6 +105,13 @@ class PatchEmbed(nn.Module):
         return self.proj(x).flatten(2).transpose(1, 2)
 
 
+def hidden_layer(dim: int, activation: str) -> nn.Module:
+    """A layer before the classifier, by its names in the published checkpoints."""
+    return nn.Sequential(
+        OrderedDict([("fc", nn.Linear(dim, dim)), ("act", ACTIVATIONS[activation]())])
+    )
+
+
 @MODEL_REGISTRY.register()
 class VisionTransformer(nn.Module):
     """model([clip]), clip [B,3,T,H,W], or images [B,3,H,W] -> logits, scores in eval."""
@@ -165,10 +172,7 @@ class VisionTransformer(nn.Module):
             blocks.append(Block(dim, attn, timeattn, mlp_ratio, drop, rate))
         self.blocks = nn.ModuleList(blocks)
         self.norm = nn.LayerNorm(dim, eps=1e-6)
-        self.pre_logits: nn.Module = nn.Identity()
-        if hidden_head:
-            layers = [("fc", nn.Linear(dim, dim)), ("act", ACTIVATIONS[head_act]())]
-            self.pre_logits = nn.Sequential(OrderedDict(layers))
+        self.pre_logits = hidden_layer(dim, head_act) if hidden_head else nn.Identity()
         self.head_drop = nn.Dropout(head_drop)
         self.head = nn.Linear(dim, num_classes)
         self.initialise()
