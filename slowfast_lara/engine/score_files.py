@@ -27,6 +27,7 @@ from torch import nn
 
 import slowfast_lara
 from slowfast_lara.errors import RunError
+from slowfast_lara.files import parse_json
 
 _PLACE = struct.Struct("<qq")
 _CHECKSUM = struct.Struct("<I")
@@ -94,10 +95,11 @@ class ScoreFiles:
     def _classes_in(self, header: bytes) -> int | None:
         """The number of classes; None for the header of another test, or a torn one."""
         try:
-            told = json.loads(header)
-            return int(told["classes"]) if told["test"] == self._identity else None
+            told = parse_json(header.decode())
+            classes = told["classes"] if told["test"] == self._identity else None
         except (ValueError, TypeError, KeyError):
             return None
+        return classes if type(classes) is int and classes > 0 else None
 
     def add(self, index: int, score: Score) -> None:
         """Write a score so that it outlives this process."""

@@ -16,7 +16,7 @@ from slowfast_lara.engine.checkpoint import Position
 from slowfast_lara.engine.distributed import from_first, per_process, rank, without_ddp, world_size
 from slowfast_lara.engine.evaluate import device_of
 from slowfast_lara.engine.optimizer import build_optimizer, load_optimizer, scales_loss
-from slowfast_lara.errors import CheckpointError, ConfigError, WeightsError
+from slowfast_lara.errors import CheckpointError, ConfigError, WeightsError, first_line
 from slowfast_lara.models import MODEL_REGISTRY, build_model
 from slowfast_lara.models.weights.pretrained import load_pretrained
 
@@ -78,12 +78,13 @@ class TrainState:
         try:
             self._restore_optimizer(content)
             self.scaler.load_state_dict(content["scaler_state"] or self.scaler.state_dict())
-        except (KeyError, ValueError, RuntimeError) as error:
+        # The content may be anything: see `checkpoint.load`.
+        except (AttributeError, LookupError, TypeError, ValueError, RuntimeError) as error:
             raise CheckpointError(
                 f"checkpoint {path} cannot be continued: its optimiser's state "
-                f"does not fit ({error})"
+                f"does not fit ({first_line(error)})"
             ) from None
-        position = checkpoint.position_of(content, self.global_batch)
+        position = checkpoint.position_of(path, content, self.global_batch)
         _log_continuing(path, position, self.cfg.SOLVER.MAX_EPOCH)
         # A step is never resumed half way.
         steps = self.cfg.SOLVER.ACCUMULATE_STEPS
