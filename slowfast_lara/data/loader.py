@@ -134,21 +134,25 @@ class VideoLoader(DataLoader):
     traceback. A loader that waits looks after its workers every five seconds anyway.
     """
 
+    # Its workers, which stay from epoch to epoch.
+    _processes: Sequence[BaseProcess] = ()
+
     # PyTorch's types expect its own class of iterators, which nothing here needs.
     def __iter__(self) -> Iterator[Any]:  # type: ignore[override]
-        handler, workers = signal.getsignal(signal.SIGCHLD), []
+        handler, others = signal.getsignal(signal.SIGCHLD), multiprocessing.active_children()
         try:
             items = super().__iter__()
             if threading.current_thread() is threading.main_thread():
                 signal.signal(signal.SIGCHLD, handler)
-            workers = multiprocessing.active_children()
+            started = [one for one in multiprocessing.active_children() if one not in others]
+            self._processes = self._processes or started
             for item in items:
                 if isinstance(item, BrokenOff):
                     raise RunError(item.reason)
                 yield item
         # What PyTorch says, or a connection over which the worker was handing over a batch.
         except (RuntimeError, OSError, EOFError) as error:
-            gone = _why_gone(workers, first_line(error))
+            gone = _why_gone(self._processes, first_line(error))
             if not gone:
                 raise
             raise RunError(gone) from None
@@ -165,7 +169,8 @@ def _why_gone(workers: Sequence[BaseProcess], said: str) -> str:
     codes = {worker.exitcode for worker in workers} - {None}
     if -signal.SIGBUS in codes:
         return no_shared_memory(said)
-    if -signal.SIGKILL in codes:
+    # One that died as soon as it was started is known to PyTorch alone.
+    if -signal.SIGKILL in codes or (not codes and said.startswith("DataLoader worker (pid")):
         return (
             f"a worker of the loader was killed, as the system does when memory runs out: lower "
             f"DATA_LOADER.NUM_WORKERS, TRAIN.BATCH_SIZE or, in a test, TEST.NUM_ENSEMBLE_VIEWS "

@@ -27,7 +27,7 @@ from torch import nn
 
 import slowfast_lara
 from slowfast_lara.errors import RunError
-from slowfast_lara.files import parse_json
+from slowfast_lara.files import make_folder, parse_json, remove_empty
 
 _PLACE = struct.Struct("<qq")
 _CHECKSUM = struct.Struct("<I")
@@ -79,6 +79,7 @@ class ScoreFiles:
         self._found: list[Path] = []
         self.others: list[Path] = []  # of another test
         self._file: BinaryIO | None = None
+        self._made: list[str] = []
         self._path = self._folder / f"test_scores.{secrets.token_hex(6)}.part"
 
     def read(self) -> dict[int, Score]:
@@ -108,7 +109,7 @@ class ScoreFiles:
         try:
             if self._file is None:
                 # The other machines of a run may have no OUTPUT_DIR of their own yet.
-                os.makedirs(os.path.dirname(self._path), exist_ok=True)
+                self._made = make_folder(self._folder)
                 self._file = open(self._path, "xb")  # noqa: SIM115  # closed by `remove`
                 header = {"test": self._identity, "classes": len(scores)}
                 self._file.write(json.dumps(header).encode() + b"\n")
@@ -128,6 +129,7 @@ class ScoreFiles:
         if self._file is not None:
             self._file.close()
         _remove([*self._found, self._path])
+        remove_empty(self._made)
 
 
 def _read_records(records: bytes, num_classes: int) -> dict[int, Score]:

@@ -77,7 +77,7 @@ class TrainState:
             return Position()
         try:
             self._restore_optimizer(content)
-            self.scaler.load_state_dict(content["scaler_state"] or self.scaler.state_dict())
+            self._restore_scaler(content["scaler_state"] or self.scaler.state_dict())
         # The content may be anything: see `checkpoint.load`.
         except (AttributeError, LookupError, TypeError, ValueError, RuntimeError) as error:
             raise CheckpointError(
@@ -89,6 +89,11 @@ class TrainState:
         # A step is never resumed half way.
         steps = self.cfg.SOLVER.ACCUMULATE_STEPS
         return Position(position.epochs, position.batches // steps * steps)
+
+    def _restore_scaler(self, state: dict[str, Any]) -> None:
+        if not all(isinstance(value, (int, float)) for value in state.values()):
+            raise TypeError("numbers are expected as its scaler_state")
+        self.scaler.load_state_dict(state)
 
     def _restore_optimizer(self, content: dict[str, Any]) -> None:
         before, method = (
@@ -157,6 +162,6 @@ def _best_error(path: str) -> float:
     if not os.path.isfile(path):
         return math.inf
     try:
-        return checkpoint.load(path)["val"]["top1_err"]
-    except (WeightsError, KeyError):
+        return float(checkpoint.load(path)["val"]["top1_err"])
+    except (WeightsError, KeyError, TypeError, ValueError):
         return math.inf

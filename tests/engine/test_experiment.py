@@ -195,6 +195,50 @@ def test_a_config_that_is_none_ends_in_no_traceback(trained, video_set, capsys, 
     assert "Traceback" not in capsys.readouterr().err
 
 
+SPOILT = {
+    "no state": lambda saved: saved.pop("state"),
+    "no groups": lambda saved: saved.pop("param_groups"),
+    "state of nothing": lambda saved: saved.update(state=None),
+    "state as a list": lambda saved: saved.update(state=[1]),
+    "state of text": lambda saved: saved.update(state={0: "x"}),
+    "state of numbers": lambda saved: saved.update(state={0: 3}),
+    "names that are none": lambda saved: saved.update(state={0: {3: 1}}),
+    "groups of text": lambda saved: saved.update(param_groups=["x"]),
+    "groups without parameters": lambda saved: saved.update(param_groups=[{}, {}]),
+    "no group": lambda saved: saved.update(param_groups=[]),
+    "parameters of nothing": lambda saved: saved["param_groups"][0].update(params=None),
+    "parameters of lists": lambda saved: saved["param_groups"][0].update(params=[[1]]),
+    "a text for a mean": lambda saved: saved["state"][0].update(exp_avg="x"),
+    "a mean of another shape": lambda saved: saved["state"][0].update(exp_avg=torch.zeros(3)),
+    "a step of another shape": lambda saved: saved["state"][0].update(step=torch.zeros(3)),
+    "a mean alone": lambda saved: saved["state"][0].pop("exp_avg_sq"),
+}
+
+
+@pytest.mark.parametrize("spoil", SPOILT.values(), ids=list(SPOILT))
+def test_an_optimiser_that_is_none_is_one_line(trained, video_set, capsys, spoil):
+    path = str(trained / "checkpoints" / LAST)
+    content = checkpoint.load(path)
+    spoil(content["optimizer_state"])
+    checkpoint.save(path, content)
+    assert_refused(capsys, video_set, trained, path, "cannot be continued: its optimiser's state")
+
+
+def test_a_scaler_that_is_none_is_one_line(trained, video_set, capsys):
+    path = str(trained / "checkpoints" / LAST)
+    checkpoint.save(path, {**checkpoint.load(path), "scaler_state": {"scale": "x"}})
+    assert_refused(capsys, video_set, trained, path, "cannot be continued", "scaler_state")
+
+
+def test_a_best_checkpoint_that_says_no_error_is_replaced(trained, video_set):
+    best = str(trained / "checkpoints" / "best.pyth")
+    content = checkpoint.load(str(trained / "checkpoints" / LAST))
+    for val in ("x", {"top1_err": "x"}, {"top1_err": None}, {}):
+        checkpoint.save(best, {**content, "val": val})
+        assert run(video_set, trained, TRAIN__CHECKPOINT_BEST=True) == 0
+        assert checkpoint.load(best)["val"]["top1_err"] >= 0
+
+
 def accept(video_set, output, **changes):
     more = {"SOLVER__MAX_EPOCH": 2, "TRAIN__ACCEPT_CHANGES": True}
     assert run(video_set, output, **{**more, **changes}) == 0
