@@ -13,12 +13,13 @@ import pytest
 import torch
 import yaml
 
+from slowfast_lara.commands.predict import main as predict_main
 from slowfast_lara.commands.run import main
 from slowfast_lara.config import load_config
 from slowfast_lara.config.keys import all_keys
 from slowfast_lara.engine import checkpoint, experiment
 from slowfast_lara.engine.experiment import BEARS_ON, Bears, bears_on, held_alone, list_sum
-from slowfast_lara.errors import CheckpointError, ConfigError
+from slowfast_lara.errors import ConfigError
 from slowfast_lara.inference.model import load_model
 from tests.runs import kill_group, load_checkpoint, start, write_config
 
@@ -356,9 +357,12 @@ def test_heads_are_compared_in_fine_tuning_and_predicting(trained, video_set, tm
     assert not (tmp_path / "tuned").exists()
     changes["VIT__NUM_HEADS"] = 2
     assert run(video_set, tmp_path / "tuned", **changes) == 0
-    cfg = load_config(trained / "config.yaml", ["VIT.NUM_HEADS", 4])
-    with pytest.raises(CheckpointError, match="VIT.NUM_HEADS is 2 in it and 4 here"):
-        load_model(cfg, path)
+    flags = ["--cfg", str(trained / "config.yaml"), "--checkpoint", path]
+    video = (video_set / "test.csv").read_text().split()[0]
+    assert predict_main([*flags, video]) == 0
+    capsys.readouterr()
+    assert predict_main([*flags, video, "VIT.NUM_HEADS", "4"]) == 2
+    assert "VIT.NUM_HEADS is 2 in it and 4 here" in capsys.readouterr().err
 
 
 HOLD = """
