@@ -13,8 +13,6 @@ import hashlib
 import logging
 import os
 import sys
-import tempfile
-import time
 import traceback
 from collections.abc import Callable
 from pathlib import Path
@@ -26,9 +24,8 @@ LINES = "\n\t"
 
 logger = logging.getLogger(__name__)
 
-# See `_said_by_another`.
-_MARK = "slowfast-lara-said-"
-_MARK_SECONDS = 60
+# Where a launcher names the folder that it has for the processes it starts.
+LAUNCHERS_FOLDER = "SLOWFAST_LARA_LAUNCHERS_FOLDER"
 
 
 class UserError(Exception):
@@ -122,23 +119,21 @@ def complain(message: str) -> None:
 
 
 def _said_by_another(message: str) -> bool:
-    """Whether another process of this run on this machine has just said the same.
+    """Whether another process that the same launcher has started has said the same.
 
-    All of them see the same bad input. The first to come leaves a mark: an empty file, named
-    after the message and the launcher that started them.
+    All of them see the same bad input. The first to come leaves a mark, an empty file, in a
+    folder that no other user can write to: ours, or the one that torchrun makes for each
+    attempt, in which each process has a folder for the file of its error.
     """
-    if "LOCAL_RANK" not in os.environ:
+    folder = os.environ.get(LAUNCHERS_FOLDER)
+    of_torchrun = os.environ.get("TORCHELASTIC_ERROR_FILE")
+    if not folder and of_torchrun:
+        folder = os.path.dirname(os.path.dirname(of_torchrun))
+    if not folder:
         return False
-    attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
-    digest = hashlib.sha256(f"{os.getppid()} {attempt} {message}".encode()).hexdigest()[:16]
+    digest = hashlib.sha256(message.encode(errors="replace")).hexdigest()[:16]
     try:
-        for old in Path(tempfile.gettempdir()).glob(f"{_MARK}*"):
-            if time.time() - old.stat().st_mtime > _MARK_SECONDS:
-                old.unlink()
-    except OSError:  # another process was quicker, or it is another user's
-        pass
-    try:
-        Path(tempfile.gettempdir(), f"{_MARK}{digest}").touch(exist_ok=False)
+        Path(folder, f"said-{digest}").touch(exist_ok=False)
     except FileExistsError:
         return True
     except OSError:

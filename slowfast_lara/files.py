@@ -71,6 +71,22 @@ def _refuse_constant(name: str) -> None:
     raise ValueError(f"{name} is no number of JSON")
 
 
+def make_folder(folder: str | os.PathLike[str]) -> list[str]:
+    """Make a folder; what had to be made for it, the deepest first."""
+    made, above = [], os.path.abspath(folder)
+    while not os.path.exists(above):
+        made.append(above)
+        above = os.path.dirname(above)
+    os.makedirs(folder, exist_ok=True)
+    return made
+
+
+def remove_empty(folders: list[str]) -> None:
+    for folder in folders:
+        with contextlib.suppress(OSError):  # something is in it
+            os.rmdir(folder)
+
+
 def remove_unfinished(folder: str) -> None:
     """Remove what a killed process was writing into a folder."""
     for name in os.listdir(folder) if os.path.isdir(folder) else []:

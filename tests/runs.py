@@ -99,7 +99,14 @@ def environment() -> dict[str, str]:
     """Without a torchrun around the tests, and one thread each: bits must repeat."""
     kept = {key: value for key, value in os.environ.items() if not key.startswith("TORCHELASTIC")}
     path = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
-    return {**kept, "PYTHONPATH": path, "OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1"}
+    return {
+        **kept,
+        "PYTHONPATH": path,
+        "OMP_NUM_THREADS": "1",
+        "PYTHONUNBUFFERED": "1",
+        # What PyTorch says on stderr where there are fewer cores than workers.
+        "PYTHONWARNINGS": "ignore:This DataLoader will create",
+    }
 
 
 def start(

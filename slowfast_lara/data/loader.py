@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import multiprocessing
+import signal
+import threading
+from collections.abc import Iterator, Sequence
+from multiprocessing.connection import wait
+from multiprocessing.process import BaseProcess
 from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
@@ -121,14 +126,57 @@ def test_loader(cfg: CfgNode, *, rank: int = 0, world_size: int = 1) -> DataLoad
 
 
 class VideoLoader(DataLoader):
-    """A loader that raises what ends its workers in one line."""
+    """A loader that raises what ends its workers in one line, where a batch is asked for.
+
+    PyTorch would also raise the death of a worker from a signal handler, wherever the main
+    thread is: the log would print it and forget it, who writes a file would take it for an
+    error of the disk, and another worker that is just handing over a batch would print a
+    traceback. A loader that waits looks after its workers every five seconds anyway.
+    """
+
+    # Its workers, which stay from epoch to epoch.
+    _processes: Sequence[BaseProcess] = ()
 
     # PyTorch's types expect its own class of iterators, which nothing here needs.
     def __iter__(self) -> Iterator[Any]:  # type: ignore[override]
-        for item in super().__iter__():
-            if isinstance(item, BrokenOff):
-                raise RunError(item.reason)
-            yield item
+        handler, others = signal.getsignal(signal.SIGCHLD), multiprocessing.active_children()
+        try:
+            items = super().__iter__()
+            if threading.current_thread() is threading.main_thread():
+                signal.signal(signal.SIGCHLD, handler)
+            started = [one for one in multiprocessing.active_children() if one not in others]
+            self._processes = self._processes or started
+            for item in items:
+                if isinstance(item, BrokenOff):
+                    raise RunError(item.reason)
+                yield item
+        # What PyTorch says, or a connection over which the worker was handing over a batch.
+        except (RuntimeError, OSError, EOFError) as error:
+            gone = _why_gone(self._processes, first_line(error))
+            if not gone:
+                raise
+            raise RunError(gone) from None
+
+
+def _why_gone(workers: Sequence[BaseProcess], said: str) -> str:
+    """Why a worker of a loader is gone, and what to do about it; "" if none is.
+
+    The connections of a process are closed a moment before it is known to have ended.
+    """
+    ended = wait([worker.sentinel for worker in workers], timeout=1)
+    for worker in workers:
+        worker.join(timeout=1 if worker.sentinel in ended else 0)
+    codes = {worker.exitcode for worker in workers} - {None}
+    if -signal.SIGBUS in codes:
+        return no_shared_memory(said)
+    # One that died as soon as it was started is known to PyTorch alone.
+    if -signal.SIGKILL in codes or (not codes and said.startswith("DataLoader worker (pid")):
+        return (
+            f"a worker of the loader was killed, as the system does when memory runs out: lower "
+            f"DATA_LOADER.NUM_WORKERS, TRAIN.BATCH_SIZE or, in a test, TEST.NUM_ENSEMBLE_VIEWS "
+            f"({said})"
+        )
+    return f"a worker of the loader is gone: {said}" if codes else ""
 
 
 def _loader(cfg: CfgNode, dataset: torch.utils.data.Dataset, **options) -> VideoLoader:

@@ -105,10 +105,10 @@ def exist_in(output_dir: str) -> bool:
     return bool(_sorted(get_checkpoint_dir(output_dir)))
 
 
-def position_of(content: dict[str, Any], global_batch: int) -> Position:
-    """Where a checkpoint stands, for batches of this size over all processes."""
+def position_of(path: str, content: dict[str, Any], global_batch: int) -> Position:
+    """Where the checkpoint at a path stands, for batches of this size over all processes."""
     if "epoch" not in content:
-        raise CheckpointError("the checkpoint to continue does not say its 'epoch'")
+        raise CheckpointError(f"checkpoint {path} cannot be continued: it has no 'epoch'")
     # PySlowFast's "epoch" is the index of the last whole epoch.
     batches = content.get("iteration", 0) * content.get("global_batch", global_batch)
     return Position(content["epoch"] + 1, batches // global_batch)

@@ -27,6 +27,7 @@ from fvcore.common.config import CfgNode
 from slowfast_lara.config import get_cfg
 from slowfast_lara.config.keys import all_keys
 from slowfast_lara.errors import CheckpointError, ConfigError
+from slowfast_lara.files import make_folder, remove_empty
 
 logger = logging.getLogger(__name__)
 
@@ -226,7 +227,7 @@ def held_alone(folder: str) -> Iterator[None]:
     """Keep other runs out of a folder. If nothing is written meanwhile, it is as it was."""
     path = os.path.join(folder, LOCK)
     try:
-        made = _make(folder)
+        made = make_folder(folder)
         lock = _locked(path)
     except OSError as error:
         raise ConfigError(
@@ -238,19 +239,7 @@ def held_alone(folder: str) -> Iterator[None]:
         with contextlib.suppress(OSError):
             os.remove(path)  # while it is locked: see _locked
         os.close(lock)
-        for new in made:
-            with contextlib.suppress(OSError):  # it is no longer empty
-                os.rmdir(new)
-
-
-def _make(folder: str) -> list[str]:
-    """Make a folder; what had to be made for it, the deepest first."""
-    made, above = [], os.path.abspath(folder)
-    while not os.path.exists(above):
-        made.append(above)
-        above = os.path.dirname(above)
-    os.makedirs(folder, exist_ok=True)
-    return made
+        remove_empty(made)
 
 
 def _locked(path: str) -> int:

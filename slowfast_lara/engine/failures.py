@@ -4,13 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import math
 import multiprocessing
 import os
 import shutil
-import signal
 import sys
-import threading
 from collections.abc import Iterator
 
 import torch.distributed as dist
@@ -20,45 +17,28 @@ from slowfast_lara.errors import RunError, UserError, first_line, no_shared_memo
 
 @contextlib.contextmanager
 def plain_reasons() -> Iterator[None]:
-    """Say the loss of another process, or of a loader's worker, in words for people."""
+    """Say the loss of another process, or the lack of shared memory, in words for people."""
     try:
         yield
     except UserError:
         raise
     except Exception as error:
-        lost_worker = _loss_of_worker(error)
-        if lost_worker:
-            raise RunError(lost_worker) from None
+        if _is_lack_of_shared_memory(error):
+            raise RunError(no_shared_memory(first_line(error))) from None
         if not is_connection_loss(error):
             raise
         reason = first_line(error)
         raise RunError(f"lost another process of this run, so this one ends: {reason}") from None
 
 
-def _loss_of_worker(error: Exception) -> str:
-    """What to do if a worker died or could not be started; "" for any other error."""
-    text = first_line(error)
-    # The queues of a loader have their locks in shared memory.
-    if isinstance(error, OSError) and error.errno == errno.ENOSPC and not error.filename:
-        return no_shared_memory(text) if _free_shared_memory() < 2**20 else ""
-    if not (isinstance(error, RuntimeError) and "DataLoader worker" in text):
-        return ""
-    if "Bus error" in text or "shared memory" in text:
-        return no_shared_memory(text)
-    if "Killed" in text or "exited unexpectedly" in text:
-        return (
-            f"a worker of the loader was killed, as the system does when memory runs out: lower "
-            f"DATA_LOADER.NUM_WORKERS, TRAIN.BATCH_SIZE or, in a test, TEST.NUM_ENSEMBLE_VIEWS "
-            f"({text})"
-        )
-    return f"a worker of the loader is gone: {text}"
-
-
-def _free_shared_memory() -> float:
+def _is_lack_of_shared_memory(error: Exception) -> bool:
+    """Whether the queues of a loader, whose locks are in shared memory, found no room there."""
+    if not isinstance(error, OSError) or error.errno != errno.ENOSPC or error.filename:
+        return False
     try:
-        return shutil.disk_usage("/dev/shm").free
+        return shutil.disk_usage("/dev/shm").free < 2**20
     except OSError:  # not on this system
-        return math.inf
+        return False
 
 
 def is_connection_loss(error: Exception) -> bool:
@@ -78,9 +58,6 @@ def end_process(code: int) -> None:
     A process group that lost a member may never be torn down, and Python would wait for
     the workers of a loader, which heed no signal (see `signals`).
     """
-    if threading.current_thread() is threading.main_thread():
-        # PyTorch raises an error when a worker dies.
-        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     for stream in (sys.stdout, sys.stderr):
         with contextlib.suppress(OSError, ValueError):  # nobody reads it any more
             stream.flush()

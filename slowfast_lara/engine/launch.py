@@ -18,6 +18,7 @@ import os
 import signal
 import socket
 import sys
+import tempfile
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -39,6 +40,7 @@ from slowfast_lara.engine.signals import StopRequest
 from slowfast_lara.errors import (
     DONE,
     FAILED,
+    LAUNCHERS_FOLDER,
     ConfigError,
     InputError,
     RunError,
@@ -133,27 +135,29 @@ def launch(run: Run, cfg: CfgNode, init_method: str | None = None) -> int:
 def spawn(run: Run, cfg: CfgNode, first: Place, processes: int) -> int:
     """Start this machine's processes and wait for them; `first` is the place of the first."""
     context = multiprocessing.get_context("spawn")
-    children = [
-        context.Process(
-            target=_run_as_child,
-            args=(
-                run,
-                cfg,
-                replace(first, rank=first.rank + i, local_rank=i),
-                multiprocessing.get_start_method(),
-            ),
-        )
-        for i in range(processes)
-    ]
-    for child in children:
-        child.start()
-
-    def forward() -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        children = [
+            context.Process(
+                target=_run_as_child,
+                args=(
+                    run,
+                    cfg,
+                    replace(first, rank=first.rank + i, local_rank=i),
+                    multiprocessing.get_start_method(),
+                    folder,
+                ),
+            )
+            for i in range(processes)
+        ]
         for child in children:
-            child.terminate()
+            child.start()
 
-    StopRequest().listen(forward)
-    return _wait_for(children)
+        def forward() -> None:
+            for child in children:
+                child.terminate()
+
+        StopRequest().listen(forward)
+        return _wait_for(children)
 
 
 def _wait_for(children: Sequence[BaseProcess]) -> int:
@@ -178,8 +182,8 @@ def _wait_for(children: Sequence[BaseProcess]) -> int:
     return code
 
 
-def _run_as_child(run: Run, cfg: CfgNode, place: Place, start_method: str) -> None:
-    os.environ["LOCAL_RANK"] = str(place.local_rank)
+def _run_as_child(run: Run, cfg: CfgNode, place: Place, start_method: str, folder: str) -> None:
+    os.environ[LAUNCHERS_FOLDER] = folder
     # Python made "spawn" the default of this process. The workers of its data loaders are to
     # be started as they are in a run of one process.
     multiprocessing.set_start_method(start_method, force=True)

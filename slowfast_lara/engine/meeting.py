@@ -35,6 +35,7 @@ from fvcore.common.config import CfgNode
 import slowfast_lara
 from slowfast_lara.engine.heartbeat import Heartbeat, Watchdog
 from slowfast_lara.errors import InputError, RunError
+from slowfast_lara.files import parse_json
 
 # What a machine may have for itself: it changes no result.
 MAY_DIFFER = ("SHARD_ID", "DATA_LOADER.NUM_WORKERS", "DATA_LOADER.PIN_MEMORY")
@@ -50,8 +51,9 @@ POLL_SECONDS = 0.1
 # How long a run waits for the others after one that differs: all are to hear of it, and the
 # right one may yet come if the wrong one belongs to another run.
 SETTLE_SECONDS = 10
-# How long the store stays to let the others read why the run ends.
-READ_SECONDS = 5
+# How long the store stays after that for those who are still to come: they would wait for it in
+# vain for minutes. It goes as soon as all have read why the run ends.
+LATE_SECONDS = 30
 MAX_NAMED = 8
 
 
@@ -183,21 +185,24 @@ class Meeting:
 
     def _give_up(self) -> None:
         """Tell those who are there why there will be no run."""
-        placed, differ = self._count("placed"), self._count("problems")
+        differ = self._count("problems")
         if not differ:
-            raise TimeoutError(f"{placed + 1} of {self._world_size} processes were there")
+            there = self._count("placed") + 1
+            raise TimeoutError(f"{there} of {self._world_size} processes were there")
         problem = self._store.get(self._key("problem")).decode()
         problem += f"; {differ - 1} more processes differ" if differ > 1 else ""
         self._store.set(self._key("verdict"), problem)
-        deadline = time.monotonic() + READ_SECONDS
-        while self._count("read") < placed and time.monotonic() < deadline:
+        deadline = time.monotonic() + LATE_SECONDS
+        while self._count("read") + differ < self._world_size - 1 and time.monotonic() < deadline:
+            self.answer()
             self._pause()
+            differ = self._count("problems")
         raise InputError(problem)
 
     def _join(self, description: dict[str, str], deadline: float) -> None:
         number = self._store.add("numbers", 1)
         self._identity = self._wait_for(f"answer/{number}", deadline)
-        first = json.loads(self._wait_for(self._key("description"), deadline))
+        first = self._description_of_first(deadline)
         problem = differences(description, first, self._rank)
         if problem:
             problem = f"all processes of a run must run the same thing, but {problem}"
@@ -214,6 +219,12 @@ class Meeting:
         if problem:
             self._store.add(self._key("read"), 1)
             raise InputError(problem)
+
+    def _description_of_first(self, deadline: float) -> dict[str, str]:
+        told = parse_json(self._wait_for(self._key("description"), deadline))
+        if not isinstance(told, dict) or not all(isinstance(it, str) for it in told.values()):
+            raise ValueError("what process 0 says of its run cannot be read")
+        return told
 
     def _wait_for(self, key: str, deadline: float) -> str:
         while not self._store.check([key]):

@@ -61,14 +61,34 @@ def scales_loss(cfg: CfgNode) -> bool:
 
 
 def load_optimizer(optimizer: torch.optim.Optimizer, state: dict[str, Any]) -> None:
-    """Take over what a saved optimiser has gathered, but none of its settings."""
-    gathered = {name for of_parameter in state["state"].values() for name in of_parameter}
+    """Take over what a saved optimiser has gathered, but none of its settings.
+
+    PyTorch looks at the number of parameters only, and would fail at the first step.
+    """
     expected = {"momentum_buffer"} if isinstance(optimizer, torch.optim.SGD) else _OF_ADAM
+    gathered = {name for of_parameter in state["state"].values() for name in of_parameter}
     if not gathered <= expected:
-        raise ValueError(f"it has {', '.join(sorted(gathered))} of another method")
+        raise ValueError(f"it has {', '.join(sorted(map(str, gathered)))} of another method")
     saved, own = state["param_groups"], optimizer.param_groups
+    parameters = [parameter for group in own for parameter in group["params"]]
+    indices = [index for group in saved for index in group["params"]]
+    for index, parameter in zip(indices, parameters):
+        _check_gathered(state["state"].get(index, {}), parameter, expected)
     groups = [{**mine, "params": theirs["params"]} for mine, theirs in zip(own, saved)]
     optimizer.load_state_dict({**state, "param_groups": groups + saved[len(own) :]})
+
+
+def _check_gathered(of_parameter: dict[str, Any], parameter: Tensor, expected: set[str]) -> None:
+    if of_parameter and of_parameter.keys() != expected:
+        raise ValueError(f"a parameter has no {', '.join(expected - of_parameter.keys())}")
+    for name, value in of_parameter.items():
+        if value is None and name == "momentum_buffer":  # of SGD without momentum
+            continue
+        if isinstance(value, (int, float)) and name == "step":  # of earlier versions of PyTorch
+            continue
+        shape = parameter.shape if name != "step" else torch.Size()
+        if not isinstance(value, Tensor) or value.shape != shape:
+            raise ValueError(f"its {name} of a parameter is not {list(shape)} numbers")
 
 
 def step_if_finite(optimizer: torch.optim.Optimizer, norm: Tensor) -> None:

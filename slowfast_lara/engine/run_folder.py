@@ -103,7 +103,7 @@ def read_run(folder: str, classes: str | None) -> Run:
     if not (stats or results):
         raise InputError(f"{folder}: no run here; {LOG} or {TEST_RESULTS} is expected")
     config = parse_yaml(config_text, paths[CONFIG])
-    surroundings = _json_object(environment, paths[ENVIRONMENT])
+    surroundings = json_object(environment, paths[ENVIRONMENT])
     run = Run(folder, stats, config_text, config, surroundings, [])
     if results:
         _add_results(run, results, paths[TEST_RESULTS])
@@ -124,7 +124,8 @@ def _read(path: str | os.PathLike[str]) -> str:
         return file.read()
 
 
-def _json_object(text: str, path: str) -> dict[str, Any]:
+def json_object(text: str, path: str | os.PathLike[str]) -> dict[str, Any]:
+    """What the text of a file says; an InputError with its path if that is no JSON object."""
     try:
         content = parse_json(text or "{}")
     except ValueError as error:
@@ -135,7 +136,7 @@ def _json_object(text: str, path: str) -> dict[str, Any]:
 
 
 def _add_results(run: Run, text: str, path: str) -> None:
-    results = _json_object(text, path)
+    results = json_object(text, path)
     try:
         run.checkpoint = str(results.get("checkpoint", ""))
         for entry in results["videos"]:

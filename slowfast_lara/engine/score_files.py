@@ -27,6 +27,7 @@ from torch import nn
 
 import slowfast_lara
 from slowfast_lara.errors import RunError
+from slowfast_lara.files import make_folder, parse_json, remove_empty
 
 _PLACE = struct.Struct("<qq")
 _CHECKSUM = struct.Struct("<I")
@@ -78,6 +79,7 @@ class ScoreFiles:
         self._found: list[Path] = []
         self.others: list[Path] = []  # of another test
         self._file: BinaryIO | None = None
+        self._made: list[str] = []
         self._path = self._folder / f"test_scores.{secrets.token_hex(6)}.part"
 
     def read(self) -> dict[int, Score]:
@@ -94,10 +96,11 @@ class ScoreFiles:
     def _classes_in(self, header: bytes) -> int | None:
         """The number of classes; None for the header of another test, or a torn one."""
         try:
-            told = json.loads(header)
-            return int(told["classes"]) if told["test"] == self._identity else None
+            told = parse_json(header.decode())
+            classes = told["classes"] if told["test"] == self._identity else None
         except (ValueError, TypeError, KeyError):
             return None
+        return classes if type(classes) is int and classes > 0 else None
 
     def add(self, index: int, score: Score) -> None:
         """Write a score so that it outlives this process."""
@@ -106,7 +109,7 @@ class ScoreFiles:
         try:
             if self._file is None:
                 # The other machines of a run may have no OUTPUT_DIR of their own yet.
-                os.makedirs(os.path.dirname(self._path), exist_ok=True)
+                self._made = make_folder(self._folder)
                 self._file = open(self._path, "xb")  # noqa: SIM115  # closed by `remove`
                 header = {"test": self._identity, "classes": len(scores)}
                 self._file.write(json.dumps(header).encode() + b"\n")
@@ -126,6 +129,7 @@ class ScoreFiles:
         if self._file is not None:
             self._file.close()
         _remove([*self._found, self._path])
+        remove_empty(self._made)
 
 
 def _read_records(records: bytes, num_classes: int) -> dict[int, Score]:

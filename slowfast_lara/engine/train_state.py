@@ -16,7 +16,7 @@ from slowfast_lara.engine.checkpoint import Position
 from slowfast_lara.engine.distributed import from_first, per_process, rank, without_ddp, world_size
 from slowfast_lara.engine.evaluate import device_of
 from slowfast_lara.engine.optimizer import build_optimizer, load_optimizer, scales_loss
-from slowfast_lara.errors import CheckpointError, ConfigError, WeightsError
+from slowfast_lara.errors import CheckpointError, ConfigError, WeightsError, first_line
 from slowfast_lara.models import MODEL_REGISTRY, build_model
 from slowfast_lara.models.weights.pretrained import load_pretrained
 
@@ -77,17 +77,23 @@ class TrainState:
             return Position()
         try:
             self._restore_optimizer(content)
-            self.scaler.load_state_dict(content["scaler_state"] or self.scaler.state_dict())
-        except (KeyError, ValueError, RuntimeError) as error:
+            self._restore_scaler(content["scaler_state"] or self.scaler.state_dict())
+        # The content may be anything: see `checkpoint.load`.
+        except (AttributeError, LookupError, TypeError, ValueError, RuntimeError) as error:
             raise CheckpointError(
                 f"checkpoint {path} cannot be continued: its optimiser's state "
-                f"does not fit ({error})"
+                f"does not fit ({first_line(error)})"
             ) from None
-        position = checkpoint.position_of(content, self.global_batch)
+        position = checkpoint.position_of(path, content, self.global_batch)
         _log_continuing(path, position, self.cfg.SOLVER.MAX_EPOCH)
         # A step is never resumed half way.
         steps = self.cfg.SOLVER.ACCUMULATE_STEPS
         return Position(position.epochs, position.batches // steps * steps)
+
+    def _restore_scaler(self, state: dict[str, Any]) -> None:
+        if not all(isinstance(value, (int, float)) for value in state.values()):
+            raise TypeError("numbers are expected as its scaler_state")
+        self.scaler.load_state_dict(state)
 
     def _restore_optimizer(self, content: dict[str, Any]) -> None:
         before, method = (
@@ -156,6 +162,6 @@ def _best_error(path: str) -> float:
     if not os.path.isfile(path):
         return math.inf
     try:
-        return checkpoint.load(path)["val"]["top1_err"]
-    except (WeightsError, KeyError):
+        return float(checkpoint.load(path)["val"]["top1_err"])
+    except (WeightsError, KeyError, TypeError, ValueError):
         return math.inf

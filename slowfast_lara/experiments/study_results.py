@@ -85,7 +85,7 @@ def _outcome(runs: list[StudyRun], step: _Step, seconds: float) -> Outcome:
     memory = peak_memory(step)  # before the counter, which needs the model in eval mode
     return Outcome(
         row=runs[0].row,
-        accuracies=[run.result()["top1_acc"] for run in runs],
+        accuracies=[run.accuracy() for run in runs],
         curves=[_curve(read_run(str(run.folder), None), epoch_steps) for run in runs],
         parameters=sum(p.numel() for p in step.model.parameters() if p.requires_grad),
         gflops=count_flops(step.model.eval(), [step.clips[:1]]) / 1e9,

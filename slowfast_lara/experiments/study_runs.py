@@ -7,7 +7,6 @@ one that was interrupted goes on from its last checkpoint.
 
 from __future__ import annotations
 
-import json
 import os
 import subprocess
 import sys
@@ -15,12 +14,12 @@ import time
 from collections import deque
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from fvcore.common.config import CfgNode
 
 from slowfast_lara.config import load_config
-from slowfast_lara.engine.run_folder import TEST_RESULTS
+from slowfast_lara.engine.run_folder import TEST_RESULTS, json_object
 from slowfast_lara.errors import InputError, RunError
 from slowfast_lara.experiments.study_rows import StudyRow
 from slowfast_lara.files import write_json, write_text
@@ -47,8 +46,13 @@ class StudyRun(NamedTuple):
     def config(self) -> CfgNode:
         return load_config(self.folder / _SETTINGS)
 
-    def result(self) -> dict[str, Any]:
-        return json.loads((self.folder / TEST_RESULTS).read_text(encoding="utf-8"))
+    def accuracy(self) -> float:
+        """Of its test, in percent."""
+        path = self.folder / TEST_RESULTS
+        value = json_object(path.read_text(encoding="utf-8"), path).get("top1_acc")
+        if not isinstance(value, (int, float)):
+            raise InputError(f"{path}: a number is expected as its 'top1_acc'")
+        return value
 
 
 def plan(
@@ -69,7 +73,7 @@ def make_set(folder: Path, arguments: dict[str, int]) -> None:
     """The synthetic videos, unless they are there."""
     note = folder / _SET_NOTE
     if note.is_file():
-        made_with = json.loads(note.read_text(encoding="utf-8"))
+        made_with = json_object(note.read_text(encoding="utf-8"), note)
         if made_with != arguments:
             raise InputError(
                 f"{folder} was made with {made_with}, not {arguments}; remove it, or "
@@ -97,11 +101,8 @@ def run_all(runs: Sequence[StudyRun], jobs: int) -> None:
                 run = running.pop(process)
                 _check_end(run, process.returncode)
                 finished = total - len(waiting) - len(running)
-                accuracy = run.result()["top1_acc"]
-                print(
-                    f"{finished}/{total} {run.row.name}, seed {run.seed}: {accuracy:.1f} %",
-                    flush=True,
-                )
+                name = f"{run.row.name}, seed {run.seed}"
+                print(f"{finished}/{total} {name}: {run.accuracy():.1f} %", flush=True)
             time.sleep(0.1)
     finally:
         for process in running:

@@ -1,8 +1,13 @@
 from __future__ import annotations
 
+import multiprocessing
+import multiprocessing.queues
 import os
+import signal
 import subprocess
 import sys
+import threading
+import time
 from pathlib import Path
 
 import pytest
@@ -11,7 +16,7 @@ import torch
 from slowfast_lara.data.bad_videos import BadVideos, Failure
 from slowfast_lara.data.loader import test_loader as make_test_loader
 from slowfast_lara.data.loader import train_loader, val_loader
-from slowfast_lara.errors import DataError, TooManyBadVideos
+from slowfast_lara.errors import DataError, RunError, TooManyBadVideos
 from tests.data.helpers import REPOSITORY, config
 
 
@@ -141,6 +146,62 @@ def test_workers_start_in_either_way(synthetic, tmp_path, method):
         env={**os.environ, "PYTHONPATH": str(REPOSITORY)},
     )
     assert result.stdout.split() == ["2"], result.stderr
+
+
+@pytest.fixture
+def with_workers(cfg):
+    """A worker of a loader in use, and what the loader yields from here on."""
+    cfg.DATA_LOADER.NUM_WORKERS = 2
+    before = set(multiprocessing.active_children())
+    loader = train_loader(cfg, batch_size=2)
+
+    def epochs():
+        while True:
+            yield from loader
+
+    items = epochs()
+    next(items)
+    yield (set(multiprocessing.active_children()) - before).pop(), items
+    items.close()
+
+
+@pytest.mark.parametrize("batches", [0, 24])
+def test_the_death_of_a_worker_waits_for_the_next_batch(with_workers, batches):
+    """PyTorch raises it from a signal handler: in the log, say, which prints and forgets it."""
+    worker, items = with_workers
+    for _ in range(batches):  # an epoch has 25
+        next(items)
+    os.kill(worker.pid, signal.SIGKILL)
+    time.sleep(0.5)  # into which a handler would raise
+    with pytest.raises(RunError, match="lower DATA_LOADER.NUM_WORKERS") as raised:
+        list(items)
+    assert "\n" not in str(raised.value)
+
+
+@pytest.mark.parametrize("kill", [True, False])
+def test_a_connection_that_ends_with_the_worker(with_workers, monkeypatch, kill):
+    """Killed while it hands over a batch, it is known to have ended only a moment later."""
+    worker, items = with_workers
+
+    def reset(*_, **__):
+        if kill:
+            threading.Timer(0.2, os.kill, (worker.pid, signal.SIGKILL)).start()
+        raise ConnectionResetError("reset by peer")
+
+    monkeypatch.setattr(multiprocessing.queues.Queue, "get", reset)
+    expected = (RunError, "was killed") if kill else (ConnectionResetError, "reset by peer")
+    with pytest.raises(expected[0], match=expected[1]):
+        list(items)
+
+
+@pytest.mark.parametrize(
+    "number, said", [(signal.SIGBUS, "no room in the shared memory"), (signal.SIGSEGV, "is gone")]
+)
+def test_other_deaths_of_a_worker(with_workers, number, said):
+    worker, items = with_workers
+    os.kill(worker.pid, number)
+    with pytest.raises(RunError, match=said):
+        list(items)
 
 
 def test_bad_videos_are_counted_once(caplog):

@@ -124,3 +124,14 @@ def test_process_that_fails_leaves_nobody_waiting(tmp_path, video_set, what, ste
     assert "ArithmeticError" in results[1][2]
     assert "lost another process" in results[0][2] and "Traceback" not in results[0][2]
     assert len(os.listdir(tmp_path / "out" / "checkpoints")) == 1
+
+
+def test_torchrun_prints_the_reason_of_any_process(tmp_path, video_set):
+    """Of its own accord, it would print nothing of a process that is not the first."""
+    config = write_config(tmp_path / "c.yaml", video_set, tmp_path / "out", **changes(1, 6))
+    agent = ("-m", "torch.distributed.run", "--nproc-per-node", "2")
+    broken = ("-m", "tests.engine.breaking", "forward", "6", "1", str(tmp_path), "--")
+    program = (*agent, "--master-port", str(free_port()), *broken)
+    code, _, stderr = finish(start("--cfg", config, program=program))
+    assert code != 0
+    assert stderr.count("ArithmeticError: the forward pass is broken") == 1

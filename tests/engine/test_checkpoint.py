@@ -205,9 +205,9 @@ def test_leftovers_of_a_killed_run_are_removed(tmp_path):
 
 def test_position_follows_the_samples_seen():
     within = {"epoch": 1, "iteration": 6, "global_batch": 4}
-    assert checkpoint.position_of(within, 4) == Position(2, 6)
-    assert checkpoint.position_of(within, 8) == Position(2, 3)
-    assert checkpoint.position_of({"epoch": 1}, 4) == Position(2)
+    assert checkpoint.position_of("x.pyth", within, 4) == Position(2, 6)
+    assert checkpoint.position_of("x.pyth", within, 8) == Position(2, 3)
+    assert checkpoint.position_of("x.pyth", {"epoch": 1}, 4) == Position(2)
 
 
 @pytest.mark.parametrize(
@@ -243,8 +243,9 @@ def test_fields_of_the_wrong_kind_are_passed_over(tmp_path, key, value):
 def test_a_checkpoint_without_its_epoch_is_not_continued(tmp_path):
     path = checkpoint.path_of(str(tmp_path), Position(1), BATCH)
     checkpoint.save(path, {"model_state": content()["model_state"]})
-    with pytest.raises(CheckpointError, match="epoch"):
-        checkpoint.position_of(checkpoint.load(path), 4)
+    with pytest.raises(CheckpointError, match="it has no 'epoch'") as raised:
+        checkpoint.position_of(path, checkpoint.load(path), 4)
+    assert path in str(raised.value)
 
 
 def test_weights_with_the_names_of_ddp():

@@ -53,7 +53,7 @@ STEPS = [
 ]
 
 
-def start_nodes(config, count, *, folders=None, port=None, extra=()):
+def start_nodes(config, count, *, folders=None, port=None, extra=(), program=(RUN_NET,)):
     """The commands of `count` machines with one process each."""
     port = port or free_port()
     return [
@@ -67,6 +67,7 @@ def start_nodes(config, count, *, folders=None, port=None, extra=()):
             "--init_method",
             f"tcp://localhost:{port}",
             *extra,
+            program=program,
             folder=folders[i] if folders else None,
         )
         for i in range(count)
@@ -123,7 +124,7 @@ def test_two_nodes_equal_one_process(tmp_path, video_set, one_process):
         code, stdout, stderr = finish(node)
         assert code == 0, stdout + stderr
     assert_same_training(folders[0] / "out", one_process)
-    assert [path for path in folders[1].rglob("*") if path.is_file()] == []
+    assert list(folders[1].iterdir()) == []
     assert json_stats(folders[0] / "out")[-1]["num_videos"] == 7
 
 
@@ -380,7 +381,11 @@ def test_spawn_leaves_nobody_behind(tmp_path, video_set, victim):
 
 
 @pytest.mark.slow
-def test_batch_that_the_processes_cannot_share(tmp_path, video_set):
-    config = write_config(tmp_path / "c.yaml", video_set, tmp_path / "out")
-    code, _, stderr = finish(start_torchrun(config, 3))
-    assert code != 0 and stderr.count("TRAIN.BATCH_SIZE is 4") == 1
+@pytest.mark.parametrize("launcher", ["torchrun", "spawn"])
+def test_batch_that_the_processes_cannot_share(tmp_path, video_set, launcher):
+    """All of them see it, and one says it."""
+    config = write_config(tmp_path / "c.yaml", video_set, tmp_path / "out", TRAIN__BATCH_SIZE=3)
+    spawning = launcher == "spawn"
+    node = start_spawning(tmp_path, config) if spawning else start_torchrun(config, 2)
+    code, _, stderr = finish(node)
+    assert code != 0 and stderr.count("TRAIN.BATCH_SIZE is 3") == 1

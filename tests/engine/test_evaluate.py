@@ -318,9 +318,51 @@ def test_killed_and_stopped_at_random_moments(tmp_path, video_set, trained, whol
     assert parts(output) == []
 
 
-@pytest.mark.parametrize("late", [False, pytest.param(True, marks=pytest.mark.slow)])
-def test_two_nodes_stop_together_and_go_on(tmp_path, video_set, trained, whole, late):
-    """One has a signal, or is later than DIST_TIMEOUT; then one process does the rest."""
+LATE = """
+import sys, time
+from slowfast_lara.commands.run import main
+from slowfast_lara.engine import evaluate
+from slowfast_lara.engine.distributed import rank
+
+score_views = evaluate.score_views
+
+def late(*arguments):
+    time.sleep(5 * rank())
+    return score_views(*arguments)
+
+evaluate.score_views = late
+sys.exit(main(sys.argv[1:]))
+"""
+
+
+def test_a_process_that_is_later_than_the_time_limit(tmp_path, video_set, trained, whole):
+    """Process 1 scores its videos too slowly for process 0, which has waited long enough."""
+    output = tmp_path / "out"
+    config = write_config(
+        tmp_path / "c.yaml",
+        video_set,
+        output,
+        TRAIN__ENABLE=False,
+        TEST__CHECKPOINT_FILE_PATH=str(trained),
+        TEST__SAVE_RESULTS_PATH="scores.npz",
+        DIST_TIMEOUT=8,
+    )
+    ends = [finish(node) for node in start_nodes(config, 2, program=("-c", LATE))]
+    assert [code for code, _, _ in ends] == [1, 1], ends
+    for _, _, stderr in ends:
+        assert stderr.splitlines()[-1].startswith("error: ") and "Traceback" not in stderr
+    assert not (output / "test_results.json").exists()
+    records = b"".join(part.read_bytes().partition(b"\n")[2] for part in parts(output))
+    num_scored = len(records) // 32  # place, views, three scores, checksum
+    assert 4 < num_scored < 7  # the four of process 0, and not all of process 1
+    assert f"Going on with a test: {num_scored} videos" in run_ok("--cfg", config)
+    assert results_of(output) == whole
+    assert parts(output) == []
+
+
+@pytest.mark.parametrize("stopped", [False, pytest.param(True, marks=pytest.mark.slow)])
+def test_two_nodes_stop_together_and_go_on(tmp_path, video_set, trained, whole, stopped):
+    """One has a signal, or does not answer; then one process does the rest."""
     lists = tmp_path / "lists"
     lists.mkdir()
     lines = (video_set / "test.csv").read_text().splitlines()
@@ -332,12 +374,12 @@ def test_two_nodes_stop_together_and_go_on(tmp_path, video_set, trained, whole, 
         output,
         TRAIN__ENABLE=False,
         TEST__CHECKPOINT_FILE_PATH=str(trained),
-        DIST_TIMEOUT=10 if late else 60,
+        DIST_TIMEOUT=10 if stopped else 60,
     )
     nodes = start_nodes(config, 2)
     wait_for(lambda: len(parts(output)) == 2, 180)
-    os.kill(nodes[1].pid, signal.SIGSTOP if late else signal.SIGTERM)
-    if late:
+    os.kill(nodes[1].pid, signal.SIGSTOP if stopped else signal.SIGTERM)
+    if stopped:
         code, _, stderr = finish(nodes[0], 100)
         assert code == 1, stderr
         kill_group(nodes[1])

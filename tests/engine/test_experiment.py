@@ -13,12 +13,13 @@ import pytest
 import torch
 import yaml
 
+from slowfast_lara.commands.predict import main as predict_main
 from slowfast_lara.commands.run import main
 from slowfast_lara.config import load_config
 from slowfast_lara.config.keys import all_keys
 from slowfast_lara.engine import checkpoint, experiment
 from slowfast_lara.engine.experiment import BEARS_ON, Bears, bears_on, held_alone, list_sum
-from slowfast_lara.errors import CheckpointError, ConfigError
+from slowfast_lara.errors import ConfigError
 from slowfast_lara.inference.model import load_model
 from tests.runs import kill_group, load_checkpoint, start, write_config
 
@@ -195,6 +196,50 @@ def test_a_config_that_is_none_ends_in_no_traceback(trained, video_set, capsys, 
     assert "Traceback" not in capsys.readouterr().err
 
 
+SPOILT = {
+    "no state": lambda saved: saved.pop("state"),
+    "no groups": lambda saved: saved.pop("param_groups"),
+    "state of nothing": lambda saved: saved.update(state=None),
+    "state as a list": lambda saved: saved.update(state=[1]),
+    "state of text": lambda saved: saved.update(state={0: "x"}),
+    "state of numbers": lambda saved: saved.update(state={0: 3}),
+    "names that are none": lambda saved: saved.update(state={0: {3: 1}}),
+    "groups of text": lambda saved: saved.update(param_groups=["x"]),
+    "groups without parameters": lambda saved: saved.update(param_groups=[{}, {}]),
+    "no group": lambda saved: saved.update(param_groups=[]),
+    "parameters of nothing": lambda saved: saved["param_groups"][0].update(params=None),
+    "parameters of lists": lambda saved: saved["param_groups"][0].update(params=[[1]]),
+    "a text for a mean": lambda saved: saved["state"][0].update(exp_avg="x"),
+    "a mean of another shape": lambda saved: saved["state"][0].update(exp_avg=torch.zeros(3)),
+    "a step of another shape": lambda saved: saved["state"][0].update(step=torch.zeros(3)),
+    "a mean alone": lambda saved: saved["state"][0].pop("exp_avg_sq"),
+}
+
+
+@pytest.mark.parametrize("spoil", SPOILT.values(), ids=list(SPOILT))
+def test_an_optimiser_that_is_none_is_one_line(trained, video_set, capsys, spoil):
+    path = str(trained / "checkpoints" / LAST)
+    content = checkpoint.load(path)
+    spoil(content["optimizer_state"])
+    checkpoint.save(path, content)
+    assert_refused(capsys, video_set, trained, path, "cannot be continued: its optimiser's state")
+
+
+def test_a_scaler_that_is_none_is_one_line(trained, video_set, capsys):
+    path = str(trained / "checkpoints" / LAST)
+    checkpoint.save(path, {**checkpoint.load(path), "scaler_state": {"scale": "x"}})
+    assert_refused(capsys, video_set, trained, path, "cannot be continued", "scaler_state")
+
+
+def test_a_best_checkpoint_that_says_no_error_is_replaced(trained, video_set):
+    best = str(trained / "checkpoints" / "best.pyth")
+    content = checkpoint.load(str(trained / "checkpoints" / LAST))
+    for val in ("x", {"top1_err": "x"}, {"top1_err": None}, {}):
+        checkpoint.save(best, {**content, "val": val})
+        assert run(video_set, trained, TRAIN__CHECKPOINT_BEST=True) == 0
+        assert checkpoint.load(best)["val"]["top1_err"] >= 0
+
+
 def accept(video_set, output, **changes):
     more = {"SOLVER__MAX_EPOCH": 2, "TRAIN__ACCEPT_CHANGES": True}
     assert run(video_set, output, **{**more, **changes}) == 0
@@ -312,9 +357,12 @@ def test_heads_are_compared_in_fine_tuning_and_predicting(trained, video_set, tm
     assert not (tmp_path / "tuned").exists()
     changes["VIT__NUM_HEADS"] = 2
     assert run(video_set, tmp_path / "tuned", **changes) == 0
-    cfg = load_config(trained / "config.yaml", ["VIT.NUM_HEADS", 4])
-    with pytest.raises(CheckpointError, match="VIT.NUM_HEADS is 2 in it and 4 here"):
-        load_model(cfg, path)
+    flags = ["--cfg", str(trained / "config.yaml"), "--checkpoint", path]
+    video = (video_set / "test.csv").read_text().split()[0]
+    assert predict_main([*flags, video]) == 0
+    capsys.readouterr()
+    assert predict_main([*flags, video, "VIT.NUM_HEADS", "4"]) == 2
+    assert "VIT.NUM_HEADS is 2 in it and 4 here" in capsys.readouterr().err
 
 
 HOLD = """

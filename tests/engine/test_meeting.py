@@ -146,6 +146,29 @@ def test_all_hear_of_several_that_differ(store_port):
         assert said.endswith("; 1 more processes differ")
 
 
+@pytest.mark.parametrize("description", [OURS, OTHERS])
+def test_who_comes_after_a_difference_is_told_at_once(store_port, description):
+    processes = Processes(store_port, 4)
+    meets = [processes.add(rank, OTHERS if rank == 2 else OURS) for rank in range(3)]
+    expected = "SOLVER.BASE_LR is 0.2 on process {} and 0.1 on process 0"
+    assert expected.format(2) in reason(meets[1]) and not meets[0].done()
+    last = processes.add(3, description)
+    assert expected.format(2 if description == OURS else 3) in reason(last)
+    assert expected.format(2) in reason(meets[0])
+
+
+@pytest.mark.parametrize("said", ["[1]", "{", '{"a": 1}', "[" * 100_000, "1" * 5000])
+def test_a_first_process_of_another_program(store_port, said, monkeypatch):
+    processes = Processes(store_port, 2)
+    monkeypatch.setattr(meeting.json, "dumps", lambda _: said)
+    first, other = processes.add(0, seconds=3), processes.add(1)
+    with pytest.raises(ValueError) as raised:
+        other.result(timeout=30)
+    assert len(str(raised.value).splitlines()) == 1 and len(str(raised.value)) < 200
+    with pytest.raises(TimeoutError):
+        first.result(timeout=30)
+
+
 def test_a_process_of_another_run_is_sent_away(store_port):
     """It comes before the right one, and the run waits for that."""
     processes = Processes(store_port, 2)

@@ -28,7 +28,7 @@ from slowfast_lara.data.preparing.lists_prepared import (
 from slowfast_lara.data.preparing.reencode import Options, Outcome, prepare_video
 from slowfast_lara.data.preparing.workers import in_processes
 from slowfast_lara.errors import DataError, DecodeError, InputError, RunError, first_line
-from slowfast_lara.files import remove_unfinished, text_aside, write_text
+from slowfast_lara.files import parse_json, remove_unfinished, text_aside, write_text
 
 RECORD, FAILURES = "prepared.jsonl", "failures.csv"
 _SHOWN_FAILURES = 30
@@ -179,7 +179,7 @@ class Record:
                 for line in file:
                     # A line that was cut short does not count.
                     with contextlib.suppress(ValueError, TypeError, IndexError):
-                        name, *entry = json.loads(line)
+                        name, *entry = parse_json(line)
                         self._entries[name] = entry
 
     def find(self, video: Video) -> Outcome | None:
