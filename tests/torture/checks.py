@@ -41,7 +41,10 @@ def check_codes(run: Started, codes: list[int | None], allowed: set[int]) -> Ite
 def check_words(run: Started, codes: list[int | None]) -> Iterator[str]:
     """An error is one line; the files that it lists may follow, indented."""
     for code, text in zip(codes, run.said()):
-        lines = text.splitlines()
+        if code is None or code < 0:  # killed, as its workers may tell
+            continue
+        # Python shows a library's warning with its line of code, indented.
+        lines = [line for line in text.splitlines() if "Warning: " not in line]
         if run.launch == "torchrun":
             lines = [line for line in lines if line.startswith("error: ")]
             for part in text.split("Traceback (most recent call last)")[1:]:
@@ -55,7 +58,7 @@ def check_words(run: Started, codes: list[int | None]) -> Iterator[str]:
         most = {"alone": 1, "nodes": 2}.get(run.launch, 4)
         if any(not line.startswith("error: ") for line in told):
             yield f"besides errors, stderr has: {text[-2000:]!r}"
-        elif code and code > 0 and not 1 <= len(told) <= most:
+        elif code > 0 and not 1 <= len(told) <= most:
             yield f"exit code {code} with {len(told)} lines of error: {text[-2000:]!r}"
         elif code == 0 and told:
             yield f"exit code 0 with an error: {text[-2000:]!r}"

@@ -62,7 +62,7 @@ def draw_plan(seed: int, number: int, allowed: set[str], only: str | None) -> Pl
     weights = {"alone": 6, "two": 2, "mixed": 2}
     way = rng.choices(ways, [weights[way] for way in ways])[0]
     faults = [fault for fault in faults if way in fault.ways and _can_be(fault, way)]
-    return Plan(way, [_draw_run(faults, rng) for _ in range(rng.randint(5, 8))])
+    return Plan(way, [_draw_run(faults, rng) for _ in range(rng.randint(6, 10))])
 
 
 def _can_be(fault: Fault, way: str) -> bool:
@@ -77,7 +77,7 @@ def _draw_run(faults: list[Fault], rng: random.Random) -> list[Fault]:
     if "whole" in by_sort and (len(by_sort) == 1 or rng.random() < 0.35):
         return _choose(by_sort["whole"], rng)
     chosen = []
-    for sort, chance in (("before", 0.4), ("during", 0.4), ("ending", 1.0)):
+    for sort, chance in (("before", 0.6), ("during", 0.5), ("ending", 1.0)):
         if sort in by_sort and (len(by_sort) == 1 or rng.random() < chance):
             chosen += _choose(by_sort[sort], rng)
     return chosen
