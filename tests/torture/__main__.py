@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import os
 import shutil
+import signal
 import sys
 import tempfile
 import threading
@@ -147,10 +148,17 @@ def main(argv: Sequence[str]) -> int:
         os.environ[IN_NAMESPACE] = "1"
         command = ["unshare", "--mount", "--propagation", "private", sys.executable]
         os.execvp(command[0], [*command, "-m", "tests.torture", *argv])
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, _end_at_once)
     try:
         return Attack(args).run()
     finally:
         processes.kill_what_is_ours()
+
+
+def _end_at_once(*_: object) -> None:
+    processes.kill_what_is_ours()
+    os._exit(130)
 
 
 if __name__ == "__main__":

@@ -15,6 +15,7 @@ from typing import Any
 from tests.engine.test_ending import own_copy
 from tests.torture import checks, processes
 from tests.torture.checks import Since
+from tests.torture.faults import ANY
 from tests.torture.folder import OF_TEST, Moment, RunFolder
 from tests.torture.processes import Started
 from tests.torture.setting import GLOBAL_BATCH, LAST, Reference, config_file, read_scores
@@ -72,9 +73,6 @@ class Case:
         self.beginning = Beginning()  # of the run that is going on
 
     # Starting
-
-    def launches(self) -> tuple[str, ...]:
-        return WAYS[self.way]
 
     def newest(self) -> str | None:
         """The furthest checkpoint that is whole."""
@@ -223,9 +221,11 @@ class Case:
             self.violations.append(f"run {self.runs}: {problem}")
 
 
-def draw_start(case: Case, rng: random.Random) -> tuple[str, dict[str, Any]]:
-    """A launcher, and keys that change no number."""
-    launch = rng.choice(case.launches())
+def draw_start(
+    case: Case, rng: random.Random, launches: tuple[str, ...] = ANY
+) -> tuple[str, dict[str, Any]]:
+    """A launcher, one of `launches`, and keys that change no number."""
+    launch = rng.choice([launch for launch in WAYS[case.way] if launch in launches])
     changes: dict[str, Any] = {
         "DATA_LOADER__NUM_WORKERS": rng.choice([0, 1, 2, 2, 3]),
         "LOG_PERIOD": rng.choice([1, 1, 1, 2]),

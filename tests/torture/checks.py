@@ -43,8 +43,7 @@ def check_words(run: Started, codes: list[int | None]) -> Iterator[str]:
     for code, text in zip(codes, run.said()):
         if code is None or code < 0:  # killed, as its workers may tell
             continue
-        # Python shows a library's warning with its line of code, indented.
-        lines = [line for line in text.splitlines() if "Warning: " not in line]
+        lines = text.splitlines()
         if run.launch == "torchrun":
             lines = [line for line in lines if line.startswith("error: ")]
             for part in text.split("Traceback (most recent call last)")[1:]:

@@ -133,8 +133,9 @@ def _attack(case: Case, faults: list[Fault], rng: random.Random, report: Report)
         ended = faults[0].strike(case, rng) or NOT_APPLIED
         report.add(faults[0].kind, ended)
         return ended
-    launch, changes = draw_start(case, rng)
     by_sort = {fault.sort: fault for fault in faults}
+    decides = by_sort.get("ending") or faults[-1]
+    launch, changes = draw_start(case, rng, decides.launches)
     applied = []
     if fault := by_sort.get("before"):
         applied.append((fault.kind, fault.strike(case, rng)))

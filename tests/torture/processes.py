@@ -120,7 +120,8 @@ def start(
         with path.open("wb") as stderr:
             process = subprocess.Popen(
                 command,
-                env={**environment(), MARK: mark},
+                # PyTorch warns of many workers and of DDP's strides, as it does undisturbed.
+                env={**environment(), MARK: mark, "PYTHONWARNINGS": "ignore"},
                 stdin=subprocess.DEVNULL,
                 stdout=stdout,
                 stderr=stderr,
