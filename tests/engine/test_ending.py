@@ -276,6 +276,29 @@ def test_second_signal_ends_at_once(tmp_path, video_set, first, second):
     assert not (output / "checkpoints").exists()
 
 
+LATE = """
+import os, signal, sys
+from slowfast_lara.engine.launch import _run_alone
+from slowfast_lara.errors import Stopped
+
+class Late:
+    # Called when Python has ended all but its modules.
+    def __del__(self, kill=os.kill, own=os.getpid(), number=signal.SIGTERM):
+        kill(own, number)
+
+def run(cfg, stop):
+    raise Stopped("saved")
+
+late = Late()
+sys.exit(_run_alone(run, None))
+"""
+
+
+def test_a_signal_while_python_ends_leaves_the_code_as_it_is():
+    code, _, stderr = finish(start(program=("-c", LATE)))
+    assert (code, stderr) == (75, "error: saved\n")
+
+
 @linux_only
 @pytest.mark.slow
 def test_second_signal_ends_a_process_that_waits_for_another(tmp_path, video_set):
