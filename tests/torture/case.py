@@ -16,7 +16,7 @@ from tests.engine.test_ending import own_copy
 from tests.torture import checks, processes
 from tests.torture.checks import Since
 from tests.torture.faults import ANY
-from tests.torture.folder import OF_TEST, Moment, RunFolder
+from tests.torture.folder import PHASES, Moment, RunFolder
 from tests.torture.processes import Started
 from tests.torture.setting import GLOBAL_BATCH, LAST, Reference, config_file, read_scores
 
@@ -112,8 +112,6 @@ class Case:
 
     def reach(self, run: Started, moment: Moment) -> bool:
         """Wait for a moment of a run; whether the run is still there."""
-        if self.beginning.since.name == LAST:
-            moment = moment._replace(phase=OF_TEST.get(moment.phase, moment.phase))
         return self.out.wait_for(run, moment, self.beginning.log_start, MOMENT_SECONDS)
 
     # Ending
@@ -241,7 +239,7 @@ def draw_start(
 def draw_moment(rng: random.Random, launch: str) -> Moment:
     """Processes that wait for one that never came do so for minutes: not at their start."""
     early = 2 if launch == "alone" else 0
-    phase = rng.choices(["start", "train", "writing", "val", "test"], [early, 10, 3, 1, 5])[0]
+    phase = rng.choices(PHASES, [early, 10, 3, 1, 5])[0]
     if phase == "start":
         return Moment(phase, 0, rng.uniform(0, 6))
     most = {"train": 14, "writing": 1, "val": 1, "test": 12}[phase]

@@ -19,6 +19,7 @@ from tests.torture import (  # noqa: F401  # each adds its faults to the list
 )
 from tests.torture.case import WAYS, Case, draw_moment, draw_start
 from tests.torture.faults import FAULTS, Fault
+from tests.torture.folder import PHASES
 from tests.torture.processes import Started
 from tests.torture.setting import Reference
 
@@ -140,7 +141,10 @@ def _attack(case: Case, faults: list[Fault], rng: random.Random, report: Report)
     if fault := by_sort.get("before"):
         applied.append((fault.kind, fault.strike(case, rng)))
     # Drawn in any case, so that what follows does not depend on how far the run comes.
-    moments = draw_moment(rng, launch), draw_moment(rng, launch)
+    moments = sorted(
+        (draw_moment(rng, launch) for _ in range(2)),
+        key=lambda moment: (PHASES.index(moment.phase), moment.times),
+    )
     run = case.start(launch, changes)
     allowed = {0}
     if fault := by_sort.get("during"):

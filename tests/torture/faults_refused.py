@@ -187,7 +187,7 @@ def foreign(case: Case, rng: random.Random) -> str | None:
     content, mention = read_checkpoint(case.out.checkpoints / name), "does not fit"
     states = content["model_state"]
     if kind == "other weights":
-        content, mention = {"model_state": {"w": torch.zeros(3)}, "epoch": 98}, "w is not in"
+        content, mention = {"model_state": {"w": torch.zeros(3)}, "epoch": 98}, "does not fit"
     elif kind == "other shapes":
         first = next(iter(states))
         content["model_state"] = {**states, first: torch.zeros(1, 2, 3)}
