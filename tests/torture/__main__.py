@@ -80,13 +80,11 @@ class Attack:
 
     def next_number(self) -> int | None:
         with self.lock:
-            if self.args.experiment is not None:
-                self.numbers += 1
-                return self.args.experiment if self.numbers == 1 else None
-            if self.over():
+            only = self.args.experiment
+            if self.over() or (only is not None and self.numbers):
                 return None
             self.numbers += 1
-            return self.numbers - 1
+            return self.numbers - 1 if only is None else only
 
     def over(self) -> bool:
         spent = time.monotonic() - self.begun
