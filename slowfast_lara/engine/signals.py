@@ -126,9 +126,10 @@ def ignore_signals() -> None:
     """For a process whose work and exit code are settled.
 
     While Python ends, it gives the signals back to the system: one that comes then would kill the
-    process, which would seem not to have saved.
+    process, which would seem not to have saved. So would the timer of `request`.
     """
-    for number in SIGNALS:
+    signal.setitimer(signal.ITIMER_REAL, 0)
+    for number in (*SIGNALS, signal.SIGALRM):
         signal.signal(number, signal.SIG_IGN)
 
 
