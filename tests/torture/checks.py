@@ -26,7 +26,7 @@ from tests.torture.setting import (
 # A process that has lost its parent looks for it every few seconds.
 ORPHAN_SECONDS = 30
 # What PyTorch's own code and torchrun print; a run cannot keep them from it.
-_TORCH = ("[W", "[E", "[I", "[rank", "W1", "E1", "W0", "E0")
+_TORCH = ("[W", "[E", "[I", "[rank", "Exception raised from", "frame #", "<omitting python")
 _OF_TORCHRUN = ("ChildFailedError", "SignalException")
 
 
@@ -53,7 +53,7 @@ def check_words(run: Started, codes: list[int | None]) -> Iterator[str]:
             lines = [line for line in lines if not line.startswith(_TORCH)]
         if "Traceback" in text and run.launch != "torchrun":
             yield f"a traceback: {text[-3000:]}"
-        told = [line for line in lines if not line.startswith("  ")]
+        told = [line for line in lines if line and not line.startswith("  ")]
         most = {"alone": 1, "nodes": 2}.get(run.launch, 4)
         if any(not line.startswith("error: ") for line in told):
             yield f"besides errors, stderr has: {text[-2000:]!r}"
