@@ -6,7 +6,10 @@ INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c c
 # Two test files at a time, whole files so that what they share is made once; a thread each.
 PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n 2 --dist loadfile
 
-.PHONY: help quickstart test test-all lint clean
+SEED ?= 1
+MINUTES ?= 60
+
+.PHONY: help quickstart test test-all torture lint clean
 
 help:  ## what there is to make (this list)
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' Makefile | expand -t 12
@@ -19,6 +22,9 @@ test: $(VENV)/installed-test  ## the tests that take seconds
 
 test-all: $(VENV)/installed-test  ## all tests
 	$(PYTEST) -m "slow or not slow"
+
+torture: $(VENV)/installed-test  ## an hour of random faults (SEED=1 MINUTES=60)
+	$(BIN)/python -m tests.torture --seed $(SEED) --minutes $(MINUTES)
 
 lint: $(VENV)/installed-test  ## style (ruff) and types (mypy)
 	$(BIN)/ruff check .

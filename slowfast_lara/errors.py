@@ -97,7 +97,7 @@ def exit_code_of(command: Callable[[], int | None], *, os_error: int = BAD_INPUT
             complain(message)
         return error.exit_code
     except BrokenPipeError:  # `| head` has seen enough
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        close_stdout()
         return BAD_INPUT
     except OSError as error:
         complain(f"{error.filename}: {error.strerror}" if error.filename else str(error))
@@ -108,6 +108,11 @@ def exit_code_of(command: Callable[[], int | None], *, os_error: int = BAD_INPUT
     except Exception:
         complain(traceback.format_exc())
         return FAILED
+
+
+def close_stdout() -> None:
+    """Nobody reads it any more: what is still printed goes nowhere, instead of failing again."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def complain(message: str) -> None:

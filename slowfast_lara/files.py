@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import json
 import os
 import secrets
+import stat
 from collections.abc import Iterator
 from typing import Any, TextIO
 
@@ -47,6 +49,15 @@ def write_text(path: str | os.PathLike[str], text: str) -> None:
 
 def write_json(path: str | os.PathLike[str], content: Any, indent: int | None = 1) -> None:
     write_text(path, json.dumps(content, indent=indent) + "\n")
+
+
+def check_plain(path: str | os.PathLike[str]) -> None:
+    """An OSError if a path is no plain file: a FIFO is waited for, a device read, without end."""
+    mode = os.stat(path).st_mode
+    if stat.S_ISDIR(mode):
+        raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), path)
+    if not stat.S_ISREG(mode):
+        raise OSError(errno.EINVAL, "it is no plain file", path)
 
 
 def parse_json(text: str, **hooks: Any) -> Any:

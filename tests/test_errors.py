@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import logging
 import os
+import subprocess
+import sys
 
 import pytest
 
@@ -21,6 +23,7 @@ from slowfast_lara.errors import (
     exit_code_of,
     printable,
 )
+from tests.runs import environment
 from tests.small_models import NAMES
 
 RED = "\x1b[31m"
@@ -79,6 +82,34 @@ def test_log_and_console(tmp_path, capsys, in_process):
     for text in (log, console):
         assert is_plain(text) and "\\x9b2J\\u202e\\udcff" in text and "\n  of lines" in text
     assert read_stats(tmp_path) == [{"epoch": "1/2"}]
+
+
+def test_a_console_that_nobody_reads(tmp_path):
+    """A process of its own: it closes the stdout that it has."""
+    script = (
+        "import logging, sys; from slowfast_lara.engine.record import open_log, set_up_logging;"
+        "set_up_logging(); open_log(sys.argv[1]); log = logging.getLogger('slowfast_lara.test');"
+        "[log.info('line %d', number) for number in range(3)]"
+    )
+    reading, writing = os.pipe()
+    os.close(reading)
+    command, env = [sys.executable, "-c", script, str(tmp_path)], environment()
+    del env["PYTHONUNBUFFERED"]  # what is left in the buffer would fail once more at the end
+    done = subprocess.run(command, stdout=writing, stderr=subprocess.PIPE, text=True, env=env)
+    os.close(writing)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert (tmp_path / LOG).read_text().count("line ") == 3
+
+
+def test_a_log_that_cannot_be_written(tmp_path, capfd, in_process):
+    (tmp_path / LOG).symlink_to("/dev/full")
+    set_up_logging()
+    open_log(str(tmp_path))
+    for number in range(3):
+        logging.getLogger("slowfast_lara.test").info("line %d", number)
+    printed = capfd.readouterr()
+    assert printed.out.count("line ") == 3 and printed.err == ""
+    assert printed.out.count("lines are lost while it cannot be written: No space left") == 1
 
 
 def test_the_list_of_bad_videos_has_a_line_for_each():

@@ -66,6 +66,12 @@ def test_class_names_without_end():
         read_names("/dev/zero")
 
 
+def test_annotations_without_end(tmp_path):
+    (tmp_path / f"{PREFIX}labels.json").symlink_to("/dev/null")
+    with pytest.raises(DataError, match="it is no plain file"):
+        read_annotations(str(tmp_path), "train", 174)
+
+
 @pytest.mark.parametrize("value", [*BAD.values(), "1e400", "true", f'"{LONG}"'])
 @pytest.mark.parametrize("split", ["labels", "train"])
 def test_annotations(tmp_path, value, split):

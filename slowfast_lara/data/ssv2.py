@@ -27,7 +27,7 @@ from slowfast_lara.data.lists import find_prefix, parse_label, read_lines, read_
 from slowfast_lara.data.sampling import segment_indices, segment_view_indices
 from slowfast_lara.data.sources import Source
 from slowfast_lara.errors import DataError
-from slowfast_lara.files import parse_json
+from slowfast_lara.files import check_plain, parse_json
 
 PREFIX = "something-something-v2-"
 HEADER = "original_vido_id video_id frame_id path labels"
@@ -128,6 +128,7 @@ def read_annotations(folder: str, split: str, num_classes: int) -> dict[str, int
 
 def _read_json(path: str, kind: type, expected: str) -> Any:
     try:
+        check_plain(path)
         with open(path, encoding="utf-8-sig") as file:
             content = parse_json(file.read())
     except OSError as error:

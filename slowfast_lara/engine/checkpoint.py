@@ -26,7 +26,7 @@ from slowfast.utils.checkpoint import get_checkpoint_dir
 from torch import nn
 
 from slowfast_lara.errors import CheckpointError, WeightsError, first_line
-from slowfast_lara.files import written_aside
+from slowfast_lara.files import check_plain, written_aside
 from slowfast_lara.models.weights.files import bare_names, read_torch_file
 
 logger = logging.getLogger(__name__)
@@ -85,6 +85,7 @@ def _check_fields(content: dict[str, Any], path: str) -> None:
 def look_into(path: str) -> dict[str, Any]:
     """What a checkpoint says besides its tensors, which are not read; {} if it cannot be read."""
     try:
+        check_plain(path)
         content = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
     except Exception:  # a damaged file breaks zip, pickle or tensors, anywhere
         return {}

@@ -36,7 +36,7 @@ from slowfast_lara.config import check_machine, load_config
 from slowfast_lara.engine.failures import end_process, plain_reasons
 from slowfast_lara.engine.heartbeat import Heartbeat
 from slowfast_lara.engine.meeting import meet
-from slowfast_lara.engine.signals import StopRequest
+from slowfast_lara.engine.signals import StopRequest, ignore_signals
 from slowfast_lara.errors import (
     DONE,
     FAILED,
@@ -157,7 +157,9 @@ def spawn(run: Run, cfg: CfgNode, first: Place, processes: int) -> int:
                 child.terminate()
 
         StopRequest().listen(forward)
-        return _wait_for(children)
+        code = _wait_for(children)
+    ignore_signals()
+    return code
 
 
 def _wait_for(children: Sequence[BaseProcess]) -> int:
@@ -226,6 +228,7 @@ def _run_to_the_end(work: Callable[[], None], *, alone: bool) -> int:
     code = exit_code_of(keep_error, os_error=FAILED)
     if code != DONE and (not alone or multiprocessing.active_children()):
         end_process(code)
+    ignore_signals()
     return code
 
 

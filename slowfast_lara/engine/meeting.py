@@ -35,7 +35,7 @@ from fvcore.common.config import CfgNode
 import slowfast_lara
 from slowfast_lara.engine.heartbeat import Heartbeat, Watchdog
 from slowfast_lara.errors import InputError, RunError
-from slowfast_lara.files import parse_json
+from slowfast_lara.files import check_plain, parse_json
 
 # What a machine may have for itself: it changes no result.
 MAY_DIFFER = ("SHARD_ID", "DATA_LOADER.NUM_WORKERS", "DATA_LOADER.PIN_MEMORY")
@@ -116,6 +116,7 @@ def _hash_of_code() -> str:
 def _hash_of_list(path: Path) -> str:
     digest, lines = hashlib.sha256(), 0
     try:
+        check_plain(path)
         with path.open("rb") as file:
             while block := file.read(1 << 20):
                 digest.update(block)

@@ -17,8 +17,10 @@ from fvcore.common.config import CfgNode
 import slowfast_lara
 from slowfast_lara.engine.distributed import rank
 from slowfast_lara.engine.run_folder import CONFIG, ENVIRONMENT, LOG, OF_TEST
-from slowfast_lara.errors import LINES, printable
+from slowfast_lara.errors import LINES, close_stdout, printable
 from slowfast_lara.files import write_json, write_text
+
+logger = logging.getLogger(__name__)
 
 PACKAGES = (
     "torch",
@@ -46,13 +48,38 @@ _FORM = _PrintableFormatter(
 _SHOWN_BY_A_BAR = ('"_type": "train_iter"', '"split": "test_iter"')
 
 
+class _Console(logging.StreamHandler):
+    """Lines on stdout, until nobody reads them: `run | head` goes on, into its log."""
+
+    def handleError(self, record: logging.LogRecord) -> None:
+        if isinstance(sys.exc_info()[1], OSError):
+            close_stdout()
+        else:
+            super().handleError(record)
+
+
+class _LogFile(logging.FileHandler):
+    """Lines in a file. If one cannot be written, a warning says so once, on the console."""
+
+    told = False
+
+    def handleError(self, record: logging.LogRecord) -> None:
+        error = sys.exc_info()[1]
+        if not isinstance(error, OSError):
+            super().handleError(record)
+        elif not self.told:
+            self.told = True
+            lost = "lines are lost while it cannot be written"
+            logger.warning("%s: %s: %s", self.baseFilename, lost, error.strerror)
+
+
 def set_up_logging() -> None:
     """Process 0 logs to stdout, and keeps its lines for the file of `open_log`; others only warn.
 
     PySlowFast's `setup_logging` writes no file, and takes every eighth rank for
     the first one.
     """
-    console: logging.Handler = logging.StreamHandler(sys.stdout)
+    console = _Console(sys.stdout)
     console.addFilter(_belongs_on_console)
     console.setFormatter(_FORM)
     logging.root.handlers = [console, *([_until_checked()] if rank() == 0 else [])]
@@ -66,7 +93,7 @@ def _until_checked() -> MemoryHandler:
 
 def open_log(output_dir: str) -> None:
     """Write the lines of process 0 to a file, those that were kept first."""
-    file = logging.FileHandler(os.path.join(output_dir, LOG))
+    file = _LogFile(os.path.join(output_dir, LOG))
     file.setFormatter(_FORM)
     for handler in list(logging.root.handlers):
         if isinstance(handler, MemoryHandler):

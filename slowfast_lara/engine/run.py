@@ -64,7 +64,8 @@ def _enter(stack: contextlib.ExitStack, context: contextlib.AbstractContextManag
 def _begin_records(cfg: CfgNode, threads: str) -> None:
     """The first that is written into the folder: all checks have passed."""
     open_log(cfg.OUTPUT_DIR)
-    remove_unfinished(get_checkpoint_dir(cfg.OUTPUT_DIR))
+    for folder in (cfg.OUTPUT_DIR, get_checkpoint_dir(cfg.OUTPUT_DIR)):
+        remove_unfinished(folder)
     names = write_records(cfg)
     logger.info("Config and versions: %s in %s", ", ".join(names), cfg.OUTPUT_DIR)
     logger.info("Threads of PyTorch: %s", threads)

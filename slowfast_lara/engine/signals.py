@@ -122,6 +122,17 @@ class StopRequest:
                     end_process(INTERRUPTED)
 
 
+def ignore_signals() -> None:
+    """For a process whose work and exit code are settled.
+
+    While Python ends, it gives the signals back to the system: one that comes then would kill the
+    process, which would seem not to have saved. So would the timer of `request`.
+    """
+    signal.setitimer(signal.ITIMER_REAL, 0)
+    for number in (*SIGNALS, signal.SIGALRM):
+        signal.signal(number, signal.SIG_IGN)
+
+
 def shield_workers(loader: DataLoader) -> DataLoader:
     """Let the loader's workers outlive a signal sent to the whole process group.
 
@@ -134,7 +145,6 @@ def shield_workers(loader: DataLoader) -> DataLoader:
 
 
 def _init_shielded(init: Callable[[int], None] | None, worker_id: int) -> None:
-    for number in SIGNALS:
-        signal.signal(number, signal.SIG_IGN)
+    ignore_signals()
     if init is not None:
         init(worker_id)

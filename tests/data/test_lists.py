@@ -115,3 +115,10 @@ def test_a_line_break_in_a_path(tmp_path):
     with pytest.raises(DataError, match="line breaks") as caught:
         list(videos_below(str(tmp_path / "top")))
     assert "\n" not in str(caught.value)
+
+
+def test_a_device_or_pipe_is_not_waited_for(tmp_path):
+    """This one ends at once, where a FIFO or /dev/zero never would."""
+    (tmp_path / "train.csv").symlink_to("/dev/null")
+    with pytest.raises(DataError, match="train.csv: it is no plain file"):
+        read_path_labels(str(tmp_path / "train.csv"), " ", 10, "")

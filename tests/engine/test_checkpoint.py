@@ -155,6 +155,16 @@ def test_missing_file_is_one_line(tmp_path):
     assert "\n" not in str(raised.value)
 
 
+def test_a_device_or_pipe_is_passed_over(tmp_path):
+    """This one ends at once, where a FIFO or /dev/zero never would."""
+    whole = save_at(tmp_path, Position(1))
+    device = Path(whole).with_name("checkpoint_epoch_00002_iter_000007.pyth")
+    device.symlink_to("/dev/null")
+    assert checkpoint.newest(str(tmp_path))[0] == whole
+    with pytest.raises(WeightsError, match="it is no plain file"):
+        checkpoint.load(str(device))
+
+
 def test_full_disk_leaves_the_old_one_whole(tmp_path):
     """A limit on the size of files stands for the disk."""
     path = save_at(tmp_path, Position(1), 1.0)

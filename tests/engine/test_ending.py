@@ -287,6 +287,35 @@ def test_second_signal_ends_at_once(tmp_path, video_set, first, second):
     assert not (output / "checkpoints").exists()
 
 
+LATE = """
+import os, signal, sys, time
+from slowfast_lara.engine.launch import _run_alone
+from slowfast_lara.errors import Stopped
+
+class Late:
+    # Called when Python has ended all but its modules.
+    def __del__(self, kill=os.kill, own=os.getpid(), words=sys.argv, sleep=time.sleep):
+        if "signal" in words:
+            kill(own, 15)
+        sleep(2)  # the timer of a request rings every second
+
+def run(cfg, stop):
+    os.kill(os.getpid(), signal.SIGTERM)
+    while not stop.requested:
+        time.sleep(0.01)
+    raise Stopped("saved")
+
+late = Late()
+sys.exit(_run_alone(run, None))
+"""
+
+
+@pytest.mark.parametrize("also", ["", "signal"])
+def test_nothing_changes_the_code_while_python_ends(also):
+    code, _, stderr = finish(start(also, program=("-c", LATE)))
+    assert (code, stderr) == (75, "error: saved\n")
+
+
 @linux_only
 @pytest.mark.slow
 def test_second_signal_ends_a_process_that_waits_for_another(tmp_path, video_set):

@@ -6,12 +6,15 @@ beats faster than usual; the slow test has the usual one.
 
 from __future__ import annotations
 
+import contextlib
+import itertools
 import os
 import shutil
 import signal
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 
 import pytest
 
@@ -99,6 +102,8 @@ def test_half_a_minute(tmp_path):
 
 # A cut link, between two network namespaces.
 
+_numbers = itertools.count()
+
 
 def ip(*arguments: str) -> None:
     subprocess.run(["ip", *arguments], check=True, capture_output=True, text=True)
@@ -116,26 +121,33 @@ def why_no_namespaces() -> str:
     return ""
 
 
-@pytest.fixture()
-def link():
+@contextlib.contextmanager
+def linked_namespaces() -> Iterator[list[str]]:
     """Two namespaces, joined by one link: their names, which are also the devices'."""
-    reason = why_no_namespaces()
-    if reason:
-        pytest.skip(reason)
-    names = [f"lara{os.getpid()}{side}" for side in "ab"]
+    number = next(_numbers)
+    names = [f"lara{os.getpid()}{side}{number}" for side in "ab"]
     try:
         for name in names:
             ip("netns", "add", name)
             ip("-n", name, "link", "set", "lo", "up")
         peer = ("peer", "name", names[1], "netns", names[1])
         ip("link", "add", names[0], "netns", names[0], "type", "veth", *peer)
-        for number, name in enumerate(names, start=1):
-            ip("-n", name, "addr", "add", f"10.213.77.{number}/24", "dev", name)
+        for address, name in enumerate(names, start=1):
+            ip("-n", name, "addr", "add", f"10.213.77.{address}/24", "dev", name)
             ip("-n", name, "link", "set", name, "up")
         yield names
     finally:
         for name in names:
             subprocess.run(["ip", "netns", "del", name], capture_output=True)
+
+
+@pytest.fixture()
+def link():
+    reason = why_no_namespaces()
+    if reason:
+        pytest.skip(reason)
+    with linked_namespaces() as names:
+        yield names
 
 
 @pytest.mark.slow

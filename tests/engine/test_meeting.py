@@ -70,6 +70,12 @@ def test_another_list_is_named(tmp_path, lists, name, content):
     assert said.startswith(f"{name} is ") and said.count(" is ") == 1
 
 
+def test_a_list_that_is_no_file_is_not_waited_for(tmp_path, lists):
+    (lists / "val.csv").unlink()
+    (lists / "val.csv").symlink_to("/dev/null")
+    assert described(tmp_path, lists)["val.csv"] == "unreadable (it is no plain file)"
+
+
 def test_other_code_is_named(tmp_path, lists, monkeypatch):
     package = tmp_path / "package"
     package.mkdir()

@@ -188,9 +188,11 @@ def test_finished_run_is_not_trained_again(tmp_path, video_set):
 def test_unfinished_writes_do_not_stay(tmp_path, video_set):
     config, output = noisy_config(tmp_path, video_set, "left", SOLVER__MAX_EPOCH=1)
     (output / "checkpoints").mkdir(parents=True)
-    (output / "checkpoints" / ".writing-1").write_bytes(b"")
+    left = [folder / ".writing-1" for folder in (output / "checkpoints", output)]
+    for path in left:
+        path.write_bytes(b"")
     assert main(["--cfg", str(config)]) == 0
-    assert not (output / "checkpoints" / ".writing-1").exists()
+    assert not any(path.exists() for path in left)
 
 
 def test_stopped_in_validation_keeps_the_epoch(tmp_path, video_set):

@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 
 from slowfast_lara.errors import WeightsError, first_line
-from slowfast_lara.files import parse_json
+from slowfast_lara.files import check_plain, parse_json
 
 # Where checkpoints keep their weights: PySlowFast and ours; Lightning, MoCo; DeiT, MAE.
 _WRAPPERS = ("model_state", "state_dict", "model")
@@ -86,6 +86,7 @@ def _tensors_in(content: Any, seen: dict[int, Any]) -> Iterator[Tensor]:
 @contextlib.contextmanager
 def _one_line_errors(path: str) -> Iterator[None]:
     try:
+        check_plain(path)
         yield
     except WeightsError:
         raise

@@ -1,0 +1,166 @@
+"""Starting the command in all its ways, and finding every process of a run, orphans too."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import os
+import resource
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from tests.engine.test_distributed import SPAWN, TORCHRUN
+from tests.runs import RUN_NET, environment, free_port
+
+MARK = "SLOWFAST_LARA_TORTURE"
+_OURS = f"{MARK}={os.getpid()}-"
+_numbers = itertools.count()
+
+
+@dataclass
+class Started:
+    """The processes of one run: `mains` are those that we have started ourselves."""
+
+    launch: str
+    mark: str
+    mains: list[subprocess.Popen]
+    stderr: list[Path]
+
+    def all_pids(self) -> list[int]:
+        return _marked(self.mark)
+
+    def ranks(self) -> list[int]:
+        """The processes that train, by the order of their start."""
+        if self.launch in ("alone", "nodes"):
+            return [main.pid for main in self.mains if main.poll() is None]
+        word = "run_net" if self.launch == "torchrun" else "spawn_main"
+        mains = [main.pid for main in self.mains]
+        return sorted(
+            pid for pid in self.all_pids() if _parent(pid) in mains and word in _command_line(pid)
+        )
+
+    def workers(self) -> list[int]:
+        """The workers of the loaders: forks, so that their command is that of their parent."""
+        ranks = {pid: _command_line(pid) for pid in self.ranks()}
+        return sorted(
+            pid
+            for pid in self.all_pids()
+            if _parent(pid) in ranks and _command_line(pid) == ranks[_parent(pid)]
+        )
+
+    def alive(self) -> bool:
+        return any(main.poll() is None for main in self.mains)
+
+    def wait(self, seconds: float) -> list[int | None]:
+        """The exit codes of the mains, None for one that has not ended by then."""
+        deadline = time.monotonic() + seconds
+        for main in self.mains:
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                main.wait(max(0.0, deadline - time.monotonic()))
+        return [main.returncode for main in self.mains]
+
+    def said(self) -> list[str]:
+        return [path.read_text(errors="replace") for path in self.stderr]
+
+    def kill_all(self) -> None:
+        send(self.all_pids(), signal.SIGKILL)
+        for main in self.mains:
+            main.wait()
+
+
+def send(pids: Sequence[int], number: int) -> None:
+    for pid in pids:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, number)
+
+
+def kill_what_is_ours() -> None:
+    """At the end of the attack."""
+    send([pid for pid in _pids() if _OURS in _environment_of(pid)], signal.SIGKILL)
+
+
+def start(
+    launch: str,
+    folder: Path,
+    config: Path,
+    *arguments: object,
+    prefix: Callable[[int], Sequence[str]] = lambda node: (),
+    by_node: Callable[[int], Sequence[object]] = lambda node: (),
+    host: str = "localhost",
+    limits: dict[int, int] | None = None,
+    stdout: int = subprocess.DEVNULL,
+) -> Started:
+    """Start a run as `launch` says: "alone", "nodes" (two), "torchrun" or "spawn".
+
+    `prefix` gives what the command of a node begins with, `by_node` its further arguments.
+    """
+    mark = f"{os.getpid()}-{next(_numbers)}"
+    port = free_port()
+    started = Started(launch, mark, [], [])
+    for node in range(2 if launch == "nodes" else 1):
+        words = [*arguments, *by_node(node)]
+        if launch == "torchrun":
+            program = [*TORCHRUN, 2, "--master-port", port, RUN_NET, "--cfg", config, *words]
+        elif launch == "spawn":
+            script = folder / "spawn.py"
+            script.write_text(SPAWN)
+            program = [script, config, port]
+        else:
+            program = [RUN_NET, "--cfg", config, *words]
+        if launch == "nodes":
+            address = f"tcp://{host}:{port}"
+            program += ["--num_shards", 2, "--shard_id", node, "--init_method", address]
+        command = [*prefix(node), sys.executable, *map(str, program)]
+        path = folder / f"stderr{mark.replace('-', '_')}_{node}.txt"
+        with path.open("wb") as stderr:
+            process = subprocess.Popen(
+                command,
+                # PyTorch warns of many workers and of DDP's strides, as it does undisturbed.
+                env={**environment(), MARK: mark, "PYTHONWARNINGS": "ignore"},
+                stdin=subprocess.DEVNULL,
+                stdout=stdout,
+                stderr=stderr,
+                start_new_session=True,
+                preexec_fn=None if limits is None else lambda: _limit(limits),
+            )
+        started.mains.append(process)
+        started.stderr.append(path)
+    return started
+
+
+def _limit(limits: dict[int, int]) -> None:
+    for name, value in limits.items():
+        resource.setrlimit(name, (value, value))
+
+
+def _pids() -> list[int]:
+    return [int(name) for name in os.listdir("/proc") if name.isdigit()]
+
+
+def _marked(mark: str) -> list[int]:
+    return sorted(pid for pid in _pids() if f"{MARK}={mark}\0" in _environment_of(pid))
+
+
+def _environment_of(pid: int) -> str:
+    return _read(pid, "environ")  # empty for a process that has ended and is not yet waited for
+
+
+def _command_line(pid: int) -> str:
+    return _read(pid, "cmdline")
+
+
+def _parent(pid: int) -> int:
+    fields = _read(pid, "stat").rpartition(")")[2].split()
+    return int(fields[1]) if fields else 0
+
+
+def _read(pid: int, name: str) -> str:
+    try:
+        return Path(f"/proc/{pid}/{name}").read_bytes().decode(errors="replace")
+    except OSError:  # it has ended
+        return ""

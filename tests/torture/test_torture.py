@@ -1,0 +1,93 @@
+"""The standing attack itself works: a few faults of a fixed seed, and a violation that it finds."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.runs import ROOT, environment
+from tests.torture import checks
+from tests.torture.experiment import draw_plan
+from tests.torture.faults import FAULTS, SORTS
+from tests.torture.folder import Place, RunFolder
+from tests.torture.processes import Started
+
+linux_only = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="reads /proc")
+
+
+@linux_only
+def test_a_fault_of_a_fixed_seed(tmp_path):
+    flags = ["--seed", "1", "--faults", "1", "--only", "kill -9 of everything"]
+    command = [sys.executable, "-m", "tests.torture", *flags, "--folder", str(tmp_path)]
+    done = subprocess.run(command, env=environment(), cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "1 faults in 1 experiments" in done.stdout and "0 violations" in done.stdout
+
+
+def test_the_seed_decides():
+    def plans(seed: int) -> list[list[list[str]]]:
+        drawn = [draw_plan(seed, number, {""}, None) for number in range(20)]
+        return [[[fault.kind for fault in run] for run in plan.runs] for plan in drawn]
+
+    assert plans(3) == plans(3) != plans(4)
+
+
+def test_every_fault_comes_up():
+    allowed = {fault.needs for fault in FAULTS.values()}
+    plans = [draw_plan(0, number, allowed, None) for number in range(300)]
+    assert {fault.kind for plan in plans for run in plan.runs for fault in run} == {*FAULTS}
+    assert {fault.sort for fault in FAULTS.values()} == {*SORTS}
+
+
+@pytest.mark.parametrize(
+    "code, said, problems",
+    [
+        (1, "error: the disk is full\n", 0),
+        (1, "error: 2 videos:\n  a\n  b\n", 0),
+        (1, "", 1),
+        (1, "error: a\nerror: b\n", 1),
+        (0, "error: a\n", 1),
+        (1, "Traceback (most recent call last):\n  x\nValueError: y\n", 2),
+    ],
+)
+def test_words_that_are_wrong_are_seen(tmp_path, code, said, problems):
+    (tmp_path / "said").write_text(said)
+    run = Started("alone", "", [], [tmp_path / "said"])
+    assert len(list(checks.check_words(run, [code]))) == problems
+
+
+def folder_with(path: Path, *names: str, log: str = "") -> RunFolder:
+    (path / "checkpoints").mkdir()
+    for name in names:
+        (path / "checkpoints" / name).touch()
+    (path / "stdout.log").write_text(log)
+    return RunFolder(path)
+
+
+LINE = 'json_stats: {"_type": "train_iter", "epoch": "2/6", "iter": "9/12", "loss": 1}\n'
+
+
+@pytest.mark.parametrize(
+    "name, stopped, lost",
+    [
+        ("checkpoint_epoch_00001_sample_000000018.pyth", True, False),
+        ("checkpoint_epoch_00001_sample_000000012.pyth", True, True),
+        ("checkpoint_epoch_00001_sample_000000012.pyth", False, False),
+        ("checkpoint_epoch_00001.pyth", False, True),
+    ],
+)
+def test_lost_work_is_seen(tmp_path, name, stopped, lost):
+    out = folder_with(tmp_path, name, ".writing-1", log=LINE)
+    problems = checks.check_progress(out, name, checks.Since(), 0, 2, stopped)
+    assert bool(list(problems)) == lost
+    assert list(checks.check_files(out, [0])) == ["unfinished files are left: ['.writing-1']"]
+
+
+def test_progress_that_goes_back_is_seen(tmp_path):
+    name = "checkpoint_epoch_00001.pyth"
+    out = folder_with(tmp_path, name)
+    since = checks.Since("checkpoint_epoch_00002.pyth", 24, Place(2, 0))
+    assert len(list(checks.check_progress(out, name, since, 0, 2, False))) == 1
