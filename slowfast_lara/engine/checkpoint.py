@@ -18,6 +18,7 @@ from __future__ import annotations
 import logging
 import os
 import re
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -93,7 +94,17 @@ def look_into(path: str) -> dict[str, Any]:
 
 def newest(output_dir: str) -> tuple[str, dict[str, Any]] | None:
     """The newest readable checkpoint of a run; unreadable ones are reported."""
-    for path in reversed(_sorted(get_checkpoint_dir(output_dir))):
+    return _first_readable(reversed(_sorted(get_checkpoint_dir(output_dir))))
+
+
+def best_or_newest(output_dir: str) -> tuple[str, dict[str, Any]] | None:
+    """The checkpoint to use a run by: that of the best validation if it was kept."""
+    best, others = best_path(output_dir), reversed(_sorted(get_checkpoint_dir(output_dir)))
+    return _first_readable([*([best] if os.path.isfile(best) else []), *others])
+
+
+def _first_readable(paths: Iterable[str]) -> tuple[str, dict[str, Any]] | None:
+    for path in paths:
         try:
             return path, load(path)
         except WeightsError as error:

@@ -14,12 +14,11 @@ import torch
 import yaml
 
 from slowfast_lara.commands.run import main
-from slowfast_lara.config import load_config
 from slowfast_lara.config.keys import all_keys
 from slowfast_lara.engine import checkpoint, experiment
 from slowfast_lara.engine.experiment import BEARS_ON, Bears, bears_on, held_alone, list_sum
 from slowfast_lara.errors import CheckpointError, ConfigError
-from slowfast_lara.inference.model import load_model
+from slowfast_lara.inference.load import load
 from tests.runs import kill_group, load_checkpoint, start, write_config
 
 pytestmark = pytest.mark.usefixtures("in_process")
@@ -288,8 +287,7 @@ def test_a_test_keeps_its_own_record(trained, video_set):
     assert [(trained / name).read_bytes() for name in names] == before
     assert "TEST_CROP_SIZE: 48" in (trained / "test_config.yaml").read_text()
     assert (trained / "test_environment.json").exists()
-    cfg = load_config(trained / "config.yaml")
-    load_model(cfg, str(trained / "checkpoints" / LAST))  # as `predict` does
+    load(trained / "checkpoints" / LAST)  # as `predict` does
 
 
 def test_a_report_of_a_test_alone_has_its_config(trained, video_set, tmp_path):
@@ -312,9 +310,8 @@ def test_heads_are_compared_in_fine_tuning_and_predicting(trained, video_set, tm
     assert not (tmp_path / "tuned").exists()
     changes["VIT__NUM_HEADS"] = 2
     assert run(video_set, tmp_path / "tuned", **changes) == 0
-    cfg = load_config(trained / "config.yaml", ["VIT.NUM_HEADS", 4])
     with pytest.raises(CheckpointError, match="VIT.NUM_HEADS is 2 in it and 4 here"):
-        load_model(cfg, path)
+        load(trained / "config.yaml", path, overrides=["VIT.NUM_HEADS", 4])
 
 
 HOLD = """
