@@ -26,6 +26,7 @@ from fvcore.common.config import CfgNode
 from slowfast_lara.config import get_cfg
 from slowfast_lara.config.keys import all_keys
 from slowfast_lara.config.yaml_files import parse_yaml
+from slowfast_lara.engine.checkpoint import TrainedAttention
 from slowfast_lara.errors import CheckpointError, ConfigError
 
 logger = logging.getLogger(__name__)
@@ -150,16 +151,19 @@ def check_start(path: str, content: dict[str, Any], cfg: CfgNode) -> None:
 
 def check_model(
     path: str, content: dict[str, Any], cfg: CfgNode, *, swap_attention: bool = False
-) -> None:
-    """Refuse weights of a model that computes something else."""
+) -> TrainedAttention:
+    """Refuse weights of a model that computes something else, but for its attention if asked."""
     changes = _changes(content, cfg, Bears.ATTENTION)
+    swapped = [change for change in changes if change.bears == Bears.ATTENTION]
     if swap_attention:
-        swapped = [change for change in changes if change.bears == Bears.ATTENTION]
         changes = [change for change in changes if change not in swapped]
-        if swapped and not changes:
-            logger.info("Another attention with the weights of %s: %s", path, _listed(swapped))
     if changes:
         raise CheckpointError(f"{path} was trained as another model: {_listed(changes)}")
+    if swapped:
+        logger.info("Another attention with the weights of %s: %s", path, _listed(swapped))
+        return TrainedAttention.OTHER
+    unknown = swap_attention and saved_config(content) is None
+    return TrainedAttention.UNKNOWN if unknown else TrainedAttention.SAME
 
 
 def saved_value(content: dict[str, Any], key: str) -> Any:

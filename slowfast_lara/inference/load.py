@@ -16,8 +16,7 @@ from slowfast_lara.data.classes import class_names
 from slowfast_lara.engine import checkpoint, experiment
 from slowfast_lara.engine.run_folder import CONFIG
 from slowfast_lara.errors import CheckpointError, ConfigError, InputError
-from slowfast_lara.inference.model import TrainedModel
-from slowfast_lara.models import build_model
+from slowfast_lara.inference.model import TrainedModel, new_network
 from slowfast_lara.models.weights.files import read_weights
 
 
@@ -35,22 +34,28 @@ def load(
     weights: str | os.PathLike[str] | None = None,
     *,
     device: str | torch.device | None = None,
+    attention: str | None = None,
     classes: str | None = None,
     overrides: Sequence[Any] = (),
+    **options: Any,
 ) -> TrainedModel:
     """A trained model: model("v.mp4"), model.features("v.mp4"), model.stream("v.mp4").
 
     `source` is a run's folder (its best checkpoint, if one was kept, or else the newest), a
     checkpoint of ours, or, with `weights`, a config (a file or a shipped name). `device`:
-    the GPU if there is one. `classes`: a file of class names, instead of those in the
-    checkpoint. `overrides`: config keys and values.
+    the GPU if there is one. `attention` and `options` (num_landmarks, and the options of that
+    attention): another attention than it was trained with, as in TrainedModel.with_attention.
+    `classes`: a file of class names, instead of those in the checkpoint. `overrides`: config
+    keys and values.
     """
     saved = _find(os.fspath(source), None if weights is None else os.fspath(weights))
     cfg = _for_one_process(config_of(saved.config, saved.config_path, overrides), overrides)
-    experiment.check_model(saved.path, saved.content, cfg, swap_attention=True)
-    network = build_model(cfg)
-    checkpoint.load_weights(network, saved.content["model_state"], saved.path)
+    trained = experiment.check_model(saved.path, saved.content, cfg, swap_attention=True)
+    network = new_network(cfg)
+    checkpoint.load_weights(network, saved.content["model_state"], saved.path, trained)
     model = TrainedModel(network, cfg, _class_names(saved, cfg, classes), saved.path)
+    if attention is not None or options:
+        model = model.with_attention(attention, **options)
     return model if device is None else model.to(device)
 
 

@@ -11,13 +11,17 @@ import torch
 from fvcore.common.config import CfgNode
 from torch import Tensor, nn
 
+from slowfast_lara.attention import ESTIMATORS, estimator_options
 from slowfast_lara.config.load import changed
 from slowfast_lara.data.registry import dataset_class
 from slowfast_lara.data.sources import FrameArray, Source, open_frames
+from slowfast_lara.engine.checkpoint import TrainedAttention, load_weights
 from slowfast_lara.engine.evaluate import view_outputs, views_at_a_time
 from slowfast_lara.errors import DecodeError, InputError, first_line
 from slowfast_lara.inference.prediction import Prediction
 from slowfast_lara.inference.stream import Window, WindowScorer
+from slowfast_lara.models import build_model
+from slowfast_lara.models.estimators import EXACT, chosen_estimator
 
 MOST_VIEWS = 30
 
@@ -131,6 +135,21 @@ class TrainedModel:
         self.network.half()
         return self
 
+    def with_attention(self, attention: str | None = None, **options: Any) -> TrainedModel:
+        """The same weights, in the same memory, with another attention; nothing is trained.
+
+        `options`: num_landmarks (or samples), and the attention's own. Without a name they
+        are those of the model's attention.
+        """
+        cfg = changed(self.cfg, _attention_opts(self.cfg, attention, options))
+        weight = next(self.network.parameters())
+        network = new_network(cfg).to(weight.device, weight.dtype)
+        states = self.network.state_dict()
+        load_weights(network, states, self.path, TrainedAttention.OTHER)
+        shared = {name: states[name] for name, _ in network.named_parameters()}
+        network.load_state_dict(shared, strict=False, assign=True)
+        return TrainedModel(network, cfg, self.class_names, self.path)
+
     def _mean_outputs(
         self,
         videos: Video | Listed,
@@ -150,6 +169,29 @@ class TrainedModel:
             outputs = view_outputs(self.network, batch, cfg, compute)
             found += [x.mean(dim=0).float().cpu().numpy() for x in outputs.split(num_views)]
         return found, num_views
+
+
+def new_network(cfg: CfgNode) -> nn.Module:
+    """The config's model; the global random state, from which it is initialised, stays."""
+    with torch.random.fork_rng(devices=[]):
+        return build_model(cfg)
+
+
+def _attention_opts(cfg: CfgNode, attention: str | None, options: dict[str, Any]) -> list[Any]:
+    """Config keys and values for an attention and its options."""
+    name = chosen_estimator(cfg) if attention is None else attention
+    name = EXACT if name in ("exact", "none") else name
+    if name not in ESTIMATORS:
+        raise InputError(f"unknown attention {name!r}; known: {', '.join(ESTIMATORS)}")
+    keys = {key: f"VIT.{name}.{key}".upper() for key in estimator_options(name)}
+    keys["num_landmarks"] = "VIT.APPROX_ATTN_DIM"
+    # Dropout of attention is for training alone, and only exact attention has it.
+    opts: list[Any] = ["VIT.APPROX_ATTN_TYPE", name, "VIT.ATTN_DROPOUT", 0.0]
+    for key, value in options.items():
+        if key not in keys:
+            raise InputError(f"unknown option {key!r} of {name}; allowed: {', '.join(keys)}")
+        opts += [keys[key], value]
+    return opts
 
 
 def with_views(cfg: CfgNode, views: int | None) -> CfgNode:

@@ -26,6 +26,7 @@ BAD_FILES = [
     ["run", "--cfg", "no.yaml"],
     ["predict", *NO_MODEL, "no.mp4"],
     ["visualize", *NO_MODEL, "--out", "look", "no.mp4"],
+    ["swap", "no"],
     ["report", "no"],
     ["configs", "no"],
     ["configs", "quick/lara", "--out", "file/mine.yaml"],

@@ -176,6 +176,66 @@ def test_half_and_device(trained, videos):
         model.to("nowhere")
 
 
+@pytest.mark.parametrize(
+    ("attention", "options", "keys"),
+    [
+        ("lara", {"num_landmarks": 4, "beta": 2.0}, {"LARA": {"BETA": 2.0}}),
+        (
+            "performer",
+            {"num_landmarks": 5, "orthogonal": True},
+            {"PERFORMER": {"ORTHOGONAL": True}},
+        ),
+        ("nystrom", {"num_landmarks": 4}, {}),
+        ("orthoformer", {"num_landmarks": 4}, {}),
+        ("ra", {"biased": True, "num_landmarks": 4}, {"RA": {"BIASED": True}}),
+        ("exact", {}, {}),
+    ],
+)
+def test_another_attention(trained, videos, tmp_path, attention, options, keys):
+    """As a test run with the keys of this attention has it, to the last bit."""
+    before = torch.get_rng_state()
+    model = load(trained, attention=attention, **options)
+    assert torch.equal(torch.get_rng_state(), before)
+    changes = {
+        "TRAIN__ENABLE": False,
+        "TEST__CHECKPOINT_FILE_PATH": str(trained / "checkpoints" / LAST),
+        "TEST__SAVE_RESULTS_PATH": "scores.npz",
+        "VIT__APPROX_ATTN_TYPE": "none" if attention == "exact" else attention,
+        "VIT__APPROX_ATTN_DIM": options.get("num_landmarks", 4),
+        **{f"VIT__{key}": value for key, value in keys.items()},
+    }
+    config = write_config(tmp_path / "c.yaml", trained.parent / "set", tmp_path / "o", **changes)
+    assert run(["--cfg", str(config)]) == 0
+    saved = np.load(tmp_path / "o" / "scores.npz")["scores"]
+    assert [p.scores.tolist() for p in model(videos, views=6)] == saved.tolist()
+    exact = load(trained)(videos[0]).scores
+    assert np.array_equal(model(videos[0]).scores, exact) == (attention == "exact")
+
+
+def test_another_attention_shares_the_weights(trained, videos):
+    model = load(trained).half()
+    other = model.with_attention("lara", num_landmarks=4)
+    assert model.cfg.VIT.APPROX_ATTN_TYPE == "none" and other.class_names == NAMES
+    own = dict(model.network.named_parameters())
+    for name, parameter in other.network.named_parameters():
+        assert parameter.data_ptr() == own[name].data_ptr() and not parameter.requires_grad
+    more = other.with_attention(num_landmarks=2, weighting="balance")
+    assert (more.cfg.VIT.APPROX_ATTN_DIM, more.cfg.VIT.LARA.WEIGHTING) == (2, "balance")
+    assert np.isfinite(more(videos[0]).scores).all()
+
+
+def test_another_attention_that_cannot_be(trained):
+    for options, said in (
+        ({"attention": "lora"}, "unknown attention 'lora'; known: softmax, lara"),
+        ({"attention": "lara", "betta": 1}, "unknown option 'betta' of lara; allowed: proposal"),
+        ({"attention": "lara", "num_landmarks": 9}, "at most 8 are allowed"),
+        ({"attention": "lara", "num_landmarks": 4, "beta": "x"}, "VIT.LARA.BETA is 'x'"),
+        ({"attention": "lara", "num_landmarks": 4, "learned": True}, "it has no blocks.0.attn.est"),
+    ):
+        with pytest.raises(InputError, match=said):
+            load(trained, **options)
+
+
 def test_predict_and_visualize_want_no_flags(trained, videos, tmp_path, capsys):
     out = tmp_path / "p.json"
     assert predict([str(trained), videos[0], "--json", str(out)]) == 0
