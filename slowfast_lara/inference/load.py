@@ -11,11 +11,12 @@ from fvcore.common.config import CfgNode
 
 from slowfast_lara.config.load import changed, config_of
 from slowfast_lara.config.shipped import find_config
-from slowfast_lara.config.yaml_files import read_with_bases
+from slowfast_lara.config.yaml_files import read_with_bases, to_yaml
 from slowfast_lara.data.classes import class_names
 from slowfast_lara.engine import checkpoint, experiment
 from slowfast_lara.engine.run_folder import CONFIG
 from slowfast_lara.errors import CheckpointError, ConfigError, InputError
+from slowfast_lara.inference.export_folder import DESCRIPTION, SAFETENSORS, read_description
 from slowfast_lara.inference.model import TrainedModel, new_network
 from slowfast_lara.models.weights.files import read_weights
 
@@ -42,7 +43,8 @@ def load(
     """A trained model: model("v.mp4"), model.features("v.mp4"), model.stream("v.mp4").
 
     `source` is a run's folder (its best checkpoint, if one was kept, or else the newest), a
-    checkpoint of ours, or, with `weights`, a config (a file or a shipped name). `device`:
+    checkpoint of ours, an exported folder, or, with `weights`, a config (a file or a shipped
+    name). `device`:
     the GPU if there is one. `attention` and `options` (num_landmarks, and the options of that
     attention): another attention than it was trained with, as in TrainedModel.with_attention.
     `classes`: a file of class names, instead of those in the checkpoint. `overrides`: config
@@ -63,7 +65,8 @@ def _find(source: str, weights: str | None) -> Saved:
     if weights is not None:
         return Saved(weights, _content(weights), read_with_bases(find_config(source)), source)
     if os.path.isdir(source):
-        return _in_run(source)
+        description = read_description(source)
+        return _in_run(source) if description is None else _in_export(source, description)
     if not os.path.exists(source):
         raise InputError(
             f"{source}: no such run or checkpoint (a config alone has no weights: give these too)"
@@ -82,6 +85,13 @@ def _in_run(folder: str) -> Saved:
         expected = os.path.join(folder, "checkpoints", "*.pyth")
         raise InputError(f"{folder}: no run with a readable checkpoint; {expected} is expected")
     return _with_config(*found, os.path.join(folder, CONFIG))
+
+
+def _in_export(folder: str, description: dict[str, Any]) -> Saved:
+    path, tree = os.path.join(folder, SAFETENSORS), description["config"]
+    names = description.get("class_names")
+    content = {"model_state": read_weights(path), "class_names": names, "cfg": to_yaml(tree)}
+    return Saved(path, content, tree, os.path.join(folder, DESCRIPTION))
 
 
 def _content(path: str) -> dict[str, Any]:

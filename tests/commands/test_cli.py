@@ -27,6 +27,7 @@ BAD_FILES = [
     ["predict", *NO_MODEL, "no.mp4"],
     ["visualize", *NO_MODEL, "--out", "look", "no.mp4"],
     ["swap", "no"],
+    ["export", "no", "out"],
     ["report", "no"],
     ["configs", "no"],
     ["configs", "quick/lara", "--out", "file/mine.yaml"],
