@@ -10,11 +10,12 @@ if TYPE_CHECKING:
     from slowfast_lara.attention import build_estimator
     from slowfast_lara.config import load_config
     from slowfast_lara.data import load_views
+    from slowfast_lara.inference.load import load
     from slowfast_lara.models import build_model
 
 __version__ = "0.2.0"
 
-__all__ = ["__version__", "build_estimator", "build_model", "load_config", "load_views"]
+__all__ = ["__version__", "build_estimator", "build_model", "load", "load_config", "load_views"]
 
 # `import slowfast_lara` loads neither PyTorch nor PySlowFast.
 __getattr__ = names_from(
@@ -22,6 +23,7 @@ __getattr__ = names_from(
     {
         "build_estimator": "slowfast_lara.attention",
         "build_model": "slowfast_lara.models",
+        "load": "slowfast_lara.inference.load",
         "load_config": "slowfast_lara.config.load",
         "load_views": "slowfast_lara.data",
     },

@@ -14,6 +14,8 @@ COMMANDS = {
     "run": "train and test a model by a config file",
     "predict": "print the likeliest classes of videos",
     "visualize": "draw what trajectory attention sees",
+    "swap": "test a trained model with other attentions in it",
+    "export": "write a trained model for other programs: safetensors, torch, ONNX",
     "report": "write a run's report as one HTML file",
     "configs": "list the shipped configs, and write one out to edit",
     "data": "make lists, check videos, make a synthetic set",

@@ -7,6 +7,7 @@ import errno
 import json
 import os
 import secrets
+import shutil
 import stat
 from collections.abc import Iterator
 from typing import Any, TextIO
@@ -33,6 +34,28 @@ def written_aside(path: str | os.PathLike[str]) -> Iterator[str]:
         with contextlib.suppress(FileNotFoundError):
             os.remove(aside)
     _sync(folder)  # so that the new name outlives a power cut
+
+
+@contextlib.contextmanager
+def folder_aside(path: str | os.PathLike[str]) -> Iterator[str]:
+    """A folder to write into; it becomes `path` at the end, or is removed if that fails.
+
+    `path` must not exist: a FileExistsError, before anything is written.
+    """
+    above = os.path.dirname(os.path.abspath(path))
+    if os.path.lexists(path):
+        raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), os.fspath(path))
+    os.makedirs(above, exist_ok=True)
+    aside = os.path.join(above, f"{_ASIDE}{secrets.token_hex(6)}")
+    os.mkdir(aside)
+    try:
+        yield aside
+        for name in os.listdir(aside):
+            _sync(os.path.join(aside, name))
+        os.rename(aside, path)
+    finally:
+        shutil.rmtree(aside, ignore_errors=True)
+    _sync(above)
 
 
 @contextlib.contextmanager

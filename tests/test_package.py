@@ -21,7 +21,7 @@ def loaded_by(statement: str) -> set[str]:
 
 
 def test_the_public_names():
-    names = ["__version__", "build_estimator", "build_model", "load_config", "load_views"]
+    names = ["__version__", "build_estimator", "build_model", "load", "load_config", "load_views"]
     assert sorted(slowfast_lara.__all__) == names
     for name in names:
         assert getattr(slowfast_lara, name).__class__.__name__ in ("function", "str")
@@ -33,10 +33,12 @@ def test_they_are_those_of_their_packages():
     from slowfast_lara.attention import build_estimator
     from slowfast_lara.config import load_config
     from slowfast_lara.data import load_views
+    from slowfast_lara.inference.load import load
     from slowfast_lara.models import build_model
 
     assert slowfast_lara.build_estimator is build_estimator
     assert slowfast_lara.build_model is build_model
+    assert slowfast_lara.load is load
     assert slowfast_lara.load_config is load_config
     assert slowfast_lara.load_views is load_views
 

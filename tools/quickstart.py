@@ -46,10 +46,9 @@ each (chance: {100 / classes:.1f} %), in {time.monotonic() - started:.0f} s.
   every video's top  {output / "test_results.json"}
 
 To go on: what the model says of a video, where its attention goes, and a report of the run.""")
-    model = ["--cfg", output / "config.yaml", "--checkpoint", results["checkpoint"]]
     video = results["videos"][0]["path"]
-    print_command("predict", *model, video)
-    print_command("visualize", *model, "--out", folder / "look", video)
+    print_command("predict", output, video)
+    print_command("visualize", output, video, "--out", folder / "look")
     print_command("report", output)
     return 0
 

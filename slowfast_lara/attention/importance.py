@@ -27,6 +27,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from slowfast_lara.attention.exporting import is_exporting
 from slowfast_lara.attention.frames import split_frames
 
 # Two limits on a CPU, in elements; the result is the same with any.
@@ -75,6 +76,8 @@ def by_head_groups(prepare: Callable[..., Statistics]) -> Callable[..., Tensor]:
     @functools.wraps(prepare)
     def estimate(q: Tensor, k: Tensor, v: Tensor, landmarks: Tensor, *args: Any, **kwargs: Any):
         B, h, N, _ = q.shape
+        if is_exporting():
+            return _mix_frames(prepare(q, k, v, landmarks, *args, **kwargs))
         size = max(1, _CPU_GROUP // (B * N * landmarks.shape[2])) if q.device.type == "cpu" else h
         groups: list[Tensor] = []
         for start in range(0, h, size):
@@ -118,6 +121,16 @@ def sampled_statistics(
     if log_sample_weights is not None:
         log_sums = log_sums + log_sample_weights.unsqueeze(2)
     return Statistics(scores, log_sums, means)
+
+
+def _mix_frames(statistics: Statistics) -> Tensor:
+    """What `_MixFrames` computes, in plain operations on the whole batch."""
+    scores, log_sums, means = statistics
+    frames = [
+        (scores + log_sums[:, :, f, None]).softmax(-1) @ means[:, :, f]
+        for f in range(means.shape[2])
+    ]
+    return torch.stack(frames, dim=3)
 
 
 class _MixFrames(torch.autograd.Function):

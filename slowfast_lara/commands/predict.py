@@ -9,16 +9,20 @@ from slowfast_lara.commands.shared import (
     OneLineParser,
     add_classes_argument,
     add_model_arguments,
+    split_model,
     split_overrides,
 )
 from slowfast_lara.errors import exit_code_of
 
 EXAMPLES = """\
 examples:
-  predict.py --cfg configs/quick/lara.yaml --checkpoint RUN/checkpoints/NAME.pyth video.mp4
-  predict.py --cfg C --checkpoint P --views 30 --json out.json --csv out.csv folder/
-  predict.py --cfg C --checkpoint P --stream --csv out.csv --plot plot.png long.mp4
-  predict.py --cfg C --checkpoint P --video-out annotated.mp4 video.mp4
+  predict.py RUN video.mp4
+  predict.py RUN --views 30 --json out.json --csv out.csv folder/
+  predict.py model.pyth --stream --csv out.csv --plot plot.png long.mp4
+  predict.py --cfg quick/lara --checkpoint RUN/checkpoints/NAME.pyth --video-out new.mp4 video.mp4
+
+RUN is a run's folder (its best checkpoint is used, if one was kept, or else the newest) or a
+checkpoint.
 
 exit code: 0 if every video was scored, 2 if any was not (it is named on stderr, in the
 JSON and in the CSV; the others are done) or if the command itself cannot be run.
@@ -31,7 +35,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     def command() -> int:
         from slowfast_lara.inference.predict import predict_videos
 
-        return predict_videos(args, *split_overrides(args.videos))
+        words, overrides = split_overrides(args.words)
+        return predict_videos(args, *split_model(args, words), overrides)
 
     return exit_code_of(command)
 
@@ -42,10 +47,10 @@ def _parser() -> argparse.ArgumentParser:
     )
     add_model_arguments(parser)
     parser.add_argument(
-        "videos",
+        "words",
         nargs="+",
-        metavar="VIDEO_OR_FOLDER",
-        help="videos, or folders of which every file is taken; also KEY VALUE "
+        metavar="RUN VIDEO_OR_FOLDER",
+        help="the run; videos, or folders of which every file is taken; also KEY VALUE "
         "pairs that change the config",
     )
     add_classes_argument(parser)

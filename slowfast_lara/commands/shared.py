@@ -8,7 +8,7 @@ import re
 from collections.abc import Sequence
 from typing import Any, NoReturn
 
-from slowfast_lara.errors import BAD_INPUT, complain
+from slowfast_lara.errors import BAD_INPUT, InputError, complain
 
 _KEY_WITH_NODE = re.compile(r"[A-Z][A-Z0-9_]*(\.[A-Z0-9_]+)+")
 
@@ -42,20 +42,31 @@ def existing_file(text: str) -> str:
 
 def add_model_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
-        "--cfg",
-        required=True,
-        metavar="FILE_OR_NAME",
-        help="the config of the model: that of its training, or RUN/config.yaml",
+        "--checkpoint",
+        metavar="FILE",
+        help="instead of RUN: the model's weights (RUN/checkpoints/*.pyth)",
     )
     parser.add_argument(
-        "--checkpoint",
-        required=True,
-        metavar="FILE",
-        help="the model's weights (RUN/checkpoints/*.pyth)",
+        "--cfg",
+        metavar="FILE_OR_NAME",
+        help="with --checkpoint: the model's config, if the checkpoint's own is not wanted",
     )
     parser.add_argument(
         "--opts", action="store_true", help="may stand before KEY VALUE pairs; not needed"
     )
+
+
+def split_model(
+    args: argparse.Namespace, words: Sequence[str]
+) -> tuple[tuple[str, str | None], list[str]]:
+    """What `load` is to be given by the flags or by the first word, and the words left."""
+    if args.checkpoint:
+        return (args.cfg, args.checkpoint) if args.cfg else (args.checkpoint, None), [*words]
+    if args.cfg:
+        raise InputError("--cfg comes with --checkpoint: the weights of the model")
+    if not words:
+        raise InputError("no run given; see --help")
+    return (words[0], None), [*words[1:]]
 
 
 def add_classes_argument(parser: argparse.ArgumentParser) -> None:
@@ -63,8 +74,8 @@ def add_classes_argument(parser: argparse.ArgumentParser) -> None:
         "--classes",
         metavar="FILE",
         help="names of the classes: a JSON list, a JSON object of names and numbers, or text with "
-        "a name a line (default: classes.json in the config's DATA.PATH_TO_DATA_DIR if it is "
-        "there, else numbers)",
+        "a name a line (default: those in the checkpoint, else classes.json in the config's "
+        "DATA.PATH_TO_DATA_DIR, else numbers)",
     )
 
 

@@ -5,15 +5,22 @@ from __future__ import annotations
 import argparse
 from collections.abc import Sequence
 
-from slowfast_lara.commands.shared import OneLineParser, add_model_arguments, split_overrides
+from slowfast_lara.commands.shared import (
+    OneLineParser,
+    add_model_arguments,
+    split_model,
+    split_overrides,
+)
 from slowfast_lara.errors import exit_code_of
 
 EXAMPLES = """\
 examples:
-  visualize.py --cfg C --checkpoint P --moving 3 --out FOLDER video.mp4
-  visualize.py --cfg C --checkpoint P --point 30,42 --frame 4 --layer 1 --head 0 --out F video.mp4
-  visualize.py --cfg C --checkpoint P --estimators lara,nystrom --out F video.mp4 \\
-      VIT.APPROX_ATTN_DIM 32
+  visualize.py RUN video.mp4 --moving 3 --out FOLDER
+  visualize.py model.pyth video.mp4 --point 30,42 --frame 4 --layer 1 --head 0 --out FOLDER
+  visualize.py RUN video.mp4 --estimators lara,nystrom --out FOLDER VIT.APPROX_ATTN_DIM 32
+
+RUN is a run's folder (its best checkpoint is used, if one was kept, or else the newest) or a
+checkpoint.
 
 In FOLDER: point_1.png (a row for each attention, a column for each frame of tokens, that
 is, the mean of the frames of video that a token sees), point_1.mp4, ..., and
@@ -29,7 +36,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     def command() -> int:
         from slowfast_lara.viewing.visualize import visualize
 
-        return visualize(args, *split_overrides(args.video))
+        words, overrides = split_overrides(args.words)
+        return visualize(args, *split_model(args, words), overrides)
 
     return exit_code_of(command)
 
@@ -41,10 +49,10 @@ def _parser() -> argparse.ArgumentParser:
     )
     add_model_arguments(parser)
     parser.add_argument(
-        "video",
+        "words",
         nargs="+",
-        metavar="VIDEO",
-        help="the video; also KEY VALUE pairs that change the config",
+        metavar="RUN VIDEO",
+        help="the run and the video; also KEY VALUE pairs that change the config",
     )
     parser.add_argument("--out", required=True, metavar="FOLDER", help="where the pictures go")
     parser.add_argument(

@@ -23,8 +23,20 @@ LONGEST_LITERAL = 1000
 
 def load_config(cfg_file: str | os.PathLike[str], opts: Sequence[Any] = ()) -> CfgNode:
     """The config of a YAML file or of a shipped name, with KEY VALUE pairs `opts` laid over it."""
+    return config_of(read_with_bases(find_config(cfg_file)), os.fspath(cfg_file), opts)
+
+
+def config_of(tree: dict[str, Any], where: str, opts: Sequence[Any] = ()) -> CfgNode:
+    """The config of a mapping that was read from `where`, with `opts` laid over it."""
     cfg = get_cfg()
-    _merge(read_with_bases(find_config(cfg_file)), cfg, "", f" in {cfg_file}")
+    _merge(tree, cfg, "", f" in {where}")
+    return changed(cfg, opts)
+
+
+def changed(cfg: CfgNode, opts: Sequence[Any]) -> CfgNode:
+    """A frozen, validated copy of a config, with KEY VALUE pairs laid over it."""
+    cfg = cfg.clone()
+    cfg.defrost()
     _merge_opts(opts, cfg)
     validate(cfg)
     cfg.freeze()

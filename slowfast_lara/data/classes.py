@@ -17,9 +17,17 @@ MOST_CHARACTERS = 10_000_000
 def class_names(path: str | None, count: int, data_dir: str) -> list[str]:
     """`count` names: of the file, or of the one in `data_dir`; numbers where there is none."""
     if path is None:
-        path = os.path.join(data_dir, DEFAULT_NAME)
-        if not os.path.isfile(path):
-            return [f"class {number}" for number in range(count)]
+        return names_in(data_dir, count) or [f"class {number}" for number in range(count)]
+    return _names_of(path, count)
+
+
+def names_in(data_dir: str, count: int) -> list[str] | None:
+    """The `count` names beside the lists of a dataset, if they are there."""
+    path = os.path.join(data_dir, DEFAULT_NAME)
+    return _names_of(path, count) if os.path.isfile(path) else None
+
+
+def _names_of(path: str, count: int) -> list[str]:
     names = read_names(path)
     wrong = [number for number in names if not 0 <= number < count]
     if wrong or len(names) != count:

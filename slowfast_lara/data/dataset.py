@@ -23,7 +23,7 @@ from slowfast_lara.data import transforms
 from slowfast_lara.data.bad_videos import Failure
 from slowfast_lara.data.decode import Choose, Frames, Place
 from slowfast_lara.data.rand_augment import RandAugment
-from slowfast_lara.data.sources import Source, read_frames
+from slowfast_lara.data.sources import Files, Source, read_frames
 from slowfast_lara.data.views import crop_views
 from slowfast_lara.errors import DataError, DecodeError, UserError
 
@@ -130,7 +130,7 @@ class VideoDataset(torch.utils.data.Dataset):
         fps = cfg.DATA.TARGET_FPS
         return read_frames(source, choose, place, whole=whole, default_fps=fps, threads=threads)
 
-    def _source(self, index: int) -> Source:
+    def _source(self, index: int) -> Files:
         """The video file, or the files of its frames."""
         return self.paths[index]
 

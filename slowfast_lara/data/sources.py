@@ -1,11 +1,12 @@
-"""Sources of frames: a video file, a list of image files, or a folder of images."""
+"""Sources of frames: a video file, image files, a folder of them, or the frames themselves."""
 
 from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 
 import cv2
 import numpy as np
@@ -25,8 +26,29 @@ from slowfast_lara.data.decode import (
 )
 from slowfast_lara.errors import DecodeError, first_line
 
+
+@dataclass(frozen=True)
+class FrameArray:
+    """Frames in memory, uint8 RGB [T,H,W,3]; their rate, if it is known."""
+
+    pixels: np.ndarray
+    fps: float | None = None
+
+    def __post_init__(self) -> None:
+        shape, kind = self.pixels.shape, self.pixels.dtype
+        if len(shape) != 4 or shape[3] != 3 or not shape[0] or kind != np.uint8:
+            raise DecodeError(
+                f"frames {list(shape)} of {kind} are given; uint8 [T, H, W, 3] is expected"
+            )
+        try:
+            check_size(*shape[1:3])
+        except ValueError as error:
+            raise DecodeError(f"the frames given: {error}") from None
+
+
 # The path of a video file or of a folder of images, or the paths of image files.
-Source = str | Sequence[str]
+Files = str | Sequence[str]
+Source = Files | FrameArray
 IMAGE_SUFFIXES = (".jpg", ".jpeg", ".png", ".webp", ".bmp")
 
 
@@ -43,15 +65,21 @@ def read_frames(
 
     `whole`: decode all of a video file, to choose by the number of frames it really has.
     """
+    if isinstance(source, FrameArray):
+        indices = choose(len(source.pixels), source.fps or default_fps)
+        return _kept(indices, source.pixels.__getitem__, place)
     images = _image_files(source)
     if images is None:
         read = read_all if whole else read_span
         return read(str(source), choose, place, default_fps=default_fps, threads=threads)
-    indices = choose(len(images), default_fps)
+    return _kept(choose(len(images), default_fps), lambda index: _read_image(images[index]), place)
+
+
+def _kept(indices: np.ndarray, frame: Callable[[int], np.ndarray], place: Place) -> Frames:
     distinct = np.unique(indices)
     kept = KeptFrames(len(distinct), place)
     for index in distinct:
-        kept.add(_read_image(images[index]))
+        kept.add(frame(index))
     return Frames(kept.pixels, order_of(indices))
 
 
@@ -60,6 +88,9 @@ def open_frames(
     source: Source, default_fps: float = 30
 ) -> Iterator[tuple[float, Iterator[np.ndarray]]]:
     """Frames per second, and all frames one by one, uint8 RGB [H, W, 3]."""
+    if isinstance(source, FrameArray):
+        yield float(source.fps or default_fps), iter(source.pixels)
+        return
     images = _image_files(source)
     if images is not None:
         yield float(default_fps), map(_read_image, images)
@@ -68,7 +99,7 @@ def open_frames(
         yield float(stream.average_rate or default_fps), rgb_frames(container, stream)
 
 
-def _image_files(source: Source) -> Sequence[str] | None:
+def _image_files(source: Files) -> Sequence[str] | None:
     """The images that make up the source; None for a video file."""
     if not isinstance(source, str):
         return source

@@ -25,7 +25,7 @@ from fvcore.common.config import CfgNode
 from slowfast_lara.data.dataset import VideoDataset
 from slowfast_lara.data.lists import find_prefix, parse_label, read_lines, read_path_labels
 from slowfast_lara.data.sampling import segment_indices, segment_view_indices
-from slowfast_lara.data.sources import Source
+from slowfast_lara.data.sources import Files
 from slowfast_lara.errors import DataError
 from slowfast_lara.files import check_plain, parse_json
 
@@ -69,7 +69,7 @@ class Ssv2(VideoDataset):
         folders = [os.path.dirname(text.partition("\n")[0]) for text in self._frames]
         return folders, [label_of[name] for name in names]
 
-    def _source(self, index: int) -> Source:
+    def _source(self, index: int) -> Files:
         if self._frames is None:
             return super()._source(index)
         return self._frames[index].split("\n")

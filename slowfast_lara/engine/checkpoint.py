@@ -18,7 +18,9 @@ from __future__ import annotations
 import logging
 import os
 import re
+from collections.abc import Iterable
 from dataclasses import dataclass
+from enum import Enum
 from typing import Any
 
 import torch
@@ -32,10 +34,20 @@ from slowfast_lara.models.weights.files import bare_names, read_torch_file
 logger = logging.getLogger(__name__)
 
 BEST_NAME = "best.pyth"
+# In the names of what an estimator of a block has of its own.
+_OF_ESTIMATOR = ".attn.estimator."
 _NAME = re.compile(
     r"checkpoint_epoch_(?P<epochs>\d{5,})"
     r"(?:_sample_(?P<samples>\d{9,})|_iter_(?P<batches>\d{6,}))?\.pyth"
 )
+
+
+class TrainedAttention(Enum):
+    """The attention that weights were trained with, beside that of the model they are for."""
+
+    SAME = "same"
+    OTHER = "other"
+    UNKNOWN = "unknown"
 
 
 @dataclass(frozen=True)
@@ -94,7 +106,17 @@ def look_into(path: str) -> dict[str, Any]:
 
 def newest(output_dir: str) -> tuple[str, dict[str, Any]] | None:
     """The newest readable checkpoint of a run; unreadable ones are reported."""
-    for path in reversed(_sorted(get_checkpoint_dir(output_dir))):
+    return _first_readable(reversed(_sorted(get_checkpoint_dir(output_dir))))
+
+
+def best_or_newest(output_dir: str) -> tuple[str, dict[str, Any]] | None:
+    """The checkpoint to use a run by: that of the best validation if it was kept."""
+    best, others = best_path(output_dir), reversed(_sorted(get_checkpoint_dir(output_dir)))
+    return _first_readable([*([best] if os.path.isfile(best) else []), *others])
+
+
+def _first_readable(paths: Iterable[str]) -> tuple[str, dict[str, Any]] | None:
+    for path in paths:
         try:
             return path, load(path)
         except WeightsError as error:
@@ -138,10 +160,21 @@ def best_path(output_dir: str) -> str:
     return os.path.join(get_checkpoint_dir(output_dir), BEST_NAME)
 
 
-def load_weights(model: nn.Module, states: dict[str, torch.Tensor], path: str) -> None:
-    """Put a checkpoint's weights into a bare model, all of them or none."""
+def load_weights(
+    model: nn.Module,
+    states: dict[str, torch.Tensor],
+    path: str,
+    attention: TrainedAttention = TrainedAttention.SAME,
+) -> None:
+    """Put a checkpoint's weights into a bare model, all of them or none.
+
+    Where its attention is not that of the model, the buffers of the new one stay as its seed
+    has made them, and what belonged to the old one is left out.
+    """
     states = bare_names(states, path)
     own = model.state_dict()
+    if attention != TrainedAttention.SAME:
+        states = _with_new_buffers(model, states, path, attention)
     problems = [f"it has no {name}" for name in own if name not in states]
     problems += [f"{name} is not in the model" for name in states if name not in own]
     problems += [
@@ -155,6 +188,23 @@ def load_weights(model: nn.Module, states: dict[str, torch.Tensor], path: str) -
             f"checkpoint {path} does not fit this model: {'; '.join(problems[:3])}{more}"
         )
     model.load_state_dict(states)
+
+
+def _with_new_buffers(
+    model: nn.Module, states: dict[str, torch.Tensor], path: str, attention: TrainedAttention
+) -> dict[str, torch.Tensor]:
+    own, other = model.state_dict(), attention == TrainedAttention.OTHER
+    fresh = {
+        name: buffer
+        for name, buffer in model.named_buffers()
+        if _OF_ESTIMATOR in name
+        and (other or name not in states or states[name].shape != buffer.shape)
+    }
+    unused = [name for name in states if _OF_ESTIMATOR in name and name not in own]
+    for told, names in (("start from their seed", fresh), ("are not needed", unused)):
+        if names:
+            logger.info("With the weights of %s, %s: %s", path, told, ", ".join(names))
+    return {**{name: x for name, x in states.items() if name not in unused}, **fresh}
 
 
 def _sorted(folder: str) -> list[str]:

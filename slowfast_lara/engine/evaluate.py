@@ -10,7 +10,7 @@ import contextlib
 import logging
 import os
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any, cast
 
@@ -67,11 +67,11 @@ def device_of(cfg: CfgNode) -> torch.device:
     return torch.device("cuda", torch.cuda.current_device()) if cfg.NUM_GPUS else _CPU
 
 
-def autocast(cfg: CfgNode) -> contextlib.AbstractContextManager[None]:
+def autocast(cfg: CfgNode, device: torch.device) -> contextlib.AbstractContextManager[None]:
     """Mixed precision, if the config has it."""
     if not cfg.SOLVER.USE_MIXED_PRECISION:
         return contextlib.nullcontext()
-    return torch.autocast(device_of(cfg).type, dtype=getattr(torch, cfg.SOLVER.PRECISION))
+    return torch.autocast(device.type, dtype=getattr(torch, cfg.SOLVER.PRECISION))
 
 
 def count_correct(scores: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
@@ -103,7 +103,7 @@ def validate(
         for failure in batch.failures:
             logger.warning("not counted: %s: %s", failure.path, failure.reason)
         if batch.clips:
-            with autocast(cfg):
+            with autocast(cfg, device):
                 scores = model([clip.to(device, non_blocking=True) for clip in batch.clips])
             labels = batch.labels.to(device, non_blocking=True)
             correct += torch.stack(count_correct(scores.float(), labels))
@@ -123,17 +123,32 @@ def validate(
     }
 
 
+def views_at_a_time(cfg: CfgNode) -> int:
+    """A process's share of TEST.BATCH_SIZE."""
+    return max(1, cfg.TEST.BATCH_SIZE // max(1, cfg.NUM_GPUS))
+
+
 @torch.no_grad()
+def view_outputs(
+    model: nn.Module, views: Tensor, cfg: CfgNode, compute: Callable[..., Tensor] | None = None
+) -> Tensor:
+    """Scores of views, float64 [views, classes], or what another method of the model computes."""
+    weight = next(model.parameters())
+    with autocast(cfg, weight.device):
+        outputs = [
+            (compute or model)([part.to(weight.device, weight.dtype)]).double()
+            for part in views.split(views_at_a_time(cfg))
+        ]
+    return torch.cat(outputs)
+
+
 def score_views(model: nn.Module, views: Tensor, cfg: CfgNode) -> Tensor:
     """A video's class scores, float32 [classes]: the mean softmax of its views.
 
-    Views go through the model in chunks of a process's share of TEST.BATCH_SIZE,
-    each video by itself: scores do not depend on the number of processes.
+    Each video goes through the model by itself: scores do not depend on the number of
+    processes.
     """
-    chunk = max(1, cfg.TEST.BATCH_SIZE // max(1, cfg.NUM_GPUS))
-    with autocast(cfg):
-        scores = [model([part.to(device_of(cfg))]).double() for part in views.split(chunk)]
-    return torch.cat(scores).mean(dim=0).float().cpu()
+    return view_outputs(model, views, cfg).mean(dim=0).float().cpu()
 
 
 def run_test(

@@ -21,11 +21,12 @@ from enum import IntEnum
 from fnmatch import fnmatchcase
 from typing import Any, NamedTuple
 
-import yaml
 from fvcore.common.config import CfgNode
 
 from slowfast_lara.config import get_cfg
 from slowfast_lara.config.keys import all_keys
+from slowfast_lara.config.yaml_files import parse_yaml
+from slowfast_lara.engine.checkpoint import TrainedAttention
 from slowfast_lara.errors import CheckpointError, ConfigError
 from slowfast_lara.files import make_folder, remove_empty
 
@@ -151,21 +152,24 @@ def check_start(path: str, content: dict[str, Any], cfg: CfgNode) -> None:
 
 def check_model(
     path: str, content: dict[str, Any], cfg: CfgNode, *, swap_attention: bool = False
-) -> None:
-    """Refuse weights of a model that computes something else."""
+) -> TrainedAttention:
+    """Refuse weights of a model that computes something else, but for its attention if asked."""
     changes = _changes(content, cfg, Bears.ATTENTION)
+    swapped = [change for change in changes if change.bears == Bears.ATTENTION]
     if swap_attention:
-        swapped = [change for change in changes if change.bears == Bears.ATTENTION]
         changes = [change for change in changes if change not in swapped]
-        if swapped and not changes:
-            logger.info("Another attention with the weights of %s: %s", path, _listed(swapped))
     if changes:
         raise CheckpointError(f"{path} was trained as another model: {_listed(changes)}")
+    if swapped:
+        logger.info("Another attention with the weights of %s: %s", path, _listed(swapped))
+        return TrainedAttention.OTHER
+    unknown = swap_attention and saved_config(content) is None
+    return TrainedAttention.UNKNOWN if unknown else TrainedAttention.SAME
 
 
 def saved_value(content: dict[str, Any], key: str) -> Any:
     """What a checkpoint was trained with; None if it does not say."""
-    tree = _saved_config(content)
+    tree = saved_config(content)
     return None if tree is None else _value(tree, key)
 
 
@@ -184,7 +188,7 @@ def _listed(changes: Sequence[Change]) -> str:
 
 
 def _changes(content: dict[str, Any], cfg: CfgNode, least: Bears) -> list[Change]:
-    tree = _saved_config(content)
+    tree = saved_config(content)
     changes = []
     for key in all_keys() if tree is not None else ():
         bears = bears_on(key)
@@ -194,16 +198,16 @@ def _changes(content: dict[str, Any], cfg: CfgNode, least: Bears) -> list[Change
     return changes
 
 
-def _saved_config(content: dict[str, Any]) -> dict[str, Any] | None:
+def saved_config(content: dict[str, Any]) -> dict[str, Any] | None:
     """The config in a checkpoint; None if it has none of a model like ours."""
     text = content.get("cfg")
     if not isinstance(text, str):
         return None
     try:
-        tree = yaml.safe_load(text)
-    except (yaml.YAMLError, ValueError, RecursionError):
+        tree = parse_yaml(text, "the checkpoint's config")
+    except ConfigError:
         return None
-    return tree if isinstance(tree, dict) and isinstance(tree.get("VIT"), dict) else None
+    return tree if isinstance(tree.get("VIT"), dict) else None
 
 
 def _value(tree: Any, key: str) -> Any:

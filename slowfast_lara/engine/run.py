@@ -92,14 +92,17 @@ def _train_state(cfg: CfgNode, loader: DataLoader) -> TrainState:
 
 def _model_to_test(cfg: CfgNode) -> tuple[nn.Module, str]:
     """The model with its weights, and where these are from."""
-    path, states = from_first(lambda: _weights_to_test(cfg))
+    path, states, attention = from_first(lambda: _weights_to_test(cfg))
     torch.manual_seed(cfg.RNG_SEED)
     model = build_model(cfg)
-    checkpoint.load_weights(without_ddp(model), states, path)
+    checkpoint.load_weights(without_ddp(model), states, path, attention)
     return model, path
 
 
-def _weights_to_test(cfg: CfgNode) -> tuple[str, dict[str, torch.Tensor]]:
+def _weights_to_test(
+    cfg: CfgNode,
+) -> tuple[str, dict[str, torch.Tensor], checkpoint.TrainedAttention]:
+    """Where they are from, the weights, and whether they are of another attention."""
     given = cfg.TEST.CHECKPOINT_FILE_PATH
     found = (given, checkpoint.load(given)) if given else checkpoint.newest(cfg.OUTPUT_DIR)
     if found is None:
@@ -108,6 +111,7 @@ def _weights_to_test(cfg: CfgNode) -> tuple[str, dict[str, torch.Tensor]]:
             f"{cfg.OUTPUT_DIR}/checkpoints, and no TEST.CHECKPOINT_FILE_PATH"
         )
     path, content = found
+    attention = checkpoint.TrainedAttention.SAME
     if given or not cfg.TRAIN.ENABLE:  # a training has compared the folder's own
-        experiment.check_model(path, content, cfg, swap_attention=bool(given))
-    return path, content["model_state"]
+        attention = experiment.check_model(path, content, cfg, swap_attention=bool(given))
+    return path, content["model_state"], attention

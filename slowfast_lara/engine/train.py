@@ -163,7 +163,7 @@ class Trainer:
         device = device_of(self.cfg)
         clips = [clip.to(device, non_blocking=True) for clip in batch.clips]
         labels = batch.labels.to(device, non_blocking=True)
-        with autocast(self.cfg):
+        with autocast(self.cfg, device):
             logits = self.model(clips)
         logits = logits.float()
         loss = functional.cross_entropy(logits, labels, label_smoothing=self.cfg.SOLVER.SMOOTHING)

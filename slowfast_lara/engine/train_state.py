@@ -11,12 +11,13 @@ import torch
 import torch.distributed as dist
 from fvcore.common.config import CfgNode
 
+from slowfast_lara.data.classes import names_in
 from slowfast_lara.engine import checkpoint, experiment
 from slowfast_lara.engine.checkpoint import Position
 from slowfast_lara.engine.distributed import from_first, per_process, rank, without_ddp, world_size
 from slowfast_lara.engine.evaluate import device_of
 from slowfast_lara.engine.optimizer import build_optimizer, load_optimizer, scales_loss
-from slowfast_lara.errors import CheckpointError, ConfigError, WeightsError, first_line
+from slowfast_lara.errors import CheckpointError, ConfigError, DataError, WeightsError, first_line
 from slowfast_lara.models import MODEL_REGISTRY, build_model
 from slowfast_lara.models.weights.pretrained import load_pretrained
 
@@ -32,6 +33,7 @@ class TrainState:
 
     def __init__(self, cfg: CfgNode, train_list: str) -> None:
         self.cfg, self.train_list = cfg, train_list
+        self.class_names = _class_names(cfg)
         self.global_batch = per_process(cfg, "TRAIN.BATCH_SIZE") * world_size()
         found = from_first(lambda: _find_start(cfg, train_list))
         torch.manual_seed(cfg.RNG_SEED)
@@ -68,7 +70,9 @@ class TrainState:
             "scaler_state": self.scaler.state_dict(),
             "rng_seed": self.cfg.RNG_SEED,
             "train_list": self.train_list,
+            # What a copied file needs to be used: the config has the normalisation too.
             "cfg": self.cfg.dump(),
+            "class_names": self.class_names,
         }
 
     def _restore(self, path: str, content: dict[str, Any], go_on: bool) -> Position:
@@ -104,6 +108,15 @@ class TrainState:
             load_optimizer(self.optimizer, content["optimizer_state"])
         else:
             logger.warning("%s begins anew: what %s has gathered is not for it", method, before)
+
+
+def _class_names(cfg: CfgNode) -> list[str] | None:
+    """The names beside the lists; None where there are none that fit."""
+    try:
+        return names_in(cfg.DATA.PATH_TO_DATA_DIR, cfg.MODEL.NUM_CLASSES)
+    except DataError as error:  # no reason to stop a training
+        logger.warning("checkpoints will have no class names: %s", error)
+        return None
 
 
 def _log_continuing(path: str, position: Position, max_epoch: int) -> None:

@@ -33,7 +33,7 @@ from slowfast_lara.experiments.result_files import (
 )
 from slowfast_lara.files import write_text
 from slowfast_lara.inference.layers import LayerInputs, estimator_for, layer_inputs, middle_view
-from slowfast_lara.inference.model import load_model, read_config
+from slowfast_lara.inference.load import load
 from slowfast_lara.models.estimators import EXACT
 
 # RA's cost is quadratic, for each of its samples: it is measured on some queries.
@@ -101,10 +101,10 @@ def errors_in_model(
     config: str, checkpoint: str, video: str, layer: int, samples: Sequence[int], seeds: int
 ) -> ErrorTable:
     """On what a model's layer computes for the middle view of a video."""
-    cfg = read_config(config, [])
-    inputs = layer_inputs(load_model(cfg, checkpoint), middle_view(video, cfg), cfg, layer)
+    model = load(config, checkpoint)
+    inputs = layer_inputs(model.network, middle_view(video, model.cfg), model.cfg, layer)
     source = f"layer {layer} of {os.path.basename(config)} on a video"
-    return measure(inputs, cfg, source, samples, seeds)
+    return measure(inputs, model.cfg, source, samples, seeds)
 
 
 @torch.no_grad()

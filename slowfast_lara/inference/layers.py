@@ -10,7 +10,6 @@ from torch import Tensor, nn
 
 from slowfast_lara.attention import ESTIMATORS, Estimator, build_estimator
 from slowfast_lara.data import load_views
-from slowfast_lara.engine.evaluate import device_of
 from slowfast_lara.errors import InputError
 from slowfast_lara.models.estimators import estimator_settings
 
@@ -47,7 +46,8 @@ def layer_inputs(model: nn.Module, view: Tensor, cfg: CfgNode, layer: int) -> La
 
     hook = estimator.register_forward_pre_hook(take, with_kwargs=True)
     try:
-        model([view[None].to(device_of(cfg))])
+        weight = next(model.parameters())
+        model([view[None].to(weight.device, weight.dtype)])
     finally:
         hook.remove()
     return taken[0]

@@ -6,24 +6,10 @@ import contextlib
 import csv
 import json
 from collections.abc import Sequence
-from typing import Any, NamedTuple, TextIO
-
-import numpy as np
+from typing import Any, TextIO
 
 from slowfast_lara.files import text_aside
-
-
-class Ranking(NamedTuple):
-    """The best classes first."""
-
-    classes: list[int]
-    names: list[str]
-    scores: list[float]
-
-
-def rank(scores: np.ndarray, names: Sequence[str], count: int = 5) -> Ranking:
-    best = np.argsort(-scores, kind="stable")[:count].tolist()
-    return Ranking(best, [names[i] for i in best], [float(scores[i]) for i in best])
+from slowfast_lara.inference.prediction import Ranking
 
 
 class PredictionFiles:

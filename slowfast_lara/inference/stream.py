@@ -7,7 +7,7 @@ kept: memory depends on the window, not on the length of the video.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
 
 import cv2
@@ -18,6 +18,7 @@ from torch import nn
 from slowfast_lara.data.registry import dataset_class
 from slowfast_lara.data.transforms import Normalize, uniform_crop, whole_frame
 from slowfast_lara.engine.evaluate import score_views
+from slowfast_lara.inference.prediction import Ranking, rank
 
 
 class Window(NamedTuple):
@@ -28,15 +29,29 @@ class Window(NamedTuple):
     scores: np.ndarray
     # False at the beginning, where fewer frames than a window have been seen.
     full: bool
+    names: Sequence[str] = ()
+
+    def top(self, count: int = 5) -> Ranking:
+        """The likeliest classes: their numbers, names and scores."""
+        return rank(self.scores, self.names, count)
 
 
 class WindowScorer:
     """Takes frames one by one; every stride it scores the last window, centre crop."""
 
     def __init__(
-        self, model: nn.Module, cfg: CfgNode, fps: float, window: float, stride: float
+        self,
+        model: nn.Module,
+        cfg: CfgNode,
+        fps: float,
+        window: float | None = None,
+        stride: float | None = None,
+        names: Sequence[str] = (),
     ) -> None:
-        self._model, self._cfg, self._fps = model, cfg, fps
+        """`window` and `stride` in seconds: what a clip of the model spans, and half of that."""
+        self._model, self._cfg, self._fps, self._names = model, cfg, fps, names
+        window = window or dataset_class(cfg, "TEST").window_seconds(cfg)
+        stride = stride or window / 2
         self._length, self._stride = max(1, round(window * fps)), max(1, round(stride * fps))
         self._recent: deque[np.ndarray] = deque(maxlen=self._length)
         self._count = 0
@@ -77,6 +92,5 @@ class WindowScorer:
         indices = dataset_class(self._cfg, "TEST").window_frames(self._cfg, seen, self._length)
         clip = self._normalize(np.stack([self._recent[index] for index in indices]))
         scores = score_views(self._model, clip[None], self._cfg).numpy()
-        return Window(
-            (self._count - seen) / self._fps, self._count / self._fps, scores, seen == self._length
-        )
+        start, end = (self._count - seen) / self._fps, self._count / self._fps
+        return Window(start, end, scores, seen == self._length, self._names)

@@ -26,6 +26,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from slowfast_lara.attention.exporting import is_exporting
+
 # Absorbed queries of so many tokens stay in a CPU's cache; an accelerator wants
 # few, large products instead.
 _CPU_CHUNK = 128
@@ -40,7 +42,10 @@ def temporal_attention(
     `weight` [2D,D] and `bias` [2D] project to keys and values, in this order.
     With `project_values` False the values are x, and the lower half is unused.
     """
-    return _TemporalAttention.apply(q * q.shape[-1] ** -0.5, x, weight, bias, project_values)
+    q = q * q.shape[-1] ** -0.5
+    if is_exporting():
+        return _attend(q, x, weight, bias, project_values, slice(0, x.shape[2]))
+    return _TemporalAttention.apply(q, x, weight, bias, project_values)
 
 
 def _chunks(x: Tensor) -> Iterator[slice]:
@@ -69,25 +74,32 @@ def _weights_of_frames(q: Tensor, x: Tensor, w_k: Tensor) -> tuple[Tensor, Tenso
     )
 
 
+def _attend(
+    q: Tensor, x: Tensor, weight: Tensor, bias: Tensor | None, project_values: bool, part: slice
+) -> Tensor:
+    """The output of a chunk's tokens, [B,n,h,d]."""
+    B, _, h, d = q.shape
+    w_k, w_v = weight.unflatten(0, (2, h, d))  # [h,d,D] each
+    tokens = _tokens(x, part)
+    _, attention = _weights_of_frames(_heads_first(q, part), tokens, w_k)
+    if project_values:
+        pooled = torch.bmm(attention, tokens)  # [n,h,D]
+        y = torch.bmm(pooled.transpose(0, 1), w_v.mT).transpose(0, 1)
+        if bias is not None:
+            y = y + bias.unflatten(0, (2, h, d))[1]
+    else:
+        y = torch.einsum("nhf,nfhd->nhd", attention, tokens.unflatten(2, (h, d)))
+    return y.unflatten(0, (B, -1))
+
+
 class _TemporalAttention(torch.autograd.Function):
     @staticmethod
     def forward(
         ctx: Any, q: Tensor, x: Tensor, weight: Tensor, bias: Tensor | None, project_values: bool
     ) -> Tensor:
-        B, N, h, d = q.shape
-        w_k, w_v = weight.unflatten(0, (2, h, d))  # [h,d,D] each
         out = torch.empty_like(q)
         for part in _chunks(x):
-            tokens = _tokens(x, part)
-            _, attention = _weights_of_frames(_heads_first(q, part), tokens, w_k)
-            if project_values:
-                pooled = torch.bmm(attention, tokens)  # [n,h,D]
-                y = torch.bmm(pooled.transpose(0, 1), w_v.mT).transpose(0, 1)
-                if bias is not None:
-                    y = y + bias.unflatten(0, (2, h, d))[1]
-            else:
-                y = torch.einsum("nhf,nfhd->nhd", attention, tokens.unflatten(2, (h, d)))
-            out[:, part] = y.unflatten(0, (B, -1))
+            out[:, part] = _attend(q, x, weight, bias, project_values, part)
         ctx.save_for_backward(q, x, weight)
         ctx.project_values, ctx.has_bias = project_values, bias is not None
         return out

@@ -17,7 +17,7 @@ from slowfast_lara.data.transforms import pixels_of
 from slowfast_lara.errors import DONE, InputError, printable
 from slowfast_lara.files import write_json
 from slowfast_lara.inference.layers import LayerInputs, layer_inputs, middle_view
-from slowfast_lara.inference.model import load_model, read_config
+from slowfast_lara.inference.load import load
 from slowfast_lara.models.estimators import EXACT, shown_name
 from slowfast_lara.viewing.heat_maps import Picture, write_strip, write_video
 from slowfast_lara.viewing.trajectories import (
@@ -30,20 +30,25 @@ from slowfast_lara.viewing.trajectories import (
 )
 
 
-def visualize(args: argparse.Namespace, files: list[str], overrides: list[str]) -> int:
+def visualize(
+    args: argparse.Namespace,
+    model_files: tuple[str, str | None],
+    files: list[str],
+    overrides: list[str],
+) -> int:
     """Draw as the flags of `slowfast-lara visualize` say; the exit code."""
     if len(files) != 1:
         raise InputError(f"{len(files)} videos given; one is expected")
     # The config's clips, of which the middle one is shown; its centre crop only.
-    cfg = read_config(args.cfg, ["TEST.NUM_SPATIAL_CROPS", 1, *overrides])
+    model = load(*model_files, overrides=["TEST.NUM_SPATIAL_CROPS", 1, *overrides])
+    cfg = model.cfg
     layer = cfg.VIT.DEPTH - 1 if args.layer is None else args.layer
     if args.head is not None and not 0 <= args.head < cfg.VIT.NUM_HEADS:
         raise InputError(f"--head is {args.head}; the model has 0 to {cfg.VIT.NUM_HEADS - 1}")
-    model = load_model(cfg, args.checkpoint)
     view = middle_view(files[0], cfg)
     pixels, grid = pixels_of(view, cfg), Grid.of(cfg)
     points = _points(args, pixels, grid)
-    inputs = layer_inputs(model, view, cfg, layer)
+    inputs = layer_inputs(model.network, view, cfg, layer)
     chosen = list(ESTIMATORS) if args.estimators is None else args.estimators.split(",")
     names = list(dict.fromkeys([EXACT, *filter(None, chosen)]))
     os.makedirs(args.out, exist_ok=True)
@@ -57,7 +62,7 @@ def visualize(args: argparse.Namespace, files: list[str], overrides: list[str]) 
         _print(path, point, pictures)
     facts = {
         "video": files[0],
-        "checkpoint": args.checkpoint,
+        "checkpoint": model.path,
         "layer": layer,
         "head": args.head,
         "points": drawn,

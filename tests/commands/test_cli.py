@@ -26,6 +26,8 @@ BAD_FILES = [
     ["run", "--cfg", "no.yaml"],
     ["predict", *NO_MODEL, "no.mp4"],
     ["visualize", *NO_MODEL, "--out", "look", "no.mp4"],
+    ["swap", "no"],
+    ["export", "no", "out"],
     ["report", "no"],
     ["configs", "no"],
     ["configs", "quick/lara", "--out", "file/mine.yaml"],

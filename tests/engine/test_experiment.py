@@ -15,12 +15,11 @@ import yaml
 
 from slowfast_lara.commands.predict import main as predict_main
 from slowfast_lara.commands.run import main
-from slowfast_lara.config import load_config
 from slowfast_lara.config.keys import all_keys
 from slowfast_lara.engine import checkpoint, experiment
 from slowfast_lara.engine.experiment import BEARS_ON, Bears, bears_on, held_alone, list_sum
 from slowfast_lara.errors import ConfigError
-from slowfast_lara.inference.model import load_model
+from slowfast_lara.inference.load import load
 from tests.runs import kill_group, load_checkpoint, start, write_config
 
 pytestmark = pytest.mark.usefixtures("in_process")
@@ -300,6 +299,46 @@ def test_a_test_of_other_attention_is_refused_unless_asked_for(trained, video_se
     assert "VIT.APPROX_ATTN_TYPE is 'none' in it and 'lara' here" in log
 
 
+def test_what_a_new_attention_has_of_its_own_starts_from_its_seed(
+    trained, video_set, tmp_path, capsys
+):
+    """Only buffers do, and each is told; nothing else may be missing."""
+    given = {**TESTING, "TEST__CHECKPOINT_FILE_PATH": str(trained / "checkpoints" / LAST)}
+    performer = {**given, "VIT__APPROX_ATTN_TYPE": "performer", "VIT__APPROX_ATTN_DIM": 3}
+    assert run(video_set, tmp_path / "swapped", **performer) == 0
+    log = (tmp_path / "swapped" / "stdout.log").read_text()
+    names = ", ".join(f"blocks.{i}.attn.estimator.projection" for i in range(2))
+    assert f"start from their seed: {names}" in log
+    assert (tmp_path / "swapped" / "test_results.json").exists()
+    learned = {**given, "VIT__APPROX_ATTN_TYPE": "lara", "VIT__LARA": {"LEARNED": True}}
+    assert run(video_set, tmp_path / "learned", **learned, VIT__APPROX_ATTN_DIM=3) == 2
+    assert "it has no blocks.0.attn.estimator.project_q" in capsys.readouterr().err
+    assert not (tmp_path / "learned").exists()
+    # A training goes on with what it had, whole.
+    path = trained / "checkpoints" / LAST
+    content = torch.load(path, weights_only=True)
+    del content["model_state"]["blocks.0.norm1.bias"]
+    checkpoint.save(str(path), content)
+    assert run(video_set, tmp_path / "torn", **performer) == 2
+    assert "it has no blocks.0.norm1.bias" in capsys.readouterr().err
+
+
+def test_a_buffer_that_is_lost_is_an_error_unless_the_attention_is_new(video_set, tmp_path, capsys):
+    performer = {"VIT__APPROX_ATTN_TYPE": "performer", "VIT__APPROX_ATTN_DIM": 3}
+    assert run(video_set, tmp_path / "out", **performer) == 0
+    path = tmp_path / "out" / "checkpoints" / LAST
+    given = {**TESTING, "TEST__CHECKPOINT_FILE_PATH": str(path)}
+    assert run(video_set, tmp_path / "exact", **given) == 0
+    log = (tmp_path / "exact" / "stdout.log").read_text()
+    assert "are not needed: blocks.0.attn.estimator.projection" in log
+    content = torch.load(path, weights_only=True)
+    del content["model_state"]["blocks.1.attn.estimator.projection"]
+    checkpoint.save(str(path), content)
+    assert run(video_set, tmp_path / "again", **given, **performer) == 2
+    assert "it has no blocks.1.attn.estimator.projection" in capsys.readouterr().err
+    assert not (tmp_path / "again").exists()
+
+
 @pytest.mark.parametrize(
     "changes, key",
     [
@@ -333,8 +372,7 @@ def test_a_test_keeps_its_own_record(trained, video_set):
     assert [(trained / name).read_bytes() for name in names] == before
     assert "TEST_CROP_SIZE: 48" in (trained / "test_config.yaml").read_text()
     assert (trained / "test_environment.json").exists()
-    cfg = load_config(trained / "config.yaml")
-    load_model(cfg, str(trained / "checkpoints" / LAST))  # as `predict` does
+    load(trained / "checkpoints" / LAST)  # as `predict` does
 
 
 def test_a_report_of_a_test_alone_has_its_config(trained, video_set, tmp_path):

@@ -19,7 +19,7 @@ from slowfast_lara.data import load_views
 from slowfast_lara.data.registry import dataset_class
 from slowfast_lara.data.sources import open_frames
 from slowfast_lara.engine.evaluate import score_views
-from slowfast_lara.inference.model import load_model
+from slowfast_lara.inference.load import load
 from slowfast_lara.inference.stream import Window, WindowScorer
 from slowfast_lara.inference.timeline import Timeline
 from tests.small_models import NAMES, ROOT, small_config, write_model
@@ -47,7 +47,7 @@ def test_a_window_is_a_view(tmp_path, dataset):
     config["TRAIN"]["DATASET"] = config["TEST"]["DATASET"] = dataset
     model = write_model(tmp_path, config)
     cfg = load_config(model.cfg, ONE_VIEW)
-    network = load_model(cfg, model.checkpoint)
+    network = load(model.cfg, model.checkpoint).network
     path = write_video(tmp_path / "v.mp4", 8)
     with open_frames(path) as (fps, frames):
         scorer = WindowScorer(network, cfg, fps, 8 / 30, 8 / 30)
@@ -88,7 +88,7 @@ def test_windows_of_a_long_video(model, names, tmp_path, capsys):
     ends = [8, 23, 38, 53]
     assert [round(window["end"] * 30) for window in windows] == ends
     assert [round(window["start"] * 30) for window in windows] == [end - 8 for end in ends]
-    network = load_model(cfg, model.checkpoint)
+    network = load(model.cfg, model.checkpoint).network
     with open_frames(path) as (_, frames):
         every = list(frames)
     scorer = WindowScorer(network, cfg, 30, 8 / 30, 8 / 30)
@@ -111,7 +111,7 @@ def test_video_shorter_than_a_window(model, tmp_path):
     (window,) = json.loads(out.read_text())["windows"]
     assert (window["start"], window["end"]) == (0, 0.1)
     cfg = load_config(model.cfg, ONE_VIEW)
-    expected = score_views(load_model(cfg, model.checkpoint), load_views(path, cfg), cfg)
+    expected = score_views(load(model.cfg, model.checkpoint).network, load_views(path, cfg), cfg)
     assert window["top5"] == expected.argsort(descending=True)[:5].tolist()
 
 

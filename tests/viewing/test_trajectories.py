@@ -212,9 +212,9 @@ def test_the_models_own_estimator_is_the_models(tmp_path, clips, capsys):
     assert len(points) == 2 and list(points[0]["attention"]) == ["softmax", "lara"]
     cfg = load_config(model.cfg, ["TEST.NUM_SPATIAL_CROPS", 1])
     from slowfast_lara.attention import softmax_attention
-    from slowfast_lara.inference.model import load_model
+    from slowfast_lara.inference.load import load
 
-    network, taken = load_model(cfg, model.checkpoint), []
+    network, taken = load(model.cfg, model.checkpoint).network, []
     network.blocks[1].attn.estimator.register_forward_hook(
         lambda module, args, kwargs, output: taken.append((*args, output)), with_kwargs=True
     )

@@ -1,0 +1,130 @@
+"""A trained model from what a run or somebody else has left: `slowfast_lara.load`."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import torch
+from fvcore.common.config import CfgNode
+
+from slowfast_lara.config.load import changed, config_of
+from slowfast_lara.config.shipped import find_config
+from slowfast_lara.config.yaml_files import read_with_bases, to_yaml
+from slowfast_lara.data.classes import class_names
+from slowfast_lara.engine import checkpoint, experiment
+from slowfast_lara.engine.run_folder import CONFIG
+from slowfast_lara.errors import CheckpointError, ConfigError, InputError
+from slowfast_lara.inference.export_folder import DESCRIPTION, SAFETENSORS, read_description
+from slowfast_lara.inference.model import TrainedModel, new_network
+from slowfast_lara.models.weights.files import read_weights
+
+
+class Saved(NamedTuple):
+    """Weights and what comes with them (a checkpoint's content), and the config's mapping."""
+
+    path: str
+    content: dict[str, Any]
+    config: dict[str, Any]
+    config_path: str
+
+
+def load(
+    source: str | os.PathLike[str],
+    weights: str | os.PathLike[str] | None = None,
+    *,
+    device: str | torch.device | None = None,
+    attention: str | None = None,
+    classes: str | None = None,
+    overrides: Sequence[Any] = (),
+    **options: Any,
+) -> TrainedModel:
+    """A trained model: model("v.mp4"), model.features("v.mp4"), model.stream("v.mp4").
+
+    `source` is a run's folder (its best checkpoint, if one was kept, or else the newest), a
+    checkpoint of ours, an exported folder, or, with `weights`, a config (a file or a shipped
+    name). `device`:
+    the GPU if there is one. `attention` and `options` (num_landmarks, and the options of that
+    attention): another attention than it was trained with, as in TrainedModel.with_attention.
+    `classes`: a file of class names, instead of those in the checkpoint. `overrides`: config
+    keys and values.
+    """
+    saved = _find(os.fspath(source), None if weights is None else os.fspath(weights))
+    cfg = _for_one_process(config_of(saved.config, saved.config_path, overrides), overrides)
+    trained = experiment.check_model(saved.path, saved.content, cfg, swap_attention=True)
+    network = new_network(cfg)
+    checkpoint.load_weights(network, saved.content["model_state"], saved.path, trained)
+    model = TrainedModel(network, cfg, _class_names(saved, cfg, classes), saved.path)
+    if attention is not None or options:
+        model = model.with_attention(attention, **options)
+    return model if device is None else model.to(device)
+
+
+def _find(source: str, weights: str | None) -> Saved:
+    if weights is not None:
+        return Saved(weights, _content(weights), read_with_bases(find_config(source)), source)
+    if os.path.isdir(source):
+        description = read_description(source)
+        return _in_run(source) if description is None else _in_export(source, description)
+    if not os.path.exists(source):
+        raise InputError(
+            f"{source}: no such run or checkpoint (a config alone has no weights: give these too)"
+        )
+    if source.endswith((".yaml", ".yml")):
+        raise InputError(f"{source}: a config alone has no weights; give these too")
+    content = _content(source)
+    # Of RUN/checkpoints/NAME.pyth the run's own.
+    beside = os.path.join(os.path.dirname(os.path.dirname(os.path.abspath(source))), CONFIG)
+    return _with_config(source, content, beside)
+
+
+def _in_run(folder: str) -> Saved:
+    found = checkpoint.best_or_newest(folder)
+    if found is None:
+        expected = os.path.join(folder, "checkpoints", "*.pyth")
+        raise InputError(f"{folder}: no run with a readable checkpoint; {expected} is expected")
+    return _with_config(*found, os.path.join(folder, CONFIG))
+
+
+def _in_export(folder: str, description: dict[str, Any]) -> Saved:
+    path, tree = os.path.join(folder, SAFETENSORS), description["config"]
+    names = description.get("class_names")
+    content = {"model_state": read_weights(path), "class_names": names, "cfg": to_yaml(tree)}
+    return Saved(path, content, tree, os.path.join(folder, DESCRIPTION))
+
+
+def _content(path: str) -> dict[str, Any]:
+    """What a checkpoint says, with the weights of any file of weights."""
+    weights = read_weights(path)
+    return {**checkpoint.look_into(path), "model_state": weights}
+
+
+def _with_config(path: str, content: dict[str, Any], beside: str) -> Saved:
+    """The config in a checkpoint; those of version 0.1 have theirs in the run's folder alone."""
+    tree = experiment.saved_config(content)
+    if tree is not None:
+        return Saved(path, content, tree, path)
+    if os.path.isfile(beside):
+        return Saved(path, content, read_with_bases(beside), beside)
+    raise CheckpointError(f"{path} does not say the config of its model: give that too")
+
+
+def _for_one_process(cfg: CfgNode, overrides: Sequence[Any]) -> CfgNode:
+    """On one GPU if there is any; as many views at a time as each process of a test has."""
+    gpus = min(1, torch.cuda.device_count())
+    if "NUM_GPUS" not in overrides[::2]:
+        share = max(1, cfg.TEST.BATCH_SIZE // max(1, cfg.NUM_GPUS))
+        cfg = changed(cfg, ["NUM_GPUS", gpus, "TEST.BATCH_SIZE", share])
+    if cfg.NUM_GPUS > gpus:
+        raise ConfigError(f"NUM_GPUS is {cfg.NUM_GPUS}; at most {gpus} is used here")
+    return changed(cfg, ["SHARD_ID", 0, "NUM_SHARDS", 1])
+
+
+def _class_names(saved: Saved, cfg: CfgNode, classes: str | None) -> list[str]:
+    names, count = saved.content.get("class_names"), cfg.MODEL.NUM_CLASSES
+    if classes is not None or names is None:
+        return class_names(classes, count, cfg.DATA.PATH_TO_DATA_DIR)
+    if type(names) is not list or len(names) != count or {*map(type, names)} != {str}:
+        raise CheckpointError(f"{saved.path}: as its class_names, {count} names are expected")
+    return names

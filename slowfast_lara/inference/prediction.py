@@ -1,0 +1,39 @@
+"""What a model says of a video."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+
+
+class Ranking(NamedTuple):
+    """The best classes first."""
+
+    classes: list[int]
+    names: list[str]
+    scores: list[float]
+
+
+def rank(scores: np.ndarray, names: Sequence[str], count: int = 5) -> Ranking:
+    best = np.argsort(-scores, kind="stable")[:count].tolist()
+    return Ranking(best, [names[i] for i in best], [float(scores[i]) for i in best])
+
+
+@dataclass(frozen=True, repr=False)
+class Prediction:
+    """`scores` float32 [classes] are the mean softmax over the views, as in a test."""
+
+    scores: np.ndarray
+    names: Sequence[str]
+    num_views: int
+
+    def top(self, count: int = 5) -> Ranking:
+        """The likeliest classes: their numbers, names and scores."""
+        return rank(self.scores, self.names, count)
+
+    def __repr__(self) -> str:
+        _, names, scores = self.top()
+        return ", ".join(f"{name} {score:.1%}" for name, score in zip(names, scores))

@@ -1,0 +1,305 @@
+"""export: safetensors, torch.export and ONNX equal the model; nothing is left where they fail."""
+
+from __future__ import annotations
+
+import functools
+import json
+import os
+import re
+import shutil
+import site
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from slowfast_lara.commands.export import main as export_command
+from slowfast_lara.commands.predict import main as predict
+from slowfast_lara.commands.run import main as run
+from slowfast_lara.data import load_views
+from slowfast_lara.errors import InputError, RunError, UserError
+from slowfast_lara.inference import export as export_module
+from slowfast_lara.inference.export import export
+from slowfast_lara.inference.load import load
+from tests.runs import ROOT, write_config, write_video
+from tests.small_models import NAMES, make_videos, only_error, small_config, write_model
+
+onnx, onnxruntime, _ = (
+    pytest.importorskip(name, reason="the extra `export` is not installed")
+    for name in ("onnx", "onnxruntime", "onnxscript")
+)
+
+pytestmark = pytest.mark.usefixtures("in_process")
+
+LAYERS = ("trajectory", "joint", "divided")
+ATTENTIONS = {
+    "none": {},
+    "lara": {},
+    "lara mixture": {"LARA": {"PROPOSAL": "mixture", "WEIGHTING": "coupled"}},
+    "performer": {},
+    "nystrom": {},
+    "orthoformer": {},
+    "ra": {"RA": {"BIASED": True}},
+}
+SCRIPT = re.search(
+    r"```python\n(import onnxruntime.*?)```", (ROOT / "README.md").read_text("utf-8"), re.DOTALL
+)
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory, video_set) -> Path:
+    """A run that was tested, with class names."""
+    folder = tmp_path_factory.mktemp("trained")
+    data = Path(shutil.copytree(video_set, folder / "set"))
+    (data / "classes.json").write_text(json.dumps(["left", "right", "up | down"]))
+    changes = {"VIT__APPROX_ATTN_TYPE": "lara", "VIT__APPROX_ATTN_DIM": 3, "SOLVER__MAX_EPOCH": 1}
+    config = write_config(folder / "c.yaml", data, folder / "out", **changes)
+    assert run(["--cfg", str(config)]) == 0
+    return folder / "out"
+
+
+def listing(folder: Path) -> list[str]:
+    return sorted(os.listdir(folder))
+
+
+def small(folder: Path, attention: str = "lara", layer: str = "trajectory"):
+    """A model with large random weights, of two blocks: CLS, which is classified, attends
+    exactly, so that it sees what an estimator has done only in the next block."""
+    vit = {"APPROX_ATTN_TYPE": attention.split()[0], "ATTN_LAYER": layer}
+    files = write_model(folder, small_config(**vit, **ATTENTIONS[attention]))
+    return load(files.cfg, files.checkpoint)
+
+
+def program_of(folder: Path, form: str):
+    """What runs an export."""
+    if form == "torch":
+        return torch.export.load(folder / "model.pt2").module()
+    session = onnxruntime.InferenceSession(folder / "model.onnx")
+    assert list(session.get_inputs()[0].shape[:2]) == ["batch", 3]
+    return lambda clips: torch.from_numpy(session.run(None, {"clip": clips.numpy()})[0])
+
+
+def compare(folder: Path, form: str, model, video: str) -> None:
+    """On real clips: the views of a video."""
+    program, views = program_of(folder, form), load_views(video, model.cfg)
+    for count in (1, 5):
+        with torch.no_grad():
+            expected = model.network([views[:count]])
+        assert expected.std() > 1e-3
+        np.testing.assert_allclose(program(views[:count].clone()), expected, atol=1e-4, rtol=0)
+
+
+def test_torch_program(tmp_path, clips):
+    model = small(tmp_path)
+    assert "in batches of 1 and 5" in export(model, tmp_path / "out", "torch")
+    assert listing(tmp_path / "out") == ["README.md", "config.json", "model.pt2"]
+    compare(tmp_path / "out", "torch", model, clips[0])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("layer", LAYERS)
+@pytest.mark.parametrize("attention", ATTENTIONS)
+def test_every_attention_and_layer(tmp_path, clips, monkeypatch, attention, layer):
+    model = small(tmp_path, attention, layer)
+    # Tracing takes the time: both forms are of one program.
+    monkeypatch.setattr(export_module, "_program", functools.cache(export_module._program))
+    for form in ("torch", "onnx"):
+        export(model, tmp_path / form, form)
+        compare(tmp_path / form, form, model, clips[0])
+    program = onnx.load(tmp_path / "onnx" / "model.onnx")
+    assert {entry.domain: entry.version for entry in program.opset_import}[""] >= 20
+
+
+@pytest.mark.parametrize("attention", sorted(ATTENTIONS))
+@pytest.mark.parametrize("layer", LAYERS)
+def test_the_exported_form_of_a_layer_is_the_eager_one(
+    tmp_path, clips, monkeypatch, attention, layer
+):
+    """What is traced, run as it is: plain operations on the whole batch."""
+    model = small(tmp_path, attention, layer)
+    views = load_views(clips[0], model.cfg)
+    with torch.no_grad():
+        expected = model.network([views])
+        for module in ("attention.importance", "models.temporal"):
+            monkeypatch.setattr(f"slowfast_lara.{module}.is_exporting", lambda: True)
+        np.testing.assert_allclose(model.network([views]), expected, atol=1e-6)
+
+
+def test_safetensors_are_loaded(trained, tmp_path, capsys):
+    out, video = tmp_path / "new" / "out", str(trained.parent / "set" / "test0.mp4")
+    assert export_command([str(trained), str(out)]) == 0
+    assert f"{out}: the file holds the model's weights" in capsys.readouterr().out
+    assert listing(out) == ["README.md", "config.json", "model.safetensors"]
+    assert listing(tmp_path / "new") == ["out"]
+    expected, model = load(trained), load(out)
+    assert np.array_equal(model(video).scores, expected(video).scores)
+    assert model.class_names == ["left", "right", "up | down"]
+    assert predict([str(out), video]) == 0
+    swapped = load(out, attention="performer", num_landmarks=5)
+    again = load(trained, attention="performer", num_landmarks=5)
+    assert np.array_equal(swapped(video).scores, again(video).scores)
+    with pytest.raises(UserError, match="was trained as another model: VIT.NUM_HEADS"):
+        load(out, overrides=["VIT.NUM_HEADS", 4])
+
+
+def test_the_card_tells_the_runs_accuracy(trained, tmp_path):
+    results = json.loads((trained / "test_results.json").read_text())
+    assert export_command([str(trained), str(tmp_path / "out")]) == 0
+    card = (tmp_path / "out" / "README.md").read_text()
+    assert f"top-1 {results['top1_acc']:.2f} %" in card and "of 7 test videos" in card
+    assert "lara (3 landmarks or samples)" in card and "kinetics set `set`, 16 videos" in card
+    # Another attention was not what the run has tested.
+    swapped = ["VIT.APPROX_ATTN_TYPE", "nystrom"]
+    assert export_command([str(trained), str(tmp_path / "swapped"), *swapped]) == 0
+    card = (tmp_path / "swapped" / "README.md").read_text()
+    assert "| accuracy | not tested as it is |" in card and "nystrom" in card
+
+
+def test_bad_input(trained, tmp_path, capsys):
+    (tmp_path / "there").mkdir()
+    (tmp_path / "file").touch()
+    ra = ["VIT.APPROX_ATTN_TYPE", "ra"]
+    out, before = str(tmp_path / "out"), listing(tmp_path)
+    for arguments, said in (
+        ([str(trained), str(tmp_path / "there")], "there is there already; a new folder"),
+        ([str(trained), str(tmp_path / "file")], "file is there already; a new folder"),
+        ([str(trained), str(tmp_path / "file" / "out")], "File exists"),
+        ([str(trained)], "0 folders to write to are given; one is expected"),
+        ([str(tmp_path / "nowhere"), out], "nowhere: no such run"),
+        ([str(tmp_path / "there"), out], "no run with a readable checkpoint"),
+        ([str(trained), out, "--to", "onnx", *ra], "unbiased RA draws samples"),
+        ([str(trained), out, "--to", "torch", *ra], "unbiased RA draws samples"),
+    ):
+        assert export_command(arguments) == 2, said
+        assert said in only_error(capsys)
+        assert listing(tmp_path) == before
+    assert export_command([str(trained), out, *ra]) == 0  # weights are weights
+    with pytest.raises(InputError, match="after half"):
+        export(load(trained).half(), tmp_path / "half")
+    with pytest.raises(InputError, match="cannot export to 'tf'; allowed: safetensors, torch"):
+        export(load(trained), tmp_path / "tf", "tf")
+
+
+def test_an_export_that_differs_is_not_put_in_place(tmp_path, monkeypatch):
+    model = small(tmp_path / "model")
+    wrong = small(tmp_path / "other", "nystrom").network
+
+    def write(network, model, folder):
+        (Path(folder) / "model.pt2").touch()
+        return export_module._compare(lambda clips: wrong([clips]), network, model)
+
+    monkeypatch.setitem(export_module.FORMS, "torch", (write, ()))
+    with pytest.raises(RunError, match="differs from the model by .* in a batch of 1; at most"):
+        export(model, tmp_path / "out", "torch")
+    assert listing(tmp_path) == ["model", "other"]
+
+
+def test_what_is_not_installed_is_named(tmp_path, monkeypatch):
+    model = small(tmp_path / "model")
+    monkeypatch.setitem(sys.modules, "onnxscript", None)
+    with pytest.raises(InputError, match=r"onnxscript is needed .* 'slowfast_lara\[export\]'"):
+        export(model, tmp_path / "out", "onnx")
+    assert listing(tmp_path) == ["model"]
+
+
+def test_folders_that_are_no_export_of_ours(trained, tmp_path):
+    good = tmp_path / "good"
+    export(load(trained), good)
+    text = (good / "config.json").read_text()
+    content = json.loads(text)
+
+    def changed(**changes):
+        return json.dumps({**content, **changes})
+
+    cases = {
+        "an export of format 2; this version of slowfast_lara reads format 1": changed(
+            format_version=2
+        ),
+        "an export of format None": changed(format_version=None),
+        "an export to 'onnx', a program by itself": changed(form="onnx"),
+        "not of an export of slowfast_lara": json.dumps({"architectures": ["Bert"]}),
+        "cannot read .*config.json": "{",
+        "config.json: it has no config": changed(config=[]),
+        "unknown config key VIT.WIDTH": changed(config={"VIT": {"WIDTH": 3}}),
+        "as its class_names, 3 names are expected": changed(class_names=["a"]),
+    }
+    for said, text in cases.items():
+        (good / "config.json").write_text(text)
+        with pytest.raises(UserError, match=said) as error:
+            load(good)
+        assert error.value.exit_code == 2 and "\n" not in str(error.value)
+    (good / "config.json").write_text(changed())
+    weights = good / "model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:-100])
+    with pytest.raises(UserError, match="cannot read .*model.safetensors"):
+        load(good)
+
+
+@pytest.fixture(scope="module")
+def onnx_only(tmp_path_factory) -> Path:
+    """A folder with numpy, PyAV and onnxruntime, and what these import, and nothing else."""
+    folder = tmp_path_factory.mktemp("packages")
+    wanted = ("numpy", "av", "onnxruntime", "flatbuffers", "google", "packaging")
+    (packages,) = [Path(p) for p in site.getsitepackages() if (Path(p) / "numpy").is_dir()]
+    for name in wanted:
+        for part in packages.glob(f"{name}*"):
+            if part.name in (name, f"{name}.libs"):
+                (folder / part.name).symlink_to(part)
+    return folder
+
+
+def example(folder: Path, video: str, packages: Path) -> dict[str, float]:
+    """Names and scores, by the example of an export, in an interpreter with these packages."""
+    program = f"import sys, runpy; sys.path.append({str(packages)!r}); sys.argv = sys.argv[1:]; "
+    program += "runpy.run_path(sys.argv[0], run_name='__main__'); "
+    program += "assert not {'torch', 'cv2', 'slowfast_lara', 'onnx'} & set(sys.modules)"
+    command = [sys.executable, "-I", "-S", "-c", program, str(folder / "example.py"), video]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    lines = [line.split("  ", 1) for line in done.stdout.splitlines()]
+    return {name: float(score) for score, name in lines}
+
+
+def test_the_script_of_the_readme(tmp_path, monkeypatch, capsys, onnx_only):
+    """As it stands, on a small run in the quickstart's place; then what it exported, elsewhere."""
+    home = tmp_path / "runs" / "quickstart"
+    videos = make_videos(home / "videos", 3, "--frames", "20")
+    (videos / "classes.json").write_text(json.dumps(NAMES))
+    config = write_config(
+        tmp_path / "c.yaml",
+        videos,
+        home / "output",
+        MODEL__NUM_CLASSES=6,
+        VIT__APPROX_ATTN_TYPE="lara",
+        VIT__APPROX_ATTN_DIM=3,
+        TRAIN__BATCH_SIZE=2,
+        SOLVER__MAX_EPOCH=1,
+        TEST__NUM_ENSEMBLE_VIEWS=10,
+    )
+    for split in ("train", "val"):
+        shutil.copy(videos / "test.csv", videos / f"{split}.csv")
+    assert run(["--cfg", str(config)]) == 0
+    monkeypatch.chdir(tmp_path)
+    capsys.readouterr()
+    assert SCRIPT is not None
+    names: dict = {}
+    exec(compile(SCRIPT[1], "README.md", "exec"), names)  # the project's own text
+    printed = capsys.readouterr().out.splitlines()
+    assert [line.split(":")[0] for line in printed[:3]] == names["videos"]
+    assert all(NAMES[0][:1] and "%" in line for line in printed[:3])
+    assert names["features"].shape == (3, 24)
+    assert float(printed[-1]) < 1e-4
+    out = home / "onnx"
+    assert listing(out) == ["README.md", "config.json", "example.py", "model.onnx"]
+    compare(out, "onnx", names["model"], names["videos"][0])
+    # 48 pixels are scaled to 32, where OpenCV rounds otherwise; 32 stay as they are.
+    write_video(tmp_path / "small.mp4", seed=0, size=32)
+    for video, atol in ((names["videos"][1], 5e-3), (str(tmp_path / "small.mp4"), 1e-5)):
+        found = example(out, video, onnx_only)
+        model = load(home / "output", overrides=["TEST.NUM_SPATIAL_CROPS", 1])
+        expected = model(video, views=1)
+        assert list(found) == [name for name in expected.top().names if name in found]
+        np.testing.assert_allclose([*found.values()], expected.top().scores, atol=atol)

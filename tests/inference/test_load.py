@@ -1,0 +1,328 @@
+"""load: from a run, a file or a config with weights, to scores of a test, features, windows."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from pathlib import Path
+
+import av
+import numpy as np
+import pytest
+import torch
+
+import slowfast_lara
+from slowfast_lara.commands.predict import main as predict
+from slowfast_lara.commands.run import main as run
+from slowfast_lara.commands.visualize import main as visualize
+from slowfast_lara.config import load_config
+from slowfast_lara.data import load_views
+from slowfast_lara.errors import CheckpointError, DecodeError, InputError, UserError
+from slowfast_lara.inference.load import load
+from tests.runs import NUM_CLASSES, write_config
+from tests.small_models import only_error, small_config, write_model
+
+pytestmark = pytest.mark.usefixtures("in_process")
+
+NAMES = ["left", "right", "up"]
+LAST = "checkpoint_epoch_00002.pyth"
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory, video_set) -> Path:
+    """A run with class names, tested by 30 views; its videos' scores are in scores.npz."""
+    folder = tmp_path_factory.mktemp("trained")
+    data = Path(shutil.copytree(video_set, folder / "set"))
+    for name in ("train", "val", "test"):
+        text = (data / f"{name}.csv").read_text().replace(str(video_set), str(data))
+        (data / f"{name}.csv").write_text(text)
+    (data / "classes.json").write_text(json.dumps(NAMES))
+    changes = {
+        "TEST__NUM_ENSEMBLE_VIEWS": 10,
+        "TEST__SAVE_RESULTS_PATH": "scores.npz",
+        "TEST__BATCH_SIZE": 4,
+    }
+    config = write_config(folder / "c.yaml", data, folder / "out", **changes)
+    assert run(["--cfg", str(config)]) == 0
+    return folder / "out"
+
+
+@pytest.fixture(scope="module")
+def videos(trained) -> list[str]:
+    return np.load(trained / "scores.npz")["paths"].tolist()
+
+
+def frames_of(path: str) -> np.ndarray:
+    with av.open(path) as container:
+        return np.stack([f.to_ndarray(format="rgb24") for f in container.decode(video=0)])
+
+
+def without(checkpoint: Path, *keys: str) -> Path:
+    """A checkpoint as earlier versions wrote it."""
+    content = torch.load(checkpoint, weights_only=True)
+    torch.save({key: content[key] for key in content if key not in keys}, checkpoint)
+    return checkpoint
+
+
+def test_scores_are_those_of_the_test_to_the_last_bit(trained, videos):
+    saved = np.load(trained / "scores.npz")
+    model = slowfast_lara.load(trained)
+    for path, expected in zip(videos, saved["scores"]):
+        prediction = model(path, views=30)
+        assert np.array_equal(prediction.scores, expected) and prediction.num_views == 30
+        assert prediction.top().names == [NAMES[i] for i in np.argsort(-expected)]
+    # The views of a video fill the batch: also in a list, each goes by itself.
+    assert [p.scores.tolist() for p in model(videos)] == saved["scores"].tolist()
+    assert np.array_equal(model(Path(videos[0])).scores, saved["scores"][0])
+
+
+def test_a_copied_file_is_enough(trained, videos, tmp_path, monkeypatch, capsys):
+    expected = np.load(trained / "scores.npz")["scores"][0]
+    alone = Path(shutil.copy(trained / "checkpoints" / LAST, tmp_path / "model.pyth"))
+    video = shutil.copy(videos[0], tmp_path / "v.mp4")
+    hidden = trained.parent.rename(trained.parent.with_name("hidden"))
+    try:
+        monkeypatch.chdir(tmp_path)
+        model = load("model.pyth")
+        assert np.array_equal(model(video).scores, expected)
+        assert model.class_names == NAMES and model.path == "model.pyth"
+        assert predict([str(alone), "v.mp4"]) == 0
+    finally:
+        hidden.rename(trained.parent)
+    first = NAMES[int(expected.argmax())]
+    assert f"  1. {expected.max():6.1%}  {first}\n" in capsys.readouterr().out
+
+
+def test_the_best_checkpoint_is_taken_and_a_torn_one_passed_over(trained, videos, tmp_path):
+    copy = Path(shutil.copytree(trained, tmp_path / "run"))
+    assert load(copy).path.endswith(LAST)
+    best = copy / "checkpoints" / "best.pyth"
+    shutil.copy(copy / "checkpoints" / "checkpoint_epoch_00001.pyth", best)
+    assert load(copy).path == str(best)
+    best.write_bytes(best.read_bytes()[:5000])
+    assert load(copy).path.endswith(LAST)
+
+
+def test_old_checkpoints_load(trained, videos, tmp_path, names):
+    expected = np.load(trained / "scores.npz")["scores"][0]
+    copy = Path(shutil.copytree(trained, tmp_path / "run"))
+    old = without(copy / "checkpoints" / LAST, "cfg", "class_names")
+    for source in ((copy,), (old,), (copy / "config.yaml", old)):
+        model = load(*source)
+        assert np.array_equal(model(videos[0]).scores, expected)
+        assert model.class_names == NAMES  # of the data's folder
+    (copy / "config.yaml").unlink()
+    with pytest.raises(CheckpointError, match="does not say the config of its model"):
+        load(copy)
+
+
+def test_frames_are_as_good_as_their_file(trained, videos):
+    model, path = load(trained), videos[0]
+    frames = frames_of(path)
+    for given in (frames, torch.from_numpy(frames)):
+        assert np.array_equal(model(given, fps=30).scores, model(path).scores)
+        assert np.array_equal(model.features(given), model.features(path))
+    # At half the rate, half as many frames make a clip.
+    slow = model(frames, views=1, fps=15).scores
+    assert not np.array_equal(slow, model(frames, views=1, fps=30).scores)
+
+
+def test_a_list_of_all_kinds(trained, videos):
+    model = load(trained)
+    given = [videos[0], frames_of(videos[1]), torch.from_numpy(frames_of(videos[2])), videos[3]]
+    singly = [model(video, views=1).scores for video in given]
+    together = model(given, views=1)
+    np.testing.assert_allclose([p.scores for p in together], singly, atol=1e-6)
+    features = model.features(tuple(given), views=1)
+    np.testing.assert_allclose(
+        features, [model.features(video, views=1) for video in given], atol=1e-5
+    )
+    assert model([]) == [] and features.shape == (4, model.cfg.VIT.EMBED_DIM)
+
+
+def test_features_are_what_the_classifier_sees(trained, videos):
+    model = load(trained)
+    view = load_views(videos[0], load_config(trained / "config.yaml"))[:1]
+    features = torch.from_numpy(model.features(videos[0], views=1))
+    one = load(trained, overrides=["TEST.NUM_ENSEMBLE_VIEWS", 1, "TEST.NUM_SPATIAL_CROPS", 1])
+    view = load_views(videos[0], one.cfg)
+    with torch.no_grad():
+        assert torch.equal(features, model.network.forward_features([view])[0])
+        scores = model.network.head(features).softmax(-1)
+    np.testing.assert_allclose(scores, model(videos[0], views=1).scores, atol=1e-6)
+
+
+def test_stream(trained, videos):
+    model, frames = load(trained), frames_of(videos[0])
+    windows = list(model.stream(videos[0], stride=0.1))
+    assert len(windows) > 1 and all(window.full for window in windows)
+    assert windows[0].top(1).names[0] in NAMES and windows[0].end == pytest.approx(8 / 30)
+    for given in (frames, torch.from_numpy(frames), iter(frames), [*frames]):
+        again = list(model.stream(given, stride=0.1, fps=30))
+        assert [w.scores.tolist() for w in again] == [w.scores.tolist() for w in windows]
+    assert next(model.stream(videos[0])).scores.shape == (NUM_CLASSES,)
+
+
+def test_half_and_device(trained, videos):
+    model = load(trained, device="cpu")
+    expected = model(videos[0]).scores
+    assert model.to("cpu") is model and next(model.network.parameters()).device.type == "cpu"
+    assert model.half() is model and model.network.head.weight.dtype == torch.float16
+    np.testing.assert_allclose(model(videos[0]).scores, expected, atol=5e-3)
+    assert not any(parameter.requires_grad for parameter in model.network.parameters())
+    assert not model.network.training
+    with pytest.raises(InputError, match="device 'nowhere' cannot be used"):
+        model.to("nowhere")
+
+
+@pytest.mark.parametrize(
+    ("attention", "options", "keys"),
+    [
+        ("lara", {"num_landmarks": 4, "beta": 2.0}, {"LARA": {"BETA": 2.0}}),
+        (
+            "performer",
+            {"num_landmarks": 5, "orthogonal": True},
+            {"PERFORMER": {"ORTHOGONAL": True}},
+        ),
+        ("nystrom", {"num_landmarks": 4}, {}),
+        ("orthoformer", {"num_landmarks": 4}, {}),
+        ("ra", {"biased": True, "num_landmarks": 4}, {"RA": {"BIASED": True}}),
+        ("exact", {}, {}),
+    ],
+)
+def test_another_attention(trained, videos, tmp_path, attention, options, keys):
+    """As a test run with the keys of this attention has it, to the last bit."""
+    before = torch.get_rng_state()
+    model = load(trained, attention=attention, **options)
+    assert torch.equal(torch.get_rng_state(), before)
+    changes = {
+        "TRAIN__ENABLE": False,
+        "TEST__CHECKPOINT_FILE_PATH": str(trained / "checkpoints" / LAST),
+        "TEST__SAVE_RESULTS_PATH": "scores.npz",
+        "VIT__APPROX_ATTN_TYPE": "none" if attention == "exact" else attention,
+        "VIT__APPROX_ATTN_DIM": options.get("num_landmarks", 4),
+        **{f"VIT__{key}": value for key, value in keys.items()},
+    }
+    config = write_config(tmp_path / "c.yaml", trained.parent / "set", tmp_path / "o", **changes)
+    assert run(["--cfg", str(config)]) == 0
+    saved = np.load(tmp_path / "o" / "scores.npz")["scores"]
+    assert [p.scores.tolist() for p in model(videos, views=6)] == saved.tolist()
+    exact = load(trained)(videos[0]).scores
+    assert np.array_equal(model(videos[0]).scores, exact) == (attention == "exact")
+
+
+def test_another_attention_shares_the_weights(trained, videos):
+    model = load(trained).half()
+    other = model.with_attention("lara", num_landmarks=4)
+    assert model.cfg.VIT.APPROX_ATTN_TYPE == "none" and other.class_names == NAMES
+    own = dict(model.network.named_parameters())
+    for name, parameter in other.network.named_parameters():
+        assert parameter.data_ptr() == own[name].data_ptr() and not parameter.requires_grad
+    more = other.with_attention(num_landmarks=2, weighting="balance")
+    assert (more.cfg.VIT.APPROX_ATTN_DIM, more.cfg.VIT.LARA.WEIGHTING) == (2, "balance")
+    assert np.isfinite(more(videos[0]).scores).all()
+
+
+def test_another_attention_that_cannot_be(trained):
+    for options, said in (
+        ({"attention": "lora"}, "unknown attention 'lora'; known: softmax, lara"),
+        ({"attention": "lara", "betta": 1}, "unknown option 'betta' of lara; allowed: proposal"),
+        ({"attention": "lara", "num_landmarks": 9}, "at most 8 are allowed"),
+        ({"attention": "lara", "num_landmarks": 4, "beta": "x"}, "VIT.LARA.BETA is 'x'"),
+        ({"attention": "lara", "num_landmarks": 4, "learned": True}, "it has no blocks.0.attn.est"),
+    ):
+        with pytest.raises(InputError, match=said):
+            load(trained, **options)
+
+
+def test_predict_and_visualize_want_no_flags(trained, videos, tmp_path, capsys):
+    out = tmp_path / "p.json"
+    assert predict([str(trained), videos[0], "--json", str(out)]) == 0
+    content = json.loads(out.read_text())
+    best = np.load(trained / "scores.npz")["scores"][0].argsort()[::-1].tolist()
+    assert content["videos"][0]["top5"] == best
+    assert content["checkpoint"].endswith(LAST)
+    look = ["--out", str(tmp_path / "look"), "--estimators", "lara", "VIT.APPROX_ATTN_DIM", "4"]
+    assert visualize([str(trained), videos[0], *look]) == 0
+    assert (tmp_path / "look" / "point_1.png").is_file()
+
+
+def test_names_of_a_file_go_before_those_of_the_checkpoint(trained, tmp_path):
+    (tmp_path / "other.txt").write_text("a\nb\nc\n")
+    assert load(trained, classes=str(tmp_path / "other.txt")).class_names == ["a", "b", "c"]
+
+
+def test_a_training_without_names_or_with_others(trained, video_set, tmp_path):
+    """Names that do not fit are no reason to stop a training; they are only not saved."""
+    content = torch.load(trained / "checkpoints" / LAST, weights_only=True)
+    assert content["class_names"] == NAMES
+    data = Path(shutil.copytree(video_set, tmp_path / "set"))
+    (data / "classes.json").write_text(json.dumps(["one"]))
+    changes = {"SOLVER__MAX_EPOCH": 1, "TEST__ENABLE": False}
+    config = write_config(tmp_path / "c.yaml", data, tmp_path / "out", **changes)
+    assert run(["--cfg", str(config)]) == 0
+    path = tmp_path / "out" / "checkpoints" / "checkpoint_epoch_00001.pyth"
+    assert torch.load(path, weights_only=True)["class_names"] is None
+    assert "names 1 classes" in (tmp_path / "out" / "stdout.log").read_text()
+
+
+def test_bad_input(trained, videos, tmp_path, capsys):
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "text.pyth").write_text("this is no checkpoint")
+    (tmp_path / "none.pyth").write_bytes(b"")
+    torch.save({"weights": torch.zeros(3)}, tmp_path / "foreign.pth")
+    wrong = tmp_path / "wrong.pyth"
+    content = torch.load(trained / "checkpoints" / LAST, weights_only=True)
+    torch.save({**content, "class_names": [1, 2, 3]}, wrong)
+    cases = {
+        "nowhere: no such run": [tmp_path / "nowhere"],
+        "empty: no run with a readable checkpoint": [tmp_path / "empty"],
+        "text.pyth: it starts with": [tmp_path / "text.pyth"],
+        "none.pyth: it starts with": [tmp_path / "none.pyth"],
+        "foreign.pth does not say the config": [tmp_path / "foreign.pth"],
+        "a config alone has no weights": ["quick/lara"],
+        "a config alone has no weights; give": [trained / "config.yaml"],
+        "no shipped config of this name": ["quick/lora", trained / "checkpoints" / LAST],
+        "was trained as another model": ["quick/lara", trained / "checkpoints" / LAST],
+        "its class_names, 3 names": [wrong],
+    }
+    before = sorted(os.listdir(tmp_path))
+    for said, arguments in cases.items():
+        with pytest.raises(UserError, match=said) as error:
+            load(*arguments)
+        assert error.value.exit_code == 2 and "\n" not in str(error.value)
+    assert predict([str(tmp_path / "empty"), videos[0]]) == 2
+    assert "no run with a readable checkpoint" in only_error(capsys)
+    assert sorted(os.listdir(tmp_path)) == before
+
+
+def test_bad_videos(trained, videos, tmp_path):
+    model, frames = load(trained), frames_of(videos[0])
+    (tmp_path / "none.mp4").write_bytes(b"")
+    for bad, said in (
+        (tmp_path / "none.mp4", "none.mp4: "),
+        ([videos[0], "nowhere.mp4"], "nowhere.mp4: "),
+        (frames[0], r"frames \[40, 40, 3\] of uint8 are given; uint8 \[T, H, W, 3\]"),
+        (frames.astype(np.float32), "of float32 are given"),
+        (frames[:0], "frames .* are given"),
+        (frames[:, :2], "too narrow"),
+    ):
+        with pytest.raises(DecodeError, match=said):
+            model(bad)
+    with pytest.raises(InputError, match="a dict is given; a path, or frames"):
+        model({})
+    with pytest.raises(InputError, match="views is 31; 1 to 30"):
+        model(videos[0], views=31)
+    with pytest.raises(InputError, match="window is -1"):
+        model.stream(videos[0], window=-1)
+    with pytest.raises(DecodeError, match="of float64 are given"):
+        next(model.stream([np.zeros((8, 8, 3))]))
+
+
+def test_scores_that_are_not_finite(clips, tmp_path):
+    files = write_model(tmp_path, small_config())
+    model = load(files.cfg, files.checkpoint)
+    model.network.head.weight[0] = float("nan")
+    with pytest.raises(DecodeError, match="the model's scores are not finite"):
+        model(clips[0])
