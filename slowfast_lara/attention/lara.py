@@ -8,9 +8,8 @@ the scaled space:
     a'_nc = alpha_nc N(w_c;0,I) / q_c(w_c)
 
 and the estimate is that of importance.py. In eval mode w_c is the mean of its
-proposal. alpha is clamped at 1e-8, since its correction may be negative. The
-authors' image code adds the noise before scaling q and k, which shrinks it by
-d**0.25; this follows the paper. In the paper's "mixed" equation the summed landmark
+proposal. alpha is clamped at 1e-8, since its correction may be negative. In the
+paper's "mixed" equation the summed landmark
 has the wrong index; the sum runs over the key landmarks, as its text says.
 
 Shapes: B batch, h heads, N queries, F frames, P tokens of a frame, C landmarks,
@@ -35,7 +34,7 @@ from slowfast_lara.attention.importance import (
 from slowfast_lara.attention.landmarks import segment_means
 from slowfast_lara.attention.precision import at_least_float32
 from slowfast_lara.attention.registry import Estimator, register
-from slowfast_lara.attention.sampling import draw_components, take_tokens
+from slowfast_lara.attention.sampling import Noise, draw_components, noise_size, take_tokens
 from slowfast_lara.attention.softmax import softmax_attention
 
 Proposal = Literal["local", "global", "mixed", "mixture", "single"]
@@ -189,10 +188,12 @@ class LaraAttention(Estimator):
         learned: Annotated[
             bool, "a linear layer and LayerNorm on q~ and k~, shared by the heads"
         ] = False,
+        noise: Noise = 1.0,
     ) -> None:
         super().__init__()
         self.num_landmarks, self.proposal = num_landmarks, proposal
         self.weighting, self.beta = weighting, beta
+        self.noise = noise_size(noise, head_dim)
         self.project_q, self.project_k = (
             nn.Sequential(nn.Linear(head_dim, head_dim), nn.LayerNorm(head_dim))
             if wanted
@@ -203,7 +204,7 @@ class LaraAttention(Estimator):
     @at_least_float32
     def forward(self, q: Tensor, k: Tensor, v: Tensor, *, num_frames: int = 1) -> Tensor:
         q_landmarks = self.query_landmarks(q, num_frames)
-        noise = torch.randn_like(q_landmarks) if self.training else None
+        noise = torch.randn_like(q_landmarks) * self.noise if self.training else None
         options = {"num_frames": num_frames, "weighting": self.weighting, "beta": self.beta}
         if self.proposal in ("mixture", "single"):
             uniform = torch.rand_like(q_landmarks[..., :1]) if self.training else None

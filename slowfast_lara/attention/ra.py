@@ -7,9 +7,8 @@ sec. 3.2 and appendix G.2. Per query and frame, in the scaled space:
     f(w) = sum_p softmax_p(w.k_fp - |k_fp|^2/2) v_fp
 
 averaged over S samples. The biased variant takes the expected component,
-w = q_n + sum_p pi_p k_fp + eps, and eps = 0 in eval mode. The authors' image code
-adds the noise before scaling q and k, which shrinks it by d**0.25 and loses the
-unbiasedness; this follows the paper.
+w = q_n + sum_p pi_p k_fp + eps, and eps = 0 in eval mode. In training eps may have
+another size, as in the authors' image code, which loses the unbiasedness.
 
 Time is quadratic in the number of tokens. The unbiased variant makes the N x P
 probabilities of one frame at a time, the biased one none.
@@ -29,7 +28,13 @@ from slowfast_lara.attention.frames import split_frames
 from slowfast_lara.attention.importance import scale_down
 from slowfast_lara.attention.precision import at_least_float32
 from slowfast_lara.attention.registry import Estimator, register
-from slowfast_lara.attention.sampling import draw_components, seeded_normal, take_tokens
+from slowfast_lara.attention.sampling import (
+    Noise,
+    draw_components,
+    noise_size,
+    seeded_normal,
+    take_tokens,
+)
 
 Draw = Callable[[Tensor], Tensor]  # standard normal numbers, shaped like a tensor
 
@@ -67,6 +72,7 @@ def _ra(
     num_samples: int,
     biased: bool,
     draw: Draw | None,
+    noise: float = 1.0,
 ) -> Tensor:
     q, k = scale_down(q), scale_down(k)
     frames = zip(split_frames(k, num_frames).unbind(2), split_frames(v, num_frames).unbind(2))
@@ -82,7 +88,7 @@ def _ra(
                 assert draw is not None  # only the biased estimate has a form without noise
                 uniform = torch.special.ndtr(draw(q[..., :1]))
                 centre = take_tokens(k_frame, draw_components(probabilities, uniform))
-            samples = q + centre if draw is None else q + centre + draw(q)
+            samples = q + centre if draw is None else q + centre + noise * draw(q)
             total = total + _mean_seen_by(samples, k_frame, v_frame)
         out.append((total / num_samples).transpose(1, 2))
     # The layout that the temporal stage of trajectory attention reads.
@@ -111,19 +117,23 @@ class RandomizedAttention(Estimator):
     def __init__(
         self,
         *,
+        head_dim: int,
         seed: int,
         num_samples: Annotated[int, "S, the samples drawn for each query and frame"] = 1,
         biased: Annotated[
             bool, "take the expected component of the mixture instead of drawing one"
         ] = False,
+        noise: Noise = 1.0,
     ) -> None:
         super().__init__()
         self.seed, self.num_samples, self.biased = seed, num_samples, biased
+        self.noise = noise_size(noise, head_dim)
 
     def forward(self, q: Tensor, k: Tensor, v: Tensor, *, num_frames: int = 1) -> Tensor:
         options = {"num_frames": num_frames, "num_samples": self.num_samples}
         if self.training:
-            return _ra(q, k, v, biased=self.biased, draw=torch.randn_like, **options)
+            drawn = {"draw": torch.randn_like, "noise": self.noise}
+            return _ra(q, k, v, biased=self.biased, **drawn, **options)
         if self.biased:
             return _ra(q, k, v, biased=True, draw=None, num_frames=num_frames, num_samples=1)
         # One set of draws for each sample of a batch: a score does not depend on

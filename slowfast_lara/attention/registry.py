@@ -10,7 +10,7 @@ the keys of each frame, with the 1/sqrt(d) scaling inside. Its constructor names
 those of `GIVEN_BY_THE_MODEL` that it needs; every other argument is an option with
 a default, which becomes a config key, VIT.<ESTIMATOR>.<OPTION>. Its annotation
 tells the rest: Annotated[type, "what it means"], where a Literal type lists the
-choices.
+choices, and float | Literal["word"] a word that may stand for a number.
 """
 
 from __future__ import annotations
@@ -42,19 +42,26 @@ class Estimator(nn.Module):
 
 @dataclass(frozen=True)
 class Option:
-    """An estimator's own setting: its default, its choices if listed, what it means."""
+    """An estimator's own setting: its default, its choices if listed, what it means.
+
+    A number may also be one of some `words`.
+    """
 
     default: Any
     choices: tuple[Any, ...] = ()
     meaning: str = ""
+    words: tuple[str, ...] = ()
 
     def problem(self, value: Any) -> str | None:
         """What is wrong with a value, or None."""
         if self.choices:
             known = ", ".join(map(str, self.choices))
             return None if value in self.choices else f"allowed: {known}"
+        if value in self.words:
+            return None
         if type(value) is not type(self.default):
-            return f"a value of type {type(self.default).__name__} is expected"
+            expected = " or ".join((f"a value of type {type(self.default).__name__}", *self.words))
+            return f"{expected} is expected"
         if type(value) is int and value < 1:
             return "at least 1 is expected"
         if type(value) is float and not 0 <= value < float("inf"):
@@ -96,8 +103,14 @@ def _option(default: Any, hint: Any) -> Option:
     meaning = ""
     if typing.get_origin(hint) is typing.Annotated:
         hint, meaning = typing.get_args(hint)
-    literal = typing.get_origin(hint) is typing.Literal
-    return Option(default, typing.get_args(hint) if literal else (), meaning)
+    parts = typing.get_args(hint) if typing.get_origin(hint) is typing.Union else (hint,)
+    listed = tuple(
+        choice
+        for part in parts
+        if typing.get_origin(part) is typing.Literal
+        for choice in typing.get_args(part)
+    )
+    return Option(default, meaning=meaning, **{"words" if len(parts) > 1 else "choices": listed})
 
 
 def build_estimator(

@@ -6,8 +6,20 @@ eval mode, a draw is the same each time: it comes from a seed.
 
 from __future__ import annotations
 
+from typing import Annotated, Literal
+
 import torch
 from torch import Tensor
+
+Noise = Annotated[
+    float | Literal["code"],
+    "the size of the noise in training, as a factor of the paper's; code is that of the "
+    "authors' public code, d**-0.25, which adds the noise before it scales q and k",
+]
+
+
+def noise_size(noise: float | Literal["code"], head_dim: int) -> float:
+    return head_dim**-0.25 if noise == "code" else noise
 
 
 # An operator of its own, because torch.compile cannot trace a generator, and so

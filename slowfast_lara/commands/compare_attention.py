@@ -31,6 +31,13 @@ def _parser() -> argparse.ArgumentParser:
     parser = OneLineParser(
         description="Train and test the attentions of the paper under one small budget."
     )
+    parser.add_argument(
+        "--protocol",
+        choices=("finetune", "scratch"),
+        default="finetune",
+        help="finetune (the default): exact attention is trained for each seed, and every row "
+        "goes on from its weights, as in the paper; scratch: every row from random weights",
+    )
     parser.add_argument("--ablation", action="store_true", help="the rows of LARA's ablation")
     parser.add_argument("--rows", nargs="+", metavar="ROW", help="only these rows")
     parser.add_argument(

@@ -23,6 +23,7 @@ class Key(NamedTuple):
     default: Any
     meaning: str
     choices: Collection[Any] = ()
+    words: Collection[str] = ()  # what may stand in place of a number
 
 
 def all_keys() -> dict[str, Key]:
@@ -30,7 +31,9 @@ def all_keys() -> dict[str, Key]:
     kind = "VIT.APPROX_ATTN_TYPE"
     names = {kind: KEYS[kind]._replace(choices=["none", *ESTIMATORS])}
     options = {
-        f"VIT.{name}.{key}".upper(): Key(option.default, option.meaning, option.choices)
+        f"VIT.{name}.{key}".upper(): Key(
+            option.default, option.meaning, option.choices, option.words
+        )
         for name in ESTIMATORS
         for key, option in estimator_options(name).items()
     }

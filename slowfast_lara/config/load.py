@@ -12,6 +12,7 @@ from typing import Any
 from fvcore.common.config import CfgNode
 
 from slowfast_lara.config.defaults import get_cfg, walk
+from slowfast_lara.config.keys import Key, all_keys
 from slowfast_lara.config.shipped import find_config
 from slowfast_lara.config.validate import validate
 from slowfast_lara.config.yaml_files import read_with_bases
@@ -29,7 +30,7 @@ def load_config(cfg_file: str | os.PathLike[str], opts: Sequence[Any] = ()) -> C
 def config_of(tree: dict[str, Any], where: str, opts: Sequence[Any] = ()) -> CfgNode:
     """The config of a mapping that was read from `where`, with `opts` laid over it."""
     cfg = get_cfg()
-    _merge(tree, cfg, "", f" in {where}")
+    _merge(tree, cfg, all_keys(), "", f" in {where}")
     return changed(cfg, opts)
 
 
@@ -37,23 +38,25 @@ def changed(cfg: CfgNode, opts: Sequence[Any]) -> CfgNode:
     """A frozen, validated copy of a config, with KEY VALUE pairs laid over it."""
     cfg = cfg.clone()
     cfg.defrost()
-    _merge_opts(opts, cfg)
+    _merge_opts(opts, cfg, all_keys())
     validate(cfg)
     cfg.freeze()
     return cfg
 
 
-def _merge_opts(opts: Sequence[Any], cfg: CfgNode) -> None:
+def _merge_opts(opts: Sequence[Any], cfg: CfgNode, known: dict[str, Key]) -> None:
     if len(opts) % 2:
         raise ConfigError(f"overrides come as KEY VALUE pairs; {opts[-1]!r:.80} has no value")
     for full_key, value in zip(opts[::2], opts[1::2]):
         tree: Any = value
         for part in reversed(str(full_key).split(".")):
             tree = {part: tree}
-        _merge(tree, cfg, "", "")
+        _merge(tree, cfg, known, "", "")
 
 
-def _merge(tree: dict[Any, Any], node: CfgNode, prefix: str, where: str) -> None:
+def _merge(
+    tree: dict[Any, Any], node: CfgNode, known: dict[str, Key], prefix: str, where: str
+) -> None:
     for key, value in tree.items():
         full_key = f"{prefix}{key}"
         if key not in node:
@@ -63,9 +66,20 @@ def _merge(tree: dict[Any, Any], node: CfgNode, prefix: str, where: str) -> None
                 raise ConfigError(
                     f"{full_key}{where} is {value!r:.80}; it holds keys: {', '.join(node[key])}"
                 )
-            _merge(value, node[key], full_key + ".", where)
+            _merge(value, node[key], known, full_key + ".", where)
+        elif full_key in known and known[full_key].words:
+            node[key] = _number_or_word(value, known[full_key], full_key, where)
         else:
             node[key] = _coerce(value, node[key], full_key, where)
+
+
+def _number_or_word(value: Any, known: Key, full_key: str, where: str) -> Any:
+    if value in known.words:
+        return value
+    try:
+        return _coerce(value, known.default, full_key, where)
+    except ConfigError as problem:
+        raise ConfigError(f"{problem}, or one of: {', '.join(known.words)}") from None
 
 
 def _nearest(full_key: str) -> str:

@@ -52,8 +52,9 @@ def _code(value: Any) -> str:
 
 def _meaning(key: Key) -> str:
     text = _KEY_OR_SIGN.sub(_as_markdown, key.meaning)
-    choices = ", ".join(f"`{choice}`" for choice in key.choices)
-    return f"{text}; allowed: {choices}" if choices else text
+    choices = ", ".join(f"`{choice}`" for choice in (*key.choices, *key.words))
+    allowed = "a number, " if key.words else ""
+    return f"{text}; allowed: {allowed}{choices}" if choices else text
 
 
 def _as_markdown(match: re.Match[str]) -> str:

@@ -24,6 +24,7 @@ VIDEOS = {
 
 def study(
     *,
+    protocol: str,
     ablation: bool,
     rows: Sequence[str] | None,
     seeds: int,
@@ -41,10 +42,11 @@ def study(
     given = {"train": train, "val": val, "test": test}
     videos = {**VIDEOS, **{split: count for split, count in given.items() if count}}
     all_opts = ["MODEL.NUM_CLASSES", str(videos["classes"]), *opts]
-    runs = plan(table.rows, range(seeds), folder, all_opts)
+    runs = plan(table.rows, range(seeds), folder, all_opts, protocol)
     make_set(folder / "data", videos)
     run_all(runs, jobs)
-    words = ["slowfast-lara compare-attention", *(["--ablation"] if ablation else [])]
+    words = ["slowfast-lara compare-attention", "--protocol", protocol]
+    words += ["--ablation"] if ablation else []
     words += ["--rows", *rows] if rows else []
     words += ["--seeds", str(seeds)]
     words += [word for split in given for word in (f"--{split}", str(videos[split]))]
@@ -52,6 +54,7 @@ def study(
     contents = ", ".join(f"{key} {value}" for key, value in videos.items())
     notes = [f"`{' '.join(words)}`", f"Set: {contents}"]
     name = "ablation" if ablation else "compare_attention"
+    name += "_from_scratch" if protocol == "scratch" else ""
     return write(Path(out) / name, table, collect(runs), range(seeds), notes)
 
 

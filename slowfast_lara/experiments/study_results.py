@@ -29,6 +29,9 @@ from slowfast_lara.experiments.study_runs import StudyRun
 from slowfast_lara.files import write_text
 from slowfast_lara.models import build_model
 
+# The rows from which the table tells every other row's difference, where it has them.
+COMPARED_WITH = ("softmax", "lara")
+
 
 @dataclass
 class Outcome:
@@ -51,11 +54,21 @@ class Outcome:
         return statistics.stdev(self.accuracies) if len(self.accuracies) > 1 else 0.0
 
 
+def paired_difference(first: Outcome, second: Outcome) -> tuple[float, float]:
+    """The mean of first - second, in points, and its standard error.
+
+    Seed by seed: both started from the same weights and saw the same clips in the same order.
+    """
+    differences = [a - b for a, b in zip(first.accuracies, second.accuracies, strict=True)]
+    spread = statistics.stdev(differences) if len(differences) > 1 else 0.0
+    return statistics.fmean(differences), spread / math.sqrt(len(differences))
+
+
 class _Step:
     """A training step of a run's model, without its data and optimiser."""
 
     def __init__(self, run: StudyRun) -> None:
-        cfg = run.config()
+        cfg = run.config
         torch.manual_seed(0)
         self.model = build_model(cfg)
         crop, frames = cfg.DATA.TRAIN_CROP_SIZE, cfg.DATA.NUM_FRAMES
@@ -79,7 +92,7 @@ def collect(runs: Sequence[StudyRun]) -> list[Outcome]:
 
 
 def _outcome(runs: list[StudyRun], step: _Step, seconds: float) -> Outcome:
-    cfg = runs[0].config()
+    cfg = runs[0].config
     videos = read_lines(os.path.join(cfg.DATA.PATH_TO_DATA_DIR, "train.csv"))
     epoch_steps = sum(1 for _ in videos) // cfg.TRAIN.BATCH_SIZE
     memory = peak_memory(step)  # before the counter, which needs the model in eval mode
@@ -115,7 +128,8 @@ def table_csv(table: StudyTable, outcomes: Sequence[Outcome], seeds: Sequence[in
     for o in outcomes:
         accuracies = (f"{x:.3f}" for x in (*o.accuracies, o.mean, o.spread))
         costs = (o.parameters, f"{o.gflops:.6f}")
-        lines.append([o.row.name, o.row.label, *accuracies, *costs, *o.row.paper])
+        paper = o.row.paper or ("",) * len(table.columns)
+        lines.append([o.row.name, o.row.label, *accuracies, *costs, *paper])
     return csv_text(lines)
 
 
@@ -141,20 +155,37 @@ def markdown(
 ) -> str:
     """The table for people; the paper's columns are of other data and far larger models."""
     paper = [f"paper: {column}, %" for column in table.columns]
-    rows = [["attention", "top-1, %", "parameters", "GFLOPs", "step, ms", "memory, MB", *paper]]
+    compared = [o for o in outcomes if o.row.name in COMPARED_WITH]
+    against = [f"minus {o.row.label}" for o in compared]
+    costs = ["parameters", "GFLOPs", "step, ms", "memory, MB"]
+    rows = [["attention", "top-1, %", *against, *costs, *paper]]
     for o in outcomes:
         spread = f" ± {o.spread:.1f}" if len(o.accuracies) > 1 else ""
-        sizes = [f"{o.parameters / 1e3:.0f} k", f"{o.gflops:.4f}"]
-        costs = [f"{o.seconds * 1e3:.0f}", f"{o.memory / 2**20:.0f}"]
-        rows.append([o.row.label, f"{o.mean:.1f}{spread}", *sizes, *costs, *map(str, o.row.paper)])
+        cells = [o.row.label, f"{o.mean:.1f}{spread}", *(_minus(o, other) for other in compared)]
+        cells += [f"{o.parameters / 1e3:.0f} k", f"{o.gflops:.4f}"]
+        cells += [f"{o.seconds * 1e3:.0f}", f"{o.memory / 2**20:.0f}"]
+        rows.append([*cells, *map(str, o.row.paper or [""] * len(paper))])
     meaning = (
-        f"Mean and standard deviation over seeds {', '.join(map(str, seeds))}. Time and "
-        "memory (tensors) are of one training step, one thread. The paper's columns are the "
-        "paper's figures, of its own data and models, not ours."
+        f"Mean and standard deviation over seeds {', '.join(map(str, seeds))}; differences of the "
+        "same seed, their mean and its standard error. Time and memory (tensors) are of one "
+        "training step, one thread. The paper's columns are the paper's figures, of its own data "
+        "and models, not ours."
     )
     items = "\n".join(f"- {item}" for item in (*notes, measured_on(), meaning))
     title, rest = f"# {table.title}", (markdown_table(rows), agreement(table, outcomes))
     return "\n\n".join((title, items, *rest)) + "\n"
+
+
+def _minus(outcome: Outcome, other: Outcome) -> str:
+    if outcome is other:
+        return ""
+    difference, error = paired_difference(outcome, other)
+    return f"{difference:+.1f}" + (f" ± {error:.1f}" if len(outcome.accuracies) > 1 else "")
+
+
+def _paper_difference(first: Outcome, second: Outcome) -> float:
+    """In the first of the paper's columns; 0 where a row is not the paper's."""
+    return first.row.paper[0] - second.row.paper[0] if first.row.paper and second.row.paper else 0
 
 
 def agreement(table: StudyTable, outcomes: Sequence[Outcome]) -> str:
@@ -163,8 +194,7 @@ def agreement(table: StudyTable, outcomes: Sequence[Outcome]) -> str:
     same: list[bool] = []
     against: list[bool] = []
     for first, second in combinations(outcomes, 2):
-        ours, theirs = first.mean - second.mean, first.row.paper[0] - second.row.paper[0]
-        error = math.hypot(first.spread, second.spread) / math.sqrt(len(first.accuracies))
+        (ours, error), theirs = paired_difference(first, second), _paper_difference(first, second)
         if ours * theirs:
             (same if ours * theirs > 0 else against).append(abs(ours) > 2 * error > 0)
     return (
@@ -180,7 +210,7 @@ def plot(table: StudyTable, outcomes: Sequence[Outcome], path: str) -> None:
             color = f"C{place}"
             ours.errorbar(o.mean, place, xerr=o.spread, fmt="o", color=color, capsize=3)
             ours.plot(o.accuracies, [place] * len(o.accuracies), "k.", markersize=4)
-            paper.plot(o.row.paper[0], place, "o", color=color)
+            paper.plot(o.row.paper[:1], [place] * len(o.row.paper[:1]), "o", color=color)
             curves.plot(*_mean_curve(o), color=color)
         titles = "here, top-1 %: seeds, mean, deviation", f"paper, {table.columns[0]}, top-1 %"
         for axis, title in zip((ours, paper), titles):

@@ -49,6 +49,9 @@ VIDEO = StudyTable(
     ),
 )
 
+# What the rows of a fine-tuning study go on from.
+EXACT_FIRST = _row("exact", "exact, before fine-tuning", "softmax", ())
+
 # The paper varies one choice at a time from mixed proposals with decoupled weights.
 _LARA = {"proposal": "mixed", "weighting": "decoupled"}
 

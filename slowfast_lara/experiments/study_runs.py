@@ -1,4 +1,4 @@
-"""The runs of a study: started one after another, and never twice.
+"""The runs of a study: each started when the weights it goes on from are there, never twice.
 
 A run is a call of `slowfast-lara run` in a process of its own, with one thread, so that
 its numbers do not depend on the number of cores. A run that has its result is left alone;
@@ -11,7 +11,6 @@ import os
 import subprocess
 import sys
 import time
-from collections import deque
 from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
@@ -19,12 +18,12 @@ from typing import NamedTuple
 from fvcore.common.config import CfgNode
 
 from slowfast_lara.config import load_config
+from slowfast_lara.engine.checkpoint import Position, path_of
 from slowfast_lara.engine.run_folder import TEST_RESULTS, json_object
 from slowfast_lara.errors import InputError, RunError
-from slowfast_lara.experiments.study_rows import StudyRow
+from slowfast_lara.experiments.study_rows import EXACT_FIRST, StudyRow
 from slowfast_lara.files import write_json, write_text
 
-BASE_CONFIG = "study/base"
 _SETTINGS = "study.yaml"
 _SET_NOTE = "made_with.json"
 _COMMAND = [sys.executable, "-m", "slowfast_lara.cli"]
@@ -36,15 +35,22 @@ class StudyRun(NamedTuple):
     row: StudyRow
     seed: int
     folder: Path
-    # The resolved config, which is what is run: a file edited meanwhile changes nothing.
-    settings: str
+    # Resolved, which is what is run: a file edited meanwhile changes nothing.
+    config: CfgNode
+    # The run from whose weights it goes on, if any.
+    after: StudyRun | None = None
+
+    @property
+    def name(self) -> str:
+        return f"{self.row.name}, seed {self.seed}"
 
     @property
     def done(self) -> bool:
         return (self.folder / TEST_RESULTS).is_file()
 
-    def config(self) -> CfgNode:
-        return load_config(self.folder / _SETTINGS)
+    def weights(self) -> str:
+        """Where its last checkpoint is, or will be."""
+        return path_of(str(self.folder), Position(self.config.SOLVER.MAX_EPOCH), 1)
 
     def accuracy(self) -> float:
         """Of its test, in percent."""
@@ -56,17 +62,38 @@ class StudyRun(NamedTuple):
 
 
 def plan(
-    rows: Sequence[StudyRow], seeds: Sequence[int], work: Path, opts: Sequence[str]
+    rows: Sequence[StudyRow], seeds: Sequence[int], work: Path, opts: Sequence[str], protocol: str
 ) -> list[StudyRun]:
-    """All runs, seed by seed: a study cut short has a whole table of fewer seeds."""
+    """The runs of all rows, seed by seed: a study cut short has a whole table of fewer seeds.
+
+    "finetune", as in the paper: exact attention is trained for each seed, and each row goes on
+    from its weights. "scratch": each row is trained from random weights.
+    """
     runs = []
     for seed in seeds:
+        common = ["DATA.PATH_TO_DATA_DIR", str(work / "data"), "RNG_SEED", str(seed), *opts]
+        if protocol == "scratch":
+            runs += [_run("study/base", row, seed, work / "runs", common) for row in rows]
+            continue
+        exact = _run("study/exact", EXACT_FIRST, seed, work, common)
         for row in rows:
-            folder = work / "runs" / row.name / f"seed_{seed}"
-            places = ["DATA.PATH_TO_DATA_DIR", str(work / "data"), "OUTPUT_DIR", str(folder)]
-            keys = [*places, "RNG_SEED", str(seed), *row.opts, *opts]
-            runs.append(StudyRun(row, seed, folder, load_config(BASE_CONFIG, keys).dump()))
+            runs.append(_run("study/finetune", row, seed, work / protocol, common, exact))
     return runs
+
+
+def _run(
+    config: str,
+    row: StudyRow,
+    seed: int,
+    parent: Path,
+    opts: Sequence[str],
+    after: StudyRun | None = None,
+) -> StudyRun:
+    folder = parent / row.name / f"seed_{seed}"
+    keys = ["OUTPUT_DIR", str(folder), *row.opts, *opts]
+    if after:
+        keys += ["TRAIN.CHECKPOINT_FILE_PATH", str(after.weights())]
+    return StudyRun(row, seed, folder, load_config(config, keys), after)
 
 
 def make_set(folder: Path, arguments: dict[str, int]) -> None:
@@ -89,20 +116,22 @@ def make_set(folder: Path, arguments: dict[str, int]) -> None:
 
 def run_all(runs: Sequence[StudyRun], jobs: int) -> None:
     """Do what is not done, `jobs` at a time. Stopped runs save themselves."""
-    waiting = deque(run for run in runs if not _is_done(run))
+    first = {run.after.folder: run.after for run in runs if run.after}
+    waiting = [run for run in (*first.values(), *runs) if not _is_done(run)]
+    waiting.sort(key=lambda run: run.seed)
     running: dict[subprocess.Popen, StudyRun] = {}
     total = len(waiting)
     try:
         while waiting or running:
-            while waiting and len(running) < jobs:
-                run = waiting.popleft()
+            ready = [run for run in waiting if not run.after or run.after.done]
+            for run in ready[: jobs - len(running)]:
+                waiting.remove(run)
                 running[_start(run)] = run
             for process in [process for process in running if process.poll() is not None]:
                 run = running.pop(process)
                 _check_end(run, process.returncode)
                 finished = total - len(waiting) - len(running)
-                name = f"{run.row.name}, seed {run.seed}"
-                print(f"{finished}/{total} {name}: {run.accuracy():.1f} %", flush=True)
+                print(f"{finished}/{total} {run.name}: {run.accuracy():.1f} %", flush=True)
             time.sleep(0.1)
     finally:
         for process in running:
@@ -113,7 +142,7 @@ def run_all(runs: Sequence[StudyRun], jobs: int) -> None:
 
 def _is_done(run: StudyRun) -> bool:
     settings = run.folder / _SETTINGS
-    if settings.is_file() and settings.read_text(encoding="utf-8") != run.settings:
+    if settings.is_file() and settings.read_text(encoding="utf-8") != run.config.dump():
         raise InputError(
             f"{run.folder} holds a run with other settings; remove it, or choose another --work"
         )
@@ -122,7 +151,7 @@ def _is_done(run: StudyRun) -> bool:
 
 def _start(run: StudyRun) -> subprocess.Popen:
     run.folder.mkdir(parents=True, exist_ok=True)
-    write_text(run.folder / _SETTINGS, run.settings)
+    write_text(run.folder / _SETTINGS, run.config.dump())
     command = [*_COMMAND, "run", "--cfg", str(run.folder / _SETTINGS)]
     with open(run.folder / "errors.log", "wb") as errors:
         return subprocess.Popen(
@@ -134,7 +163,7 @@ def _check_end(run: StudyRun, code: int) -> None:
     if code or not run.done:
         lines = (run.folder / "errors.log").read_text(errors="replace").strip().splitlines()
         reason = lines[-1] if lines else f"exit code {code}"
-        raise RunError(f"{run.row.name}, seed {run.seed}: {reason} (see {run.folder})")
+        raise RunError(f"{run.name}: {reason} (see {run.folder})")
 
 
 def _environment() -> dict[str, str]:

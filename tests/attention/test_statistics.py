@@ -54,6 +54,51 @@ def test_the_mean_test_can_fail():
         assert_mean(draws, reference.softmax(q, k, v, 2)[0])
 
 
+@pytest.mark.parametrize("noise, size", [(1.0, 1.0), (0.5, 0.5), ("code", 16**-0.25), (0.0, 0.0)])
+@pytest.mark.parametrize(
+    "name, options, spread",
+    [
+        ("lara", {"proposal": "local"}, 0),
+        ("lara", {"proposal": "global"}, 0),
+        ("lara", {"proposal": "mixture"}, 1),
+        ("ra", {"biased": True}, 0),
+        ("ra", {}, 1),
+    ],
+)
+def test_the_noise_in_training_has_its_size(name, options, spread, noise, size):
+    """Two keys k and -k with values 1 and 0: the output is the logistic of 2 k.w.
+
+    For a query of 0, w has the mean 0, and along k the noise's variance, to which that of a
+    drawn key (k or -k) is added. The deviation of n draws has an error of 1 / sqrt(2 n).
+    """
+    estimator = attention.build_estimator(
+        name, head_dim=16, num_landmarks=1, noise=noise, **options
+    ).train()
+    length = 0.25  # of k, in the scaled space
+    key = torch.zeros(16, dtype=torch.float64)
+    key[3] = length * 16**0.25
+    k = torch.stack((key, -key)).expand(DRAWS, 1, 2, 16)
+    v = torch.eye(2, 16, dtype=torch.float64).expand(DRAWS, 1, 2, 16)
+    torch.manual_seed(3)
+    out = estimator(torch.zeros_like(k), k, v)[:, 0, 0, 0, 0]
+    along = out.logit() / (2 * length)
+    expected = (size**2 + spread * length**2) ** 0.5
+    error = expected / (2 * DRAWS) ** 0.5
+    assert abs(along.std().item() - expected) <= 4 * error + 1e-12
+
+
+def test_noise_is_of_training_alone():
+    q, k, v = qkv(1, 1, 6, 16)
+    for name, options in (("lara", {}), ("ra", {}), ("ra", {"biased": True})):
+        outs = [
+            attention.build_estimator(
+                name, head_dim=16, num_landmarks=2, noise=size, **options
+            ).eval()(q, k, v)
+            for size in (1.0, 0.25)
+        ]
+        assert torch.equal(*outs)
+
+
 def test_components_are_drawn_with_their_probabilities():
     probabilities = torch.tensor([0.5, 0.0, 0.125, 0.25, 0.125], dtype=torch.float64)
     generator = torch.Generator().manual_seed(2)

@@ -154,6 +154,16 @@ def test_opts_override_the_file(base):
     assert load_config(base, ("SOLVER.CLIP_GRAD", "None")).SOLVER.CLIP_GRAD is None
 
 
+def test_a_word_may_stand_for_a_number(base, tmp_path):
+    """And a number for the word of a file below."""
+    word = load_config(base, ["VIT.LARA.NOISE", "code", "VIT.RA.NOISE", "0.5"])
+    assert (word.VIT.LARA.NOISE, word.VIT.RA.NOISE) == ("code", 0.5)
+    written = write(tmp_path / "word.yaml", word.dump())
+    number = load_config(written, ["VIT.LARA.NOISE", 2, "VIT.RA.NOISE", "code"])
+    assert (number.VIT.LARA.NOISE, number.VIT.RA.NOISE) == (2.0, "code")
+    assert type(number.VIT.LARA.NOISE) is float
+
+
 def test_base_files(tmp_path, base):
     write(tmp_path / "middle.yaml", {"_BASE_": "base.yaml", "VIT": {"DEPTH": 3, "DROP": 0.1}})
     (tmp_path / "sub").mkdir()
@@ -235,6 +245,8 @@ WRONG = {
     ("VIT.ATTN_LAYER", "axial"): "VIT.ATTN_LAYER is 'axial'; allowed: trajectory, joint, divided",
     ("VIT.APPROX_ATTN_TYPE", "laura"): "VIT.APPROX_ATTN_TYPE is 'laura'; allowed: none, softmax, ",
     ("VIT.LARA.PROPOSAL", "near"): "VIT.LARA.PROPOSAL is 'near'; allowed: local, global, mixed",
+    ("VIT.LARA.NOISE", "loud"): "VIT.LARA.NOISE is 'loud'; a number is expected, or one of: code",
+    ("VIT.RA.NOISE", "-1"): "VIT.RA.NOISE is -1.0; a finite number of at least 0 is expected",
     ("VIT.RA.NUM_SAMPLES", "0"): "VIT.RA.NUM_SAMPLES is 0; at least 1 is expected",
     ("VIT.NUM_HEADS", "7"): "VIT.EMBED_DIM is 768; a multiple of VIT.NUM_HEADS (7) is expected",
     ("DATA.TRAIN_CROP_SIZE", "230"): "DATA.TRAIN_CROP_SIZE is 230; a multiple of VIT.PATCH_SIZE",
