@@ -156,8 +156,8 @@ def spawn(run: Run, cfg: CfgNode, first: Place, processes: int) -> int:
             for child in children:
                 child.terminate()
 
-        StopRequest().listen(forward)
-        return _wait_for(children)
+        with StopRequest().listening(forward):
+            return _wait_for(children)
 
 
 def _wait_for(children: Sequence[BaseProcess]) -> int:
@@ -200,13 +200,13 @@ def _end_with_parent() -> None:
 
 
 def _run_alone(run: Run, cfg: CfgNode) -> int:
-    stop = StopRequest().listen()
-    return _run_to_the_end(lambda: run(cfg, stop), alone=True)
+    with StopRequest().listening() as stop:
+        return _run_to_the_end(lambda: run(cfg, stop), alone=True)
 
 
 def _run_in_place(run: Run, cfg: CfgNode, place: Place) -> int:
-    stop = StopRequest().listen()
-    return _run_to_the_end(lambda: _join_and_run(run, cfg, place, stop), alone=False)
+    with StopRequest().listening() as stop:
+        return _run_to_the_end(lambda: _join_and_run(run, cfg, place, stop), alone=False)
 
 
 def _run_to_the_end(work: Callable[[], None], *, alone: bool) -> int:

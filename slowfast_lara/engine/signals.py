@@ -11,6 +11,7 @@ wait for other processes for half an hour.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import signal
 import socket
@@ -59,7 +60,8 @@ class StopRequest:
         if self._listening:  # see `_look_for_a_stall`
             signal.setitimer(signal.ITIMER_REAL, 1.0, 1.0)
 
-    def listen(self, on_request: Callable[[], None] | None = None) -> StopRequest:
+    @contextlib.contextmanager
+    def listening(self, on_request: Callable[[], None] | None = None) -> Iterator[StopRequest]:
         """Take over the signals, in the main thread of a process.
 
         `on_request` is called in another thread at the first of them.
@@ -75,7 +77,13 @@ class StopRequest:
             signal.signal(number, self._receive)
         signal.signal(signal.SIGALRM, self._look_for_a_stall)
         self._listening = True
-        return self
+        try:
+            yield self
+        finally:
+            # At its end Python gives its handlers back to the system, for which SIGALRM is deadly.
+            self._listening = False
+            signal.setitimer(signal.ITIMER_REAL, 0)
+            signal.signal(signal.SIGALRM, signal.SIG_IGN)
 
     def batches(self, loader: Iterable[T]) -> Iterator[T]:
         """What a loader yields. It ends early, `stalled`, if nothing comes after a request."""
