@@ -366,6 +366,8 @@ def laughs(levels, line="{name}: &{name} [{last}]"):
         laughs(10),
         laughs(40),
         "a0: &a0 {k: 1}\n" + laughs(10, "{name}: &{name} {{<<: [{last}]}}").partition("\n")[2],
+        # An error that shows the value of the key would be without end.
+        "RNG_SEED:\n" + laughs(10, "- &{name} [{last}]").replace("a0:", "-", 1),
         "VIT: &x [*x]",
         "VIT: &x {DEPTH: *x}",
     ],

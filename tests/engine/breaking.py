@@ -16,6 +16,7 @@ import torch
 from slowfast_lara.data.loader import TrainBatches
 from slowfast_lara.engine.distributed import rank, without_ddp
 from slowfast_lara.engine.train import Trainer
+from slowfast_lara.errors import DataError
 
 BREAKS = {
     "loss": lambda loss: loss * math.nan,
@@ -37,6 +38,8 @@ def break_training(patch: Any, what: str, iteration: int, in_rank: int = 0) -> N
             return loss, correct
         if what == "forward":
             raise ArithmeticError("the forward pass is broken")
+        if what == "data":
+            raise DataError("the data is broken")
         return BREAKS[what](loss), correct
 
     def broken_batches(self):

@@ -248,6 +248,29 @@ def test_stalled_workers_do_not_keep_a_signal_from_saving(tmp_path, video_set, u
     assert same_tensors(load_checkpoint(output, LAST)["model_state"], uninterrupted)
 
 
+SLOW_TO_LEAVE = """
+import os, signal, sys, time
+from slowfast_lara.engine.signals import StopRequest, ignore_signals
+
+class Slow:
+    def __del__(self, sleep=time.sleep):
+        sleep(3)
+
+kept = Slow()  # goes when Python has given its signal handlers back
+stop = StopRequest().listen()
+os.kill(os.getpid(), signal.SIGTERM)
+while not stop.requested:
+    pass
+ignore_signals()
+sys.exit(75)
+"""
+
+
+def test_no_timer_ends_a_process_that_is_slow_to_leave():
+    code, _, stderr = finish(start(program=("-c", SLOW_TO_LEAVE)), SECONDS)
+    assert code == 75, stderr
+
+
 @linux_only
 @pytest.mark.slow
 def test_one_stalled_worker_of_two_nodes(tmp_path, video_set):
