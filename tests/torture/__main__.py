@@ -148,6 +148,8 @@ def main(argv: Sequence[str]) -> int:
         os.execvp(command[0], [*command, "-m", "tests.torture", *argv])
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, _end_at_once)
+    # What is started under `nohup` would ignore it too; a handler is not handed on.
+    signal.signal(signal.SIGHUP, lambda *_: None)
     try:
         return Attack(args).run()
     finally:

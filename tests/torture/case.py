@@ -127,7 +127,9 @@ class Case:
         run.kill_all()
         self._violated(checks.check_words(run, codes))
         self._violated(checks.check_files(self.out, codes))
-        self._look_at_training(stopped=set(codes) <= {0, 75})
+        # torchrun ends with a code of its own.
+        saved = any("; saved " in said for said in run.said())
+        self._look_at_training(stopped=saved or set(codes) <= {0, 75})
         self._look_at_test(codes)
         return "/".join(sorted({checks.name_of(code) for code in codes}))
 
