@@ -115,6 +115,17 @@ def test_a_tour_without_the_checkout(installed, tmp_path):
     assert json.loads((tmp_path / "out.json").read_text())
     model = ("--cfg", "run/config.yaml", *checkpoint)
     tool("visualize", *model, "--estimators", "lara", "--out", "look", video)
+    tool("predict", "run", video)
     assert (tmp_path / "look" / "point_1.png").is_file()
+    # A copied file is enough, where there is neither the run nor its data.
+    empty = tmp_path / "empty"
+    empty.mkdir()
+    shutil.copy(tmp_path / checkpoint[1], empty / "model.pyth")
+    shutil.copy(video, empty / "v.mp4")
+    names = json.loads((tmp_path / "set" / "classes.json").read_text())
+    (tmp_path / "set").rename(tmp_path / "gone")
+    tool("predict", "empty/model.pyth", "empty/v.mp4", "--json", "empty/out.json")
+    (entry,) = json.loads((empty / "out.json").read_text())["videos"]
+    assert entry["top5_names"] == [names[label] for label in entry["top5"]]
     tool("report", "run")
     assert "<html" in (tmp_path / "run" / "report.html").read_text()

@@ -7,6 +7,7 @@ config) and a model card. It is compared with the model before the folder is put
 from __future__ import annotations
 
 import contextlib
+import copy
 import importlib
 import io
 import logging
@@ -44,10 +45,11 @@ def export(model: TrainedModel, folder: str | os.PathLike[str], to: str = "safet
         _check_installed(package)
     if to != "safetensors":
         _check_program(model)
-    network = model.network
-    if next(network.parameters()).dtype != torch.float32:
+    network, weight = model.network, next(model.network.parameters())
+    if weight.dtype != torch.float32:
         raise InputError("a model in float32 is expected, not one after half()")
-    network.cpu()
+    if weight.device.type != "cpu":
+        network = copy.deepcopy(network).cpu()
     with folder_aside(folder) as aside:
         checked = write(network, model, aside)
         description = description_of(model.cfg, model.class_names, to)
