@@ -161,6 +161,15 @@ def no_shared_memory(reason: str) -> str:
     )
 
 
+def killed_worker(reason: str) -> str:
+    """What to do if a worker of a loader died."""
+    return (
+        f"a worker of the loader was killed, as the system does when memory runs out: lower "
+        f"DATA_LOADER.NUM_WORKERS, TRAIN.BATCH_SIZE or, in a test, TEST.NUM_ENSEMBLE_VIEWS "
+        f"({reason})"
+    )
+
+
 def printable(text: str, keep: str = "") -> str:
     """Text with its control characters as \\x1b and the like, except those to `keep`.
 

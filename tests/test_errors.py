@@ -112,6 +112,22 @@ def test_a_log_that_cannot_be_written(tmp_path, capfd, in_process):
     assert printed.out.count("lines are lost while it cannot be written: No space left") == 1
 
 
+def test_what_a_signal_raises_is_not_lost_in_the_log(monkeypatch, tmp_path, in_process):
+    """PyTorch raises the loss of a worker by a handler, while anything is done."""
+
+    class Interrupted:
+        def write(self, text: str) -> None:
+            raise RuntimeError("DataLoader worker (pid 7) is killed by signal: Killed.")
+
+        def isatty(self) -> bool:
+            return False
+
+    monkeypatch.setattr(sys, "stdout", Interrupted())
+    set_up_logging()
+    with pytest.raises(RuntimeError, match="worker .pid 7. is killed"):
+        logging.getLogger("slowfast_lara.test").info("line")
+
+
 def test_the_list_of_bad_videos_has_a_line_for_each():
     name = FEIGNED[:-1]  # pytest could not pass on the last character of what it catches
     with pytest.raises(TooManyBadVideos) as caught:

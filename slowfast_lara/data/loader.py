@@ -13,7 +13,7 @@ from torch.utils.data import DataLoader
 from slowfast_lara.data.bad_videos import Failure
 from slowfast_lara.data.dataset import BrokenOff, Sample, VideoViews
 from slowfast_lara.data.registry import dataset_class
-from slowfast_lara.errors import DataError, RunError, first_line, no_shared_memory
+from slowfast_lara.errors import DataError, RunError, first_line, killed_worker, no_shared_memory
 
 T = TypeVar("T")
 
@@ -125,10 +125,15 @@ class VideoLoader(DataLoader):
 
     # PyTorch's types expect its own class of iterators, which nothing here needs.
     def __iter__(self) -> Iterator[Any]:  # type: ignore[override]
-        for item in super().__iter__():
-            if isinstance(item, BrokenOff):
-                raise RunError(item.reason)
-            yield item
+        try:
+            for item in super().__iter__():
+                if isinstance(item, BrokenOff):
+                    raise RunError(item.reason)
+                yield item
+        except (ConnectionError, EOFError, FileNotFoundError) as error:
+            # A worker died while it handed over a batch. PyTorch finds it alive still: its
+            # connections close before the system tells of its death.
+            raise RunError(killed_worker(first_line(error))) from None
 
 
 def _loader(cfg: CfgNode, dataset: torch.utils.data.Dataset, **options) -> VideoLoader:

@@ -15,7 +15,7 @@ from collections.abc import Iterator
 
 import torch.distributed as dist
 
-from slowfast_lara.errors import RunError, UserError, first_line, no_shared_memory
+from slowfast_lara.errors import RunError, UserError, first_line, killed_worker, no_shared_memory
 
 
 @contextlib.contextmanager
@@ -46,11 +46,7 @@ def _loss_of_worker(error: Exception) -> str:
     if "Bus error" in text or "shared memory" in text:
         return no_shared_memory(text)
     if "Killed" in text or "exited unexpectedly" in text:
-        return (
-            f"a worker of the loader was killed, as the system does when memory runs out: lower "
-            f"DATA_LOADER.NUM_WORKERS, TRAIN.BATCH_SIZE or, in a test, TEST.NUM_ENSEMBLE_VIEWS "
-            f"({text})"
-        )
+        return killed_worker(text)
     return f"a worker of the loader is gone: {text}"
 
 

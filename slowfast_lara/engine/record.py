@@ -55,6 +55,7 @@ class _Console(logging.StreamHandler):
         if isinstance(sys.exc_info()[1], OSError):
             close_stdout()
         else:
+            _raise_what_a_signal_raised()
             super().handleError(record)
 
 
@@ -66,11 +67,19 @@ class _LogFile(logging.FileHandler):
     def handleError(self, record: logging.LogRecord) -> None:
         error = sys.exc_info()[1]
         if not isinstance(error, OSError):
+            _raise_what_a_signal_raised()
             super().handleError(record)
         elif not self.told:
             self.told = True
             lost = "lines are lost while it cannot be written"
             logger.warning("%s: %s: %s", self.baseFilename, lost, error.strerror)
+
+
+def _raise_what_a_signal_raised() -> None:
+    """PyTorch raises the loss of a worker wherever the main thread is, a line of the log too."""
+    error = sys.exc_info()[1]
+    if isinstance(error, RuntimeError):
+        raise error
 
 
 def set_up_logging() -> None:

@@ -9,9 +9,9 @@ import pytest
 import torch
 
 from slowfast_lara.data.bad_videos import BadVideos, Failure
+from slowfast_lara.data.loader import VideoLoader, train_loader, val_loader
 from slowfast_lara.data.loader import test_loader as make_test_loader
-from slowfast_lara.data.loader import train_loader, val_loader
-from slowfast_lara.errors import DataError, TooManyBadVideos
+from slowfast_lara.errors import DataError, RunError, TooManyBadVideos
 from tests.data.helpers import REPOSITORY, config
 
 
@@ -157,3 +157,20 @@ def test_bad_videos_are_counted_once(caplog):
         "  b.mp4: not a file",
         "  c.mp4: truncated",
     ]
+
+
+@pytest.mark.parametrize(
+    "error", [ConnectionResetError(104, "Connection reset by peer"), EOFError()]
+)
+def test_a_worker_that_dies_while_it_hands_over_a_batch(monkeypatch, error):
+    """The main process sees its connection end before it can know of its death."""
+
+    def dying(loader):
+        yield 1
+        raise error
+
+    monkeypatch.setattr(torch.utils.data.DataLoader, "__iter__", dying)
+    batches = iter(VideoLoader([1]))
+    assert next(batches) == 1
+    with pytest.raises(RunError, match="killed, as the system does when memory runs out"):
+        next(batches)
