@@ -68,6 +68,8 @@ class Case:
         self.broken_tests: set[str] = set()
         self.best_may_differ = False
         self.other_scores = False  # whether a test of other settings has been begun
+        # Of what an error has to speak, if the next run ends with one.
+        self.mention = ""
         self.undo: list[Callable[[], Any]] = []
         self.runs = 0
         self.beginning = Beginning()  # of the run that is going on
@@ -126,6 +128,9 @@ class Case:
         self._violated(checks.check_codes(run, codes, allowed))
         run.kill_all()
         self._violated(checks.check_words(run, codes))
+        if codes == [1] and self.mention not in (said := run.said()[0]):
+            self._violated([f"{self.mention!r} is not in {said!r:.2000}"])
+        self.mention = ""
         self._violated(checks.check_files(self.out, codes))
         # torchrun ends with a code of its own.
         saved = any("; saved " in said for said in run.said())

@@ -54,6 +54,7 @@ def kill_worker(case: Case, run: Started, rng: random.Random) -> set[int] | None
     if not workers:
         return None
     send([rng.choice(workers)], signal.SIGKILL)
+    case.mention = "a worker of the loader was killed" if run.launch == "alone" else ""
     return {0, 1}  # 0 if its loader was done
 
 
@@ -128,6 +129,7 @@ def videos_go_away(case: Case, run: Started, rng: random.Random) -> set[int]:
     # What a test cannot read is told in its results.
     case.broken_tests = {f"test{number}.mp4" for number in range(TEST_VIDEOS)}
     case.best_may_differ = True
+    case.mention = "decode" if run.launch == "alone" else ""
     case.undo.append(case.broken_tests.clear)
     case.undo.append(lambda: elsewhere.rename(case.videos))
     return {0, 1}
