@@ -40,6 +40,8 @@ class FrameArray:
             raise DecodeError(
                 f"frames {list(shape)} of {kind} are given; uint8 [T, H, W, 3] is expected"
             )
+        if self.fps is not None and not 0 < self.fps < float("inf"):
+            raise DecodeError(f"the frames' fps is {self.fps}; a positive number is expected")
         try:
             check_size(*shape[1:3])
         except ValueError as error:

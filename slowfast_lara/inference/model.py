@@ -112,6 +112,8 @@ class TrainedModel:
     def _full_windows(scorer: WindowScorer, frames: Iterable[np.ndarray]) -> Iterator[Window]:
         for _, found in scorer.run(frames):
             if found is not None and found.full:
+                if not np.isfinite(found.scores).all():
+                    raise DecodeError(f"the scores at {found.end:.2f} seconds are not finite")
                 yield found
 
     def scorer(

@@ -224,6 +224,20 @@ def test_another_attention_shares_the_weights(trained, videos):
     assert np.isfinite(more(videos[0]).scores).all()
 
 
+def test_options_of_the_same_attention_draw_anew(trained):
+    """Its saved samples have the right shape, but were drawn otherwise."""
+    model = load(trained, attention="performer", num_landmarks=6)
+    other = model.with_attention(orthogonal=True)
+    before, after = (
+        m.network.blocks[0].attn.estimator.projection[0].double() for m in (model, other)
+    )
+    assert before.shape == after.shape == (6, 12)
+    for samples, orthogonal in ((before, False), (after, True)):
+        products = samples @ samples.T
+        products.fill_diagonal_(0)
+        assert (products.abs().max() < 1e-4) == orthogonal
+
+
 def test_another_attention_that_cannot_be(trained):
     for options, said in (
         ({"attention": "lora"}, "unknown attention 'lora'; known: softmax, lara"),
@@ -310,6 +324,8 @@ def test_bad_videos(trained, videos, tmp_path):
     ):
         with pytest.raises(DecodeError, match=said):
             model(bad)
+    with pytest.raises(DecodeError, match="fps is -1; a positive number"):
+        model(frames, fps=-1)
     with pytest.raises(InputError, match="a dict is given; a path, or frames"):
         model({})
     with pytest.raises(InputError, match="views is 31; 1 to 30"):
@@ -326,3 +342,5 @@ def test_scores_that_are_not_finite(clips, tmp_path):
     model.network.head.weight[0] = float("nan")
     with pytest.raises(DecodeError, match="the model's scores are not finite"):
         model(clips[0])
+    with pytest.raises(DecodeError, match=r"the scores at 0.27 seconds are not finite"):
+        next(model.stream(clips[0]))
