@@ -92,7 +92,7 @@ def exit_code_of(command: Callable[[], int | None], *, os_error: int = BAD_INPUT
         if error.exit_code == BAD_INPUT:
             message = " ".join(message.split())
         if _said_by_another(message):
-            logger.error(message)
+            _log(message)
         else:
             complain(message)
         return error.exit_code
@@ -117,10 +117,13 @@ def close_stdout() -> None:
 
 def complain(message: str) -> None:
     """An error on stderr, and in the log if there is one."""
-    shown = printable(message, keep=LINES)
-    print(f"error: {shown}", file=sys.stderr, flush=True)
-    if logging.root.handlers:
-        logger.error("%s", shown)
+    print(f"error: {printable(message, keep=LINES)}", file=sys.stderr, flush=True)
+    _log(message)
+
+
+def _log(message: str) -> None:
+    if logging.root.handlers:  # without one, Python would print it on stderr
+        logger.error("%s", printable(message, keep=LINES))
 
 
 def _said_by_another(message: str) -> bool:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
+import logging
 import os
 import shutil
 import signal
@@ -151,6 +152,7 @@ def fail(message):
 
 def test_processes_of_a_machine_say_the_same_once(monkeypatch, capsys, tmp_path):
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "not here"))
+    monkeypatch.setattr(logging.root, "handlers", [])  # as before the log is opened
 
     def say(message):
         assert exit_code_of(lambda: fail(message)) == 2
