@@ -18,8 +18,7 @@ from slowfast_lara.commands.run import main
 from slowfast_lara.config import load_config
 from slowfast_lara.config.keys import all_keys
 from slowfast_lara.engine import checkpoint, experiment
-from slowfast_lara.engine.experiment import BEARS_ON, Bears, bears_on, held_alone, list_sum
-from slowfast_lara.errors import ConfigError
+from slowfast_lara.engine.experiment import BEARS_ON, Bears, bears_on, list_sum
 from slowfast_lara.inference.model import load_model
 from tests.runs import kill_group, load_checkpoint, start, write_config
 
@@ -395,29 +394,6 @@ def test_a_second_run_is_kept_out(trained, video_set, capsys, holder):
     assert not (trained / experiment.LOCK).exists()
 
 
-def test_unwritten_folders_do_not_stay(tmp_path):
-    with held_alone(str(tmp_path / "a" / "b")):
-        assert (tmp_path / "a" / "b" / experiment.LOCK).read_text().startswith("process ")
-    assert os.listdir(tmp_path) == []
-    with held_alone(str(tmp_path / "a" / "b")):
-        (tmp_path / "a" / "b" / "log").touch()
-    assert os.listdir(tmp_path / "a" / "b") == ["log"]
-
-
-def test_a_lock_on_a_file_that_was_removed_is_none(tmp_path, monkeypatch):
-    """Another holder removes the file when it ends, perhaps after we have opened it."""
-    real, removed = fcntl.lockf, []
-
-    def lockf(file, flags):
-        if not removed:
-            removed.append(os.remove(tmp_path / experiment.LOCK))
-        real(file, flags)
-
-    monkeypatch.setattr(fcntl, "lockf", lockf)
-    with held_alone(str(tmp_path)):
-        assert removed and (tmp_path / experiment.LOCK).exists()
-
-
 def test_a_file_system_without_locks_is_warned_of(trained, video_set, monkeypatch):
     def lockf(file, flags):
         raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
@@ -425,10 +401,3 @@ def test_a_file_system_without_locks_is_warned_of(trained, video_set, monkeypatc
     monkeypatch.setattr(fcntl, "lockf", lockf)
     assert run(video_set, trained) == 0
     assert "cannot be locked" in (trained / "stdout.log").read_text()
-
-
-def test_a_folder_that_cannot_be_made_is_one_line(tmp_path):
-    (tmp_path / "file").touch()
-    context = held_alone(str(tmp_path / "file" / "out"))
-    with pytest.raises(ConfigError, match="OUTPUT_DIR is .* a folder that can be written"):
-        context.__enter__()
