@@ -140,11 +140,8 @@ def test_another_list_is_refused(trained, video_set, tmp_path, capsys, change):
 def test_a_list_is_known_again_in_another_place():
     paths = ["/a/set/x/1.mp4", "/a/set/y/2.mp4"]
     moved = [path.replace("/a/set", "/mnt/other") for path in paths]
-    assert (
-        list_sum(paths, [0, 1])
-        == list_sum(moved, [0, 1])
-        == list_sum(["x/1.mp4", "y/2.mp4"], [0, 1])
-    )
+    short = ["x/1.mp4", "y/2.mp4"]
+    assert len({list_sum(known, [0, 1]) for known in (paths, moved, short)}) == 1
     assert list_sum(paths, [0, 1]) != list_sum(paths, [1, 0])
     assert list_sum(paths, [0, 1]) != list_sum(paths[::-1], [1, 0])
     assert list_sum(paths[:1], [0]) == list_sum(["/b/1.mp4"], [0]) != list_sum(["/b/2.mp4"], [0])
