@@ -228,6 +228,9 @@ def _run_to_the_end(work: Callable[[], None], *, alone: bool) -> int:
     code = exit_code_of(keep_error, os_error=FAILED)
     if code != DONE and (not alone or multiprocessing.active_children()):
         end_process(code)
+    # The work is done: Python would wait for workers that are stalled, and heed no signal.
+    for worker in multiprocessing.active_children():
+        worker.kill()
     ignore_signals()
     return code
 

@@ -273,6 +273,28 @@ def test_no_timer_ends_a_process_that_is_slow_to_leave():
     assert code == 75, stderr
 
 
+STALLED_AT_THE_END = """
+import multiprocessing, os, signal, sys
+from torch.utils.data import DataLoader
+from slowfast_lara.engine.launch import _run_alone
+from slowfast_lara.engine.signals import shield_workers
+
+loader = shield_workers(DataLoader(range(4), num_workers=2, persistent_workers=True))
+
+def run(cfg, stop):
+    assert len(list(loader)) == 4
+    for worker in multiprocessing.active_children():
+        os.kill(worker.pid, signal.SIGSTOP)
+
+sys.exit(_run_alone(run, None))
+"""
+
+
+def test_workers_that_stall_after_the_last_batch_do_not_keep_a_run_from_ending():
+    code, _, stderr = finish(start(program=("-c", STALLED_AT_THE_END)), SECONDS)
+    assert code == 0, stderr
+
+
 @linux_only
 @pytest.mark.slow
 def test_one_stalled_worker_of_two_nodes(tmp_path, video_set):

@@ -17,8 +17,7 @@ from slowfast_lara.commands.predict import main as predict_main
 from slowfast_lara.commands.run import main
 from slowfast_lara.config.keys import all_keys
 from slowfast_lara.engine import checkpoint, experiment
-from slowfast_lara.engine.experiment import BEARS_ON, Bears, bears_on, held_alone, list_sum
-from slowfast_lara.errors import ConfigError
+from slowfast_lara.engine.experiment import BEARS_ON, Bears, bears_on, list_sum
 from slowfast_lara.inference.load import load
 from tests.runs import kill_group, load_checkpoint, start, write_config
 
@@ -140,11 +139,8 @@ def test_another_list_is_refused(trained, video_set, tmp_path, capsys, change):
 def test_a_list_is_known_again_in_another_place():
     paths = ["/a/set/x/1.mp4", "/a/set/y/2.mp4"]
     moved = [path.replace("/a/set", "/mnt/other") for path in paths]
-    assert (
-        list_sum(paths, [0, 1])
-        == list_sum(moved, [0, 1])
-        == list_sum(["x/1.mp4", "y/2.mp4"], [0, 1])
-    )
+    short = ["x/1.mp4", "y/2.mp4"]
+    assert len({list_sum(known, [0, 1]) for known in (paths, moved, short)}) == 1
     assert list_sum(paths, [0, 1]) != list_sum(paths, [1, 0])
     assert list_sum(paths, [0, 1]) != list_sum(paths[::-1], [1, 0])
     assert list_sum(paths[:1], [0]) == list_sum(["/b/1.mp4"], [0]) != list_sum(["/b/2.mp4"], [0])
@@ -433,29 +429,6 @@ def test_a_second_run_is_kept_out(trained, video_set, capsys, holder):
     assert not (trained / experiment.LOCK).exists()
 
 
-def test_unwritten_folders_do_not_stay(tmp_path):
-    with held_alone(str(tmp_path / "a" / "b")):
-        assert (tmp_path / "a" / "b" / experiment.LOCK).read_text().startswith("process ")
-    assert os.listdir(tmp_path) == []
-    with held_alone(str(tmp_path / "a" / "b")):
-        (tmp_path / "a" / "b" / "log").touch()
-    assert os.listdir(tmp_path / "a" / "b") == ["log"]
-
-
-def test_a_lock_on_a_file_that_was_removed_is_none(tmp_path, monkeypatch):
-    """Another holder removes the file when it ends, perhaps after we have opened it."""
-    real, removed = fcntl.lockf, []
-
-    def lockf(file, flags):
-        if not removed:
-            removed.append(os.remove(tmp_path / experiment.LOCK))
-        real(file, flags)
-
-    monkeypatch.setattr(fcntl, "lockf", lockf)
-    with held_alone(str(tmp_path)):
-        assert removed and (tmp_path / experiment.LOCK).exists()
-
-
 def test_a_file_system_without_locks_is_warned_of(trained, video_set, monkeypatch):
     def lockf(file, flags):
         raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
@@ -463,10 +436,3 @@ def test_a_file_system_without_locks_is_warned_of(trained, video_set, monkeypatc
     monkeypatch.setattr(fcntl, "lockf", lockf)
     assert run(video_set, trained) == 0
     assert "cannot be locked" in (trained / "stdout.log").read_text()
-
-
-def test_a_folder_that_cannot_be_made_is_one_line(tmp_path):
-    (tmp_path / "file").touch()
-    context = held_alone(str(tmp_path / "file" / "out"))
-    with pytest.raises(ConfigError, match="OUTPUT_DIR is .* a folder that can be written"):
-        context.__enter__()

@@ -1,0 +1,42 @@
+"""The lock of a folder: taken, given back, and what is left of it."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+
+import pytest
+
+from slowfast_lara.engine import experiment
+from slowfast_lara.engine.experiment import held_alone
+from slowfast_lara.errors import ConfigError
+
+
+def test_unwritten_folders_do_not_stay(tmp_path):
+    with held_alone(str(tmp_path / "a" / "b")):
+        assert (tmp_path / "a" / "b" / experiment.LOCK).read_text().startswith("process ")
+    assert os.listdir(tmp_path) == []
+    with held_alone(str(tmp_path / "a" / "b")):
+        (tmp_path / "a" / "b" / "log").touch()
+    assert os.listdir(tmp_path / "a" / "b") == ["log"]
+
+
+def test_a_lock_on_a_file_that_was_removed_is_none(tmp_path, monkeypatch):
+    """Another holder removes the file when it ends, perhaps after we have opened it."""
+    real, removed = fcntl.lockf, []
+
+    def lockf(file, flags):
+        if not removed:
+            removed.append(os.remove(tmp_path / experiment.LOCK))
+        real(file, flags)
+
+    monkeypatch.setattr(fcntl, "lockf", lockf)
+    with held_alone(str(tmp_path)):
+        assert removed and (tmp_path / experiment.LOCK).exists()
+
+
+def test_a_folder_that_cannot_be_made_is_one_line(tmp_path):
+    (tmp_path / "file").touch()
+    context = held_alone(str(tmp_path / "file" / "out"))
+    with pytest.raises(ConfigError, match="OUTPUT_DIR is .* a folder that can be written"):
+        context.__enter__()
