@@ -100,6 +100,8 @@ def test_warned_job_saves_and_is_requeued(tmp_path, video_set, script, nodes):
         str(config),
         "SOLVER.MAX_EPOCH",
         str(int(saved[0][17:22]) + 1),
+        "TRAIN.ACCEPT_CHANGES",  # another MAX_EPOCH: it shall end
+        "True",
     )
     try:
         assert again.wait(timeout=120) == 0
