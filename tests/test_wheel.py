@@ -121,7 +121,7 @@ def test_a_tour_without_the_checkout(installed, tmp_path):
     empty = tmp_path / "empty"
     empty.mkdir()
     shutil.copy(tmp_path / checkpoint[1], empty / "model.pyth")
-    shutil.copy(video, empty / "v.mp4")
+    shutil.copy(tmp_path / video, empty / "v.mp4")
     names = json.loads((tmp_path / "set" / "classes.json").read_text())
     (tmp_path / "set").rename(tmp_path / "gone")
     tool("predict", "empty/model.pyth", "empty/v.mp4", "--json", "empty/out.json")
