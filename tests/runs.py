@@ -106,6 +106,8 @@ def environment() -> dict[str, str]:
         "PYTHONUNBUFFERED": "1",
         # What PyTorch says on stderr where there are fewer cores than workers.
         "PYTHONWARNINGS": "ignore:This DataLoader will create",
+        # What PyTorch has to say of a peer that has gone, beside our line.
+        "TORCH_CPP_LOG_LEVEL": "ERROR",
     }
 
 

@@ -14,6 +14,7 @@ import numpy as np
 import torch
 from fvcore.common.config import CfgNode
 from torch.utils.data import DataLoader
+from torch.utils.data.dataloader import _MultiProcessingDataLoaderIter
 
 from slowfast_lara.data.bad_videos import Failure
 from slowfast_lara.data.dataset import BrokenOff, Sample, VideoViews
@@ -21,6 +22,10 @@ from slowfast_lara.data.registry import dataset_class
 from slowfast_lara.errors import DataError, RunError, first_line, no_shared_memory
 
 T = TypeVar("T")
+
+# One that could not be made, for lack of shared memory, prints a traceback when it goes: PyTorch
+# asks it whether it was shut down, which is known only once it is made.
+_MultiProcessingDataLoaderIter._shutdown = True
 
 
 class Batch(NamedTuple):

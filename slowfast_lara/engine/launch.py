@@ -11,6 +11,7 @@ machines that do not come, and leaves processes running when one of them fails.
 
 from __future__ import annotations
 
+import atexit
 import datetime
 import logging
 import multiprocessing
@@ -158,7 +159,7 @@ def spawn(run: Run, cfg: CfgNode, first: Place, processes: int) -> int:
 
         StopRequest().listen(forward)
         code = _wait_for(children)
-    ignore_signals()
+    atexit.register(ignore_signals)
     return code
 
 
@@ -231,7 +232,7 @@ def _run_to_the_end(work: Callable[[], None], *, alone: bool) -> int:
     # The work is done: Python would wait for workers that are stalled, and heed no signal.
     for worker in multiprocessing.active_children():
         worker.kill()
-    ignore_signals()
+    atexit.register(ignore_signals)
     return code
 
 

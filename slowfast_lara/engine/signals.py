@@ -123,7 +123,7 @@ class StopRequest:
 
 
 def ignore_signals() -> None:
-    """For a process whose work and exit code are settled.
+    """For a process that ends, its exit code being settled, and for one that heeds its parent.
 
     While Python ends, it gives the signals back to the system: one that comes then would kill the
     process, which would seem not to have saved. So would the timer of `request`.

@@ -19,7 +19,8 @@ import pytest
 from slowfast_lara.commands.predict import main as predict_main
 from slowfast_lara.config import load_config
 from slowfast_lara.engine.checkpoint import save
-from slowfast_lara.engine.signals import SAME_REQUEST_SECONDS
+from slowfast_lara.engine.launch import _run_alone
+from slowfast_lara.engine.signals import SAME_REQUEST_SECONDS, SIGNALS
 from slowfast_lara.errors import LAUNCHERS_FOLDER, InputError, exit_code_of
 from slowfast_lara.inference.predict import Predictor
 from slowfast_lara.models import build_model
@@ -355,6 +356,12 @@ def run(cfg, stop):
 late = Late()
 sys.exit(_run_alone(run, None))
 """
+
+
+def test_a_program_that_has_called_a_run_still_heeds_signals(in_process):
+    """It may go on to other things, and starts processes that inherit what it ignores."""
+    assert _run_alone(lambda cfg, stop: None, None) == 0
+    assert all(signal.getsignal(number) is not signal.SIG_IGN for number in SIGNALS)
 
 
 @pytest.mark.parametrize("also", ["", "signal"])
