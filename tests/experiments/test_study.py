@@ -112,6 +112,7 @@ def validation(out: Path) -> list[tuple[str, str]]:
         return [(line["step"], line["val_acc"]) for line in csv.DictReader(file) if line["val_acc"]]
 
 
+@pytest.mark.slow
 def test_a_study_cut_short_gives_the_same_table(tmp_path):
     """Stopped within a run and resumed, or whole: the same bytes, and nothing run twice."""
     rows = ["--seeds", "1", "--rows", "ra", "--protocol", "scratch"]

@@ -263,6 +263,7 @@ def example(folder: Path, video: str, packages: Path) -> dict[str, float]:
     return {name: float(score) for score, name in lines}
 
 
+@pytest.mark.slow
 def test_the_script_of_the_readme(tmp_path, monkeypatch, capsys, onnx_only):
     """As it stands, on a small run in the quickstart's place; then what it exported, elsewhere."""
     home = tmp_path / "runs" / "quickstart"

@@ -19,6 +19,7 @@ linux_only = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="re
 
 
 @linux_only
+@pytest.mark.slow
 def test_a_fault_of_a_fixed_seed(tmp_path):
     flags = ["--seed", "1", "--faults", "1", "--only", "kill -9 of everything"]
     command = [sys.executable, "-m", "tests.torture", *flags, "--folder", str(tmp_path)]
