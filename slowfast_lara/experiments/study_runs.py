@@ -92,7 +92,7 @@ def _run(
     folder = parent / row.name / f"seed_{seed}"
     keys = ["OUTPUT_DIR", str(folder), *row.opts, *opts]
     if after:
-        keys += ["TRAIN.CHECKPOINT_FILE_PATH", str(after.weights())]
+        keys += ["TRAIN.CHECKPOINT_FILE_PATH", after.weights()]
     return StudyRun(row, seed, folder, load_config(config, keys), after)
 
 

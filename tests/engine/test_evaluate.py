@@ -286,20 +286,25 @@ def test_full_disk_at_the_end_loses_nothing(
     assert results_of(output) == whole
 
 
+def config_of_test(folder, video_set, trained, **changes):
+    """A test alone, of trained weights, into `folder`/out."""
+    return write_config(
+        folder / "c.yaml",
+        video_set,
+        folder / "out",
+        TRAIN__ENABLE=False,
+        TEST__CHECKPOINT_FILE_PATH=str(trained),
+        TEST__SAVE_RESULTS_PATH="scores.npz",
+        **changes,
+    )
+
+
 @pytest.mark.slow
 def test_killed_and_stopped_at_random_moments(tmp_path, video_set, trained, whole):
     """Alone and as two processes, in turn: no video is lost, and none counted twice."""
     rng = random.Random(0)
     output = tmp_path / "out"
-    config = write_config(
-        tmp_path / "c.yaml",
-        video_set,
-        output,
-        TRAIN__ENABLE=False,
-        TEST__CHECKPOINT_FILE_PATH=str(trained),
-        TEST__SAVE_RESULTS_PATH="scores.npz",
-        DATA_LOADER__NUM_WORKERS=1,
-    )
+    config = config_of_test(tmp_path, video_set, trained, DATA_LOADER__NUM_WORKERS=1)
     for number in (signal.SIGKILL, signal.SIGTERM) * 3:
         written = size_of_parts(output)
         nodes = rng.choice([1, 2])
@@ -339,15 +344,7 @@ sys.exit(main(sys.argv[1:]))
 def test_a_process_that_is_later_than_the_time_limit(tmp_path, video_set, trained, whole):
     """Process 1 scores its videos too slowly for process 0, which has waited long enough."""
     output = tmp_path / "out"
-    config = write_config(
-        tmp_path / "c.yaml",
-        video_set,
-        output,
-        TRAIN__ENABLE=False,
-        TEST__CHECKPOINT_FILE_PATH=str(trained),
-        TEST__SAVE_RESULTS_PATH="scores.npz",
-        DIST_TIMEOUT=8,
-    )
+    config = config_of_test(tmp_path, video_set, trained, DIST_TIMEOUT=8)
     ends = [finish(node) for node in start_nodes(config, 2, program=("-c", LATE))]
     assert [code for code, _, _ in ends] == [1, 1], ends
     for _, _, stderr in ends:

@@ -153,25 +153,22 @@ def pause_all(case: Case, run: Started, rng: random.Random) -> bool:
 
 @fault("a worker stopped and continued", "during")
 def pause_worker(case: Case, run: Started, rng: random.Random) -> bool:
-    workers = run.workers()
-    if not workers:
-        return False
-    victim = rng.choice(workers)
-    send([victim], signal.SIGSTOP)
-    time.sleep(rng.uniform(0.2, 2))
-    send([victim], signal.SIGCONT)
-    return True
+    return _pause_one(run.workers(), rng, 0.2, 2)
 
 
 @fault("a rank stopped and continued", "during", launches=SEVERAL)
 def pause_rank(case: Case, run: Started, rng: random.Random) -> bool:
     """For less than the half minute after which it is given up."""
-    ranks = run.ranks()
-    if not ranks:
+    return _pause_one(run.ranks(), rng, 0.5, 6)
+
+
+def _pause_one(pids: list[int], rng: random.Random, least: float, most: float) -> bool:
+    """Stop one of the processes for so many seconds; False if there is none."""
+    if not pids:
         return False
-    victim = rng.choice(ranks)
+    victim = rng.choice(pids)
     send([victim], signal.SIGSTOP)
-    time.sleep(rng.uniform(0.5, 6))
+    time.sleep(rng.uniform(least, most))
     send([victim], signal.SIGCONT)
     return True
 
