@@ -1,4 +1,4 @@
-"""Landmarks: a few tokens that stand for all, as means of segments."""
+"""Landmarks: a few tokens that stand for all, one for each segment of the tokens."""
 
 from __future__ import annotations
 
@@ -6,10 +6,30 @@ import torch
 from torch import Tensor
 
 from slowfast_lara.attention.frames import split_frames
+from slowfast_lara.attention.sampling import take_tokens
 
 
 def segment_means(x: Tensor, num_landmarks: int, *, num_frames: int = 1) -> Tensor:
-    """[B,h,F*P,d] frame-major -> [B,h,C,d], means of C consecutive segments.
+    """[B,h,F*P,d] frame-major -> [B,h,C,d], the means of C segments."""
+    return torch.cat([part.mean(3) for part in _segments(x, num_landmarks, num_frames)], dim=2)
+
+
+def farthest_tokens(x: Tensor, num_landmarks: int, *, num_frames: int = 1) -> Tensor:
+    """[B,h,F*P,d] frame-major -> [B,h,C,d], of C segments the token farthest from all tokens' mean.
+
+    The mean of one place through time is that of its background: what passes through, a few
+    tokens of a segment, is averaged away. It stands out from the rest, and so is chosen here.
+    """
+    mean = x.detach().mean(2, keepdim=True).unsqueeze(3)
+    chosen = []
+    for part in _segments(x, num_landmarks, num_frames):
+        distances = (part.detach() - mean).square().sum(-1, keepdim=True)
+        chosen.append(take_tokens(part, distances.argmax(3, keepdim=True)).squeeze(3))
+    return torch.cat(chosen, dim=2)
+
+
+def _segments(x: Tensor, num_landmarks: int, num_frames: int) -> list[Tensor]:
+    """[B,h,F*P,d] frame-major -> C segments as [B,h,segments,tokens,d]; those of a length together.
 
     Tokens are ordered space-major first, all frames of a position together, so
     that a segment follows one place through time. Where C does not divide the
@@ -21,11 +41,10 @@ def segment_means(x: Tensor, num_landmarks: int, *, num_frames: int = 1) -> Tens
     length = tokens // num_landmarks
     short = (length + 1) * num_landmarks - tokens
     head, tail = space_major.split((short * length, tokens - short * length), dim=2)
-    means = head.unflatten(2, (short, length)).mean(3)
-    if short == num_landmarks:
-        return means
-    longer = tail.unflatten(2, (num_landmarks - short, length + 1)).mean(3)
-    return torch.cat((means, longer), dim=2)
+    parts = [head.unflatten(2, (short, length))]
+    if short < num_landmarks:
+        parts.append(tail.unflatten(2, (num_landmarks - short, length + 1)))
+    return parts
 
 
 def check_landmarks(num_landmarks: int, tokens: int) -> None:

@@ -31,13 +31,14 @@ from slowfast_lara.attention.importance import (
     sampled_statistics,
     scale_down,
 )
-from slowfast_lara.attention.landmarks import segment_means
+from slowfast_lara.attention.landmarks import farthest_tokens, segment_means
 from slowfast_lara.attention.precision import at_least_float32
 from slowfast_lara.attention.registry import Estimator, register
 from slowfast_lara.attention.sampling import Noise, draw_components, noise_size, take_tokens
 from slowfast_lara.attention.softmax import softmax_attention
 
 Proposal = Literal["local", "global", "mixed", "mixture", "single"]
+Landmarks = Literal["means", "farthest"]
 Weighting = Literal["balance", "coupled", "decoupled"]
 WEIGHTINGS = get_args(Weighting)
 SMALLEST_ALPHA = 1e-8
@@ -175,6 +176,12 @@ class LaraAttention(Estimator):
             "(mixed); a Gaussian mixture around each q~_c (mixture); or one mixture around the "
             "mean of all queries (single)",
         ] = "local",
+        landmarks: Annotated[
+            Landmarks,
+            "q~ and k~, one for each of the C segments of the tokens: the mean of a segment, as in "
+            "the paper, or the one of its tokens that is farthest from the mean of all (single has "
+            "neither)",
+        ] = "means",
         weighting: Annotated[
             Weighting,
             "alpha_nc: the balance heuristic alone, or with a correction for each query n that "
@@ -192,6 +199,7 @@ class LaraAttention(Estimator):
     ) -> None:
         super().__init__()
         self.num_landmarks, self.proposal = num_landmarks, proposal
+        self.landmarks = farthest_tokens if landmarks == "farthest" else segment_means
         self.weighting, self.beta = weighting, beta
         self.noise = noise_size(noise, head_dim)
         self.project_q, self.project_k = (
@@ -218,13 +226,13 @@ class LaraAttention(Estimator):
         if self.proposal == "single":
             landmarks = q.mean(2, keepdim=True).expand(-1, -1, self.num_landmarks, -1)
         else:
-            landmarks = segment_means(q, self.num_landmarks, num_frames=num_frames)
+            landmarks = self.landmarks(q, self.num_landmarks, num_frames=num_frames)
         return self.project_q(landmarks)
 
     def key_landmarks(self, q_landmarks: Tensor, k: Tensor, num_frames: int) -> Tensor:
         if self.proposal == "global":
             return softmax_attention(q_landmarks, k, k).squeeze(3)
-        landmarks = self.project_k(segment_means(k, self.num_landmarks, num_frames=num_frames))
+        landmarks = self.project_k(self.landmarks(k, self.num_landmarks, num_frames=num_frames))
         if self.proposal == "mixed":
             return softmax_attention(landmarks, landmarks, landmarks).squeeze(3)
         return landmarks

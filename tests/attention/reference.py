@@ -116,17 +116,57 @@ def ra_biased(q, k, v, num_frames, noise=None):
 
 
 def segments(x, num_landmarks, num_frames):
-    """Means of segments of the space-major tokens, one by one."""
+    """The C segments of the space-major tokens, each [B,h,tokens,d]."""
     tokens = [t for place in zip(*(f.unbind(2) for f in frames(x, num_frames))) for t in place]
     length = len(tokens) // num_landmarks
     short = (length + 1) * num_landmarks - len(tokens)
     sizes = [length] * short + [length + 1] * (num_landmarks - short)
     out, start = [], 0
     for size in sizes:
-        out.append(sum(tokens[start : start + size]) / size)
+        out.append(torch.stack(tokens[start : start + size], dim=2))
         start += size
     assert start == len(tokens)
-    return torch.stack(out, dim=2)
+    return out
+
+
+def segment_means(x, num_landmarks, num_frames):
+    parts = segments(x, num_landmarks, num_frames)
+    return torch.stack([part.sum(2) / part.shape[2] for part in parts], dim=2)
+
+
+def farthest_tokens(x, num_landmarks, num_frames):
+    """Of each segment, head and sample, the token farthest from all tokens' mean, one by one."""
+    B, h, _, d = x.shape
+    out = torch.zeros(B, h, num_landmarks, d, dtype=x.dtype)
+    for c, part in enumerate(segments(x, num_landmarks, num_frames)):
+        for b in range(B):
+            for head in range(h):
+                distances = [(token - x[b, head].mean(0)).norm().item() for token in part[b, head]]
+                out[b, head, c] = part[b, head, distances.index(max(distances))]
+    return out
+
+
+LANDMARKS = {"means": segment_means, "farthest": farthest_tokens}
+
+
+def lara_module(q, k, v, num_landmarks, num_frames, proposal, landmarks):
+    """LARA in eval mode with all its parts, as VIT.LARA's options name them."""
+    of_segments = LANDMARKS[landmarks]
+    rest = (num_frames, "decoupled", 1.0)
+    if proposal == "single":
+        mean = q.mean(2, keepdim=True).expand(-1, -1, num_landmarks, -1)
+        return lara_mixture(q, k, v, mean, *rest)
+    q_landmarks = of_segments(q, num_landmarks, num_frames)
+    if proposal == "mixture":
+        return lara_mixture(q, k, v, q_landmarks, *rest)
+    if proposal == "global":
+        k_landmarks = (scaled(q_landmarks) @ scaled(k).mT).softmax(-1) @ k
+    else:
+        k_landmarks = of_segments(k, num_landmarks, num_frames)
+    if proposal == "mixed":
+        own = scaled(k_landmarks)
+        k_landmarks = (own @ own.mT).softmax(-1) @ k_landmarks
+    return lara(q, k, v, q_landmarks, k_landmarks, *rest)
 
 
 def nystrom(q, k, v, q_landmarks, k_landmarks, num_frames, iterations=6):

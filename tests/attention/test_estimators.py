@@ -1,11 +1,13 @@
 """Each estimator against its plain float64 form: outputs and gradients."""
 
+from typing import get_args
+
 import pytest
 import torch
 
 from slowfast_lara import attention
 from slowfast_lara.attention import importance, lara, ra
-from slowfast_lara.attention.landmarks import segment_means
+from slowfast_lara.attention.landmarks import farthest_tokens, segment_means
 from tests.attention import reference
 from tests.comparing import assert_close, assert_same_function
 
@@ -198,9 +200,26 @@ def test_orthoformer(sizes):
 
 
 @pytest.mark.parametrize("C", [1, 3, 7, 10, 12])
-def test_segment_means(C):
+def test_landmarks(C):
     x = normal(2, 3, 12, 4)
-    assert_close(segment_means(x, C, num_frames=3), reference.segments(x, C, 3), 1e-12)
+    for function in (segment_means, farthest_tokens):
+        expected = getattr(reference, function.__name__)(x, C, 3)
+        assert_close(function(x, C, num_frames=3), expected, 1e-12)
+
+
+@pytest.mark.parametrize("landmarks", get_args(lara.Landmarks))
+@pytest.mark.parametrize("proposal", get_args(lara.Proposal))
+def test_lara_by_its_options(sizes, proposal, landmarks):
+    *shape, C = sizes
+    F, d = shape[2], shape[4]
+    estimator = attention.build_estimator(
+        "lara", head_dim=d, num_landmarks=C, proposal=proposal, landmarks=landmarks
+    ).eval()
+    compare(
+        lambda q, k, v: estimator(q, k, v, num_frames=F),
+        lambda q, k, v: reference.lara_module(q, k, v, C, F, proposal, landmarks),
+        qkv(*shape),
+    )
 
 
 def test_too_many_landmarks_are_refused():
