@@ -2,16 +2,100 @@
 
 from __future__ import annotations
 
+import argparse
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
-from slowfast_lara.commands.shared import OneLineParser, add_table_argument, positive_int
+from slowfast_lara.commands.shared import (
+    OneLineParser,
+    add_model_arguments,
+    add_table_argument,
+    positive_int,
+    split_model,
+    split_overrides,
+)
 from slowfast_lara.errors import InputError, exit_code_of
+
+if TYPE_CHECKING:
+    from slowfast_lara.experiments.approximation_error import ErrorTable
+    from slowfast_lara.experiments.nearest_attention import NearestTable
+
+DESCRIPTION = """\
+Measure how far each attention is from exact attention, over its number of samples or landmarks:
+
+on the q, k, v of a trained model that looks at videos, with all proposals and kinds of landmarks.
+It says which setting is nearest for this model, at which cost, and prints the config lines for it.
+Cost is the number of products of the spatial stage. Moving: the same error with tokens that count
+by how much their pixels change from one token to the next at the same place;
+
+or, without a model, on random q, k, v.
+"""
+BUDGET = 0.5
+EXAMPLES = """\
+examples:
+  slowfast-lara approximation-error
+  slowfast-lara approximation-error RUN video.mp4 another.mp4 --out results/nearest
+  slowfast-lara approximation-error RUN FOLDER --attentions lara --samples 8 16 32 --budget 0.25
+"""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    parser = OneLineParser(
-        description="Measure how far each estimator is from exact attention: on the q, k, v of a\n"
-        "model that looks at a video (--cfg, --checkpoint, --video), or on random ones."
+    args = _parser().parse_intermixed_args(argv)
+
+    def command() -> None:
+        table = _random_table(args) if _without_model(args) else _model_table(args)
+        print(table.text())
+        if args.out:
+            table.write(args.out)
+
+    return exit_code_of(command)
+
+
+def _without_model(args: argparse.Namespace) -> bool:
+    return not (args.words or args.checkpoint or args.cfg or args.video)
+
+
+def _random_table(args: argparse.Namespace) -> ErrorTable:
+    for flag in ("attentions", "layer", "budget"):
+        if getattr(args, flag) is not None:
+            raise InputError(f"--{flag} is for a model: give RUN and VIDEO too")
+    from slowfast_lara.experiments.approximation_error import errors_on_random
+
+    return errors_on_random(args.samples, args.seeds)
+
+
+def _model_table(args: argparse.Namespace) -> NearestTable:
+    words, overrides = split_overrides(args.words)
+    model_files, videos = split_model(args, words)
+    videos += args.video
+    if not videos:
+        raise InputError("no video given; see --help")
+    from slowfast_lara.experiments.nearest_attention import nearest_in_model
+
+    return nearest_in_model(
+        model_files,
+        overrides,
+        videos,
+        attentions=args.attentions,
+        layer=args.layer,
+        samples=args.samples,
+        seeds=args.seeds,
+        budget=args.budget or BUDGET,
+    )
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = OneLineParser(description=DESCRIPTION, epilog=EXAMPLES)
+    add_model_arguments(parser)
+    parser.add_argument(
+        "words",
+        nargs="*",
+        metavar="RUN VIDEO_OR_FOLDER",
+        help="the run; videos, or folders of which every file is taken; also KEY VALUE pairs that "
+        "change the config",
+    )
+    parser.add_argument(
+        "--video", action="append", default=[], metavar="FILE", help="another way to give a video"
     )
     parser.add_argument(
         "--samples",
@@ -26,26 +110,28 @@ def main(argv: Sequence[str] | None = None) -> int:
         "--seeds", type=positive_int, default=5, help="repetitions of what is random (default 5)"
     )
     parser.add_argument(
-        "--cfg", metavar="FILE_OR_NAME", help="config of a model to take q, k, v from"
+        "--attentions",
+        nargs="+",
+        metavar="NAME",
+        help="which ones, in a model (default: all there are)",
     )
-    parser.add_argument("--checkpoint", metavar="FILE", help="its weights")
-    parser.add_argument("--video", metavar="FILE", help="what it looks at")
-    parser.add_argument("--layer", type=int, default=0, help="which of its layers, from 0")
+    parser.add_argument("--layer", type=int, help="one of a model's layers, from 0 (default: all)")
+    parser.add_argument(
+        "--budget",
+        type=_share,
+        metavar="SHARE",
+        help="what may be recommended, in a model: at most this share of the products of exact "
+        f"attention (default {BUDGET})",
+    )
     add_table_argument(parser)
-    args = parser.parse_args(argv)
+    return parser
 
-    def command() -> None:
-        from slowfast_lara.experiments.approximation_error import errors_in_model, errors_on_random
 
-        model = (args.cfg, args.checkpoint, args.video)
-        if all(model):
-            table = errors_in_model(*model, args.layer, args.samples, args.seeds)
-        elif any(model):
-            raise InputError("--cfg, --checkpoint and --video belong together")
-        else:
-            table = errors_on_random(args.samples, args.seeds)
-        print(table.text())
-        if args.out:
-            table.write(args.out)
-
-    return exit_code_of(command)
+def _share(text: str) -> float:
+    try:
+        share = float(text)
+    except ValueError:
+        share = 0.0
+    if not 0 < share < float("inf"):
+        raise argparse.ArgumentTypeError(f"{text!r}; a positive number is expected")
+    return share

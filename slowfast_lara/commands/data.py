@@ -51,6 +51,11 @@ SYNTHETIC = """\
 Makes a labelled video set that needs no download; only motion tells its classes
 apart. OUT gets the videos, train.csv, val.csv, test.csv (`path label`), classes.json
 and tracks.json, the centre of the moving object in every frame.
+
+With --textures, backgrounds and objects are cut out of the videos below FOLDER, and a
+camera moves over them: it pans, zooms and shakes, alike for all classes, so that a class
+is how the object moves against the background. Test videos show other files than training
+videos do if there are 20 or more, else later frames of the same files.
 """
 # Of x264, from the quickest on.
 PRESETS = ("ultrafast", "superfast", "veryfast", "faster", "fast", "medium", "slow", "slower")
@@ -190,6 +195,9 @@ def _add_synthetic(parser: argparse.ArgumentParser) -> None:
         default="mp4",
         help="H.264 files, or extracted frames as for Something-Something-v2",
     )
+    parser.add_argument(
+        "--textures", metavar="FOLDER", help="real videos, for real pixels and a moving camera"
+    )
     add_jobs_argument(parser, "processes")
 
 
@@ -198,7 +206,8 @@ def _synthetic(args: argparse.Namespace) -> None:
 
     videos = {"train": args.train, "val": args.val, "test": args.test}
     look = {"size": args.size, "frames": args.frames, "seed": args.seed, "form": args.form}
-    make_set(Settings(args.out, args.classes, videos, **look), args.jobs)
+    settings = Settings(args.out, args.classes, videos, **look, textures=args.textures)
+    make_set(settings, args.jobs)
 
 
 def _add_out(parser: argparse.ArgumentParser) -> None:

@@ -1,13 +1,11 @@
 """How far each estimator is from exact attention, over its number of samples.
 
-The mean squared error to softmax attention, as in the paper's figure 1, on the
-q, k, v of a model looking at a video, or on random ones that are alike in
-neighbouring tokens, as those of a video are.
+The mean squared error to softmax attention, as in the paper's figure 1, on random
+q, k, v that are alike in neighbouring tokens, as those of a video are.
 """
 
 from __future__ import annotations
 
-import os
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
@@ -32,8 +30,7 @@ from slowfast_lara.experiments.result_files import (
     plot_over_sizes,
 )
 from slowfast_lara.files import write_text
-from slowfast_lara.inference.layers import LayerInputs, estimator_for, layer_inputs, middle_view
-from slowfast_lara.inference.load import load
+from slowfast_lara.inference.layers import LayerInputs, estimator_for
 from slowfast_lara.models.estimators import EXACT
 
 # RA's cost is quadratic, for each of its samples: it is measured on some queries.
@@ -97,16 +94,6 @@ def errors_on_random(samples: Sequence[int], seeds: int) -> ErrorTable:
     return measure(smooth_inputs(), get_cfg(), source, samples, seeds)
 
 
-def errors_in_model(
-    config: str, checkpoint: str, video: str, layer: int, samples: Sequence[int], seeds: int
-) -> ErrorTable:
-    """On what a model's layer computes for the middle view of a video."""
-    model = load(config, checkpoint)
-    inputs = layer_inputs(model.network, middle_view(video, model.cfg), model.cfg, layer)
-    source = f"layer {layer} of {os.path.basename(config)} on a video"
-    return measure(inputs, model.cfg, source, samples, seeds)
-
-
 @torch.no_grad()
 def measure(
     inputs: LayerInputs, cfg: CfgNode, source: str, samples: Sequence[int], seeds: int
@@ -114,12 +101,8 @@ def measure(
     """Errors of all variants with the config's options; of random ones, the mean over seeds."""
     q, k, v, num_frames, _ = inputs
     tokens = q.shape[2]
-    table = ErrorTable(source, [number for number in samples if number <= tokens])
-    if not table.samples:
-        raise InputError(f"--samples: the layer has {tokens} tokens; at most as many are allowed")
-    if len(table.samples) < len(samples):
-        larger = ", ".join(str(number) for number in samples if number > tokens)
-        table.notes.append(f"left out, since the layer has only {tokens} tokens: {larger} samples")
+    numbers, notes = those_that_fit(samples, tokens)
+    table = ErrorTable(source, numbers, notes=notes)
     exact = softmax_attention(q, k, v, num_frames=num_frames)
     for variant in variants():
         some = slice(None, None, max(1, tokens // RA_QUERIES) if variant.name == "ra" else 1)
@@ -133,6 +116,16 @@ def measure(
                 squares.append((estimate - exact[:, :, some]).square().mean().item())
             row.append(sum(squares) / seeds)
     return table
+
+
+def those_that_fit(samples: Sequence[int], tokens: int) -> tuple[list[int], list[str]]:
+    """The numbers of samples that a layer has tokens for, and a note about the others."""
+    fitting = [number for number in samples if number <= tokens]
+    if not fitting:
+        raise InputError(f"--samples: the layer has {tokens} tokens; at most as many are allowed")
+    larger = ", ".join(str(number) for number in samples if number > tokens)
+    note = f"left out, since the layer has only {tokens} tokens: {larger} samples"
+    return fitting, [note] if larger else []
 
 
 def smooth_inputs(

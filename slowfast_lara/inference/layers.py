@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from functools import partial
 from typing import Any, NamedTuple, cast
 
 import torch
@@ -31,26 +33,32 @@ def middle_view(video: str, cfg: CfgNode) -> Tensor:
 
 
 @torch.no_grad()
-def layer_inputs(model: nn.Module, view: Tensor, cfg: CfgNode, layer: int) -> LayerInputs:
-    """What a layer's estimator is given for a view [3,T,H,W]."""
+def layer_inputs(
+    model: nn.Module, view: Tensor, cfg: CfgNode, layers: Sequence[int]
+) -> list[LayerInputs]:
+    """What the estimators of some layers are given for a view [3,T,H,W]."""
     if cfg.VIT.ATTN_LAYER != "trajectory":
         raise InputError(f"the model has {cfg.VIT.ATTN_LAYER} attention; trajectory is expected")
-    if not 0 <= layer < cfg.VIT.DEPTH:
-        raise InputError(f"--layer is {layer}; the model has layers 0 to {cfg.VIT.DEPTH - 1}")
-    estimator = cast(Any, model).blocks[layer].attn.estimator
-    taken: list[LayerInputs] = []
+    taken: dict[int, LayerInputs] = {}
 
-    def take(_: nn.Module, args: tuple[Tensor, Tensor, Tensor], kwargs: dict[str, int]) -> None:
+    def take(layer: int, estimator: Estimator, args: Any, kwargs: dict[str, int]) -> None:
         q, k, v = (x.float() for x in args)
-        taken.append(LayerInputs(q, k, v, kwargs["num_frames"], estimator))
+        taken[layer] = LayerInputs(q, k, v, kwargs["num_frames"], estimator)
 
-    hook = estimator.register_forward_pre_hook(take, with_kwargs=True)
+    hooks = []
+    for layer in layers:
+        if not 0 <= layer < cfg.VIT.DEPTH:
+            raise InputError(f"--layer is {layer}; the model has layers 0 to {cfg.VIT.DEPTH - 1}")
+        estimator = cast(Any, model).blocks[layer].attn.estimator
+        hook = estimator.register_forward_pre_hook(partial(take, layer), with_kwargs=True)
+        hooks.append(hook)
     try:
         weight = next(model.parameters())
         model([view[None].to(weight.device, weight.dtype)])
     finally:
-        hook.remove()
-    return taken[0]
+        for hook in hooks:
+            hook.remove()
+    return [taken[layer] for layer in layers]
 
 
 def estimator_for(

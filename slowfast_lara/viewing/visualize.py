@@ -48,7 +48,7 @@ def visualize(
     view = middle_view(files[0], cfg)
     pixels, grid = pixels_of(view, cfg), Grid.of(cfg)
     points = _points(args, pixels, grid)
-    inputs = layer_inputs(model.network, view, cfg, layer)
+    (inputs,) = layer_inputs(model.network, view, cfg, [layer])
     chosen = list(ESTIMATORS) if args.estimators is None else args.estimators.split(",")
     names = list(dict.fromkeys([EXACT, *filter(None, chosen)]))
     os.makedirs(args.out, exist_ok=True)

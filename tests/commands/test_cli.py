@@ -37,9 +37,11 @@ BAD_FILES = [
     ["data", "check", "bad.txt", "no.csv"],
     ["data", "prepare", "no", "out"],
     ["data", "synthetic", "file/set"],
+    ["data", "synthetic", "set", "--textures", "no"],
     ["benchmark", "crop", "--estimators", "no"],
     ["benchmark", "length", "--estimators", "no"],
     ["benchmark", "data", "no.mp4"],
+    ["approximation-error", "no", "no.mp4"],
     ["approximation-error", *NO_MODEL, "--video", "no.mp4"],
     ["compare-attention", "--rows", "no"],
 ]

@@ -9,7 +9,6 @@ import torch
 from torch import nn
 
 from slowfast_lara.attention import ESTIMATORS, build_estimator, softmax_attention
-from slowfast_lara.commands.approximation_error import main as approximation_error
 from slowfast_lara.config import get_cfg
 from slowfast_lara.drawing import saved_figure
 from slowfast_lara.errors import InputError
@@ -24,7 +23,6 @@ from slowfast_lara.experiments.result_files import (
 from slowfast_lara.experiments.textbook import TextbookTrajectoryAttention
 from slowfast_lara.models.estimators import shown_name
 from slowfast_lara.models.space_time import TrajectoryAttention
-from tests.small_models import only_error
 
 ROOT = Path(__file__).parents[2]
 
@@ -182,21 +180,3 @@ def test_approximation_error_command(tmp_path):
     assert lines[2] == "estimator,8,16"
     assert len(lines) == 3 + len(variants())
     assert out.with_suffix(".png").read_bytes().startswith(b"\x89PNG")
-
-
-def test_approximation_error_needs_model_and_video_together():
-    done = tool("approximation_error", "--cfg", "x.yaml")
-    assert done.returncode == 2
-    assert done.stderr == "error: --cfg, --checkpoint and --video belong together\n"
-
-
-def test_approximation_error_of_a_model(tmp_path, model, clips, capsys):
-    flags = [*model.flags(), "--video", clips[0], "--samples", "8", "64", "--seeds", "1"]
-    out = tmp_path / "errors"
-    assert approximation_error([*flags, "--layer", "1", "--out", str(out)]) == 0
-    printed = capsys.readouterr().out
-    assert "layer 1 of model.yaml on a video" in printed
-    assert "left out, since the layer has only 32 tokens: 64 samples" in printed
-    assert out.with_suffix(".csv").read_text().splitlines()[3] == "estimator,8"
-    assert approximation_error([*flags, "--layer", "2"]) == 2
-    assert only_error(capsys) == "error: --layer is 2; the model has layers 0 to 1"

@@ -6,7 +6,8 @@ in on the other side, so that a single frame says nothing about the class.
 
 OUT/{train,val,test}.csv list the videos (`path label`, paths as seen from OUT),
 OUT/classes.json names the classes, and OUT/tracks.json holds the centre (x, y)
-of the moving object in every frame of every video. With the form "frames" the set
+of the moving object in every frame of every video. With a folder of real videos as
+textures, the set has real pixels and a moving camera (textured.py). With the form "frames" the set
 has the files of Something-Something-v2 with extracted frames; the paths in its
 lists are as seen from OUT too, so that DATA.PATH_PREFIX may stay empty.
 """
@@ -14,7 +15,6 @@ lists are as seen from OUT too, so that DATA.PATH_PREFIX may stay empty.
 from __future__ import annotations
 
 import functools
-import math
 import multiprocessing
 import os
 from collections.abc import Callable, Mapping
@@ -26,13 +26,24 @@ import cv2
 import numpy as np
 from tqdm import tqdm
 
+from slowfast_lara.data.preparing.motions import (
+    CLASSES,
+    SHAPES,
+    TWO_OBJECTS,
+    Path,
+    draw,
+    outline,
+    scene_paths,
+    scene_time,
+)
+from slowfast_lara.data.preparing.textured import render_textured
+from slowfast_lara.data.preparing.textures import Textures, read_textures
 from slowfast_lara.errors import InputError, printable
 from slowfast_lara.files import write_json, write_text
 
 FPS = 30
 DEFAULT_VIDEOS = {"train": 512, "val": 64, "test": 64}
 SPLITS = tuple(DEFAULT_VIDEOS)
-SHAPES = ("disc", "square", "triangle", "star", "cross")
 
 
 @dataclass(frozen=True)
@@ -47,6 +58,8 @@ class Settings:
     frames: int = 16
     seed: int = 0
     form: Literal["mp4", "frames"] = "mp4"
+    # A folder of real videos: real pixels and a moving camera.
+    textures: str | None = None
 
     def __post_init__(self) -> None:
         if not 1 <= self.classes <= len(CLASSES):
@@ -55,99 +68,6 @@ class Settings:
             raise InputError(f"--size is {self.size}; an even number from 16 on is expected")
         if self.frames < 1 or min(self.seed, *self.videos.values()) < 0:
             raise InputError("--frames starts at 1, numbers of videos and --seed start at 0")
-
-
-class Path(NamedTuple):
-    """Where an object is in every frame, in units of the frame's size."""
-
-    x: np.ndarray
-    y: np.ndarray
-    radius: np.ndarray
-
-
-def drift(rng: np.random.Generator, time: np.ndarray, dx: int, dy: int) -> list[Path]:
-    travelled = rng.uniform(0.5, 1.0) * time
-    x, y = rng.uniform(size=2)
-    return [Path(x + dx * travelled, y + dy * travelled, _radius(rng, time))]
-
-
-def orbit(rng: np.random.Generator, time: np.ndarray, sense: int) -> list[Path]:
-    angle = rng.uniform(0, 2 * math.pi) + sense * rng.uniform(0.7, 1.1) * 2 * math.pi * time
-    reach = rng.uniform(0.2, 0.3)
-    x, y = rng.uniform(0.35, 0.65, size=2)
-    return [Path(x + reach * np.cos(angle), y + reach * np.sin(angle), _radius(rng, time))]
-
-
-def zoom(rng: np.random.Generator, time: np.ndarray, sense: int) -> list[Path]:
-    """Grows or shrinks, and starts again at the other end of the sizes."""
-    smallest, largest = 0.08, 0.32
-    progress = (rng.uniform() + sense * rng.uniform(0.5, 0.8) * time) % 1
-    x, y = rng.uniform(0.25, 0.75, size=2)
-    radius = smallest * (largest / smallest) ** progress
-    return [Path(np.full_like(time, x), np.full_like(time, y), radius)]
-
-
-def meet(rng: np.random.Generator, time: np.ndarray, bounce: bool) -> list[Path]:
-    """Two objects come together; each goes on, or turns back."""
-    since = (time - time[-1] * rng.uniform(0.45, 0.55)) / max(time[-1], 1e-9)
-    way = rng.uniform(0.6, 0.9) * (np.abs(since) if bounce else since)
-    angle, apart = rng.uniform(0, 2 * math.pi), rng.uniform(-0.05, 0.05)
-    x, y = rng.uniform(0.4, 0.6, size=2)
-    cos, sin = math.cos(angle), math.sin(angle)
-    return [
-        Path(
-            x + side * (way * cos - apart * sin),
-            y + side * (way * sin + apart * cos),
-            _radius(rng, time),
-        )
-        for side in (1, -1)
-    ]
-
-
-def swing(rng: np.random.Generator, time: np.ndarray, dx: int, dy: int) -> list[Path]:
-    phase = rng.uniform(0, 2 * math.pi) + rng.uniform(1.4, 2.0) * 2 * math.pi * time
-    way = rng.uniform(0.14, 0.22) * np.sin(phase)
-    x, y = rng.uniform(size=2)
-    return [Path(x + dx * way, y + dy * way, _radius(rng, time))]
-
-
-def _radius(rng: np.random.Generator, time: np.ndarray) -> np.ndarray:
-    return np.full_like(time, rng.uniform(0.11, 0.17))
-
-
-CLASSES: dict[str, Callable[..., list[Path]]] = {
-    "drifting left": functools.partial(drift, dx=-1, dy=0),
-    "drifting right": functools.partial(drift, dx=1, dy=0),
-    "drifting up": functools.partial(drift, dx=0, dy=-1),
-    "drifting down": functools.partial(drift, dx=0, dy=1),
-    "circling clockwise": functools.partial(orbit, sense=1),
-    "circling counter-clockwise": functools.partial(orbit, sense=-1),
-    "approaching": functools.partial(zoom, sense=1),
-    "receding": functools.partial(zoom, sense=-1),
-    "passing another": functools.partial(meet, bounce=False),
-    "bouncing back from another": functools.partial(meet, bounce=True),
-    "swinging sideways": functools.partial(swing, dx=1, dy=0),
-    "swinging up and down": functools.partial(swing, dx=0, dy=1),
-}
-# With classes of two objects in the set, the others get a second one, at rest.
-TWO_OBJECTS = 9
-
-
-def outline(shape: str, rng: np.random.Generator) -> np.ndarray:
-    """The corners of a shape of radius 1, turned at random."""
-    corners = {"disc": 32, "square": 4, "triangle": 3, "star": 10, "cross": 12}[shape]
-    angles = np.arange(corners) * 2 * math.pi / corners
-    radii = np.ones(corners)
-    if shape == "star":
-        radii[1::2] = 0.45
-    if shape == "cross":
-        arm = math.atan2(0.35, 1)
-        angles = np.concatenate(
-            [[turn - arm, turn + arm, turn + math.pi / 4] for turn in np.arange(4) * math.pi / 2]
-        )
-        radii[2::3] = 0.35 * math.sqrt(2)
-    angles = angles + rng.uniform(0, 2 * math.pi)
-    return np.stack([np.cos(angles), np.sin(angles)], axis=1) * radii[:, None]
 
 
 def background(rng: np.random.Generator, size: int) -> np.ndarray:
@@ -166,13 +86,7 @@ def render(
     two_objects: bool,
 ) -> tuple[np.ndarray, np.ndarray]:
     """Video [T, H, W, 3] and track [T, 2] of a random object that moves so."""
-    # About one journey across the frame in 16 frames; long videos are slower,
-    # so that sparse clips of them still follow the motion.
-    time = np.arange(frames) / min(max(frames, 16), 64)
-    paths = motion(rng, time)
-    if two_objects and len(paths) == 1:
-        x, y = rng.uniform(size=2)
-        paths.append(Path(np.full(frames, x), np.full(frames, y), _radius(rng, time)))
+    paths = scene_paths(rng, motion, scene_time(frames), two_objects)
     bright = rng.integers(2)
     shapes = rng.permutation(SHAPES)
     video = np.repeat(background(rng, size)[None], frames, axis=0)
@@ -181,20 +95,8 @@ def render(
         color = [int(value) for value in rng.integers(low, high, size=3)]
         corners = outline(str(shapes[number]), rng)
         for frame, x, y, radius in zip(video, *paths[number]):
-            _draw(frame, corners * radius * size, x % 1 * size, y % 1 * size, color)
+            draw(frame, corners * radius * size, x % 1 * size, y % 1 * size, color)
     return video, np.stack([paths[0].x % 1, paths[0].y % 1], axis=1) * size
-
-
-def _draw(frame: np.ndarray, corners: np.ndarray, x: float, y: float, color: list[int]) -> None:
-    """A polygon about (x, y), and what of it reaches over an edge on the other side."""
-    size, reach = len(frame), np.abs(corners).max() + 1
-    for shift_x in (-size, 0, size):
-        for shift_y in (-size, 0, size):
-            centre = np.array([x + shift_x, y + shift_y])
-            if (centre > -reach).all() and (centre < size + reach).all():
-                # Pixel centres are at halves; OpenCV's are at whole numbers.
-                points = ((corners + centre - 0.5) * 16).round().astype(np.int32)
-                cv2.fillPoly(frame, [points], color, lineType=cv2.LINE_AA, shift=4)
 
 
 def write_video(path: str, video: np.ndarray) -> None:
@@ -229,12 +131,25 @@ class Job(NamedTuple):
     path: str  # as seen from OUT
 
 
+# Of this process, by split; set once for each, as they are too large to go with every job.
+_textures: Mapping[str, Textures] = {}
+
+
+def _keep_textures(textures: Mapping[str, Textures]) -> None:
+    global _textures
+    _textures = textures
+
+
 def make_video(settings: Settings, job: Job) -> list[list[float]]:
     """Writes the video; its track."""
     rng = np.random.default_rng((settings.seed, SPLITS.index(job.split), job.number))
     motion = list(CLASSES.values())[job.label]
     two_objects = settings.classes >= TWO_OBJECTS
-    video, track = render(rng, motion, settings.frames, settings.size, two_objects)
+    look = (settings.frames, settings.size, two_objects)
+    if settings.textures is None:
+        video, track = render(rng, motion, *look)
+    else:
+        video, track = render_textured(rng, motion, *look, _textures[job.split])
     write = write_frames if settings.form == "frames" else write_video
     write(os.path.join(settings.out, job.path), video)
     return track.round(2).tolist()
@@ -293,9 +208,12 @@ def make_set(settings: Settings, jobs: int) -> None:
     """Make the videos by `jobs` processes, then the lists."""
     out, names = settings.out, list(CLASSES)[: settings.classes]
     todo = plan(settings)
+    textures: dict[str, Textures] = {}
+    if settings.textures is not None:
+        textures = read_textures(settings.textures, settings.size, SPLITS)
     folder = "frames" if settings.form == "frames" else "videos"
     os.makedirs(os.path.join(out, folder), exist_ok=True)
-    with multiprocessing.Pool(jobs) as pool:
+    with multiprocessing.Pool(jobs, _keep_textures, (textures,)) as pool:
         made = pool.imap(functools.partial(make_video, settings), todo, chunksize=8)
         bar = tqdm(made, total=len(todo), unit="video", leave=False, disable=None)
         tracks = dict(zip((job.path for job in todo), bar, strict=True))

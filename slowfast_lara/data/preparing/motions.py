@@ -1,0 +1,142 @@
+"""How the objects of a synthetic set move, and what shapes they have."""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Callable
+from typing import NamedTuple
+
+import cv2
+import numpy as np
+
+SHAPES = ("disc", "square", "triangle", "star", "cross")
+
+
+class Path(NamedTuple):
+    """Where an object is in every frame, in units of the frame's size."""
+
+    x: np.ndarray
+    y: np.ndarray
+    radius: np.ndarray
+
+
+def drift(rng: np.random.Generator, time: np.ndarray, dx: int, dy: int) -> list[Path]:
+    travelled = rng.uniform(0.5, 1.0) * time
+    x, y = rng.uniform(size=2)
+    return [Path(x + dx * travelled, y + dy * travelled, steady_radius(rng, time))]
+
+
+def orbit(rng: np.random.Generator, time: np.ndarray, sense: int) -> list[Path]:
+    angle = rng.uniform(0, 2 * math.pi) + sense * rng.uniform(0.7, 1.1) * 2 * math.pi * time
+    reach = rng.uniform(0.2, 0.3)
+    x, y = rng.uniform(0.35, 0.65, size=2)
+    return [Path(x + reach * np.cos(angle), y + reach * np.sin(angle), steady_radius(rng, time))]
+
+
+def zoom(rng: np.random.Generator, time: np.ndarray, sense: int) -> list[Path]:
+    """Grows or shrinks, and starts again at the other end of the sizes."""
+    smallest, largest = 0.08, 0.32
+    progress = (rng.uniform() + sense * rng.uniform(0.5, 0.8) * time) % 1
+    x, y = rng.uniform(0.25, 0.75, size=2)
+    radius = smallest * (largest / smallest) ** progress
+    return [Path(np.full_like(time, x), np.full_like(time, y), radius)]
+
+
+def meet(rng: np.random.Generator, time: np.ndarray, bounce: bool) -> list[Path]:
+    """Two objects come together; each goes on, or turns back."""
+    since = (time - time[-1] * rng.uniform(0.45, 0.55)) / max(time[-1], 1e-9)
+    way = rng.uniform(0.6, 0.9) * (np.abs(since) if bounce else since)
+    angle, apart = rng.uniform(0, 2 * math.pi), rng.uniform(-0.05, 0.05)
+    x, y = rng.uniform(0.4, 0.6, size=2)
+    cos, sin = math.cos(angle), math.sin(angle)
+    return [
+        Path(
+            x + side * (way * cos - apart * sin),
+            y + side * (way * sin + apart * cos),
+            steady_radius(rng, time),
+        )
+        for side in (1, -1)
+    ]
+
+
+def swing(rng: np.random.Generator, time: np.ndarray, dx: int, dy: int) -> list[Path]:
+    phase = rng.uniform(0, 2 * math.pi) + rng.uniform(1.4, 2.0) * 2 * math.pi * time
+    way = rng.uniform(0.14, 0.22) * np.sin(phase)
+    x, y = rng.uniform(size=2)
+    return [Path(x + dx * way, y + dy * way, steady_radius(rng, time))]
+
+
+def steady_radius(rng: np.random.Generator, time: np.ndarray) -> np.ndarray:
+    return np.full_like(time, rng.uniform(0.11, 0.17))
+
+
+CLASSES: dict[str, Callable[..., list[Path]]] = {
+    "drifting left": functools.partial(drift, dx=-1, dy=0),
+    "drifting right": functools.partial(drift, dx=1, dy=0),
+    "drifting up": functools.partial(drift, dx=0, dy=-1),
+    "drifting down": functools.partial(drift, dx=0, dy=1),
+    "circling clockwise": functools.partial(orbit, sense=1),
+    "circling counter-clockwise": functools.partial(orbit, sense=-1),
+    "approaching": functools.partial(zoom, sense=1),
+    "receding": functools.partial(zoom, sense=-1),
+    "passing another": functools.partial(meet, bounce=False),
+    "bouncing back from another": functools.partial(meet, bounce=True),
+    "swinging sideways": functools.partial(swing, dx=1, dy=0),
+    "swinging up and down": functools.partial(swing, dx=0, dy=1),
+}
+# With classes of two objects in the set, the others get a second one, at rest.
+TWO_OBJECTS = 9
+
+
+def scene_time(frames: int) -> np.ndarray:
+    """[T]: about one journey across the frame in 16 frames.
+
+    Long videos are slower, so that sparse clips of them still follow the motion.
+    """
+    return np.arange(frames) / min(max(frames, 16), 64)
+
+
+def scene_paths(
+    rng: np.random.Generator, motion: Callable[..., list[Path]], time: np.ndarray, two_objects: bool
+) -> list[Path]:
+    """The paths of the objects, the one that moves first."""
+    paths = motion(rng, time)
+    if two_objects and len(paths) == 1:
+        x, y = rng.uniform(size=2)
+        paths.append(Path(np.full_like(time, x), np.full_like(time, y), steady_radius(rng, time)))
+    return paths
+
+
+def outline(shape: str, rng: np.random.Generator) -> np.ndarray:
+    """The corners of a shape of radius 1, turned at random."""
+    corners = {"disc": 32, "square": 4, "triangle": 3, "star": 10, "cross": 12}[shape]
+    angles = np.arange(corners) * 2 * math.pi / corners
+    radii = np.ones(corners)
+    if shape == "star":
+        radii[1::2] = 0.45
+    if shape == "cross":
+        arm = math.atan2(0.35, 1)
+        angles = np.concatenate(
+            [[turn - arm, turn + arm, turn + math.pi / 4] for turn in np.arange(4) * math.pi / 2]
+        )
+        radii[2::3] = 0.35 * math.sqrt(2)
+    angles = angles + rng.uniform(0, 2 * math.pi)
+    return np.stack([np.cos(angles), np.sin(angles)], axis=1) * radii[:, None]
+
+
+def places(x: float, y: float, reach: float, size: int) -> list[np.ndarray]:
+    """(x, y), and where it stands for what reaches over an edge to the other side."""
+    xs, ys = (
+        [centre + shift for shift in (-size, 0, size) if -reach < centre + shift < size + reach]
+        for centre in (x, y)
+    )
+    return [np.array([one_x, one_y]) for one_x in xs for one_y in ys]
+
+
+def draw(frame: np.ndarray, corners: np.ndarray, x: float, y: float, color: list[int]) -> None:
+    """A polygon about (x, y), and what of it reaches over an edge on the other side."""
+    for centre in places(x, y, np.abs(corners).max() + 1, len(frame)):
+        # Pixel centres are at halves; OpenCV's are at whole numbers.
+        points = ((corners + centre - 0.5) * 16).round().astype(np.int32)
+        cv2.fillPoly(frame, [points], color, lineType=cv2.LINE_AA, shift=4)
