@@ -3,8 +3,9 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
-# Two test files at a time, whole files so that what they share is made once; a thread each.
-PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n 2 --dist loadfile
+# Three test files at a time, since many tests wait for processes; whole files so that what they
+# share is made once, in the order of tests/conftest.py; a thread each.
+PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n 3 --dist loadfile --no-loadscope-reorder
 
 SEED ?= 1
 MINUTES ?= 60

@@ -14,6 +14,19 @@ from tests.runs import STARTED, kill_group, write_set
 from tests.small_models import NAMES, ModelFiles, make_videos, small_config, write_model
 
 
+# The folders whose tests start processes and take longest come first: what is begun last should
+# be short, so that no process is left with a long file while the others have none.
+_FIRST = ("engine", "experiments", "data", "inference", "models", "commands", "configs")
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    def place(item: pytest.Item) -> int:
+        folder = item.path.parent.name
+        return _FIRST.index(folder) if folder in _FIRST else len(_FIRST)
+
+    items.sort(key=place)
+
+
 @pytest.fixture(scope="session")
 def video_set(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder of lists and videos of noise, to train on."""

@@ -14,16 +14,22 @@ def segment_means(x: Tensor, num_landmarks: int, *, num_frames: int = 1) -> Tens
     return torch.cat([part.mean(3) for part in _segments(x, num_landmarks, num_frames)], dim=2)
 
 
+# Of two tokens, both are as far from their mean: the reference is moved a little towards the mean
+# of all tokens, so that the choice is not left to rounding.
+_TOWARDS_ALL = 0.125
+
+
 def farthest_tokens(x: Tensor, num_landmarks: int, *, num_frames: int = 1) -> Tensor:
-    """[B,h,F*P,d] frame-major -> [B,h,C,d], of C segments the token farthest from all tokens' mean.
+    """[B,h,F*P,d] frame-major -> [B,h,C,d], of C segments the token farthest from the mean.
 
     The mean of one place through time is that of its background: what passes through, a few
-    tokens of a segment, is averaged away. It stands out from the rest, and so is chosen here.
+    tokens of a segment, is averaged away. It is what lies farthest from the mean.
     """
     mean = x.detach().mean(2, keepdim=True).unsqueeze(3)
     chosen = []
     for part in _segments(x, num_landmarks, num_frames):
-        distances = (part.detach() - mean).square().sum(-1, keepdim=True)
+        reference = part.detach().mean(3, keepdim=True).lerp(mean, _TOWARDS_ALL)
+        distances = (part.detach() - reference).square().sum(-1, keepdim=True)
         chosen.append(take_tokens(part, distances.argmax(3, keepdim=True)).squeeze(3))
     return torch.cat(chosen, dim=2)
 

@@ -179,8 +179,7 @@ class LaraAttention(Estimator):
         landmarks: Annotated[
             Landmarks,
             "q~ and k~, one for each of the C segments of the tokens: the mean of a segment, as in "
-            "the paper, or the one of its tokens that is farthest from the mean of all (single has "
-            "neither)",
+            "the paper, or the one of its tokens that is farthest from it (single has neither)",
         ] = "means",
         weighting: Annotated[
             Weighting,

@@ -10,6 +10,7 @@ from slowfast_lara.experiments.study_results import collect, write
 from slowfast_lara.experiments.study_rows import ABLATION, VIDEO, StudyTable
 from slowfast_lara.experiments.study_runs import make_set, plan, run_all
 
+PARTS = {"compare_attention": VIDEO, "ablation": ABLATION, "landmarks": LANDMARKS}
 # The sets: twelve motions at 64 pixels, as many videos as the configs of a protocol expect.
 _SET = {"classes": 12, "size": 64, "frames": 16, "seed": 0}
 VIDEOS = {
@@ -20,38 +21,50 @@ VIDEOS = {
 
 def study(
     *,
+    part: str,
     protocol: str,
-    ablation: bool,
     rows: Sequence[str] | None,
     seeds: int,
     jobs: int,
     work: str,
     out: str,
+    textures: str | None,
     train: int | None,
     val: int | None,
     test: int | None,
     opts: Sequence[str],
 ) -> str:
-    """Do a study, as the flags of `slowfast-lara compare-attention` say; its table."""
-    table = _chosen(ABLATION if ablation else VIDEO, rows)
+    """Do a study, as the flags of `slowfast-lara compare-attention` say; its tables."""
+    parts = list(PARTS) if part == "all" else [part]
+    if protocol == "scratch" and "landmarks" in parts:
+        raise InputError(
+            "the landmarks are of --protocol finetune; with scratch, name another --part"
+        )
+    tables = {name: _chosen(PARTS[name], rows) for name in parts}
     folder = Path(work).resolve()
     given = {"train": train, "val": val, "test": test}
     videos = {**VIDEOS[protocol], **{split: count for split, count in given.items() if count}}
-    all_opts = ["MODEL.NUM_CLASSES", str(videos["classes"]), *opts]
-    runs = plan(table.rows, range(seeds), folder, all_opts, protocol)
+    if textures:
+        videos["textures"] = str(Path(textures).resolve())
     make_set(folder / "data", videos)
-    run_all(runs, jobs)
-    words = ["slowfast-lara compare-attention", "--protocol", protocol]
-    words += ["--ablation"] if ablation else []
-    words += ["--rows", *rows] if rows else []
-    words += ["--seeds", str(seeds)]
-    words += [word for split in given for word in (f"--{split}", str(videos[split]))]
-    words += ["--opts", *opts] if opts else []
-    contents = ", ".join(f"{key} {value}" for key, value in videos.items())
-    notes = [f"`{' '.join(words)}`", f"Set: {contents}"]
-    name = "ablation" if ablation else "compare_attention"
-    name += "_from_scratch" if protocol == "scratch" else ""
-    return write(Path(out) / name, table, collect(runs), range(seeds), notes)
+    all_opts = ["MODEL.NUM_CLASSES", str(videos["classes"]), *opts]
+    texts = []
+    for name, table in tables.items():
+        runs = plan(table.rows, range(seeds), folder, all_opts, protocol)
+        run_all(runs, jobs)
+        words = ["slowfast-lara compare-attention", "--part", name, "--protocol", protocol]
+        words += ["--rows", *rows] if rows else []
+        words += ["--seeds", str(seeds)]
+        words += ["--textures", "FOLDER"] if textures else []
+        words += [word for split in given for word in (f"--{split}", str(videos[split]))]
+        words += ["--opts", *opts] if opts else []
+        contents = ", ".join(f"{key} {value}" for key, value in videos.items() if key != "textures")
+        notes = [f"`{' '.join(words)}`", f"Set: {contents}"]
+        file = name + ("_textures" if textures else "")
+        file += "_from_scratch" if protocol == "scratch" else ""
+        write_part = write_landmarks if name == "landmarks" else write
+        texts.append(write_part(Path(out) / file, table, runs, range(seeds), notes))
+    return "\n".join(texts)
 
 
 def _chosen(table: StudyTable, names: Sequence[str] | None) -> StudyTable:

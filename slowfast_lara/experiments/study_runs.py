@@ -18,6 +18,7 @@ from typing import NamedTuple
 from fvcore.common.config import CfgNode
 
 from slowfast_lara.config import load_config
+from slowfast_lara.data.preparing.synthetic import SPLITS
 from slowfast_lara.engine.checkpoint import Position, path_of
 from slowfast_lara.engine.run_folder import TEST_RESULTS, json_object
 from slowfast_lara.errors import InputError, RunError
@@ -26,6 +27,7 @@ from slowfast_lara.files import write_json, write_text
 
 _SETTINGS = "study.yaml"
 _SET_NOTE = "made_with.json"
+_FINETUNE_LISTS = "finetune"
 _COMMAND = [sys.executable, "-m", "slowfast_lara.cli"]
 
 
@@ -70,14 +72,18 @@ def plan(
     from its weights. "scratch": each row is trained from random weights.
     """
     runs = []
+    data = work / "data"
     for seed in seeds:
-        common = ["DATA.PATH_TO_DATA_DIR", str(work / "data"), "RNG_SEED", str(seed), *opts]
+        common = ["RNG_SEED", str(seed), *opts]
+        all_videos = ["DATA.PATH_TO_DATA_DIR", str(data), *common]
         if protocol == "scratch":
-            runs += [_run("study/base", row, seed, work / "runs", common) for row in rows]
+            runs += [_run("study/base", row, seed, work / "runs", all_videos) for row in rows]
             continue
-        exact = _run("study/exact", EXACT_FIRST, seed, work, common)
+        exact = _run("study/exact", EXACT_FIRST, seed, work, all_videos)
+        lists = ["DATA.PATH_TO_DATA_DIR", str(data / _FINETUNE_LISTS)]
+        fewer_videos = [*lists, "DATA.PATH_PREFIX", str(data), *common]
         for row in rows:
-            runs.append(_run("study/finetune", row, seed, work / protocol, common, exact))
+            runs.append(_run("study/finetune", row, seed, work / protocol, fewer_videos, exact))
     return runs
 
 
@@ -96,7 +102,7 @@ def _run(
     return StudyRun(row, seed, folder, load_config(config, keys), after)
 
 
-def make_set(folder: Path, arguments: dict[str, int]) -> None:
+def make_set(folder: Path, arguments: dict[str, int | str]) -> None:
     """The synthetic videos, unless they are there."""
     note = folder / _SET_NOTE
     if note.is_file():
@@ -111,6 +117,11 @@ def make_set(folder: Path, arguments: dict[str, int]) -> None:
     command = [*_COMMAND, "data", "synthetic", str(folder), *flags]
     if subprocess.run(command, env=_environment()).returncode:
         raise RunError(f"the videos could not be made: {' '.join(command)}")
+    for split in SPLITS:
+        lines = (folder / f"{split}.csv").read_text(encoding="utf-8").splitlines()
+        # Every other video, for the time that it takes.
+        some = lines[::2] if split == "train" else lines
+        write_text(folder / _FINETUNE_LISTS / f"{split}.csv", "\n".join(some) + "\n")
     write_json(note, arguments)
 
 

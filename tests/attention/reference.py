@@ -135,13 +135,15 @@ def segment_means(x, num_landmarks, num_frames):
 
 
 def farthest_tokens(x, num_landmarks, num_frames):
-    """Of each segment, head and sample, the token farthest from all tokens' mean, one by one."""
+    """Of each segment, head and sample, the token farthest from its mean, one by one."""
     B, h, _, d = x.shape
     out = torch.zeros(B, h, num_landmarks, d, dtype=x.dtype)
     for c, part in enumerate(segments(x, num_landmarks, num_frames)):
         for b in range(B):
             for head in range(h):
-                distances = [(token - x[b, head].mean(0)).norm().item() for token in part[b, head]]
+                tokens, everywhere = part[b, head], x[b, head].mean(0)
+                mean = tokens.mean(0) * 7 / 8 + everywhere / 8
+                distances = [(token - mean).norm().item() for token in tokens]
                 out[b, head, c] = part[b, head, distances.index(max(distances))]
     return out
 

@@ -227,12 +227,14 @@ def at_full_size(path: Path, heads: int, depth: int) -> float:
     return one + (depth - 1) * (two - one)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ROWS)
 def test_gflops(name):
     gflops = at_full_size(file_of("K400", name), 12, 12) / 1e9
     assert gflops == pytest.approx(ROWS[name].gflops, abs=0.05)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["motionformer_224_16x4", "orthoformer_224_16x4"])
 def test_gflops_of_the_whole_follow_from_the_parts(name):
     path = file_of("K400", name)

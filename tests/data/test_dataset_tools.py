@@ -196,6 +196,7 @@ def test_check_videos_finds_nothing_wrong(synthetic, tmp_path):
     assert "13 videos, 0 bad" in output and (tmp_path / "bad.txt").read_text() == ""
 
 
+@pytest.mark.slow
 def test_benchmark(tmp_path):
     video = write_video(tmp_path / "a b.mp4", 70, size=(48, 64))
     output = run("tools/benchmark.py data", video, "--rounds", "1", "--train-samples", "2")

@@ -142,6 +142,7 @@ print(peaks[1] - peaks[0])
 """
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not os.path.exists("/proc/self/status"), reason="needs Linux's /proc")
 def test_memory_does_not_grow_with_length(model, tmp_path):
     short = write_video(tmp_path / "short.mp4", 240, (120, 160))

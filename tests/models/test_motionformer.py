@@ -74,7 +74,13 @@ def test_bfloat16_autocast(layer, estimator):
     assert all(p.grad.isfinite().all() for p in model.parameters() if p.grad is not None)
 
 
-@pytest.mark.parametrize("layer, estimator", EVERY_ATTENTION)
+@pytest.mark.parametrize(
+    "layer, estimator",
+    [
+        pytest.param(*both, marks=() if both[1] == "lara" else pytest.mark.slow)
+        for both in EVERY_ATTENTION
+    ],
+)
 def test_compiles_as_one_graph(layer, estimator):
     for training in (True, False):
         torch._dynamo.reset()
