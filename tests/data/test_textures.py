@@ -11,10 +11,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from slowfast_lara.data.preparing.motions import CLASSES
+from slowfast_lara.data.preparing.motions import CLASSES, scene_paths, scene_time
 from slowfast_lara.data.preparing.motions import Path as Way
 from slowfast_lara.data.preparing.synthetic import SPLITS, render
-from slowfast_lara.data.preparing.textured import render_textured
+from slowfast_lara.data.preparing.textured import as_seen, move_camera, render_textured
 from slowfast_lara.data.preparing.textures import read_textures
 from tests.data.conftest import make_synthetic
 from tests.data.helpers import NEEDS_REAL_VIDEOS, REPOSITORY, SHARED_VIDEOS, write_video
@@ -146,6 +146,27 @@ def test_objects_move_against_the_background_as_their_class_says(motion, frames)
         for picture, (x, y) in zip(video, track.astype(int)):
             assert picture[min(y, size - 1), min(x, size - 1), 0] > 200
     assert panned > 30  # the camera moved in all this
+
+
+def test_neither_camera_nor_single_frames_tell_the_class():
+    """Means over 400 videos of each class: opposite motions agree within four standard errors."""
+    time = scene_time(16)
+    for pair in np.arange(12).reshape(6, 2):
+        figures = []  # of each class, [videos, figures]
+        for label in pair:
+            rng = np.random.default_rng((7, label))
+            draws = []
+            for _ in range(400):
+                paths = scene_paths(rng, list(CLASSES.values())[label], time, True)
+                camera = move_camera(rng, time)
+                x, y, radius = as_seen(paths[0], camera)
+                pan = (camera.x[-1] - camera.x[0], camera.y[-1] - camera.y[0])
+                moments = [*x[[0, 8, 15]], *y[[0, 8, 15]], *radius[[0, 8, 15]]]
+                draws.append([*pan, *np.abs(pan), camera.zoom[-1], *moments])
+            figures.append(np.array(draws))
+        spread = np.sqrt(sum(one.var(axis=0) / len(one) for one in figures))
+        difference = np.abs(figures[0].mean(axis=0) - figures[1].mean(axis=0))
+        assert (difference < 4 * spread).all()
 
 
 @pytest.mark.parametrize(

@@ -43,11 +43,15 @@ def table(model, clips):
     return measured(model, clips[:2])
 
 
-def row_of(table, label, landmarks):
+def row_of(table, name, **options):
+    """The row with 8 landmarks and these options; the others as they are by default."""
+    known = {key: option.default for key, option in estimator_options(name).items()}
+    wanted = {**known, **options}
     return next(
         row
         for row in table.rows
-        if (row.setting.label, row.setting.landmarks) == (label, landmarks)
+        if (row.setting.name, row.setting.landmarks) == (name, 8)
+        and row.setting.options.items() <= wanted.items()
     )
 
 
@@ -98,16 +102,14 @@ def test_weights_of_moving_tokens(frames, patch):
 
 def test_errors_are_those_of_a_slow_reference(table, model, clips):
     trained = load(model.cfg, model.checkpoint)
-    for label, changes in (("lara global", {"proposal": "global"}), ("nystrom", {})):
+    for name, changes in (("lara", {"proposal": "global"}), ("nystrom", {})):
         sums = torch.zeros(2, 2, 2, dtype=torch.float64)  # layer; weights; error, square
         for clip in clips[:2]:
             view = middle_view(clip, trained.cfg)
             weights = torch.tensor(changes_of(view, 8, 2))
             layers = layer_inputs(trained.network, view, trained.cfg, [0, 1])
             for layer, (q, k, v, frames, _) in enumerate(layers):
-                estimator = build_estimator(
-                    label.split()[0], head_dim=16, num_landmarks=8, **changes
-                )
+                estimator = build_estimator(name, head_dim=16, num_landmarks=8, **changes)
                 with torch.no_grad():
                     estimate = estimator.eval()(q, k, v, num_frames=frames)[0].double()
                 for head in range(2):
@@ -120,7 +122,7 @@ def test_errors_are_those_of_a_slow_reference(table, model, clips):
                         sums[layer, 0, number] += square.sum()
                         sums[layer, 1, number] += (weights * square).sum()
         expected = sums[..., 0] / sums[..., 1]
-        row = row_of(table, label, 8)
+        row = row_of(table, name, **changes)
         assert row.errors == pytest.approx(expected[:, 0].tolist(), rel=1e-3)
         assert row.moving_errors == pytest.approx(expected[:, 1].tolist(), rel=1e-3)
         assert row.error != pytest.approx(row.moving_error, rel=1e-3)
@@ -153,9 +155,9 @@ def test_random_attentions_are_measured_with_several_seeds(model, clips):
         measured(model, clips[:1], attentions=["performer", "lara"], samples=[8], seeds=seeds)
         for seeds in (1, 5)
     )
-    first, mean = row_of(one, "performer", 8).error, row_of(five, "performer", 8).error
+    first, mean = row_of(one, "performer").error, row_of(five, "performer").error
     assert first != mean and first / 3 < mean < 3 * first
-    assert row_of(one, "lara local", 8).errors == row_of(five, "lara local", 8).errors
+    assert row_of(one, "lara").errors == row_of(five, "lara").errors
     assert [row.setting.label for row in one.rows[:1]] == ["exact"]
 
 
@@ -164,14 +166,11 @@ def test_products_are_counted_for_all_queries():
     inputs = smooth_inputs(frames=2, side=10, d=8)
     q, k, v, frames, _ = inputs
     costs = _costs(settings_of(["softmax", "ra", "lara"], [5]), inputs, get_cfg(), [])
-    products = {setting.label: count for setting, count in costs}
-    assert products["exact"] == 2 * 200 * 200 * 8 * 2
-    for name, options in (("ra", {}), ("ra biased", {"biased": True}), ("lara global", {})):
-        options = {"proposal": "global"} if name == "lara global" else options
-        estimator = build_estimator(name.split()[0], head_dim=8, num_landmarks=5, **options)
+    assert costs[0][1] == 2 * 200 * 200 * 8 * 2
+    for setting, products in costs[1:]:
+        layer = _WithFrames(setting.build(inputs, get_cfg(), seed=0), frames)
         with torch.no_grad():
-            whole = count_flops(_WithFrames(estimator.eval(), frames), q, k, v)
-        assert products[name] == pytest.approx(whole, rel=1e-6)
+            assert products == pytest.approx(count_flops(layer, q, k, v), rel=1e-6)
 
 
 class Picky(Estimator):
