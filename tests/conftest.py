@@ -13,7 +13,6 @@ import torch
 from tests.runs import STARTED, kill_group, write_set
 from tests.small_models import NAMES, ModelFiles, make_videos, small_config, write_model
 
-
 # The folders whose tests start processes and take longest come first: what is begun last should
 # be short, so that no process is left with a long file while the others have none.
 _FIRST = ("engine", "experiments", "data", "inference", "models", "commands", "configs")

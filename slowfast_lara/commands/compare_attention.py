@@ -38,10 +38,21 @@ def _parser() -> argparse.ArgumentParser:
         help="finetune (the default): exact attention is trained for each seed, and every row "
         "goes on from its weights, as in the paper; scratch: every row from random weights",
     )
-    parser.add_argument("--ablation", action="store_true", help="the rows of LARA's ablation")
+    parser.add_argument(
+        "--part",
+        choices=("all", "compare_attention", "ablation", "landmarks"),
+        default="compare_attention",
+        help="what to do: the paper's video table (compare_attention, the default), the ablation "
+        "of LARA, accuracy and error over the number of landmarks, or all of them",
+    )
+    parser.add_argument(
+        "--textures",
+        metavar="FOLDER",
+        help="videos of real pixels, as `slowfast-lara data synthetic --textures` makes them",
+    )
     parser.add_argument("--rows", nargs="+", metavar="ROW", help="only these rows")
     parser.add_argument(
-        "--seeds", type=positive_int, default=3, help="how many, from 0 (default 3)"
+        "--seeds", type=positive_int, default=5, help="how many, from 0 (default 5)"
     )
     add_jobs_argument(parser, "runs at a time, each with one thread")
     parser.add_argument("--work", default="runs/study", help="where the runs and videos are kept")

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import inspect
 import itertools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -35,6 +35,7 @@ from slowfast_lara.experiments.result_files import aligned_table, csv_text, meas
 from slowfast_lara.files import write_text
 from slowfast_lara.inference.layers import LayerInputs, estimator_for, layer_inputs, middle_view
 from slowfast_lara.inference.load import load
+from slowfast_lara.inference.model import TrainedModel
 from slowfast_lara.inference.videos import find_videos
 from slowfast_lara.models.estimators import EXACT, shown_name
 
@@ -198,7 +199,6 @@ class NearestTable:
             figure.suptitle(self.source, fontsize=9)
 
 
-@torch.no_grad()
 def nearest_in_model(
     model_files: tuple[str, str | None],
     overrides: Sequence[str],
@@ -213,28 +213,46 @@ def nearest_in_model(
     """Measure all settings on the middle views of the videos, in all layers or in one."""
     names = _with_exact(attentions or list(ESTIMATORS))
     model = load(*model_files, overrides=overrides)
-    cfg, network = model.cfg, model.network
-    layers = range(cfg.VIT.DEPTH) if layer is None else [layer]
-    paths = find_videos(videos, frames_in_folders=dataset_class(cfg, "TEST").frames_in_folders)
-    costs: list[tuple[Setting, float]] = []
+    layers = range(model.cfg.VIT.DEPTH) if layer is None else [layer]
+    in_folders = dataset_class(model.cfg, "TEST").frames_in_folders
+    paths = find_videos(videos, frames_in_folders=in_folders)
     notes: list[str] = []
-    sums = torch.zeros(0)
+
+    def choose(tokens: int) -> list[Setting]:
+        numbers, left_out = those_that_fit(samples, tokens)
+        notes.extend(left_out)
+        return settings_of(names, numbers)
+
+    rows = measure_settings(model, choose, paths, layers, seeds, notes)
+    source = f"{model.path}, {len(layers)} layers, {len(paths)} videos"
+    return NearestTable(source, layers, budget, rows, notes)
+
+
+@torch.no_grad()
+def measure_settings(
+    model: TrainedModel,
+    choose: Callable[[int], list[Setting]],
+    paths: Sequence[str],
+    layers: Sequence[int],
+    seeds: int,
+    notes: list[str],
+) -> list[Row]:
+    """Costs and errors of the settings that are chosen for a number of tokens."""
+    cfg, sums = model.cfg, torch.zeros(0)
+    costs: list[tuple[Setting, float]] = []
     with progress_bar(len(paths) * len(layers), "approximation error", unit="layer") as bar:
         for path in paths:
             view = middle_view(path, cfg)
-            inputs = layer_inputs(network, view, cfg, layers)
+            inputs = layer_inputs(model.network, view, cfg, layers)
             if not costs:  # the first video
-                numbers, notes = those_that_fit(samples, inputs[0].q.shape[2])
-                costs = _costs(settings_of(names, numbers), inputs[0], cfg, notes)
+                costs = _costs(choose(inputs[0].q.shape[2]), inputs[0], cfg, notes)
                 sums = torch.zeros(len(costs), len(layers), 2, 2, dtype=torch.float64)
             weights = token_weights(view, cfg).to(inputs[0].q.device)
             for place, given in enumerate(inputs):
                 sums[:, place] += _squares([s for s, _ in costs], given, weights, cfg, seeds)
                 bar.update()
     errors = (sums[..., 0] / sums[..., 1]).tolist()  # [settings, layers, 2]
-    rows = [Row(*cost, *map(list, zip(*found))) for cost, found in zip(costs, errors)]
-    source = f"{model.path}, {len(layers)} layers, {len(paths)} videos"
-    return NearestTable(source, layers, budget, rows, notes)
+    return [Row(*cost, *map(list, zip(*found))) for cost, found in zip(costs, errors)]
 
 
 def _with_exact(names: Sequence[str]) -> list[str]:

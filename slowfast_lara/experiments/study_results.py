@@ -30,7 +30,7 @@ from slowfast_lara.files import write_text
 from slowfast_lara.models import build_model
 
 # The rows from which the table tells every other row's difference, where it has them.
-COMPARED_WITH = ("softmax", "lara")
+COMPARED_WITH = ("softmax", "lara", "mixed")
 
 
 @dataclass
@@ -236,11 +236,12 @@ def _mean_curve(outcome: Outcome) -> tuple[list[int], list[float]]:
 def write(
     prefix: Path,
     table: StudyTable,
-    outcomes: Sequence[Outcome],
+    runs: Sequence[StudyRun],
     seeds: Sequence[int],
     notes: Sequence[str],
 ) -> str:
     """All files of a study, each written aside and renamed; the table."""
+    outcomes = collect(runs)
     text = markdown(table, outcomes, seeds, notes)
     files = {
         ".md": text,

@@ -8,6 +8,8 @@ models, and so our rows, do not have.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from types import MappingProxyType
 from typing import NamedTuple
 
 
@@ -31,8 +33,8 @@ def _row(
     label: str,
     attention: str,
     paper: tuple[float, ...] = (),
+    options: Mapping[str, str] = MappingProxyType({}),
     number: int | None = None,
-    **options: str,
 ) -> StudyRow:
     """`number`: of landmarks or samples, if not that of the study's configs."""
     opts = ["VIT.APPROX_ATTN_TYPE", attention]
@@ -51,11 +53,11 @@ VIDEO = StudyTable(
     ("K400", "SSv2"),
     (
         _row("softmax", "exact softmax", "softmax", (79.2, 66.5)),
-        _row("ra_biased", "RA, biased", "ra", (79.0, 65.9), biased="True"),
+        _row("ra_biased", "RA, biased", "ra", (79.0, 65.9), {"biased": "True"}),
         _row("ra", "RA", "ra", (78.2, 64.9)),
         _row("orthoformer", "Orthoformer", "orthoformer", (77.8, 64.7)),
         # Fewer landmarks than the paper's LARA has: as many products as that, not more.
-        _row("lara_best", "LARA, recommended", "lara", number=18, **_BEST),
+        _row("lara_best", "LARA, recommended", "lara", (), _BEST, number=18),
         _row("lara", "LARA", "lara", (77.5, 63.7)),
         _row("nystrom", "Nyströmformer", "nystrom", (76.5, 61.7)),
         _row("performer", "Performer", "performer", (72.1, 53.1)),
@@ -70,7 +72,11 @@ _LARA = {"proposal": "mixed", "weighting": "decoupled"}
 
 
 def _ablation(name: str, label: str, *paper: float, **change: str) -> StudyRow:
-    return _row(name, label, "lara", paper, **{**_LARA, **change})
+    return _row(name, label, "lara", paper, {**_LARA, **change})
+
+
+def _best(name: str, label: str, **change: str) -> StudyRow:
+    return _row(name, label, "lara", (), {**_BEST, **change})
 
 
 _FARTHEST = {"landmarks": "farthest"}
@@ -92,19 +98,9 @@ ABLATION = StudyTable(
         _ablation("mixed_farthest", "mixed, farthest tokens", **_FARTHEST),
         _ablation("local_farthest", "local, farthest tokens", proposal="local", **_FARTHEST),
         _ablation("global_farthest", "all keys, farthest tokens", proposal="global", **_FARTHEST),
-        _row(
-            "best_noise_paper",
-            "recommended, noise of the paper",
-            "lara",
-            **{**_BEST, "noise": "1.0"},
-        ),
-        _row("best_noise_none", "recommended, no noise", "lara", **{**_BEST, "noise": "0.0"}),
-        _row(
-            "best",
-            "recommended: all keys, farthest tokens, balance, noise of the code",
-            "lara",
-            **_BEST,
-        ),
+        _best("best_noise_paper", "recommended, noise of the paper", noise="1.0"),
+        _best("best_noise_none", "recommended, no noise", noise="0.0"),
+        _best("best", "recommended: all keys, farthest tokens, balance, noise of the code"),
     ),
 )
 
@@ -113,21 +109,23 @@ NUMBERS = (10, 21, 52, 128)
 
 
 def _with_number(row: StudyRow, number: int) -> StudyRow:
+    """The row with another number of landmarks; the row itself, if it has this one anyway."""
     opts = dict(zip(row.opts[::2], row.opts[1::2]))
     if number == NUMBERS[1] and "VIT.APPROX_ATTN_DIM" not in opts:
-        return row
+        return row._replace(paper=())
     opts["VIT.APPROX_ATTN_DIM"] = str(number)
-    opts_again = tuple(word for pair in opts.items() for word in pair)
-    return StudyRow(f"{row.name}_{number}", row.label, opts_again, ())
+    pairs = tuple(word for pair in opts.items() for word in pair)
+    return StudyRow(f"{row.name}_{number}", row.label, pairs, ())
 
 
-_WITHOUT_LANDMARKS = ("softmax", "ra_biased", "ra")
+def _over_numbers(row: StudyRow) -> list[StudyRow]:
+    if row.name in ("softmax", "ra_biased", "ra"):  # they have no landmarks
+        return [row._replace(paper=())]
+    return [_with_number(row, number) for number in NUMBERS]
+
+
 LANDMARKS = StudyTable(
     "Over the number of landmarks",
     (),
-    tuple(
-        _with_number(row, number) if row.name not in _WITHOUT_LANDMARKS else row
-        for row in VIDEO.rows
-        for number in (NUMBERS if row.name not in _WITHOUT_LANDMARKS else NUMBERS[:1])
-    ),
+    tuple(with_number for row in VIDEO.rows for with_number in _over_numbers(row)),
 )

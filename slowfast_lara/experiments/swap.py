@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -98,7 +98,7 @@ def swap(
     model.cfg = with_views(model.cfg, views)
     table = SwapTable(model.path)
     models = _models(model, attentions or list(ESTIMATORS), landmarks, table.notes)
-    scores, labels, views_to_time = _test(models, videos, table.notes)
+    scores, labels, views_to_time = test_models(models, videos, table.notes)
     seconds = _view_times(models, views_to_time)
     trained = scores[0].argmax(1)
     for number, choice in enumerate(models):
@@ -135,8 +135,8 @@ def _has_landmarks(name: str) -> bool:
     return not ESTIMATORS[name].exact and "num_samples" not in estimator_options(name)
 
 
-def _test(
-    models: Mapping[Choice, TrainedModel], videos: int | None, notes: list[str]
+def test_models(
+    models: Mapping[Any, TrainedModel], videos: int | None, notes: list[str]
 ) -> tuple[np.ndarray, np.ndarray, Tensor]:
     """Scores [models, videos, classes], labels, and the views of a video that was read.
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import json
 import os
 import signal
 import subprocess
@@ -23,7 +24,7 @@ from slowfast_lara.experiments.study_results import (
     paired_difference,
     table_csv,
 )
-from slowfast_lara.experiments.study_rows import ABLATION, VIDEO
+from slowfast_lara.experiments.study_rows import ABLATION, LANDMARKS, VIDEO
 
 ROOT = Path(__file__).resolve().parents[2]
 TOOL = ROOT / "tools" / "compare_attention.py"
@@ -76,16 +77,24 @@ def run(work: Path, out: Path, *arguments: str) -> str:
     return stdout
 
 
-@pytest.mark.parametrize("table", [VIDEO, ABLATION])
+@pytest.mark.parametrize("table", [VIDEO, ABLATION, LANDMARKS])
 def test_rows_are_configs_and_differ(table):
-    config = ROOT / "configs" / "study" / "base.yaml"
+    config = ROOT / "configs" / "study" / "finetune.yaml"
     assert len({load_config(config, row.opts).dump() for row in table.rows}) == len(table.rows)
     assert len({row.name for row in table.rows}) == len(table.rows)
-    assert all(len(row.paper) == len(table.columns) for row in table.rows)
+    assert all(len(row.paper) in (0, len(table.columns)) for row in table.rows)
+
+
+def test_rows_of_the_same_name_are_the_same_runs():
+    """So that the parts of a study share them."""
+    by_name: dict[str, set[tuple[str, ...]]] = {}
+    for row in (*VIDEO.rows, *ABLATION.rows, *LANDMARKS.rows):
+        by_name.setdefault(row.name, set()).add(row.opts)
+    assert all(len(opts) == 1 for opts in by_name.values())
 
 
 def test_figures_are_the_papers():
-    video = {row.name: row.paper for row in VIDEO.rows}
+    video = {row.name: row.paper for row in VIDEO.rows if row.paper}
     assert video == {
         "softmax": (79.2, 66.5),
         "ra_biased": (79.0, 65.9),
@@ -95,7 +104,7 @@ def test_figures_are_the_papers():
         "nystrom": (76.5, 61.7),
         "performer": (72.1, 53.1),
     }
-    assert {row.name: row.paper for row in ABLATION.rows} == {
+    assert {row.name: row.paper for row in ABLATION.rows if row.paper} == {
         "performer": (65.92,),
         "single": (68.42,),
         "balance": (70.78,),
@@ -138,10 +147,7 @@ def test_a_study_cut_short_gives_the_same_table(tmp_path):
         table = {line["row"]: line for line in csv.DictReader(file)}
     assert list(table) == ["ra"] and table["ra"]["paper K400"] == "78.2"
     text = (cut / f"{SCRATCH}.md").read_text()
-    assert (
-        "compare-attention --protocol scratch --rows ra --seeds 1 --train 16" in text
-        and "±" not in text
-    )
+    assert "--protocol scratch --rows ra --seeds 1 --train 16" in text and "±" not in text
     assert (folder / "config.yaml").read_text() == (folder / "study.yaml").read_text()
     checkpoints = sorted(folder.glob("checkpoints/*"))
     before = [path.stat().st_mtime_ns for path in checkpoints]
@@ -168,6 +174,31 @@ def test_rows_go_on_from_one_training_with_exact_attention(tmp_path):
         assert 0 < max(moved) < 0.05
     with open(tmp_path / "compare_attention.csv", newline="") as file:
         assert [line["row"] for line in csv.DictReader(file)] == ["softmax", "performer"]
+
+
+def test_landmarks_before_and_after_fine_tuning(tmp_path):
+    """The swapped accuracies are those of exact attention where nothing is approximated."""
+    rows = ["softmax", "lara_best_10"]
+    text = run(tmp_path, tmp_path, "--part", "landmarks", "--seeds", "1", "--rows", *rows)
+    with open(tmp_path / "landmarks.csv", newline="") as file:
+        exact, lara = csv.DictReader(file)
+    results = json.loads((tmp_path / "exact" / "seed_0" / "test_results.json").read_text())
+    assert float(exact["untrained_seed_0"]) == pytest.approx(results["top1_acc"], abs=1e-3)
+    assert float(exact["error"]) == 0 and exact["landmarks"] == ""
+    assert float(lara["error"]) > 0 and lara["landmarks"] == "10"
+    assert int(lara["products"]) < int(exact["products"])
+    folder = tmp_path / "finetune" / "lara_best_10" / "seed_0"
+    results = json.loads((folder / "test_results.json").read_text())
+    assert float(lara["finetuned_seed_0"]) == pytest.approx(results["top1_acc"], abs=1e-3)
+    assert "| LARA, recommended | 10 |" in text
+    assert (tmp_path / "landmarks.png").stat().st_size > 0
+
+
+def test_landmarks_are_not_from_scratch(tmp_path):
+    process = start(tmp_path, tmp_path, "--part", "landmarks", "--protocol", "scratch")
+    code, _, errors = finish(process)
+    assert code == 2 and "--part" in errors and len(errors.strip().splitlines()) == 1
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_other_settings_in_the_same_folder_are_refused(tmp_path):
