@@ -65,8 +65,6 @@ ALIKE = {
     "VIT.INFLATE": "centre",
     "VIT.POS_EMBED": "separate",
     "VIT.USE_ORIGINAL_TRAJ_ATTN_CODE": True,
-    "VIT.LARA.PROPOSAL": "local",
-    "VIT.LARA.WEIGHTING": "decoupled",
     "VIT.LARA.BETA": 1.0,
     "VIT.LARA.LEARNED": False,
     "VIT.RA.NUM_SAMPLES": 1,
@@ -94,6 +92,10 @@ ROWS = {
     "orthoformer_224_16x4": Row(109145, 181.17, **PAPER),
     "lara_336_16x8": Row(109145, 407.72, **PAPER),
     "lara_joint_224_16x4": Row(87883, 144.69, **PAPER),
+    "lara_best_224_16x4": Row(109145, 180.15, **PAPER),
+    "lara_best_336_16x8": Row(109145, 405.08, **PAPER),
+    "lara_best_224_32x3": Row(109151, 389.00, **LARGE),
+    "lara_best_joint_224_16x4": Row(87883, 143.70, **PAPER),
 }
 
 
@@ -109,7 +111,9 @@ every_config = pytest.mark.parametrize("dataset, name", EVERY)
 
 def test_the_table_has_every_file():
     bases = {
-        CONFIGS / dataset / f"{name}.yaml" for dataset in DATASETS for name in ("base", "paper")
+        CONFIGS / dataset / f"{name}.yaml"
+        for dataset in DATASETS
+        for name in ("base", "paper", "best")
     }
     found = set(CONFIGS.glob("K400/*.yaml")) | set(CONFIGS.glob("SSV2/*.yaml"))
     assert found - bases == {file_of(*key) for key in EVERY}
@@ -152,7 +156,12 @@ def test_what_it_says(dataset, name, tmp_path):
         0.05,
         0.2,
     )
-    assert cfg.VIT.APPROX_ATTN_DIM == 128
+    best = "best" in name
+    assert cfg.VIT.APPROX_ATTN_DIM == (128 if not best else 96 if "joint" in name else 112)
+    lara = cfg.VIT.LARA
+    chosen = (lara.PROPOSAL, lara.LANDMARKS, lara.WEIGHTING, lara.NOISE)
+    recommended = ("global", "farthest", "balance", "code")
+    assert chosen == (recommended if best else ("local", "means", "decoupled", 1.0))
     attention = name.split("_")[0].replace("motionformer", "none")
     assert cfg.VIT.APPROX_ATTN_TYPE == ("none" if attention in ("joint", "divided") else attention)
     layer = next((x for x in ("joint", "divided") if x in name), "trajectory")
