@@ -198,6 +198,13 @@ def _add_synthetic(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--textures", metavar="FOLDER", help="real videos, for real pixels and a moving camera"
     )
+    parser.add_argument(
+        "--camera",
+        type=float,
+        metavar="0..1",
+        help="with --textures: how much the camera moves, from 0, at rest, to 1, up to as far as "
+        "a slow object (default 1); the less, the easier the set",
+    )
     add_jobs_argument(parser, "processes")
 
 
@@ -206,7 +213,8 @@ def _synthetic(args: argparse.Namespace) -> None:
 
     videos = {"train": args.train, "val": args.val, "test": args.test}
     look = {"size": args.size, "frames": args.frames, "seed": args.seed, "form": args.form}
-    settings = Settings(args.out, args.classes, videos, **look, textures=args.textures)
+    real = {"textures": args.textures, "camera": args.camera}
+    settings = Settings(args.out, args.classes, videos, **look, **real)
     make_set(settings, args.jobs)
 
 

@@ -11,6 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from slowfast_lara.commands.data import main as data
 from slowfast_lara.data.preparing.motions import CLASSES, scene_paths, scene_time
 from slowfast_lara.data.preparing.motions import Path as Way
 from slowfast_lara.data.preparing.synthetic import SPLITS, render
@@ -18,6 +19,7 @@ from slowfast_lara.data.preparing.textured import as_seen, move_camera, render_t
 from slowfast_lara.data.preparing.textures import read_textures
 from tests.data.conftest import make_synthetic
 from tests.data.helpers import NEEDS_REAL_VIDEOS, REPOSITORY, SHARED_VIDEOS, write_video
+from tests.small_models import only_error
 
 FEW = ("--train", "26", "--val", "3", "--test", "3", "--size", "32", "--classes", "12")
 
@@ -158,7 +160,7 @@ def test_neither_camera_nor_single_frames_tell_the_class():
             draws = []
             for _ in range(400):
                 paths = scene_paths(rng, list(CLASSES.values())[label], time, True)
-                camera = move_camera(rng, time)
+                camera = move_camera(rng, time, 1.0)
                 x, y, radius = as_seen(paths[0], camera)
                 pan = (camera.x[-1] - camera.x[0], camera.y[-1] - camera.y[0])
                 moments = [*x[[0, 8, 15]], *y[[0, 8, 15]], *radius[[0, 8, 15]]]
@@ -167,6 +169,31 @@ def test_neither_camera_nor_single_frames_tell_the_class():
         spread = np.sqrt(sum(one.var(axis=0) / len(one) for one in figures))
         difference = np.abs(figures[0].mean(axis=0) - figures[1].mean(axis=0))
         assert (difference < 4 * spread).all()
+
+
+def test_a_camera_may_move_less_or_rest(folder):
+    textures = read_textures(str(folder), 32, SPLITS)["train"]
+
+    def seen(strength):
+        return render_textured(np.random.default_rng(3), rest, 16, 32, False, textures, strength)
+
+    (still, track), (_, half), (_, full) = (seen(strength) for strength in (0.0, 0.5, 1.0))
+    assert (still == still[0]).all() and (track == track[0]).all()
+    np.testing.assert_allclose(np.ptp(half, axis=0), np.ptp(full, axis=0) / 2, rtol=0.1)
+    assert np.ptp(full, axis=0).max() > 1
+
+
+@pytest.mark.parametrize(
+    "arguments, expected",
+    [
+        (["--camera", "0.5"], "--camera is for --textures"),
+        (["--camera", "1.5", "--textures", "x"], "0 to 1 is allowed"),
+        (["--camera", "nan", "--textures", "x"], "0 to 1 is allowed"),
+    ],
+)
+def test_cameras_that_cannot_be(tmp_path, capsys, arguments, expected):
+    assert data(["synthetic", str(tmp_path / "out"), *FEW, *arguments]) == 2
+    assert expected in only_error(capsys) and not (tmp_path / "out").exists()
 
 
 @pytest.mark.parametrize(

@@ -137,6 +137,10 @@ def places(x: float, y: float, reach: float, size: int) -> list[np.ndarray]:
 def draw(frame: np.ndarray, corners: np.ndarray, x: float, y: float, color: list[int]) -> None:
     """A polygon about (x, y), and what of it reaches over an edge on the other side."""
     for centre in places(x, y, np.abs(corners).max() + 1, len(frame)):
-        # Pixel centres are at halves; OpenCV's are at whole numbers.
-        points = ((corners + centre - 0.5) * 16).round().astype(np.int32)
-        cv2.fillPoly(frame, [points], color, lineType=cv2.LINE_AA, shift=4)
+        fill(frame, corners + centre, color)
+
+
+def fill(frame: np.ndarray, corners: np.ndarray, color: list[int]) -> None:
+    # Pixel centres are at halves; OpenCV's are at whole numbers.
+    points = ((corners - 0.5) * 16).round().astype(np.int32)
+    cv2.fillPoly(frame, [points], color, lineType=cv2.LINE_AA, shift=4)

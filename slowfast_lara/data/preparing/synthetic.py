@@ -60,6 +60,8 @@ class Settings:
     form: Literal["mp4", "frames"] = "mp4"
     # A folder of real videos: real pixels and a moving camera.
     textures: str | None = None
+    # With textures: how much the camera moves, from 0 to 1; None is 1.
+    camera: float | None = None
 
     def __post_init__(self) -> None:
         if not 1 <= self.classes <= len(CLASSES):
@@ -68,6 +70,10 @@ class Settings:
             raise InputError(f"--size is {self.size}; an even number from 16 on is expected")
         if self.frames < 1 or min(self.seed, *self.videos.values()) < 0:
             raise InputError("--frames starts at 1, numbers of videos and --seed start at 0")
+        if self.camera is not None and not 0 <= self.camera <= 1:
+            raise InputError(f"--camera is {self.camera}; 0 to 1 is allowed")
+        if self.camera is not None and self.textures is None:
+            raise InputError("--camera is for --textures FOLDER: without, no camera moves")
 
 
 def background(rng: np.random.Generator, size: int) -> np.ndarray:
@@ -149,7 +155,8 @@ def make_video(settings: Settings, job: Job) -> list[list[float]]:
     if settings.textures is None:
         video, track = render(rng, motion, *look)
     else:
-        video, track = render_textured(rng, motion, *look, _textures[job.split])
+        strength = 1.0 if settings.camera is None else settings.camera
+        video, track = render_textured(rng, motion, *look, _textures[job.split], strength)
     write = write_frames if settings.form == "frames" else write_video
     write(os.path.join(settings.out, job.path), video)
     return track.round(2).tolist()

@@ -1,11 +1,11 @@
 """Videos of real pixels under a moving camera.
 
 A shape cut out of one real frame moves over another one, and a camera that pans, zooms
-and shakes looks at both. The camera moves alike for all classes and as far as an object
-does, so that neither the camera nor the object's way across the picture tells the class:
-only how the object moves against the background does. What rests, rests on the
-background. Whatever leaves the picture comes in on the other side, and goes on there with
-the background that it is now over.
+and shakes looks at both. The camera moves alike for all classes, so that it does not tell
+the class, and at its full strength as far as an object does, so that the object's way across
+the picture does not either: only how the object moves against the background does. What
+rests, rests on the background. Whatever leaves the picture comes in on the other side, and
+goes on there with the background that it is now over.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ import numpy as np
 from slowfast_lara.data.preparing.motions import (
     SHAPES,
     Path,
-    draw,
+    fill,
     outline,
     places,
     scene_paths,
@@ -28,8 +28,8 @@ from slowfast_lara.data.preparing.motions import (
 )
 from slowfast_lara.data.preparing.textures import Textures
 
-# How far the camera pans while an object crosses the picture, in pictures; the logarithm of
-# its zoom; its shaking from frame to frame, a standard deviation in pictures.
+# At full strength: how far the camera pans while an object crosses the picture, in pictures;
+# the logarithm of its zoom; its shaking from frame to frame, a standard deviation in pictures.
 MAX_PAN, MAX_ZOOM, MAX_SHAKE = 0.6, 0.3, 0.01
 # An object is the one of so many pieces whose colour is farthest from the background's.
 PIECES = 6
@@ -50,11 +50,15 @@ def render_textured(
     size: int,
     two_objects: bool,
     textures: Textures,
+    strength: float = 1.0,
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Video [T, H, W, 3] and track [T, 2] of a random object that moves so."""
+    """Video [T, H, W, 3] and track [T, 2] of a random object that moves so.
+
+    `strength`: how much the camera moves, from 0 to 1.
+    """
     time = scene_time(frames)
     paths = scene_paths(rng, motion, time, two_objects)
-    camera = move_camera(rng, time)
+    camera = move_camera(rng, time, strength)
     seen = [as_seen(path, camera) for path in paths]
     behind = int(rng.integers(len(textures)))
     video = _look(rng, textures[behind][rng.integers(len(textures[behind]))], camera, size)
@@ -66,11 +70,11 @@ def render_textured(
     return video, np.stack([seen[0].x, seen[0].y], axis=1) * size
 
 
-def move_camera(rng: np.random.Generator, time: np.ndarray) -> Camera:
+def move_camera(rng: np.random.Generator, time: np.ndarray, strength: float) -> Camera:
     """It is where a still camera would be in the middle of its way; in long videos it turns."""
-    way = 0.5 - np.abs(1 - time % 2)  # from -0.5 to 0.5 and back
+    way = strength * (0.5 - np.abs(1 - time % 2))  # from -0.5 to 0.5 and back
     angle, length = rng.uniform(0, 2 * math.pi), rng.uniform(0, MAX_PAN)
-    shake = rng.normal(size=(2, len(time))).clip(-3, 3) * rng.uniform(0, MAX_SHAKE)
+    shake = rng.normal(size=(2, len(time))).clip(-3, 3) * strength * rng.uniform(0, MAX_SHAKE)
     x = length * math.cos(angle) * way + shake[0]
     y = length * math.sin(angle) * way + shake[1]
     return Camera(x, y, np.exp(rng.uniform(-MAX_ZOOM, MAX_ZOOM) * way))
@@ -129,16 +133,15 @@ def _lay_over(video: np.ndarray, path: Path, corners: np.ndarray, piece: np.ndar
     size = video.shape[1]
     side = max(round(2 * float(path.radius.max()) * size), 2)
     piece = cv2.resize(piece, (side, side), interpolation=cv2.INTER_AREA)
-    layer, mask = np.zeros((size, size, 3), np.uint8), np.zeros((size, size), np.uint8)
     for picture, x, y, radius in zip(video, *path):
-        mask[:] = 0
-        draw(mask, corners * radius * size, x * size, y * size, [255])
         scale = 2 * radius * size / side
         for centre in places(x * size, y * size, radius * size + 1, size):
             first = centre - scale * (side - 1) / 2 - 0.5
             matrix = np.array([[scale, 0, first[0]], [0, scale, first[1]]])
-            # Transparent: what is outside of the piece stays as it is.
-            border = cv2.BORDER_TRANSPARENT
-            cv2.warpAffine(piece, matrix, (size, size), dst=layer, borderMode=border)
-        share = mask[..., None].astype(np.float32) / 255
-        picture[:] = (picture + (layer - picture.astype(np.float32)) * share).round()
+            # Replicate: the shape's soft edge may reach beyond the piece.
+            border = cv2.BORDER_REPLICATE
+            layer = cv2.warpAffine(piece, matrix, (size, size), borderMode=border)
+            mask = np.zeros((size, size, 1), np.uint8)
+            fill(mask, corners * radius * size + centre, [255])
+            share = mask.astype(np.float32) / 255
+            picture[:] = (picture + (layer - picture.astype(np.float32)) * share).round()
