@@ -13,19 +13,21 @@ def segment_means(x: Tensor, num_landmarks: int, *, num_frames: int = 1) -> Tens
 
     Tokens are ordered space-major first, all frames of a position together, so
     that a segment follows one place through time. Where C does not divide the
-    number of tokens, the later segments have one token more.
+    number of tokens, the later segments have one token more. Means of half precision
+    are float32.
     """
-    tokens = x.shape[2]
+    tokens, wide = x.shape[2], torch.promote_types(x.dtype, torch.float32)
     check_landmarks(num_landmarks, tokens)
     space_major = split_frames(x, num_frames).transpose(2, 3).flatten(2, 3)
     length = tokens // num_landmarks
     short = (length + 1) * num_landmarks - tokens
     head, tail = space_major.split((short * length, tokens - short * length), dim=2)
-    means = head.unflatten(2, (short, length)).mean(3)
+    # Sums, since the gradient of a mean is written out in float32.
+    means = head.unflatten(2, (short, length)).sum(3, dtype=wide) / length
     if short == num_landmarks:
         return means
-    longer = tail.unflatten(2, (num_landmarks - short, length + 1)).mean(3)
-    return torch.cat((means, longer), dim=2)
+    longer = tail.unflatten(2, (num_landmarks - short, length + 1)).sum(3, dtype=wide)
+    return torch.cat((means, longer / (length + 1)), dim=2)
 
 
 def check_landmarks(num_landmarks: int, tokens: int) -> None:

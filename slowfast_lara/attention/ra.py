@@ -25,9 +25,9 @@ from torch import Tensor
 from torch.nn import functional
 
 from slowfast_lara.attention.frames import split_frames
-from slowfast_lara.attention.importance import scale_down
 from slowfast_lara.attention.precision import at_least_float32
 from slowfast_lara.attention.registry import Estimator, register
+from slowfast_lara.attention.samples import scale_down
 from slowfast_lara.attention.sampling import (
     Noise,
     draw_components,
