@@ -115,7 +115,7 @@ def _tensors(tree: Any) -> list[Tensor]:
 
 
 def _kernel(name: str, given: list[Tensor], made: list[Tensor]) -> Iterable[Kernel]:
-    if name == "copy_" and _same_place(*given[:2]):
+    if not made or name == "copy_" and _same_place(*given[:2]):
         return []
     read = given[1:] if name in _FILL else given
     if name in ("gather", "index_select"):  # only what is picked is read
