@@ -13,14 +13,15 @@ the mean of the values that sample c sees, the estimate is
 
 stable at any scale, and inside the range of the frame's values.
 
-Shapes: B batch, h heads, N queries, F frames, P tokens of a frame, C samples,
-d head size. Nothing of shape [N,F,C] is ever made: frames are taken one by one,
-and the backward pass makes their weights anew.
+On a CPU, frames are taken one by one, and the backward pass makes their weights anew:
+nothing of shape [N,F,C] is ever made. On a GPU (importance_gpu.py) it is one fused attention.
+
+Shapes: B batch, h heads, N queries, F frames, P tokens of a frame, C samples, d head size.
 """
 
 from __future__ import annotations
 
-import functools
+import math
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
@@ -29,6 +30,9 @@ from torch import Tensor
 
 from slowfast_lara.attention.exporting import is_exporting
 from slowfast_lara.attention.frames import split_frames
+from slowfast_lara.attention.importance_gpu import as_attention
+from slowfast_lara.attention.precision import widened, without_autocast
+from slowfast_lara.attention.samples import SMALLEST_ALPHA, QueryWeights, Samples, scale_down
 
 # Two limits on a CPU, in elements; the result is the same with any.
 # The weights of a frame, [N,C] for a few heads at once, are made and used while they
@@ -48,11 +52,6 @@ class Statistics(NamedTuple):
     means: Tensor  # M_cf, [B,h,F,C,d]
 
 
-def scale_down(x: Tensor) -> Tensor:
-    """Into the scaled space, where q.k is the usual logit."""
-    return x * x.shape[-1] ** -0.25
-
-
 def log_xi(x: Tensor, samples: Tensor) -> Tensor:
     """log xi(x_m, w_c) = w_c.x_m - |x_m|^2/2: x [...,M,d], samples [...,C,d] -> [...,C,M]."""
     return add_product(-x.square().sum(-1).unsqueeze(-2) / 2, samples, x.mT)
@@ -66,61 +65,74 @@ def add_product(x: Tensor, left: Tensor, right: Tensor) -> Tensor:
     return torch.baddbmm(*(part.flatten(0, -3) for part in parts)).view(shape)
 
 
-def by_head_groups(prepare: Callable[..., Statistics]) -> Callable[..., Tensor]:
-    """Decorator: from a function that makes `Statistics` to one that makes the estimate.
+def estimate(
+    make_samples: Callable[..., Samples], q: Tensor, k: Tensor, v: Tensor, *given: Any, frames: int
+) -> Tensor:
+    """q [B,h,N,d]; k, v [B,h,F*P,d] -> the estimate above, [B,h,N,F,d], in the precision of q.
 
-    All tensors it is given (q, k, v, landmarks, ...) are [B,h,...]. The function is
-    called for a few heads at a time, and their parts are mixed to one [B,h,N,F,d].
+    `make_samples` gets k and all else that is given: tensors [B,h,C,...], or None. On a CPU
+    it is called for a few heads at a time.
     """
+    with without_autocast(q.device.type):
+        given = tuple(map(widened, given))
+        if q.device.type != "cpu" and not is_exporting():
+            return as_attention(q, k, v, make_samples(k, *given), frames)
+        tensors = (*map(widened, (q, k, v)), *given)
 
-    @functools.wraps(prepare)
-    def estimate(q: Tensor, k: Tensor, v: Tensor, landmarks: Tensor, *args: Any, **kwargs: Any):
-        B, h, N, _ = q.shape
+        def statistics(heads: slice) -> Statistics:
+            some: list[Any] = [x if x is None else x[:, heads] for x in tensors]
+            q, k, v, *others = some
+            return _statistics(q, k, v, make_samples(k, *others), frames)
+
+        h = q.shape[1]
         if is_exporting():
-            return _mix_frames(prepare(q, k, v, landmarks, *args, **kwargs))
-        size = max(1, _CPU_GROUP // (B * N * landmarks.shape[2])) if q.device.type == "cpu" else h
-        groups: list[Tensor] = []
-        for start in range(0, h, size):
-            heads = slice(start, start + size)
-            some = [_take_heads(x, heads) for x in (q, k, v, landmarks, *args)]
-            options = {name: _take_heads(x, heads) for name, x in kwargs.items()}
-            groups.extend(prepare(*some, **options))
-        return _MixFrames.apply(*groups)
-
-    return estimate
+            return _mix_frames(statistics(slice(0, h))).to(q.dtype)
+        size = max(1, _CPU_GROUP // (q.shape[0] * q.shape[2] * given[0].shape[2]))
+        groups = [statistics(slice(start, start + size)) for start in range(0, h, size)]
+        return _MixFrames.apply(*(x for group in groups for x in group)).to(q.dtype)
 
 
-def _take_heads(x: Any, heads: slice) -> Any:
-    return x[:, heads] if isinstance(x, Tensor) else x
-
-
-def sampled_statistics(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    samples: Tensor,
-    *,
-    num_frames: int,
-    log_weights: Tensor | None = None,
-    log_sample_weights: Tensor | None = None,
-) -> Statistics:
-    """What the estimate above is made of: q, k in the scaled space, samples [B,h,C,d].
-
-    log a' is the sum of `log_weights` [B,h,N,C] and `log_sample_weights` [B,h,C],
-    the part that is the same for all queries; None is zero.
-    """
-    w = samples.mT
-    scores = q @ w if log_weights is None else add_product(log_weights, q, w)
-    k_frames, v_frames = split_frames(k, num_frames), split_frames(v, num_frames)
-    each_frame = samples.unsqueeze(2).expand(-1, -1, num_frames, -1, -1)
+def _statistics(q: Tensor, k: Tensor, v: Tensor, samples: Samples, frames: int) -> Statistics:
+    points, log_weights, query_weights = samples
+    q, w = scale_down(q), points.mT
+    if query_weights is None:
+        scores = q @ w
+    else:
+        scores = add_product(_LogOfClamped.apply(alpha(q, query_weights)), q, w)
+    k_frames, v_frames = split_frames(scale_down(k), frames), split_frames(v, frames)
+    each_frame = points.unsqueeze(2).expand(-1, -1, frames, -1, -1)
     logits = log_xi(k_frames, each_frame)  # [B,h,F,C,P]
     shares = logits.softmax(-1)
     means = shares @ v_frames
     # The largest share is 1 over the sum of exp(logits - largest logit).
     log_sums = logits.amax(-1) - shares.amax(-1).log()
-    if log_sample_weights is not None:
-        log_sums = log_sums + log_sample_weights.unsqueeze(2)
+    if log_weights is not None:
+        log_sums = log_sums + log_weights.unsqueeze(2)
     return Statistics(scores, log_sums, means)
+
+
+def alpha(q: Tensor, weights: QueryWeights) -> Tensor:
+    """alpha_nc before the clamp, [B,h,N,C]; q in the scaled space."""
+    landmarks, *columns = weights
+    balance, gain, shares = (x.unsqueeze(-2) for x in columns)  # [B,h,1,C]
+    favour = (q @ landmarks.mT).softmax(-2)
+    return torch.addcmul(balance, gain, favour - favour @ shares.mT)
+
+
+class _LogOfClamped(torch.autograd.Function):
+    """log(max(alpha, 1e-8)) in one tensor, the only one that the backward pass keeps."""
+
+    @staticmethod
+    def forward(ctx: Any, alpha: Tensor) -> Tensor:
+        out = alpha.clamp(min=SMALLEST_ALPHA).log_()
+        ctx.save_for_backward(out)
+        return out
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Tensor:
+        (out,) = ctx.saved_tensors
+        free = out > math.log(SMALLEST_ALPHA)
+        return grad * torch.where(free, (-out).exp(), 0.0)
 
 
 def _mix_frames(statistics: Statistics) -> Tensor:
@@ -182,11 +194,8 @@ def _group_by_group(
 
 
 def _parts(scores: Tensor) -> Iterator[tuple[slice, slice]]:
-    """Slices of batch and heads: small ones on a CPU, all at once elsewhere."""
+    """Slices of batch and heads."""
     B, h, N, C = scores.shape
-    if scores.device.type != "cpu":
-        yield slice(B), slice(h)
-        return
     size = max(1, _CPU_CHUNK // (N * C))
     for b in range(B):
         for start in range(0, h, size):

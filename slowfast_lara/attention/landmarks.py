@@ -1,4 +1,7 @@
-"""Landmarks: a few tokens that stand for all, one for each segment of the tokens."""
+"""Landmarks: a few tokens that stand for all, one for each segment of the tokens.
+
+Those of half precision are float32.
+"""
 
 from __future__ import annotations
 
@@ -6,17 +9,22 @@ import torch
 from torch import Tensor
 
 from slowfast_lara.attention.frames import split_frames
+from slowfast_lara.attention.precision import widened
 from slowfast_lara.attention.sampling import take_tokens
-
-
-def segment_means(x: Tensor, num_landmarks: int, *, num_frames: int = 1) -> Tensor:
-    """[B,h,F*P,d] frame-major -> [B,h,C,d], the means of C segments."""
-    return torch.cat([part.mean(3) for part in _segments(x, num_landmarks, num_frames)], dim=2)
-
 
 # Of two tokens, both are as far from their mean: the reference is moved a little towards the mean
 # of all tokens, so that the choice is not left to rounding.
 _TOWARDS_ALL = 0.125
+
+
+def segment_means(x: Tensor, num_landmarks: int, *, num_frames: int = 1) -> Tensor:
+    """[B,h,F*P,d] frame-major -> [B,h,C,d], the means of C segments."""
+    wide = torch.promote_types(x.dtype, torch.float32)
+    # Sums, since the gradient of a mean is written out in float32.
+    means = [
+        part.sum(3, dtype=wide) / part.shape[3] for part in _segments(x, num_landmarks, num_frames)
+    ]
+    return means[0] if len(means) == 1 else torch.cat(means, dim=2)
 
 
 def farthest_tokens(x: Tensor, num_landmarks: int, *, num_frames: int = 1) -> Tensor:
@@ -25,12 +33,13 @@ def farthest_tokens(x: Tensor, num_landmarks: int, *, num_frames: int = 1) -> Te
     The mean of one place through time is that of its background: what passes through, a few
     tokens of a segment, is averaged away. It is what lies farthest from the mean.
     """
-    mean = x.detach().mean(2, keepdim=True).unsqueeze(3)
+    mean = widened(x.detach()).mean(2, keepdim=True).unsqueeze(3)
     chosen = []
     for part in _segments(x, num_landmarks, num_frames):
-        reference = part.detach().mean(3, keepdim=True).lerp(mean, _TOWARDS_ALL)
-        distances = (part.detach() - reference).square().sum(-1, keepdim=True)
-        chosen.append(take_tokens(part, distances.argmax(3, keepdim=True)).squeeze(3))
+        tokens = widened(part.detach())
+        reference = tokens.mean(3, keepdim=True).lerp(mean, _TOWARDS_ALL)
+        farthest = (tokens - reference).square().sum(-1, keepdim=True).argmax(3, keepdim=True)
+        chosen.append(widened(take_tokens(part, farthest).squeeze(3)))
     return torch.cat(chosen, dim=2)
 
 

@@ -24,16 +24,11 @@ from typing import Annotated, Any, Literal, get_args
 import torch
 from torch import Tensor, nn
 
-from slowfast_lara.attention.importance import (
-    Statistics,
-    by_head_groups,
-    log_xi,
-    sampled_statistics,
-    scale_down,
-)
+from slowfast_lara.attention.importance import estimate, log_xi
 from slowfast_lara.attention.landmarks import farthest_tokens, segment_means
-from slowfast_lara.attention.precision import at_least_float32
+from slowfast_lara.attention.precision import widened, without_autocast
 from slowfast_lara.attention.registry import Estimator, register
+from slowfast_lara.attention.samples import SMALLEST_ALPHA, QueryWeights, Samples, scale_down
 from slowfast_lara.attention.sampling import Noise, draw_components, noise_size, take_tokens
 from slowfast_lara.attention.softmax import softmax_attention
 
@@ -41,11 +36,8 @@ Proposal = Literal["local", "global", "mixed", "mixture", "single"]
 Landmarks = Literal["means", "farthest"]
 Weighting = Literal["balance", "coupled", "decoupled"]
 WEIGHTINGS = get_args(Weighting)
-SMALLEST_ALPHA = 1e-8
 
 
-@at_least_float32
-@by_head_groups
 def lara_attention(
     q: Tensor,
     k: Tensor,
@@ -57,22 +49,21 @@ def lara_attention(
     weighting: Weighting = "decoupled",
     beta: float = 1.0,
     noise: Tensor | None = None,
-) -> Statistics:
+) -> Tensor:
     """LARA with proposals N(q~_c + k~_c, I).
 
-    q [B,h,N,d]; k, v [B,h,F*P,d]; landmarks and noise [B,h,C,d] -> [B,h,N,F,d] (by the decorator).
+    q [B,h,N,d]; k, v [B,h,F*P,d]; landmarks and noise [B,h,C,d] -> [B,h,N,F,d].
     """
-    q, k = scale_down(q), scale_down(k)
-    q_landmarks = scale_down(q_landmarks)
-    means = q_landmarks + scale_down(k_landmarks)
-    samples = means if noise is None else means + noise
-    log_q = log_xi(means, samples)
-    alpha = weights(q, q_landmarks, samples, log_q, weighting, beta)
-    return _statistics(q, k, v, samples, alpha, log_q, num_frames)
+
+    def samples(_: Tensor, q_landmarks: Tensor, k_landmarks: Tensor, noise: Tensor | None):
+        q_landmarks = scale_down(q_landmarks)
+        means = q_landmarks + scale_down(k_landmarks)
+        points = means if noise is None else means + noise
+        return weighted(points, q_landmarks, log_xi(means, points), weighting, beta)
+
+    return estimate(samples, q, k, v, q_landmarks, k_landmarks, noise, frames=num_frames)
 
 
-@at_least_float32
-@by_head_groups
 def lara_mixture_attention(
     q: Tensor,
     k: Tensor,
@@ -84,80 +75,46 @@ def lara_mixture_attention(
     beta: float = 1.0,
     uniform: Tensor | None = None,
     noise: Tensor | None = None,
-) -> Statistics:
+) -> Tensor:
     """LARA with the Gaussian mixtures sum_m softmax_m(q~_c.k_m) N(q~_c + k_m, I).
 
     Components are drawn by `uniform` [B,h,C,1] in [0, 1), or their mean is taken; noise
     [B,h,C,d] is added. Without both, the samples are the mixtures' means.
     """
-    q, k = scale_down(q), scale_down(k)
-    q_landmarks = scale_down(q_landmarks)
-    logits = q_landmarks @ k.mT  # [B,h,C,F*P]
-    if uniform is None:
-        samples = q_landmarks + logits.softmax(-1) @ k
-    else:
-        samples = q_landmarks + take_tokens(k, draw_components(logits.softmax(-1), uniform))
-    if noise is not None:
-        samples = samples + noise
-    # Prop. 1: the mixture's density is N(w;0,I) xi(q~,w) sum_m xi(k_m,w) / sum_m exp(q~.k_m).
-    seen = log_xi(k, samples).logsumexp(-1).unsqueeze(-1)
-    log_q = log_xi(q_landmarks, samples) + seen - logits.logsumexp(-1).unsqueeze(-2)
-    alpha = weights(q, q_landmarks, samples, log_q, weighting, beta)
-    return _statistics(q, k, v, samples, alpha, log_q, num_frames)
+
+    def samples(k: Tensor, q_landmarks: Tensor, uniform: Tensor | None, noise: Tensor | None):
+        k, q_landmarks = scale_down(widened(k)), scale_down(q_landmarks)
+        logits = q_landmarks @ k.mT  # [B,h,C,F*P]
+        if uniform is None:
+            points = q_landmarks + logits.softmax(-1) @ k
+        else:
+            points = q_landmarks + take_tokens(k, draw_components(logits.softmax(-1), uniform))
+        if noise is not None:
+            points = points + noise
+        # Prop. 1: the mixture's density is N(w;0,I) xi(q~,w) sum_m xi(k_m,w) / sum_m exp(q~.k_m).
+        seen = log_xi(k, points).logsumexp(-1).unsqueeze(-1)
+        log_q = log_xi(q_landmarks, points) + seen - logits.logsumexp(-1).unsqueeze(-2)
+        return weighted(points, q_landmarks, log_q, weighting, beta)
+
+    return estimate(samples, q, k, v, q_landmarks, uniform, noise, frames=num_frames)
 
 
-def _statistics(
-    q: Tensor, k: Tensor, v: Tensor, samples: Tensor, alpha: Tensor, log_q: Tensor, num_frames: int
-) -> Statistics:
-    return sampled_statistics(
-        q,
-        k,
-        v,
-        samples,
-        num_frames=num_frames,
-        log_weights=_LogOfClamped.apply(alpha),
-        log_sample_weights=-log_q.diagonal(dim1=-2, dim2=-1),
-    )
-
-
-class _LogOfClamped(torch.autograd.Function):
-    """log(max(alpha, 1e-8)) in one tensor, the only one that the backward pass keeps."""
-
-    @staticmethod
-    def forward(ctx: Any, alpha: Tensor) -> Tensor:
-        out = alpha.clamp(min=SMALLEST_ALPHA).log_()
-        ctx.save_for_backward(out)
-        return out
-
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> Tensor:
-        (out,) = ctx.saved_tensors
-        free = out > math.log(SMALLEST_ALPHA)
-        return grad * torch.where(free, (-out).exp(), 0.0)
-
-
-def weights(
-    q: Tensor,
-    q_landmarks: Tensor,
-    samples: Tensor,
-    log_q: Tensor,
-    weighting: Weighting,
-    beta: float,
-) -> Tensor:
-    """alpha_nc before the clamp, [B,h,N,C] or [B,h,1,C]; for equal w_c they sum to one."""
+def weighted(
+    points: Tensor, q_landmarks: Tensor, log_q: Tensor, weighting: Weighting, beta: float
+) -> Samples:
+    """The samples with their weights; for equal w_c, the alphas before the clamp sum to one."""
     if weighting not in WEIGHTINGS:
         raise ValueError(f"unknown weighting {weighting!r}; known: {', '.join(WEIGHTINGS)}")
     own = log_q.diagonal(dim1=-2, dim2=-1)
-    balance = (own - log_q.logsumexp(-1)).exp().unsqueeze(-2)  # [B,h,1,C]
+    balance = (own - log_q.logsumexp(-1)).exp()
     if weighting == "balance":
-        return balance
-    # r'_nc: how much proposal c favours query n among all queries.
-    favour = (q @ q_landmarks.mT).softmax(-2)
+        return Samples(points, balance.clamp(min=SMALLEST_ALPHA).log() - own)
     if weighting == "decoupled":
-        return torch.add(balance, favour - favour.mean(-1, keepdim=True), alpha=beta)
-    log_normal = -samples.square().sum(-1) / 2 - samples.shape[-1] * math.log(2 * math.pi) / 2
-    density = (own + log_normal).exp().unsqueeze(-2)  # q_c(w_c)
-    return balance + density * (favour - (balance * favour).sum(-1, keepdim=True))
+        gain, shares = torch.full_like(balance, beta), torch.full_like(balance, 1 / own.shape[-1])
+    else:
+        log_normal = -points.square().sum(-1) / 2 - points.shape[-1] * math.log(2 * math.pi) / 2
+        gain, shares = (own + log_normal).exp(), balance  # q_c(w_c)
+    return Samples(points, -own, QueryWeights(q_landmarks, balance, gain, shares))
 
 
 @register("lara")
@@ -208,28 +165,33 @@ class LaraAttention(Estimator):
             for wanted in (learned, learned and proposal in ("local", "mixed"))
         )
 
-    @at_least_float32
     def forward(self, q: Tensor, k: Tensor, v: Tensor, *, num_frames: int = 1) -> Tensor:
-        q_landmarks = self.query_landmarks(q, num_frames)
-        noise = torch.randn_like(q_landmarks) * self.noise if self.training else None
-        options = {"num_frames": num_frames, "weighting": self.weighting, "beta": self.beta}
-        if self.proposal in ("mixture", "single"):
-            uniform = torch.rand_like(q_landmarks[..., :1]) if self.training else None
-            return lara_mixture_attention(
-                q, k, v, q_landmarks, uniform=uniform, noise=noise, **options
-            )
-        k_landmarks = self.key_landmarks(q_landmarks, k, num_frames)
-        return lara_attention(q, k, v, q_landmarks, k_landmarks, noise=noise, **options)
+        with without_autocast(q.device.type):
+            q_landmarks = self.query_landmarks(q, num_frames)
+            noise = torch.randn_like(q_landmarks) * self.noise if self.training else None
+            options: dict[str, Any] = {
+                "num_frames": num_frames,
+                "weighting": self.weighting,
+                "beta": self.beta,
+            }
+            if self.proposal in ("mixture", "single"):
+                uniform = torch.rand_like(q_landmarks[..., :1]) if self.training else None
+                return lara_mixture_attention(
+                    q, k, v, q_landmarks, uniform=uniform, noise=noise, **options
+                )
+            k_landmarks = self.key_landmarks(q_landmarks, k, num_frames)
+            return lara_attention(q, k, v, q_landmarks, k_landmarks, noise=noise, **options)
 
     def query_landmarks(self, q: Tensor, num_frames: int) -> Tensor:
+        """q~ [B,h,C,d], float32 of half precision; so are the keys'."""
         if self.proposal == "single":
-            landmarks = q.mean(2, keepdim=True).expand(-1, -1, self.num_landmarks, -1)
-        else:
-            landmarks = self.landmarks(q, self.num_landmarks, num_frames=num_frames)
-        return self.project_q(landmarks)
+            mean = widened(q).mean(2, keepdim=True)
+            return self.project_q(mean.expand(-1, -1, self.num_landmarks, -1))
+        return self.project_q(self.landmarks(q, self.num_landmarks, num_frames=num_frames))
 
     def key_landmarks(self, q_landmarks: Tensor, k: Tensor, num_frames: int) -> Tensor:
         if self.proposal == "global":
+            k = widened(k)
             return softmax_attention(q_landmarks, k, k).squeeze(3)
         landmarks = self.project_k(self.landmarks(k, self.num_landmarks, num_frames=num_frames))
         if self.proposal == "mixed":

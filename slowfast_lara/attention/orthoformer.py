@@ -49,7 +49,8 @@ def orthogonal_tokens(q: Tensor, num_landmarks: int, first_landmark: int | None)
         if not 0 <= first_landmark < N:
             raise ValueError(f"first landmark {first_landmark} of {N} tokens; 0 to {N - 1} allowed")
         chosen = torch.full((B, h, 1, 1), first_landmark, device=q.device)
-    directions = functional.normalize(q, dim=-1)
+    # Contiguous, or each of the products below would copy them.
+    directions = functional.normalize(q, dim=-1).contiguous()
     indices, nearest = [chosen], q.new_zeros(B, h, N, 1)
     for _ in range(num_landmarks - 1):
         cosines = directions @ take_tokens(directions, chosen).mT  # [B,h,N,1]

@@ -14,29 +14,18 @@ from typing import Annotated, Literal
 import torch
 from torch import Tensor
 
-from slowfast_lara.attention.importance import (
-    Statistics,
-    by_head_groups,
-    sampled_statistics,
-    scale_down,
-)
-from slowfast_lara.attention.precision import at_least_float32
+from slowfast_lara.attention.importance import estimate
 from slowfast_lara.attention.registry import Estimator, register
+from slowfast_lara.attention.samples import Samples
 from slowfast_lara.attention.sampling import seeded_normal
 
 
-@at_least_float32
 def performer_attention(
     q: Tensor, k: Tensor, v: Tensor, projection: Tensor, *, num_frames: int = 1
 ) -> Tensor:
     """q [B,h,N,d]; k, v [B,h,F*P,d]; projection [h,S,d], the samples -> [B,h,N,F,d]."""
-    samples = projection.expand(*q.shape[:2], *projection.shape[-2:])
-    return _performer(q, k, v, samples, num_frames=num_frames)
-
-
-@by_head_groups
-def _performer(q: Tensor, k: Tensor, v: Tensor, samples: Tensor, *, num_frames: int) -> Statistics:
-    return sampled_statistics(scale_down(q), scale_down(k), v, samples, num_frames=num_frames)
+    points = projection.expand(*q.shape[:2], *projection.shape[-2:])
+    return estimate(lambda _, points: Samples(points), q, k, v, points, frames=num_frames)
 
 
 def orthogonalise(gaussian: Tensor) -> Tensor:

@@ -25,9 +25,9 @@ from torch import Tensor
 from torch.nn import functional
 
 from slowfast_lara.attention.frames import split_frames
-from slowfast_lara.attention.importance import scale_down
 from slowfast_lara.attention.precision import at_least_float32
 from slowfast_lara.attention.registry import Estimator, register
+from slowfast_lara.attention.samples import scale_down
 from slowfast_lara.attention.sampling import (
     Noise,
     draw_components,
@@ -75,6 +75,9 @@ def _ra(
     noise: float = 1.0,
 ) -> Tensor:
     q, k = scale_down(q), scale_down(k)
+    # The fused kernels of GPUs want a multiple of 8 components, one of which is the norms';
+    # without one, PyTorch makes the N x P matrix. A CPU would lose a tenth of its time.
+    zeros = 0 if q.device.type == "cpu" else -(q.shape[-1] + 1) % 8
     frames = zip(split_frames(k, num_frames).unbind(2), split_frames(v, num_frames).unbind(2))
     out = []
     for k_frame, v_frame in frames:
@@ -89,27 +92,26 @@ def _ra(
                 uniform = torch.special.ndtr(draw(q[..., :1]))
                 centre = take_tokens(k_frame, draw_components(probabilities, uniform))
             samples = q + centre if draw is None else q + centre + noise * draw(q)
-            total = total + _mean_seen_by(samples, k_frame, v_frame)
+            total = total + _mean_seen_by(samples, k_frame, v_frame, zeros)
         out.append((total / num_samples).transpose(1, 2))
     # The layout that the temporal stage of trajectory attention reads.
     return torch.stack(out, dim=1).permute(0, 3, 2, 1, 4)
 
 
-def _mean_seen_by(samples: Tensor, k: Tensor, v: Tensor) -> Tensor:
+def _mean_seen_by(samples: Tensor, k: Tensor, v: Tensor, zeros: int) -> Tensor:
     """sum_p softmax_p(w.k_p - |k_p|^2/2) v_p: samples [B,h,N,d]; k, v [B,h,P,d].
 
     The norms ride along as one more component of the keys, which the fused
-    kernels can differentiate; as a mask they could not.
+    kernels can differentiate; as a mask they could not. So many zeros follow it.
     """
-    ones = torch.ones_like(samples[..., :1])
     half_norms = k.square().sum(-1, keepdim=True) / 2
     out = functional.scaled_dot_product_attention(
-        torch.cat((samples, -ones), dim=-1),
-        torch.cat((k, half_norms), dim=-1),
-        functional.pad(v, (0, 1)),
+        functional.pad(samples, (0, 1 + zeros), value=-1.0),
+        torch.cat((k, functional.pad(half_norms, (0, zeros))), dim=-1),
+        functional.pad(v, (0, 1 + zeros)),
         scale=1.0,
     )
-    return out[..., :-1]
+    return out[..., : v.shape[-1]]
 
 
 @register("ra")

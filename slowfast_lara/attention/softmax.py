@@ -1,7 +1,9 @@
 """Exact softmax attention per frame, without the N x N matrix.
 
-The frames are folded into the batch of `scaled_dot_product_attention`. This is
-the reference of all estimators, and Motionformer's own spatial attention.
+The frames are the batch of `scaled_dot_product_attention`, the clips and their heads its
+heads: so q, the same for all frames, is not copied for each of them, and the output has the
+layout that the temporal stage of trajectory attention reads. This is the reference of all
+estimators, and Motionformer's own spatial attention.
 """
 
 from __future__ import annotations
@@ -17,13 +19,25 @@ def softmax_attention(
     q: Tensor, k: Tensor, v: Tensor, *, num_frames: int = 1, dropout: float = 0.0
 ) -> Tensor:
     """q [B,h,N,d]; k, v [B,h,F*P,d] -> [B,h,N,F,d]."""
-    B, h, N, d = q.shape
     if num_frames == 1:
         return functional.scaled_dot_product_attention(q, k, v, dropout_p=dropout).unsqueeze(3)
-    q_frames = q.unsqueeze(1).expand(B, num_frames, h, N, d).flatten(0, 1)
-    k_frames, v_frames = (split_frames(x, num_frames).transpose(1, 2).flatten(0, 1) for x in (k, v))
+    q_frames = frames_first(q.unsqueeze(2)).expand(num_frames, -1, -1, -1)
+    k_frames, v_frames = (frames_first(split_frames(x, num_frames)) for x in (k, v))
     out = functional.scaled_dot_product_attention(q_frames, k_frames, v_frames, dropout_p=dropout)
-    return out.unflatten(0, (B, num_frames)).permute(0, 2, 3, 1, 4)
+    return frames_last(out, q.shape[0])
+
+
+def frames_first(x: Tensor) -> Tensor:
+    """[B,h,F,M,d] -> [F,B*h,M,d], tokens before clips and heads in memory.
+
+    Fused kernels lay their output out like q.
+    """
+    return x.permute(2, 3, 0, 1, 4).flatten(2, 3).transpose(1, 2)
+
+
+def frames_last(x: Tensor, batch: int) -> Tensor:
+    """[F,B*h,N,d] -> [B,h,N,F,d]."""
+    return x.unflatten(1, (batch, -1)).permute(1, 2, 3, 0, 4)
 
 
 def softmax_weights(q: Tensor, k: Tensor) -> Tensor:

@@ -1,9 +1,10 @@
-"""slowfast-lara benchmark, tools/benchmark.py: speed and memory on this machine."""
+"""slowfast-lara benchmark, tools/benchmark.py: speed and memory, measured or estimated."""
 
 from __future__ import annotations
 
 import argparse
 from collections.abc import Sequence
+from typing import Any
 
 from slowfast_lara.commands.shared import (
     OneLineParser,
@@ -15,8 +16,12 @@ from slowfast_lara.errors import exit_code_of
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    parser = OneLineParser(description="Measure speed and memory on this machine.")
-    kinds = parser.add_subparsers(required=True, dest="kind", metavar="crop|length|data")
+    parser = OneLineParser(
+        description="Measure speed and memory on this machine, or estimate them for a GPU."
+    )
+    kinds = parser.add_subparsers(
+        required=True, dest="kind", metavar="crop|length|data|roofline|gpu"
+    )
     crop = kinds.add_parser("crop", help="a trajectory layer over the size of the crop")
     crop.add_argument(
         "--crops", type=positive_int, nargs="+", default=[224, 336, 448], metavar="PIXELS"
@@ -33,6 +38,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     for kind in (crop, length):
         _add_attention_arguments(kind)
     _add_data_arguments(kinds.add_parser("data", help="reading videos, against PySlowFast"))
+    _add_roofline_arguments(
+        kinds.add_parser("roofline", help="attention on a GPU, estimated without one")
+    )
+    _add_gpu_arguments(kinds.add_parser("gpu", help="attention and whole models on this GPU"))
     args = parser.parse_args(argv)
 
     def command() -> None:
@@ -42,14 +51,67 @@ def main(argv: Sequence[str] | None = None) -> int:
 
             print(as_text(reading_times(**flags)))
             return
-        from slowfast_lara.experiments.attention_speed import crop_costs, length_costs
-
-        table = crop_costs(**flags) if args.kind == "crop" else length_costs(**flags)
+        table = _table(args.kind, flags)
         print(table.text())
         if args.out:
             table.write(args.out)
 
     return exit_code_of(command)
+
+
+def _table(kind: str, flags: dict[str, Any]) -> Any:
+    if kind == "roofline":
+        from slowfast_lara.experiments.roofline import roofline
+
+        return roofline(**flags)
+    if kind == "gpu":
+        from slowfast_lara.experiments.gpu_speed import gpu_costs
+
+        return gpu_costs(**flags)
+    from slowfast_lara.experiments.attention_speed import crop_costs, length_costs
+
+    return crop_costs(**flags) if kind == "crop" else length_costs(**flags)
+
+
+def _add_roofline_arguments(parser: argparse.ArgumentParser) -> None:
+    devices = ("A100", "H100", "B200", "L4")
+    parser.add_argument("--device", choices=devices, default="A100", help="for which GPU")
+    _add_size_arguments(parser)
+    parser.add_argument(
+        "--frames", type=positive_int, nargs="+", default=[8], help="frames of tokens of a clip"
+    )
+    parser.add_argument("--landmarks", type=positive_int, default=128, help="or samples")
+    add_table_argument(parser)
+
+
+def _add_gpu_arguments(parser: argparse.ArgumentParser) -> None:
+    _add_size_arguments(parser)
+    parser.add_argument(
+        "--precisions",
+        nargs="+",
+        choices=("bfloat16", "float16", "float32"),
+        default=["bfloat16", "float16", "float32"],
+        help="of what is timed",
+    )
+    parser.add_argument(
+        "--repeats", type=positive_int, default=10, help="rounds, of which the best counts"
+    )
+    parser.add_argument("--out", metavar="PATH", help="also write PATH.csv and PATH.json")
+
+
+def _add_size_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--crops", type=crop_size, nargs="+", default=[224, 336, 448], metavar="PIXELS"
+    )
+    parser.add_argument("--clips", type=positive_int, default=8, help="in a batch")
+
+
+def crop_size(text: str) -> int:
+    """The type of a flag: pixels that patches of 16 divide."""
+    size = positive_int(text)
+    if size % 16:
+        raise argparse.ArgumentTypeError(f"{text!r}; a multiple of 16 is expected")
+    return size
 
 
 def _add_attention_arguments(parser: argparse.ArgumentParser) -> None:

@@ -128,9 +128,9 @@ class _TemporalAttention(torch.autograd.Function):
                 values = tokens.unflatten(2, (h, d))
                 grad_attention = torch.einsum("nhd,nfhd->nhf", g, values)
                 grad_tokens = torch.einsum("nhf,nhd->nfhd", attention, g).flatten(2)
-            centred = grad_attention - (attention * grad_attention).sum(-1, keepdim=True)
-            grad_logits = attention * centred
-            grad_tokens = torch.baddbmm(grad_tokens, grad_logits.mT, absorbed)
+            mean_grad = (attention * grad_attention).sum(-1, keepdim=True)
+            grad_logits = grad_attention.sub_(mean_grad).mul_(attention)
+            grad_tokens.baddbmm_(grad_logits.mT, absorbed)
             grad_x[:, :, part] = grad_tokens.unflatten(0, (B, -1)).transpose(1, 2)
             grad_absorbed = torch.bmm(grad_logits, tokens).transpose(0, 1)  # [h,n,D]
             grad_q_part = torch.bmm(grad_absorbed, w_k.mT).transpose(0, 1)

@@ -4,10 +4,11 @@ import pytest
 import torch
 
 from slowfast_lara import attention
-from slowfast_lara.attention.importance import by_head_groups, sampled_statistics, scale_down
+from slowfast_lara.attention import importance
 from slowfast_lara.attention.landmarks import segment_means
-from slowfast_lara.attention.lara import WEIGHTINGS, weights
+from slowfast_lara.attention.lara import WEIGHTINGS, weighted
 from slowfast_lara.attention.performer import orthogonalise
+from slowfast_lara.attention.samples import Samples, scale_down
 from slowfast_lara.attention.sampling import draw_components
 from tests.attention import reference
 from tests.comparing import assert_close
@@ -168,15 +169,15 @@ def test_lara_with_standard_normal_proposals_is_performer(weighting):
 
 
 def test_lara_with_a_proposal_for_each_query_and_delta_weights_is_ra():
-    q, k, v = map(scale_down, qkv(2, 3, 10, 4))
-    v = v * 4**0.25
+    unscaled_q, unscaled_k, v = qkv(2, 3, 10, 4)
+    q, k = scale_down(unscaled_q), scale_down(unscaled_k)
     generator = torch.Generator().manual_seed(7)
     component = torch.randint(10, (2, 3, 10, 1), generator=generator).expand(-1, -1, -1, 4)
     noise = torch.randn(q.shape, generator=generator, dtype=torch.float64)
     samples = q + k.gather(2, component) + noise
     delta = torch.eye(10, dtype=torch.float64).log().expand(2, 3, 10, 10)
-    estimate = by_head_groups(sampled_statistics)
-    out = estimate(q, k, v, samples, num_frames=1, log_weights=delta)
+    statistics = importance._statistics(unscaled_q, unscaled_k, v, Samples(samples), 1)
+    out = importance._mix_frames(statistics._replace(scores=statistics.scores + delta))
     assert_close(out.squeeze(3), reference.ra_sample(q, k, v, samples), 1e-12)
 
 
@@ -189,7 +190,12 @@ def test_weights_sum_to_one(weighting):
     log_q = reference.log_normal(sample, mean) - reference.log_normal(
         sample, torch.zeros_like(mean)
     )
-    alpha = weights(q, q_landmarks, sample, log_q, weighting, 2.0)
+    if weighting == "balance":  # the part that all have, before the clamp
+        corrected = weighted(sample, q_landmarks, log_q, "coupled", 2.0)
+        alpha = corrected.query_weights.balance.unsqueeze(-2)
+    else:
+        samples = weighted(sample, q_landmarks, log_q, weighting, 2.0)
+        alpha = importance.alpha(q, samples.query_weights)
     assert_close(alpha.sum(-1), torch.ones_like(alpha[..., 0]), 1e-12)
     expected = reference.alpha(q, q_landmarks, reference.log_normal(sample, mean), weighting, 2.0)
     assert_close(alpha.expand_as(expected), expected, 1e-12)

@@ -1,0 +1,143 @@
+"""The paths that PyTorch takes on GPUs alone, run here on the CPU: outputs and gradients."""
+
+import pytest
+import torch
+
+from slowfast_lara import attention
+from slowfast_lara.attention import importance, importance_gpu, lara, ra
+from slowfast_lara.attention.landmarks import segment_means
+from tests.attention import reference
+from tests.attention.test_estimators import SIZES, normal, qkv
+from tests.comparing import assert_close, assert_same_function
+
+over_sizes = pytest.mark.parametrize("sizes", SIZES, ids=str)
+
+
+@over_sizes
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
+@pytest.mark.parametrize("zeros", [3, 7])
+def test_ra_with_components_of_zeros(sizes, dtype, zeros):
+    B, h, F, P, d, _ = sizes
+    samples, (_, k, v) = normal(B, h, F * P, d, seed=5), qkv(B, h, 1, P, d)
+    assert_same_function(
+        lambda w, k, v: ra._mean_seen_by(w, k, v, zeros),
+        lambda w, k, v: reference.ra_sample(None, k, v, w),
+        [samples, k, v],
+        dtype,
+    )
+
+
+def of_a_layer(B, h, F, P, d):
+    """q, k, v as a layer's projection lays them out, without CLS: three of [B,h,F*P,d]."""
+    projected = normal(B, 1 + F * P, 3, h, d)
+    return [x[:, :, 1:] for x in projected.permute(2, 0, 3, 1, 4)]
+
+
+@pytest.mark.parametrize("batch", [1, 3])
+def test_exact_attention_writes_what_the_temporal_stage_reads(batch):
+    """[B,F,N,D], with the heads of a token side by side: as a view, nothing is copied."""
+    out = attention.softmax_attention(*of_a_layer(batch, 2, 4, 5, 8), num_frames=4)
+    paths = out.permute(0, 3, 2, 1, 4).flatten(3)
+    assert paths.untyped_storage().data_ptr() == out.untyped_storage().data_ptr()
+
+
+@pytest.fixture
+def on_gpu(monkeypatch):
+    """Importance sampling takes the path of GPUs."""
+
+    def estimate(make_samples, q, k, v, *given, frames):
+        given = map(importance.widened, given)
+        return importance_gpu.as_attention(q, k, v, make_samples(k, *given), frames)
+
+    monkeypatch.setattr(attention.lara, "estimate", estimate)
+    monkeypatch.setattr(attention.performer, "estimate", estimate)
+
+
+def lara_of(F, weighting, beta, noise):
+    """LARA and its plain form, as functions of q, k, v and the landmarks."""
+    return (
+        lambda *inputs: attention.lara_attention(
+            *inputs,
+            num_frames=F,
+            weighting=weighting,
+            beta=beta,
+            noise=None if noise is None else noise.to(inputs[3].dtype),
+        ),
+        lambda *inputs: reference.lara(*inputs, F, weighting, beta, noise),
+    )
+
+
+over_weightings = pytest.mark.parametrize(
+    "weighting, beta", [("balance", 1.0), ("decoupled", 2.0), ("decoupled", 5.0), ("coupled", 1.0)]
+)
+
+
+@over_sizes
+@over_weightings
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
+def test_lara_as_attention(on_gpu, sizes, weighting, beta, dtype):
+    B, h, F, P, d, C = sizes
+    q, k, v = of_a_layer(B, h, F, P, d)
+    landmarks = [segment_means(x, C, num_frames=F) for x in (q, k)]
+    function, expected = lara_of(F, weighting, beta, normal(B, h, C, d, seed=3))
+    assert_same_function(function, expected, [q, k, v, *landmarks], dtype)
+
+
+@over_sizes
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
+def test_performer_as_attention(on_gpu, sizes, dtype):
+    B, h, F, P, d, C = sizes
+    assert_same_function(
+        lambda q, k, v, w: attention.performer_attention(q, k, v, w, num_frames=F),
+        lambda q, k, v, w: reference.performer(q, k, v, w, F),
+        [*of_a_layer(B, h, F, P, d), normal(h, C, d, seed=1)],
+        dtype,
+    )
+
+
+# With a larger beta, a rounding decides whether an alpha is clamped, and so has no gradient.
+@pytest.mark.parametrize(
+    "weighting, beta", [("balance", 1.0), ("decoupled", 1.0), ("decoupled", 2.0), ("coupled", 1.0)]
+)
+@pytest.mark.parametrize("dtype, error", [(torch.float16, 1e-2), (torch.bfloat16, 4e-2)])
+def test_lara_in_half_precision(on_gpu, weighting, beta, dtype, error):
+    """Outputs and gradients, relative to the largest, against float64 on the same numbers."""
+    B, h, F, P, d, C = sizes = (2, 2, 4, 36, 32, 16)
+    inputs = [x.to(dtype) for x in of_a_layer(*sizes[:5])]
+    inputs += [segment_means(x, C, num_frames=F) for x in inputs[:2]]
+    function, expected = lara_of(F, weighting, beta, normal(B, h, C, d, seed=3).float())
+    direction = normal(B, h, F * P, F, d, seed=4)
+
+    def results(function, inputs):
+        inputs = [x.detach().requires_grad_() for x in inputs]
+        out = function(*inputs)
+        loss = (out.double() * direction).sum()
+        return [out, *torch.autograd.grad(loss, inputs)]
+
+    actual = results(function, inputs)
+    exact = results(expected, [x.double() for x in inputs])
+    names = ("output", "q", "k", "v", "q landmarks", "k landmarks")
+    assert actual[0].dtype == dtype
+    for name, got, wanted in zip(names, actual, exact):
+        size = wanted.abs().max()
+        assert_close(got / size, wanted / size, error, name)
+
+
+@pytest.mark.parametrize("scale", [10, 100, 1000])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("weighting", lara.WEIGHTINGS)
+def test_any_scale_is_finite_and_inside_the_range_of_the_values(on_gpu, scale, dtype, weighting):
+    estimator = attention.build_estimator(
+        "lara", head_dim=8, num_heads=2, num_landmarks=6, weighting=weighting
+    )
+    torch.manual_seed(1)
+    q, k, v = of_a_layer(2, 2, 3, 7, 8)
+    given = [x.to(dtype).requires_grad_() for x in (q * scale, k * scale, v)]
+    out = estimator(*given, num_frames=3)
+    assert out.dtype == dtype
+    grads = torch.autograd.grad(out.float().square().sum(), given)
+    assert all(x.isfinite().all() for x in (out, *grads))
+    values = given[2].detach().unflatten(2, (3, 7)).float()
+    error = 1e-5 if dtype == torch.float32 else 1e-2
+    assert (out >= values.amin(3)[:, :, None] - error).all()
+    assert (out <= values.amax(3)[:, :, None] + error).all()

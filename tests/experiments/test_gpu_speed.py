@@ -1,0 +1,68 @@
+"""`benchmark gpu`, on the CPU: all of it but the device."""
+
+import json
+
+import pytest
+import torch
+
+from slowfast_lara.commands.benchmark import main
+from slowfast_lara.experiments import gpu_checks, gpu_speed
+from slowfast_lara.experiments.gpu_checks import checks
+from slowfast_lara.experiments.gpu_speed import GpuTable, Times, costs_on
+from tests.small_models import only_error
+
+CPU = torch.device("cpu")
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
+def test_a_machine_without_a_gpu_is_told_in_one_line(capsys):
+    assert main(["gpu"]) == 2
+    assert only_error(capsys).startswith("error: PyTorch finds no GPU on this machine; `slowfast-l")
+
+
+def test_all_of_it_on_a_cpu(tmp_path, monkeypatch):
+    monkeypatch.setattr(gpu_speed, "ATTENTIONS", ("softmax", "lara"))
+    monkeypatch.setattr(gpu_checks, "CASES", gpu_checks.CASES[:2])
+    table = costs_on(CPU, [32], 1, ["float32"], 1, dim=24, depth=1, num_heads=2)
+    assert [(t.crop, t.precision, t.attention) for t in table.times] == [
+        (32, "float32", "exact"),
+        (32, "float32", "lara"),
+    ]
+    assert all(t.forward > 0 and t.model_forward > 0 and t.model_step > 0 for t in table.times)
+    assert [check.agrees for check in table.checks] == [True] * len(table.checks)
+    table.write(tmp_path / "gpu")
+    content = json.loads((tmp_path / "gpu.json").read_text())
+    assert content["environment"]["torch"] == torch.__version__
+    assert content["milliseconds"][0]["attention"] == "exact"
+    assert content["fastest"] in table.text()
+    assert (tmp_path / "gpu.csv").read_text().splitlines()[1].startswith("crop,precision,attention")
+
+
+def test_a_wrong_kernel_is_seen(monkeypatch):
+    right = gpu_checks.temporal_attention
+    assert all(check.agrees for check in checks(CPU, ["float32"], ["torch"]))
+
+    def wrong(q, *rest, **options):
+        out = right(q, *rest, **options)
+        return out * 1.01 if q.dtype == torch.float32 else out
+
+    monkeypatch.setattr(gpu_checks, "temporal_attention", wrong)
+    failed = {check.name for check in checks(CPU, ["float32"], ["torch"]) if not check.agrees}
+    assert failed == {"temporal", "temporal, projected values"}
+
+
+def test_the_fastest_in_one_line():
+    def times(crop, precision, name, forward):
+        unknown = [None] * 4
+        return Times(crop, precision, name, forward, forward and 2 * forward, *unknown)
+
+    rows = [
+        times(224, "bfloat16", "exact", 1.0),
+        times(224, "bfloat16", "lara", 2.0),
+        times(448, "bfloat16", "exact", None),  # out of memory
+        times(448, "bfloat16", "lara", 3.0),
+        times(224, "float32", "exact", 5.0),
+    ]
+    line = "bfloat16: 224 exact, 448 lara; float32: 224 exact"
+    assert GpuTable(8, [], rows).fastest() == f"fastest attention, forward and backward: {line}"
+    assert "\n 448   bfloat16  exact            -" in GpuTable(8, [], rows).text()
