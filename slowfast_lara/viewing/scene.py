@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from slowfast_lara.attention import Estimator
+from slowfast_lara.config.load import changed
 from slowfast_lara.data.transforms import pixels_of
 from slowfast_lara.errors import InputError
 from slowfast_lara.inference.layers import layer_inputs, middle_view
@@ -40,7 +41,8 @@ class Scene:
     """
 
     def __init__(self, model: TrainedModel, video: str, layer: int | None = None) -> None:
-        self._cfg, depth = model.cfg, model.cfg.VIT.DEPTH
+        self._cfg = changed(model.cfg, ["TEST.NUM_SPATIAL_CROPS", 1])
+        depth = self._cfg.VIT.DEPTH
         self.layer = depth - 1 if layer is None else layer
         if not 0 <= self.layer < depth:
             raise InputError(f"--layer is {layer}; the model has layers 0 to {depth - 1}")

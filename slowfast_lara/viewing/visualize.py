@@ -29,8 +29,7 @@ def visualize(
     """Draw as the flags of `slowfast-lara visualize` say; the exit code."""
     if len(files) != 1:
         raise InputError(f"{len(files)} videos given; one is expected")
-    # The config's clips, of which the middle one is shown; its centre crop only.
-    model = load(*model_files, overrides=["TEST.NUM_SPATIAL_CROPS", 1, *overrides])
+    model = load(*model_files, overrides=overrides)
     heads = model.cfg.VIT.NUM_HEADS
     if args.head is not None and not 0 <= args.head < heads:
         raise InputError(f"--head is {args.head}; the model has 0 to {heads - 1}")
