@@ -21,7 +21,7 @@ quickstart: $(VENV)/installed  ## make videos, train a small model on them, test
 test: $(VENV)/installed-test  ## the tests that take seconds
 	$(PYTEST)
 
-test-all: $(VENV)/installed-test  ## all tests
+test-all: $(VENV)/installed-demo  ## all tests
 	$(PYTEST) -m "slow or not slow"
 
 torture: $(VENV)/installed-test  ## an hour of random faults (SEED=1 MINUTES=60)
@@ -43,4 +43,8 @@ $(VENV)/installed: setup.py pyproject.toml constraints.txt
 
 $(VENV)/installed-test: $(VENV)/installed
 	$(INSTALL) -e ".[test,lint]"
+	touch $@
+
+$(VENV)/installed-demo: $(VENV)/installed-test
+	$(INSTALL) -e ".[demo]"
 	touch $@

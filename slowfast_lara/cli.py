@@ -13,7 +13,8 @@ from slowfast_lara.errors import BAD_INPUT, DONE, complain
 COMMANDS = {
     "run": "train and test a model by a config file",
     "predict": "print the likeliest classes of videos",
-    "visualize": "draw what trajectory attention sees",
+    "visualize": "draw where the attention goes",
+    "demo": "serve a page to play with a trained model",
     "swap": "test a trained model with other attentions in it",
     "export": "write a trained model for other programs: safetensors, torch, ONNX",
     "report": "write a run's report as one HTML file",

@@ -1,10 +1,12 @@
-"""Names that a package offers and imports only when they are asked for."""
+"""What is imported only when it is asked for: names of a package, optional requirements."""
 
 from __future__ import annotations
 
 import importlib
 from collections.abc import Callable, Mapping
 from typing import Any
+
+from slowfast_lara.errors import InputError
 
 
 def names_from(package: str, homes: Mapping[str, str]) -> Callable[[str], Any]:
@@ -16,3 +18,13 @@ def names_from(package: str, homes: Mapping[str, str]) -> Callable[[str], Any]:
         raise AttributeError(f"module {package!r} has no attribute {name!r}")
 
     return get
+
+
+def check_installed(package: str, extra: str) -> None:
+    """Refuse to go on without a package that only an extra of ours installs."""
+    try:
+        importlib.import_module(package)
+    except ImportError:
+        raise InputError(
+            f"the package {package} is needed for this; pip install 'slowfast_lara[{extra}]'"
+        ) from None

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""What trajectory attention sees: python tools/visualize.py --help"""
+"""Where attention goes: python tools/visualize.py --help"""
 
 import sys
 

@@ -33,12 +33,13 @@ def orthoformer_attention(
     first_landmark: int | None = None,
 ) -> Tensor:
     """q [B,h,N,d]; k, v [B,h,F*P,d] -> [B,h,N,F,d]. No first landmark: a random one."""
-    landmarks = take_tokens(q, orthogonal_tokens(q, num_landmarks, first_landmark))
+    # Not by no_grad: torch.export fails at such a region within one without autocast.
+    chosen = orthogonal_tokens(q.detach(), num_landmarks, first_landmark)
+    landmarks = take_tokens(q, chosen)
     seen = softmax_attention(landmarks, k, v, num_frames=num_frames)  # [B,h,C,F,d]
     return spread_frames(softmax_weights(q, landmarks), seen.flatten(3), num_frames)
 
 
-@torch.no_grad()
 def orthogonal_tokens(q: Tensor, num_landmarks: int, first_landmark: int | None) -> Tensor:
     """The chosen tokens' indices [B,h,C,1]."""
     B, h, N, _ = q.shape

@@ -27,6 +27,10 @@ is, the mean of the frames of video that a token sees), point_1.mp4, ..., and
 trajectories.json with all the numbers. Colour is attention beyond an equal share, on one
 scale for all rows; the line is the path of the centre of its peak; the box is the chosen
 point. Errors are mean squared errors to exact attention on the same q, k, v.
+
+Of a model with joint or divided attention, a point's row of the layer's attention, over the
+patches of all frames (in divided attention: its frame, and what that took over time before);
+and cls.png, cls.mp4: what CLS takes from each patch through all layers (attention rollout).
 """
 
 

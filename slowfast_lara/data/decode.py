@@ -61,6 +61,8 @@ MAX_PIXELS = 8192 * 8192
 # to this many times the shorter one, the frames of a test take less than its views. The
 # widest screens have 32:9.
 MAX_ASPECT = 8
+# Of a video whose length is limited in seconds: few cameras have more.
+MOST_FPS = 120
 # From PyAV 17 on, a conversion starts a thread for each core unless told not to.
 ONE_THREAD = {"threads": 1} if int(av.__version__.split(".")[0]) >= 17 else {}
 # What PyAV and OpenCV raise on damaged files.
@@ -138,6 +140,26 @@ def count_frames(path: str) -> tuple[int, int]:
     if not count:
         raise DecodeError(f"{path}: no frame decodes")
     return count, len(errors)
+
+
+def check_length(path: str, most_seconds: float) -> None:
+    """A DecodeError if a video is longer, by its timestamps or by the number of its frames.
+
+    Nothing is decoded, and what lies beyond the limit is not read.
+    """
+    most_frames = most_seconds * MOST_FPS
+    with opened(path, 1) as (container, stream):
+        first = None
+        for count, packet in enumerate(_demux(container, stream), start=1):
+            if packet.pts is not None:
+                first = packet.pts if first is None else first
+                seconds = float((packet.pts - first) * stream.time_base)
+            else:
+                seconds = 0.0
+            if seconds > most_seconds or count > most_frames:
+                raise DecodeError(
+                    f"{path}: longer than {most_seconds:g} seconds or {most_frames:g} frames"
+                )
 
 
 @contextmanager

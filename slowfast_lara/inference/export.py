@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import copy
-import importlib
 import io
 import logging
 import os
@@ -25,6 +24,7 @@ from slowfast_lara.files import folder_aside, write_json, write_text
 from slowfast_lara.inference.export_folder import DESCRIPTION, SAFETENSORS, description_of
 from slowfast_lara.inference.model import TrainedModel
 from slowfast_lara.inference.model_card import model_card
+from slowfast_lara.lazy import check_installed
 from slowfast_lara.models.estimators import chosen_estimator
 from slowfast_lara.models.weights.files import read_weights
 
@@ -42,7 +42,7 @@ def export(model: TrainedModel, folder: str | os.PathLike[str], to: str = "safet
         raise InputError(f"{folder} is there already; a new folder is expected")
     write, needed = FORMS[to]
     for package in needed:
-        _check_installed(package)
+        check_installed(package, "export")
     if to != "safetensors":
         _check_program(model)
     network, weight = model.network, next(model.network.parameters())
@@ -56,15 +56,6 @@ def export(model: TrainedModel, folder: str | os.PathLike[str], to: str = "safet
         write_json(os.path.join(aside, DESCRIPTION), description)
         write_text(os.path.join(aside, CARD), model_card(model, to, checked))
     return checked
-
-
-def _check_installed(package: str) -> None:
-    try:
-        importlib.import_module(package)
-    except ImportError:
-        raise InputError(
-            f"the package {package} is needed for this; pip install 'slowfast_lara[export]'"
-        ) from None
 
 
 def _check_program(model: TrainedModel) -> None:

@@ -1,4 +1,4 @@
-"""What trajectory attention sees of a point, by every estimator: pictures and figures."""
+"""What attention sees of a point, by every estimator, as pictures and figures; and of CLS."""
 
 from __future__ import annotations
 
@@ -9,25 +9,15 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
-import torch
-from fvcore.common.config import CfgNode
 
 from slowfast_lara.attention import ESTIMATORS
-from slowfast_lara.data.transforms import pixels_of
 from slowfast_lara.errors import DONE, InputError, printable
 from slowfast_lara.files import write_json
-from slowfast_lara.inference.layers import LayerInputs, layer_inputs, middle_view
 from slowfast_lara.inference.load import load
 from slowfast_lara.models.estimators import EXACT, shown_name
-from slowfast_lara.viewing.heat_maps import Picture, write_strip, write_video
-from slowfast_lara.viewing.trajectories import (
-    Grid,
-    Point,
-    attention_of,
-    estimators_of,
-    moving_points,
-    path_of,
-)
+from slowfast_lara.viewing.heat_maps import Drawing, Picture
+from slowfast_lara.viewing.scene import Scene
+from slowfast_lara.viewing.trajectories import Grid, Point, moving_points
 
 
 def visualize(
@@ -39,36 +29,41 @@ def visualize(
     """Draw as the flags of `slowfast-lara visualize` say; the exit code."""
     if len(files) != 1:
         raise InputError(f"{len(files)} videos given; one is expected")
-    # The config's clips, of which the middle one is shown; its centre crop only.
-    model = load(*model_files, overrides=["TEST.NUM_SPATIAL_CROPS", 1, *overrides])
-    cfg = model.cfg
-    layer = cfg.VIT.DEPTH - 1 if args.layer is None else args.layer
-    if args.head is not None and not 0 <= args.head < cfg.VIT.NUM_HEADS:
-        raise InputError(f"--head is {args.head}; the model has 0 to {cfg.VIT.NUM_HEADS - 1}")
-    view = middle_view(files[0], cfg)
-    pixels, grid = pixels_of(view, cfg), Grid.of(cfg)
-    points = _points(args, pixels, grid)
-    (inputs,) = layer_inputs(model.network, view, cfg, [layer])
+    model = load(*model_files, overrides=overrides)
+    heads = model.cfg.VIT.NUM_HEADS
+    if args.head is not None and not 0 <= args.head < heads:
+        raise InputError(f"--head is {args.head}; the model has 0 to {heads - 1}")
+    scene = Scene(model, files[0], args.layer)
+    points = _points(args, scene.pixels, scene.grid)
     chosen = list(ESTIMATORS) if args.estimators is None else args.estimators.split(",")
     names = list(dict.fromkeys([EXACT, *filter(None, chosen)]))
-    os.makedirs(args.out, exist_ok=True)
     drawn = []
     for number, point in enumerate(points, start=1):
-        pictures = look(inputs, names, point, grid, cfg, layer, args.head)
+        pictures = scene.look(point, names, args.head)
         path = os.path.join(args.out, f"point_{number}")
-        write_strip(f"{path}.png", pixels, pictures, point, grid)
-        write_video(f"{path}.mp4", pixels, pictures, point, grid)
+        _draw(path, scene, pictures, point)
         drawn.append(_as_json(point, pictures))
         _print(path, point, pictures)
-    facts = {
+    facts: dict[str, Any] = {
         "video": files[0],
         "checkpoint": model.path,
-        "layer": layer,
+        "layer": scene.layer,
         "head": args.head,
         "points": drawn,
     }
+    if not scene.has_trajectories:
+        cls, path = scene.cls(), os.path.join(args.out, "cls")
+        _draw(path, scene, [cls], None)
+        print(f"{printable(path)}.png, {printable(path)}.mp4: what CLS takes, through all layers")
+        facts["cls"] = {"weights": cls.weights.round(6).tolist()}
     write_json(os.path.join(args.out, "trajectories.json"), facts)
     return DONE
+
+
+def _draw(path: str, scene: Scene, pictures: Sequence[Picture], point: Point | None) -> None:
+    drawing = Drawing(scene.pixels, scene.grid, pictures, point, scene.shares_of)
+    drawing.write_strip(f"{path}.png")
+    drawing.write_video(f"{path}.mp4")
 
 
 def _points(args: argparse.Namespace, pixels: np.ndarray, grid: Grid) -> list[Point]:
@@ -85,30 +80,6 @@ def _points(args: argparse.Namespace, pixels: np.ndarray, grid: Grid) -> list[Po
         x, y = (int(number) for number in args.point.split(","))
         return [Point(x, y, frame)]
     raise InputError(f"--point is {args.point!r}; X,Y in whole pixels is expected")
-
-
-@torch.no_grad()
-def look(
-    inputs: LayerInputs,
-    names: Sequence[str],
-    point: Point,
-    grid: Grid,
-    cfg: CfgNode,
-    layer: int,
-    head: int | None,
-) -> list[Picture]:
-    """What each attention makes of a point; the exact one comes first."""
-    pictures: list[Picture] = []
-    exact = None
-    for name, estimator in estimators_of(names, inputs, cfg, layer).items():
-        seen = attention_of(estimator, inputs, grid.token(point))
-        exact = exact or seen
-        weight_error = (seen.weights - exact.weights).square().mean().item()
-        output_error = (seen.output - exact.output).square().mean().item()
-        shown = seen.weights.mean(0) if head is None else seen.weights[head]
-        weights = shown.cpu().numpy()
-        pictures.append(Picture(name, weights, path_of(weights, grid), weight_error, output_error))
-    return pictures
 
 
 def _as_json(point: Point, pictures: Sequence[Picture]) -> dict[str, Any]:

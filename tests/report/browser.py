@@ -17,7 +17,9 @@ _ELEMENT = "element-6066-11e4-a52e-4f735466cecf"
 
 
 class Browser:
-    def __init__(self, folder: Path, *, width: int, height: int) -> None:
+    """With `phone`, a phone's screen of so many points; else a window of so many pixels."""
+
+    def __init__(self, folder: Path, *, width: int, height: int, phone: bool = True) -> None:
         arguments = [
             "--headless=new",
             "--no-sandbox",
@@ -25,13 +27,16 @@ class Browser:
             "--disable-dev-shm-usage",
             f"--user-data-dir={folder / 'profile'}",
         ]
-        phone = {
-            "deviceMetrics": {"width": width, "height": height, "pixelRatio": 2.0, "mobile": True}
-        }
+        options: dict[str, Any] = {"args": arguments, "binary": CHROMIUM}
+        if phone:
+            metrics = {"width": width, "height": height, "pixelRatio": 2.0, "mobile": True}
+            options["mobileEmulation"] = {"deviceMetrics": metrics}
+        else:
+            arguments.append(f"--window-size={width},{height}")
         self._wanted = {
             "browserName": "chrome",
-            "goog:loggingPrefs": {"browser": "ALL"},
-            "goog:chromeOptions": {"args": arguments, "binary": CHROMIUM, "mobileEmulation": phone},
+            "goog:loggingPrefs": {"browser": "ALL", "performance": "ALL"},
+            "goog:chromeOptions": options,
         }
 
     def __enter__(self) -> Browser:
@@ -64,6 +69,33 @@ class Browser:
 
     def click(self, selector: str) -> None:
         self._send("POST", f"/element/{self._find(selector)}/click", {})
+
+    def click_at(self, selector: str, x: float, y: float) -> None:
+        """Click a place of an element, from 0 to 1 of its width and height."""
+        self.run(f"document.querySelector({selector!r}).scrollIntoView({{block: 'center'}})")
+        place = f"document.querySelector({selector!r}).getBoundingClientRect()"
+        left, top, width, height = self.run(
+            f"const r = {place}; return [r.left, r.top, r.width, r.height]"
+        )
+        move = {
+            "type": "pointerMove",
+            "duration": 0,
+            "x": round(left + x * width),
+            "y": round(top + y * height),
+        }
+        press, release = ({"type": f"pointer{way}", "button": 0} for way in ("Down", "Up"))
+        mouse = {"type": "pointer", "id": "mouse", "actions": [move, press, release]}
+        self._send("POST", "/actions", {"actions": [mouse]})
+
+    def requests(self) -> list[str]:
+        """The addresses that were asked for since the last call."""
+        entries = self._send("POST", "/se/log", {"type": "performance"})
+        events = [json.loads(entry["message"])["message"] for entry in entries]
+        return [
+            event["params"]["request"]["url"]
+            for event in events
+            if event["method"] == "Network.requestWillBeSent"
+        ]
 
     def type(self, selector: str, text: str) -> None:
         self._send("POST", f"/element/{self._find(selector)}/value", {"text": text})

@@ -236,7 +236,6 @@ def test_pixels_are_the_videos(clips, model):
 
 
 def test_bad_input_is_one_line(model, clips, tmp_path, capsys):
-    joint = write_model(tmp_path / "joint", small_config(ATTN_LAYER="joint"))
     (tmp_path / "no.mp4").write_text("x")
     flags = [*model.flags(), "--out", str(tmp_path / "out")]
     cases = {
@@ -250,7 +249,6 @@ def test_bad_input_is_one_line(model, clips, tmp_path, capsys):
         "unknown estimator 'lora'": [*flags, "--estimators", "lora", clips[0]],
         "4 videos given": [*flags, *clips],
         "no.mp4": [*flags, str(tmp_path / "no.mp4")],
-        "joint attention": [*joint.flags(), "--out", str(tmp_path / "out"), clips[0]],
     }
     for said, argv in cases.items():
         assert main(argv) == 2, said
