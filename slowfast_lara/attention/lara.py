@@ -31,6 +31,7 @@ from slowfast_lara.attention.importance import (
     sampled_statistics,
     scale_down,
 )
+from slowfast_lara.attention.kernels.choice import Kernels, missing_sizes, takes_triton
 from slowfast_lara.attention.landmarks import segment_means
 from slowfast_lara.attention.precision import at_least_float32
 from slowfast_lara.attention.registry import Estimator, register
@@ -189,9 +190,11 @@ class LaraAttention(Estimator):
             bool, "a linear layer and LayerNorm on q~ and k~, shared by the heads"
         ] = False,
         noise: Noise = 1.0,
+        kernels: Kernels = "auto",
     ) -> None:
         super().__init__()
         self.num_landmarks, self.proposal = num_landmarks, proposal
+        self.kernels, self.without_kernel = kernels, missing_sizes(head_dim, num_landmarks)
         self.weighting, self.beta = weighting, beta
         self.noise = noise_size(noise, head_dim)
         self.project_q, self.project_k = (
@@ -201,8 +204,15 @@ class LaraAttention(Estimator):
             for wanted in (learned, learned and proposal in ("local", "mixed"))
         )
 
-    @at_least_float32
     def forward(self, q: Tensor, k: Tensor, v: Tensor, *, num_frames: int = 1) -> Tensor:
+        if takes_triton(self.kernels, q, self.without_kernel):
+            from slowfast_lara.attention.kernels.estimators import lara_of
+
+            return lara_of(self, q, k, v, num_frames)
+        return self.in_torch(q, k, v, num_frames=num_frames)
+
+    @at_least_float32
+    def in_torch(self, q: Tensor, k: Tensor, v: Tensor, *, num_frames: int = 1) -> Tensor:
         q_landmarks = self.query_landmarks(q, num_frames)
         noise = torch.randn_like(q_landmarks) * self.noise if self.training else None
         options = {"num_frames": num_frames, "weighting": self.weighting, "beta": self.beta}
@@ -216,7 +226,9 @@ class LaraAttention(Estimator):
 
     def query_landmarks(self, q: Tensor, num_frames: int) -> Tensor:
         if self.proposal == "single":
-            landmarks = q.mean(2, keepdim=True).expand(-1, -1, self.num_landmarks, -1)
+            wide = torch.promote_types(q.dtype, torch.float32)
+            mean = q.mean(2, keepdim=True, dtype=wide)
+            landmarks = mean.expand(-1, -1, self.num_landmarks, -1)
         else:
             landmarks = segment_means(q, self.num_landmarks, num_frames=num_frames)
         return self.project_q(landmarks)

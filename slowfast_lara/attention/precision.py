@@ -29,14 +29,14 @@ def at_least_float32(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
     @functools.wraps(function)
     def wide(*args: Any, **kwargs: Any) -> Tensor:
         q = args[0] if isinstance(args[0], Tensor) else args[1]
-        with _without_autocast(q.device.type):
+        with without_autocast(q.device.type):
             wide_kwargs = {name: widen(value) for name, value in kwargs.items()}
             return function(*map(widen, args), **wide_kwargs).to(q.dtype)
 
     return wide
 
 
-def _without_autocast(device_type: str) -> contextlib.AbstractContextManager[Any]:
+def without_autocast(device_type: str) -> contextlib.AbstractContextManager[Any]:
     if torch.amp.is_autocast_available(device_type):
         return torch.autocast(device_type, enabled=False)
     return contextlib.nullcontext()  # the meta device has none

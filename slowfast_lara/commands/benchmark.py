@@ -16,7 +16,7 @@ from slowfast_lara.errors import exit_code_of
 
 def main(argv: Sequence[str] | None = None) -> int:
     parser = OneLineParser(description="Measure speed and memory on this machine.")
-    kinds = parser.add_subparsers(required=True, dest="kind", metavar="crop|length|data")
+    kinds = parser.add_subparsers(required=True, dest="kind", metavar="crop|length|data|kernels")
     crop = kinds.add_parser("crop", help="a trajectory layer over the size of the crop")
     crop.add_argument(
         "--crops", type=positive_int, nargs="+", default=[224, 336, 448], metavar="PIXELS"
@@ -33,6 +33,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     for kind in (crop, length):
         _add_attention_arguments(kind)
     _add_data_arguments(kinds.add_parser("data", help="reading videos, against PySlowFast"))
+    _add_kernel_arguments(
+        kinds.add_parser("kernels", help="registers and memory of the GPU kernels, without a GPU")
+    )
     args = parser.parse_args(argv)
 
     def command() -> None:
@@ -41,6 +44,14 @@ def main(argv: Sequence[str] | None = None) -> int:
             from slowfast_lara.experiments.data_speed import as_text, reading_times
 
             print(as_text(reading_times(**flags)))
+            return
+        if args.kind == "kernels":
+            from slowfast_lara.experiments import compiled_kernels
+
+            rows = compiled_kernels.compiled_kernels(**flags)
+            print(compiled_kernels.as_text(rows))
+            if args.out:
+                compiled_kernels.write(rows, args.out)
             return
         from slowfast_lara.experiments.attention_speed import crop_costs, length_costs
 
@@ -78,3 +89,16 @@ def _add_data_arguments(parser: argparse.ArgumentParser) -> None:
         default=20,
         help="random training samples of each video in a round",
     )
+
+
+def _add_kernel_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--kernels", nargs="+", metavar="NAME", default=[], help="default: all")
+    parser.add_argument(
+        "--archs",
+        type=int,
+        nargs="+",
+        choices=(80, 90, 100),
+        default=[],
+        help="the GPUs, as compute capabilities without the point (default: all)",
+    )
+    parser.add_argument("--out", metavar="PATH", help="also write PATH.csv and PATH.md")
