@@ -31,6 +31,7 @@ from torch import Tensor
 from slowfast_lara.attention.exporting import is_exporting
 from slowfast_lara.attention.frames import split_frames
 from slowfast_lara.attention.importance_gpu import as_attention
+from slowfast_lara.attention.kernels.choice import Kernels, missing_sizes, takes_triton
 from slowfast_lara.attention.precision import widened, without_autocast
 from slowfast_lara.attention.samples import SMALLEST_ALPHA, QueryWeights, Samples, scale_down
 
@@ -66,7 +67,13 @@ def add_product(x: Tensor, left: Tensor, right: Tensor) -> Tensor:
 
 
 def estimate(
-    make_samples: Callable[..., Samples], q: Tensor, k: Tensor, v: Tensor, *given: Any, frames: int
+    make_samples: Callable[..., Samples],
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    *given: Any,
+    frames: int,
+    kernels: Kernels = "auto",
 ) -> Tensor:
     """q [B,h,N,d]; k, v [B,h,F*P,d] -> the estimate above, [B,h,N,F,d], in the precision of q.
 
@@ -75,6 +82,10 @@ def estimate(
     """
     with without_autocast(q.device.type):
         given = tuple(map(widened, given))
+        if takes_triton(kernels, q, missing_sizes(q.shape[-1], given[0].shape[2])):
+            from slowfast_lara.attention.kernels.estimates import by_kernels
+
+            return by_kernels(q, k, v, make_samples(k, *given), frames)
         if q.device.type != "cpu" and not is_exporting():
             return as_attention(q, k, v, make_samples(k, *given), frames)
         tensors = (*map(widened, (q, k, v)), *given)

@@ -25,6 +25,7 @@ import torch
 from torch import Tensor, nn
 
 from slowfast_lara.attention.importance import estimate, log_xi
+from slowfast_lara.attention.kernels.choice import Kernels, missing_sizes, takes_triton
 from slowfast_lara.attention.landmarks import farthest_tokens, segment_means
 from slowfast_lara.attention.precision import widened, without_autocast
 from slowfast_lara.attention.registry import Estimator, register
@@ -49,6 +50,7 @@ def lara_attention(
     weighting: Weighting = "decoupled",
     beta: float = 1.0,
     noise: Tensor | None = None,
+    kernels: Kernels = "auto",
 ) -> Tensor:
     """LARA with proposals N(q~_c + k~_c, I).
 
@@ -61,7 +63,8 @@ def lara_attention(
         points = means if noise is None else means + noise
         return weighted(points, q_landmarks, log_xi(means, points), weighting, beta)
 
-    return estimate(samples, q, k, v, q_landmarks, k_landmarks, noise, frames=num_frames)
+    given = (q_landmarks, k_landmarks, noise)
+    return estimate(samples, q, k, v, *given, frames=num_frames, kernels=kernels)
 
 
 def lara_mixture_attention(
@@ -75,6 +78,7 @@ def lara_mixture_attention(
     beta: float = 1.0,
     uniform: Tensor | None = None,
     noise: Tensor | None = None,
+    kernels: Kernels = "auto",
 ) -> Tensor:
     """LARA with the Gaussian mixtures sum_m softmax_m(q~_c.k_m) N(q~_c + k_m, I).
 
@@ -96,7 +100,8 @@ def lara_mixture_attention(
         log_q = log_xi(q_landmarks, points) + seen - logits.logsumexp(-1).unsqueeze(-2)
         return weighted(points, q_landmarks, log_q, weighting, beta)
 
-    return estimate(samples, q, k, v, q_landmarks, uniform, noise, frames=num_frames)
+    given = (q_landmarks, uniform, noise)
+    return estimate(samples, q, k, v, *given, frames=num_frames, kernels=kernels)
 
 
 def weighted(
@@ -152,10 +157,12 @@ class LaraAttention(Estimator):
             bool, "a linear layer and LayerNorm on q~ and k~, shared by the heads"
         ] = False,
         noise: Noise = 1.0,
+        kernels: Kernels = "auto",
     ) -> None:
         super().__init__()
         self.num_landmarks, self.proposal = num_landmarks, proposal
         self.landmarks = farthest_tokens if landmarks == "farthest" else segment_means
+        self.kernels, self.without_kernel = kernels, missing_sizes(head_dim, num_landmarks)
         self.weighting, self.beta = weighting, beta
         self.noise = noise_size(noise, head_dim)
         self.project_q, self.project_k = (
@@ -173,6 +180,7 @@ class LaraAttention(Estimator):
                 "num_frames": num_frames,
                 "weighting": self.weighting,
                 "beta": self.beta,
+                "kernels": self.kernels,
             }
             if self.proposal in ("mixture", "single"):
                 uniform = torch.rand_like(q_landmarks[..., :1]) if self.training else None
@@ -191,6 +199,10 @@ class LaraAttention(Estimator):
 
     def key_landmarks(self, q_landmarks: Tensor, k: Tensor, num_frames: int) -> Tensor:
         if self.proposal == "global":
+            if takes_triton(self.kernels, k, self.without_kernel):
+                from slowfast_lara.attention.kernels.estimates import attention_of_landmarks
+
+                return attention_of_landmarks(q_landmarks, k)
             k = widened(k)
             return softmax_attention(q_landmarks, k, k).squeeze(3)
         landmarks = self.project_k(self.landmarks(k, self.num_landmarks, num_frames=num_frames))

@@ -15,17 +15,25 @@ import torch
 from torch import Tensor
 
 from slowfast_lara.attention.importance import estimate
+from slowfast_lara.attention.kernels.choice import Kernels, missing_sizes
 from slowfast_lara.attention.registry import Estimator, register
 from slowfast_lara.attention.samples import Samples
 from slowfast_lara.attention.sampling import seeded_normal
 
 
 def performer_attention(
-    q: Tensor, k: Tensor, v: Tensor, projection: Tensor, *, num_frames: int = 1
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    projection: Tensor,
+    *,
+    num_frames: int = 1,
+    kernels: Kernels = "auto",
 ) -> Tensor:
     """q [B,h,N,d]; k, v [B,h,F*P,d]; projection [h,S,d], the samples -> [B,h,N,F,d]."""
     points = projection.expand(*q.shape[:2], *projection.shape[-2:])
-    return estimate(lambda _, points: Samples(points), q, k, v, points, frames=num_frames)
+    given = (lambda _, points: Samples(points), q, k, v, points)
+    return estimate(*given, frames=num_frames, kernels=kernels)
 
 
 def orthogonalise(gaussian: Tensor) -> Tensor:
@@ -54,8 +62,11 @@ class PerformerAttention(Estimator):
         orthogonal: Annotated[
             bool, "draw w_1, w_2, ... orthogonal to each other, in blocks of d samples"
         ] = False,
+        kernels: Kernels = "auto",
     ) -> None:
         super().__init__()
+        count = num_landmarks * (2 if features == "hyperbolic" else 1)
+        self.kernels, self.without_kernel = kernels, missing_sizes(head_dim, count)
         self.features, self.orthogonal = features, orthogonal
         samples = seeded_normal(torch.empty(num_heads, num_landmarks, head_dim), seed)
         self.register_buffer("projection", orthogonalise(samples) if orthogonal else samples)
@@ -68,4 +79,5 @@ class PerformerAttention(Estimator):
                 samples = orthogonalise(samples)
         if self.features == "hyperbolic":
             samples = torch.cat((samples, -samples), dim=-2)
-        return performer_attention(q, k, v, samples, num_frames=num_frames)
+        given = (q, k, v, samples)
+        return performer_attention(*given, num_frames=num_frames, kernels=self.kernels)

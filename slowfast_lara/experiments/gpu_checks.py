@@ -60,7 +60,7 @@ def _cases(kernels: str) -> Iterator[tuple[str, Function, Function, list[Tensor]
         if kernels != "torch" and "kernels" not in known:
             continue
         chosen: dict[str, Any] = {"kernels": kernels} if "kernels" in known else {}
-        sizes = {"head_dim": d, "num_heads": h, "num_landmarks": C}
+        sizes: dict[str, Any] = {"head_dim": d, "num_heads": h, "num_landmarks": C}
         plain = build_estimator(name, **sizes, **options).double().eval()
         estimator = build_estimator(name, **sizes, **options, **chosen).eval()
         label = "-".join(("exact" if name == "softmax" else name, *options.values()))

@@ -147,8 +147,9 @@ def _attention_times(
 ) -> Milliseconds:
     """Forward and backward of an estimator, on q, k, v as a layer projects them."""
     landmarks = min(LANDMARKS, sizes.tokens)
-    sizes_of_heads = {"head_dim": WIDTH // HEADS, "num_heads": HEADS, "num_landmarks": landmarks}
-    estimator = build_estimator(name, **sizes_of_heads).to(device)
+    estimator = build_estimator(
+        name, head_dim=WIDTH // HEADS, num_heads=HEADS, num_landmarks=landmarks
+    ).to(device)
     shape = (sizes.clips, 1 + sizes.tokens, 3, HEADS, WIDTH // HEADS)
     projected = torch.randn(shape, device=device).to(dtype).requires_grad_()
 

@@ -23,7 +23,7 @@ from torch import Tensor
 
 FLOAT32 = 4
 # Frames of which one program of the mixing step's backward pass collects the gradients
-# (mixing.py): the scores are made once for each group of them.
+# (triton_mix.py): the scores are made once for each group of them.
 FRAME_GROUP = 2
 
 
@@ -39,31 +39,23 @@ def _products(size: int) -> int:
     return 1 if size == FLOAT32 else 2
 
 
-def seen_forward(
-    B: int, h: int, F: int, P: int, C: int, d: int, size: int, values: bool = True
-) -> list[Launch]:
-    """What each sample sees of each frame; without values only the log-sums."""
+def seen_forward(B: int, h: int, F: int, P: int, C: int, d: int, size: int) -> list[Launch]:
+    """What each sample sees of each frame; half precision keeps what rounding took, too."""
     keys, statistics = B * h * F * P * d * size, B * h * F * C
-    moved = keys + B * h * C * d * FLOAT32 + statistics * FLOAT32
-    if values:
-        moved += keys + statistics * d * size
+    kept = statistics * (d * size * _products(size) + FLOAT32)
     product = 2 * B * h * F * P * C * d
-    return [Launch("seen_forward", moved, product * (_products(size) + values))]
+    moved = 2 * keys + B * h * C * d * FLOAT32 + kept
+    return [Launch("seen_forward", moved, product * 2 * _products(size))]
 
 
-def seen_backward(
-    B: int, h: int, F: int, P: int, C: int, d: int, size: int, values: bool = True
-) -> list[Launch]:
+def seen_backward(B: int, h: int, F: int, P: int, C: int, d: int, size: int) -> list[Launch]:
     """One kernel for the keys and values, one for the samples; each makes the shares anew."""
     keys, statistics = B * h * F * P * d * size, B * h * F * C
     samples = B * h * C * d * FLOAT32
-    read = keys * (1 + values) + samples + 2 * statistics * FLOAT32
-    if values:
-        read += 2 * statistics * d * size
-    product = 2 * B * h * F * P * C * d
-    again = _products(size) + values
+    read = 2 * keys + samples + statistics * (d * size * (1 + _products(size)) + 2 * FLOAT32)
+    product, again = 2 * B * h * F * P * C * d, _products(size) + 1
     return [
-        Launch("seen_backward_keys", read + keys * (1 + values), product * (again + 1 + values)),
+        Launch("seen_backward_keys", read + 2 * keys, product * (again + 2)),
         Launch("seen_backward_samples", read + samples, product * (again + 1)),
     ]
 
@@ -71,66 +63,96 @@ def seen_backward(
 def mix_forward(
     B: int, h: int, N: int, F: int, C: int, d: int, size: int, favoured: bool
 ) -> list[Launch]:
-    """The estimate itself; `favoured`: with the queries that each landmark favours."""
-    queries, sides = B * h * N * d * size, 1 + favoured
-    statistics = B * h * F * C * (d * size + FLOAT32)
-    small = B * h * C * (d * sides + 4 * favoured) * FLOAT32
-    product = 2 * B * h * N * C * d
-    moved = queries + small + statistics + F * queries
-    return [Launch("mix_forward", moved, product * (_products(size) * sides + F))]
+    """The estimate itself; `favoured`: after the landmarks' log-sums over all queries."""
+    queries, landmarks = B * h * N * d * size, B * h * C * FLOAT32
+    product, scores = 2 * B * h * N * C * d, _products(size) * (1 + favoured)
+    moved = queries * (1 + F) + B * h * F * C * (d * size + FLOAT32) + landmarks * d
+    launches = [Launch("mix_forward", moved, product * (scores + F))]
+    if favoured:
+        launches[0] = launches[0]._replace(bytes=moved + landmarks * (d + 4))
+        sums = Launch("column_sums", queries + landmarks * (d + 1), product * _products(size))
+        launches.insert(0, sums)
+    return launches
 
 
 def mix_backward(
     B: int, h: int, N: int, F: int, C: int, d: int, size: int, favoured: bool
 ) -> list[Launch]:
-    """The queries' gradients first, with four numbers for each query that the rest reads."""
-    queries, sides = B * h * N * d * size, 1 + favoured
-    statistics = B * h * F * C * (d * size + FLOAT32)
-    small = B * h * C * (d * sides + 4 * favoured) * FLOAT32
-    rows = B * h * N * (2 * F + 2 * favoured) * FLOAT32
+    """The queries' gradients first, with numbers of each query that the rest reads."""
+    elements, landmarks = B * h * N * d, B * h * C * FLOAT32
+    seen, log_sums = B * h * F * C * d * size, B * h * F * C * FLOAT32
+    rows = B * h * N * (2 * F + 2) * FLOAT32
+    # One part of the gradients of log-sums for each block of 32 queries.
+    parts = -(-N // 32) * (F + 1) * landmarks
+    small = landmarks * d * (1 + favoured) + 4 * favoured * landmarks
+    product, scores = 2 * B * h * N * C * d, _products(size) * (1 + favoured)
+    read = elements * size * (1 + F) + small + seen + log_sums
+    grad_q = elements * (FLOAT32 if favoured else size)
+    pulls = 1 + favoured * _products(size)
     groups = -(-F // FRAME_GROUP)
-    product, scores = 2 * B * h * N * C * d, _products(size) * sides
-    read = queries + F * queries + small + statistics + rows
-    return [
-        Launch("mix_backward_queries", read + queries, product * (scores + F + sides)),
+    launches = [
         Launch(
-            "mix_backward_samples",
-            read + statistics + groups * small,
-            product * (groups * (scores + sides) + 2 * F),
+            "mix_backward_queries", read + grad_q + rows + parts, product * (scores + F + pulls)
         ),
-        Launch("sum of frame groups", (groups + 1) * small, groups * small // FLOAT32),
+        Launch("sum of parts", parts + 3 * (F + 1) * landmarks, parts // FLOAT32),
+        Launch("mix_backward_samples", read + rows + small, product * (scores + F + 1 + favoured)),
+        Launch("mix_backward_means", read + rows // 2, product * (groups * scores + F)),
     ]
+    if favoured:
+        moved = 2 * elements * size + grad_q + landmarks * (d + 2)
+        launches.append(Launch("column_gradient", moved, product * 2 * _products(size)))
+    return launches
 
 
 def temporal_forward(
     B: int, N: int, F: int, h: int, d: int, size: int, project_values: bool
 ) -> list[Launch]:
-    """x is read for the logits and again for the values; the attention is kept for later."""
-    D, tokens = h * d, B * N
-    moved = tokens * D * size * (2 + 2 * F) + tokens * h * F * FLOAT32
-    moved += (1 + project_values) * D * D * size
-    of_frames = 2 * tokens * h * F
-    flops = 2 * tokens * D * D + of_frames * D
-    flops += 2 * tokens * D * D + of_frames * D if project_values else of_frames * d
-    return [Launch("temporal_forward", moved, flops)]
+    """x is read for the attention, which is kept for later, and again for the values."""
+    scores = _temporal_scores(B, N, F, h, d, size, projected=True, twice=size != FLOAT32)
+    if project_values:
+        return [scores, _temporal_pool(B, N, F, h, d, size)]
+    D, attention = h * d, B * N * h * F * FLOAT32
+    values = Launch("temporal_sum", B * N * D * size * (F + 1) + attention, 2 * B * N * F * D)
+    return [scores, values]
 
 
 def temporal_backward(
     B: int, N: int, F: int, h: int, d: int, size: int, project_values: bool
 ) -> list[Launch]:
-    """The tokens' gradients, then those of the weights, for keys and values one by one."""
-    D, tokens = h * d, B * N
+    """The gradients of the attention, of x and of q, then of the weight, keys and values."""
+    D, tokens, sides = h * d, B * N, 1 + project_values
     row, attention = tokens * D * size, tokens * h * F * FLOAT32
-    sides = 1 + project_values
-    of_frames, square = 2 * tokens * h * F, 2 * tokens * D * D
-    grads = row * (3 + 3 * F) + 2 * attention + sides * D * D * size
-    flops = 2 * square + 2 * of_frames * D
-    flops += 2 * square + 2 * of_frames * D if project_values else 2 * of_frames * d
+    scores = _temporal_scores(B, N, F, h, d, size, projected=project_values, twice=False)
+    scores = scores._replace(bytes=scores.bytes + attention)
+    square, of_frames = 2 * tokens * D * D, 2 * tokens * h * F * D
+    spread = row * (2 + F) + 2 * attention + sides * D * D * size
     parts = temporal_weight_parts(tokens) * D * D * FLOAT32
     moved = row * (1 + F) + attention + parts
-    weight = Launch("temporal_backward_weight", moved, square + of_frames * D)
-    total = Launch("sum of token parts", parts + D * D * FLOAT32, parts // FLOAT32)
-    return [Launch("temporal_backward_tokens", grads, flops), *[weight, total] * sides]
+    weight = [
+        Launch("temporal_weight", moved, square + of_frames),
+        Launch("sum of parts", parts + D * D * (2 * FLOAT32 + size), parts // FLOAT32),
+    ]
+    return [
+        scores,
+        Launch("temporal_spread", spread, sides * square + 2 * of_frames),
+        _temporal_pool(B, N, F, h, d, size),
+        *weight * sides,
+    ]
+
+
+def _temporal_scores(
+    B: int, N: int, F: int, h: int, d: int, size: int, projected: bool, twice: bool
+) -> Launch:
+    D, tokens = h * d, B * N
+    moved = tokens * D * size * (1 + F) + tokens * h * F * FLOAT32 + projected * D * D * size
+    flops = projected * 2 * tokens * D * D + (1 + twice) * 2 * tokens * h * F * D
+    return Launch("temporal_scores", moved, flops)
+
+
+def _temporal_pool(B: int, N: int, F: int, h: int, d: int, size: int) -> Launch:
+    D, tokens = h * d, B * N
+    moved = tokens * D * size * (1 + F) + tokens * h * F * FLOAT32 + D * D * size
+    return Launch("temporal_pool", moved, 2 * tokens * D * D + 2 * tokens * h * F * D)
 
 
 def temporal_weight_parts(tokens: int) -> int:
@@ -140,10 +162,9 @@ def temporal_weight_parts(tokens: int) -> int:
 
 # By the name of an operator, from its arguments (real ones, or tensors of the meta device).
 def _of_seen(launches: Callable[..., list[Launch]]) -> Callable[..., list[Launch]]:
-    def traffic(samples: Tensor, k: Tensor, v: Tensor | None, num_frames: int, *more: Any):
-        B, h, keys, d = k.shape
-        sizes = (B, h, num_frames, keys // num_frames, samples.shape[2], d, k.element_size())
-        return launches(*sizes, values=v is not None)
+    def traffic(samples: Tensor, k: Tensor, v: Tensor, num_frames: int, *more: Any):
+        (B, h, keys, d), C = k.shape, samples.shape[2]
+        return launches(B, h, num_frames, keys // num_frames, C, d, k.element_size())
 
     return traffic
 

@@ -1,0 +1,26 @@
+"""The estimates of importance sampling by the operators `seen` and `mix`.
+
+What is as small as the samples stays in PyTorch, in float32; q, k and v are taken as they are.
+"""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from slowfast_lara.attention.kernels.mix import mix
+from slowfast_lara.attention.kernels.seen import seen
+from slowfast_lara.attention.samples import Samples, scale_down
+
+
+def by_kernels(q: Tensor, k: Tensor, v: Tensor, samples: Samples, num_frames: int) -> Tensor:
+    """q [B,h,N,d]; k, v [B,h,F*P,d] -> [B,h,N,F,d], in the precision of q."""
+    log_sums, means, _ = seen(samples.points, k, v, num_frames, True)
+    if samples.log_weights is not None:
+        log_sums = log_sums + samples.log_weights.unsqueeze(2)
+    query_weights = samples.query_weights or (None, None, None, None)
+    return mix(q, samples.points, log_sums, means, *query_weights)[0]
+
+
+def attention_of_landmarks(landmarks: Tensor, k: Tensor) -> Tensor:
+    """softmax_attention(landmarks, k, k) for few queries, in float32: [B,h,C,d]."""
+    return seen(scale_down(landmarks), k, k, 1, False)[1].squeeze(2).float()
