@@ -45,7 +45,7 @@ def test_exact_attention_writes_what_the_temporal_stage_reads(batch):
 def on_gpu(monkeypatch):
     """Importance sampling takes the path of GPUs."""
 
-    def estimate(make_samples, q, k, v, *given, frames):
+    def estimate(make_samples, q, k, v, *given, frames, kernels):
         given = map(importance.widened, given)
         return importance_gpu.as_attention(q, k, v, make_samples(k, *given), frames)
 
