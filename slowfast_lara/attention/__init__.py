@@ -5,6 +5,7 @@ from slowfast_lara.attention.registry import (
     Estimator,
     build_estimator,
     estimator_options,
+    has_kernels,
     register,
 )
 
@@ -22,6 +23,7 @@ __all__ = [
     "Estimator",
     "build_estimator",
     "estimator_options",
+    "has_kernels",
     "lara_attention",
     "nystrom_attention",
     "orthoformer_attention",

@@ -25,6 +25,7 @@ import torch
 from torch import Tensor, nn
 
 from slowfast_lara.attention.importance import estimate, log_xi
+from slowfast_lara.attention.kernels.choice import Kernels, missing_sizes, takes_triton
 from slowfast_lara.attention.landmarks import segment_means
 from slowfast_lara.attention.precision import widened, without_autocast
 from slowfast_lara.attention.registry import Estimator, register
@@ -146,9 +147,11 @@ class LaraAttention(Estimator):
             bool, "a linear layer and LayerNorm on q~ and k~, shared by the heads"
         ] = False,
         noise: Noise = 1.0,
+        kernels: Kernels = "auto",
     ) -> None:
         super().__init__()
         self.num_landmarks, self.proposal = num_landmarks, proposal
+        self.kernels, self.without_kernel = kernels, missing_sizes(head_dim, num_landmarks)
         self.weighting, self.beta = weighting, beta
         self.noise = noise_size(noise, head_dim)
         self.project_q, self.project_k = (
@@ -159,6 +162,10 @@ class LaraAttention(Estimator):
         )
 
     def forward(self, q: Tensor, k: Tensor, v: Tensor, *, num_frames: int = 1) -> Tensor:
+        if takes_triton(self.kernels, q, self.without_kernel):
+            from slowfast_lara.attention.kernels.estimators import lara_of
+
+            return lara_of(self, q, k, v, num_frames)
         with without_autocast(q.device.type):
             q_landmarks = self.query_landmarks(q, num_frames)
             noise = torch.randn_like(q_landmarks) * self.noise if self.training else None

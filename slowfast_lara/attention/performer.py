@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from slowfast_lara.attention.importance import estimate
+from slowfast_lara.attention.kernels.choice import Kernels, missing_sizes, takes_triton
 from slowfast_lara.attention.registry import Estimator, register
 from slowfast_lara.attention.samples import Samples
 from slowfast_lara.attention.sampling import seeded_normal
@@ -54,8 +55,11 @@ class PerformerAttention(Estimator):
         orthogonal: Annotated[
             bool, "draw w_1, w_2, ... orthogonal to each other, in blocks of d samples"
         ] = False,
+        kernels: Kernels = "auto",
     ) -> None:
         super().__init__()
+        count = num_landmarks * (2 if features == "hyperbolic" else 1)
+        self.kernels, self.without_kernel = kernels, missing_sizes(head_dim, count)
         self.features, self.orthogonal = features, orthogonal
         samples = seeded_normal(torch.empty(num_heads, num_landmarks, head_dim), seed)
         self.register_buffer("projection", orthogonalise(samples) if orthogonal else samples)
@@ -68,4 +72,8 @@ class PerformerAttention(Estimator):
                 samples = orthogonalise(samples)
         if self.features == "hyperbolic":
             samples = torch.cat((samples, -samples), dim=-2)
+        if takes_triton(self.kernels, q, self.without_kernel):
+            from slowfast_lara.attention.kernels.estimators import performer
+
+            return performer(q, k, v, samples, num_frames=num_frames)
         return performer_attention(q, k, v, samples, num_frames=num_frames)

@@ -23,10 +23,12 @@ from typing import Any
 
 from torch import nn
 
+from slowfast_lara.attention.kernels.choice import KERNELS
+
 # What the model passes to the constructor of any estimator that asks for it: sizes,
-# the dropout of attention, and the seed of draws in eval mode. `num_landmarks` is the
-# number of landmarks C or of samples S.
-GIVEN_BY_THE_MODEL = ("head_dim", "num_heads", "num_landmarks", "dropout", "seed")
+# the dropout of attention, the seed of draws in eval mode, and whether GPUs run kernels of
+# ours. `num_landmarks` is the number of landmarks C or of samples S.
+GIVEN_BY_THE_MODEL = ("head_dim", "num_heads", "num_landmarks", "dropout", "seed", "kernels")
 
 ESTIMATORS: dict[str, type[Estimator]] = {}
 
@@ -38,6 +40,8 @@ class Estimator(nn.Module):
     exact = False
     # Its landmarks are made of tokens: there can be no more of them.
     landmarks_are_tokens = False
+    # What of its options and sizes its kernels cannot do.
+    without_kernel = ""
 
 
 @dataclass(frozen=True)
@@ -121,9 +125,13 @@ def build_estimator(
     num_landmarks: int = 128,
     dropout: float = 0.0,
     seed: int = 0,
+    kernels: str = "auto",
     **options: Any,
 ) -> Estimator:
-    """An estimator by name. `num_heads` 1 shares per-head samples by all heads."""
+    """An estimator by name. `num_heads` 1 shares per-head samples by all heads.
+
+    `kernels` is as kernels/choice.py says; triton is an error where there is no kernel.
+    """
     known = estimator_options(name)
     for key, value in options.items():
         if key not in known:
@@ -139,6 +147,20 @@ def build_estimator(
     for key, size in sizes.items():
         if type(size) is not int or size < 1:
             raise ValueError(f"{key} is {size!r}; a whole number of at least 1 is expected")
-    given = {**sizes, "dropout": dropout, "seed": seed}
+    if kernels not in KERNELS:
+        raise ValueError(f"kernels is {kernels!r}; allowed: {', '.join(KERNELS)}")
     wanted = inspect.signature(ESTIMATORS[name]).parameters
-    return ESTIMATORS[name](**{key: given[key] for key in wanted if key in given}, **options)
+    if kernels == "triton" and "kernels" not in wanted:
+        raise ValueError(f"kernels='triton': there is no kernel for {name}; 'auto' does without")
+    given = {**sizes, "dropout": dropout, "seed": seed, "kernels": kernels}
+    built = ESTIMATORS[name](**{key: given[key] for key in wanted if key in given}, **options)
+    if kernels == "triton" and built.without_kernel:
+        raise ValueError(
+            f"kernels='triton': there is no kernel for {built.without_kernel}; 'auto' does without"
+        )
+    return built
+
+
+def has_kernels(name: str) -> bool:
+    """Whether an estimator has kernels of its own."""
+    return "kernels" in inspect.signature(estimator_class(name)).parameters

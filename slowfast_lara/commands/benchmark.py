@@ -20,7 +20,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         description="Measure speed and memory on this machine, or estimate them for a GPU."
     )
     kinds = parser.add_subparsers(
-        required=True, dest="kind", metavar="crop|length|data|roofline|gpu"
+        required=True, dest="kind", metavar="crop|length|data|roofline|gpu|kernels"
     )
     crop = kinds.add_parser("crop", help="a trajectory layer over the size of the crop")
     crop.add_argument(
@@ -42,6 +42,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         kinds.add_parser("roofline", help="attention on a GPU, estimated without one")
     )
     _add_gpu_arguments(kinds.add_parser("gpu", help="attention and whole models on this GPU"))
+    _add_kernel_arguments(
+        kinds.add_parser("kernels", help="registers and memory of the GPU kernels, without a GPU")
+    )
     args = parser.parse_args(argv)
 
     def command() -> None:
@@ -50,6 +53,14 @@ def main(argv: Sequence[str] | None = None) -> int:
             from slowfast_lara.experiments.data_speed import as_text, reading_times
 
             print(as_text(reading_times(**flags)))
+            return
+        if args.kind == "kernels":
+            from slowfast_lara.experiments import compiled_kernels
+
+            rows = compiled_kernels.compiled_kernels(**flags)
+            print(compiled_kernels.as_text(rows))
+            if args.out:
+                compiled_kernels.write(rows, args.out)
             return
         table = _table(args.kind, flags)
         print(table.text())
@@ -140,3 +151,16 @@ def _add_data_arguments(parser: argparse.ArgumentParser) -> None:
         default=20,
         help="random training samples of each video in a round",
     )
+
+
+def _add_kernel_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--kernels", nargs="+", metavar="NAME", default=[], help="default: all")
+    parser.add_argument(
+        "--archs",
+        type=int,
+        nargs="+",
+        choices=(80, 90, 100),
+        default=[],
+        help="the GPUs, as compute capabilities without the point (default: all)",
+    )
+    parser.add_argument("--out", metavar="PATH", help="also write PATH.csv and PATH.md")

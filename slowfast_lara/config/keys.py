@@ -11,6 +11,7 @@ from collections.abc import Collection
 from typing import Any, NamedTuple
 
 from slowfast_lara.attention import ESTIMATORS, estimator_options
+from slowfast_lara.attention.kernels.choice import KERNELS
 from slowfast_lara.models.motionformer import ACTIVATIONS
 from slowfast_lara.models.space_time import ATTENTION_LAYERS
 from slowfast_lara.models.weights.pretrained import INFLATIONS
@@ -145,6 +146,13 @@ KEYS = {
         "none", "what replaces the softmax: the name of an estimator, or none (exact attention)"
     ),
     "VIT.APPROX_ATTN_DIM": Key(128, "the number of landmarks C or of samples S"),
+    "VIT.KERNELS": Key(
+        "auto",
+        "what computes LARA, Performer and the temporal stage of trajectory attention: PyTorch's "
+        "operations (torch) or fused kernels (triton); auto takes these on NVIDIA GPUs of compute "
+        "capability 8.0 or more, if they give there what PyTorch gives",
+        KERNELS,
+    ),
     "DATA.PATH_TO_DATA_DIR": Key(PYSLOWFAST, "the folder of the lists"),
     "DATA.PATH_PREFIX": Key(
         PYSLOWFAST,

@@ -14,7 +14,7 @@ from typing import Any, NoReturn
 import torch
 from fvcore.common.config import CfgNode
 
-from slowfast_lara.attention import ESTIMATORS, estimator_options
+from slowfast_lara.attention import ESTIMATORS, estimator_options, has_kernels
 from slowfast_lara.config.keys import all_keys
 from slowfast_lara.data.rand_augment import NOTATION, NOTATION_HELP
 from slowfast_lara.data.registry import dataset_class
@@ -158,6 +158,13 @@ def _check_estimator(cfg: CfgNode) -> None:
             problem = option.problem(_get(cfg, key))
             if problem:
                 _fail(cfg, key, problem)
+    has_kernel = vit.ATTN_LAYER == "trajectory" or (name != "none" and has_kernels(name))
+    if vit.KERNELS == "triton" and not has_kernel:
+        _fail(
+            cfg,
+            "VIT.KERNELS",
+            f"neither {vit.ATTN_LAYER} attention nor its estimator ({name}) has a kernel",
+        )
     if name == "none":
         return
     if vit.ATTN_DROPOUT > 0 and not ESTIMATORS[name].exact:

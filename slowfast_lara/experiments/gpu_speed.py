@@ -27,7 +27,6 @@ from slowfast_lara.experiments.roofline import DEVICES, HEADS, WIDTH, Sizes, sec
 from slowfast_lara.files import write_text
 from slowfast_lara.models import VisionTransformer
 from slowfast_lara.models.estimators import shown_name
-from slowfast_lara.models.temporal import temporal_attention
 
 ATTENTIONS = ("softmax", "lara", "performer", "nystrom")
 FRAMES, LANDMARKS, CLASSES = 8, 128, 400
@@ -122,8 +121,7 @@ def costs_on(
     **model_sizes: Any,
 ) -> GpuTable:
     """Everything, on any device; smaller models by `model_sizes`, arguments of the model."""
-    fused = "kernels" in inspect.signature(temporal_attention).parameters
-    ways = ("torch", "triton") if fused and device.type == "cuda" else ("torch",)
+    ways = ("torch", "triton") if device.type == "cuda" else ("torch",)
     table = GpuTable(clips, checks(device, precisions, ways), [])
     for crop in crops:
         sizes = Sizes(crop, FRAMES, clips, LANDMARKS)
@@ -147,7 +145,11 @@ def _attention_times(
 ) -> Milliseconds:
     """Forward and backward of an estimator, on q, k, v as a layer projects them."""
     landmarks = min(LANDMARKS, sizes.tokens)
-    sizes_of_heads = {"head_dim": WIDTH // HEADS, "num_heads": HEADS, "num_landmarks": landmarks}
+    sizes_of_heads: dict[str, Any] = {
+        "head_dim": WIDTH // HEADS,
+        "num_heads": HEADS,
+        "num_landmarks": landmarks,
+    }
     estimator = build_estimator(name, **sizes_of_heads).to(device)
     shape = (sizes.clips, 1 + sizes.tokens, 3, HEADS, WIDTH // HEADS)
     projected = torch.randn(shape, device=device).to(dtype).requires_grad_()

@@ -7,6 +7,8 @@ from fvcore.common.config import CfgNode
 from torch import distributed, nn
 from torch.nn.parallel import DistributedDataParallel
 
+from slowfast_lara.attention import has_kernels
+from slowfast_lara.models.estimators import chosen_estimator
 from slowfast_lara.models.registry import MODEL_REGISTRY
 
 
@@ -14,10 +16,22 @@ def build_model(cfg: CfgNode) -> nn.Module:
     """The config's model, on the process's GPU if NUM_GPUS > 0, in DDP if distributed."""
     model = MODEL_REGISTRY.get(cfg.MODEL.MODEL_NAME).from_config(cfg)
     if cfg.NUM_GPUS > 0:
-        model.to(torch.device("cuda", torch.cuda.current_device()))
+        device = torch.device("cuda", torch.cuda.current_device())
+        model.to(device)
+        _agree_on_kernels(cfg, device)
     if cfg.MODEL.COMPILE:
         model.compile()  # in place: parameter names stay
     if distributed.is_initialized() and distributed.get_world_size() > 1:
         device_ids = [torch.cuda.current_device()] if cfg.NUM_GPUS > 0 else None
         model = DistributedDataParallel(model, device_ids=device_ids)
     return model
+
+
+def _agree_on_kernels(cfg: CfgNode, device: torch.device) -> None:
+    """Before the first step: all processes of a run compute with the same kernels."""
+    in_use = cfg.VIT.ATTN_LAYER == "trajectory" or has_kernels(chosen_estimator(cfg))
+    if cfg.VIT.KERNELS == "auto" and in_use:
+        from slowfast_lara.attention.kernels.self_check import agree
+
+        mixed = cfg.SOLVER.USE_MIXED_PRECISION
+        agree(device, getattr(torch, cfg.SOLVER.PRECISION) if mixed else torch.float32)

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
-from slowfast_lara.attention import build_estimator
+from slowfast_lara.attention import build_estimator, has_kernels
 from slowfast_lara.models.estimators import chosen_estimator, estimator_settings
 from slowfast_lara.models.registry import MODEL_REGISTRY
 from slowfast_lara.models.space_time import ATTENTION_LAYERS
@@ -144,6 +144,7 @@ class VisionTransformer(nn.Module):
         pos_drop: float = 0.0,
         act_checkpoint: bool = False,
         seed: int = 0,
+        kernels: str = "auto",
     ) -> None:
         super().__init__()
         self.patch_size, self.patch_size_temp = patch_size, patch_size_temp
@@ -157,14 +158,17 @@ class VisionTransformer(nn.Module):
             "num_heads": num_heads,
             "dropout": attn_drop,
         }
+        # An estimator without kernels is no obstacle where the temporal stage has one.
+        own_kernels = kernels if has_kernels(estimator) or attn_layer != "trajectory" else "auto"
         layer = partial(
             ATTENTION_LAYERS[attn_layer], dim=dim, num_heads=num_heads, qkv_bias=qkv_bias, drop=drop
         )
         if attn_layer == "trajectory":
-            layer = partial(layer, project_values=not original_trajectory)
+            layer = partial(layer, project_values=not original_trajectory, kernels=kernels)
         blocks = []
         for i in range(depth):
-            layer_args = {**sizes, "seed": seed + i, **(estimator_args or {})}
+            layer_args = {**sizes, "seed": seed + i, "kernels": own_kernels}
+            layer_args |= estimator_args or {}
             attn, timeattn = layer(estimator=build_estimator(estimator, **layer_args)), None
             if attn_layer == "divided":  # over time too; F is small: always exact
                 timeattn = layer(estimator=build_estimator("softmax", **sizes), over_time=True)
@@ -221,6 +225,7 @@ class VisionTransformer(nn.Module):
             pos_drop=vit.POS_DROPOUT,
             act_checkpoint=cfg.MODEL.ACT_CHECKPOINT,
             seed=cfg.RNG_SEED,
+            kernels=vit.KERNELS,
         )
 
     def initialise(self) -> None:

@@ -107,11 +107,12 @@ class TrajectoryAttention(SpaceTimeAttention):
         qkv_bias: bool,
         drop: float,
         project_values: bool = False,
+        kernels: str = "auto",
     ) -> None:
         super().__init__(dim, num_heads, estimator, qkv_bias, drop)
         self.proj_q = nn.Linear(dim, dim, bias=qkv_bias)
         self.proj_kv = nn.Linear(dim, 2 * dim, bias=qkv_bias)
-        self.project_values = project_values
+        self.project_values, self.kernels = project_values, kernels
 
     def forward(self, x: Tensor, num_frames: int) -> Tensor:
         q, k, v = self.queries_keys_values(x)
@@ -125,7 +126,7 @@ class TrajectoryAttention(SpaceTimeAttention):
         weight = self.proj_kv.weight.to(own_q.dtype)
         bias = None if self.proj_kv.bias is None else self.proj_kv.bias.to(own_q.dtype)
         patches = temporal_attention(
-            own_q, paths.to(own_q.dtype), weight, bias, self.project_values
+            own_q, paths.to(own_q.dtype), weight, bias, self.project_values, self.kernels
         )
         return self.project(cls_attention(q, k, v), patches.flatten(2))
 

@@ -27,6 +27,7 @@ import torch
 from torch import Tensor
 
 from slowfast_lara.attention.exporting import is_exporting
+from slowfast_lara.attention.kernels.choice import takes_triton
 
 # Absorbed queries of so many tokens stay in a CPU's cache; an accelerator wants
 # few, large products instead.
@@ -35,13 +36,23 @@ _ACCELERATOR_CHUNK = 16384
 
 
 def temporal_attention(
-    q: Tensor, x: Tensor, weight: Tensor, bias: Tensor | None, project_values: bool
+    q: Tensor,
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    project_values: bool,
+    kernels: str = "auto",
 ) -> Tensor:
     """Attend over the frames: q [B,N,h,d], x [B,F,N,D] -> [B,N,h,d].
 
     `weight` [2D,D] and `bias` [2D] project to keys and values, in this order.
     With `project_values` False the values are x, and the lower half is unused.
     """
+    # The kernels count the numbers of a clip in 32 bits.
+    if takes_triton(kernels, x, "so long a clip" if x[0].numel() >= 2**31 else ""):
+        from slowfast_lara.attention.kernels.temporal import temporal
+
+        return temporal(q, x, weight, bias, project_values)[0]
     q = q * q.shape[-1] ** -0.5
     if is_exporting():
         return _attend(q, x, weight, bias, project_values, slice(0, x.shape[2]))

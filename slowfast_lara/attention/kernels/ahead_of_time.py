@@ -1,0 +1,119 @@
+"""Compiling the kernels for GPUs that are not here: registers, spills, shared memory.
+
+Triton compiles for any target, and brings NVIDIA's assembler, which says what a kernel
+takes. Nothing runs.
+"""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import tempfile
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from slowfast_lara.attention.kernels.launch import power_of_two
+from slowfast_lara.attention.kernels.tiles import tile
+from slowfast_lara.attention.kernels.traffic import FRAME_GROUP
+
+# The most shared memory that a program may ask for, in bytes.
+SHARED_MEMORY = {80: 166912, 90: 232448, 100: 232448}
+DTYPES = {"bf16": 2, "fp16": 2, "fp32": 4}
+
+# By the names of tiles.py: the file of the Triton function, its name if it is another, and
+# what is fixed in it.
+KERNELS: dict[str, tuple[str, str, dict[str, Any]]] = {
+    "seen_forward": ("seen", "", {"VALUES": True, "NORMS": True}),
+    "column_sums": ("seen", "seen_forward", {"VALUES": False, "NORMS": False}),
+    "seen_backward_keys": ("seen", "", {"VALUES": True, "NORMS": True}),
+    "column_gradient": ("seen", "seen_backward_keys", {"VALUES": False, "NORMS": False}),
+    "seen_backward_samples": ("seen", "", {"NORMS": True}),
+    "mix_forward": ("mix", "", {"FAVOURED": True}),
+    "mix_backward_queries": ("mix", "", {"FAVOURED": True}),
+    "mix_backward_samples": ("mix", "", {"FAVOURED": True}),
+    "mix_backward_means": ("mix", "", {"FAVOURED": True, "GROUP": FRAME_GROUP}),
+    "temporal_scores": ("temporal", "", {"PROJECT": True, "THEN": "softmax"}),
+    "temporal_pool": ("temporal", "", {"BIAS": True}),
+    "temporal_sum": ("temporal", "", {}),
+    "temporal_spread": ("temporal", "", {"PROJECT": True}),
+    "temporal_weight": ("temporal", "", {}),
+}
+# Pointers to float32 whatever the precision of q, k and v.
+_WIDE = re.compile(
+    r"(grad_)?(w|log_sums|landmarks|numbers|scores)_ptr"
+    r"|(column_sums|base|gain|share|rows|parts|pull|attention|over_frames)_ptr"
+)
+
+
+class Usage(NamedTuple):
+    """What a compiled kernel takes: registers of a thread, and bytes."""
+
+    registers: int
+    spills: int
+    shared: int
+
+
+def usage(name: str, arch: int, dtype: str, *, d: int = 0, C: int = 0) -> Usage:
+    """Compile one kernel for a target, such as 80 for sm_80."""
+    import triton
+    from triton.backends.compiler import GPUTarget
+    from triton.compiler import ASTSource
+
+    function = _function(name)
+    chosen = tile(name, element_size=DTYPES[dtype], d=d, C=C)
+    options = {key: chosen.pop(key) for key in ("num_warps", "num_stages")}
+    whole = {"D": d, "BLOCK_D": power_of_two(d), "BLOCK_C": power_of_two(C), "BLOCK_F": 16}
+    constants = {**whole, "PRECISION": "tf32", **KERNELS[name][2], **chosen}
+    constants = {key: value for key, value in constants.items() if key in function.arg_names}
+    signature = {
+        key: "constexpr" if key in constants else _type(name, key, dtype)
+        for key in function.arg_names
+    }
+    # What a launch would find: pointers and strides are multiples of 16.
+    aligned = {
+        (place,): [["tt.divisibility", 16]]
+        for place, key in enumerate(function.arg_names)
+        if key not in constants and (key.endswith("_ptr") or "_" in key or key == "C")
+    }
+    source = ASTSource(fn=function, signature=signature, constexprs=constants, attrs=aligned)
+    compiled = triton.compile(source, target=GPUTarget("cuda", arch, 32), options=options)
+    return Usage(*_assembled(compiled.asm["ptx"], arch), compiled.metadata.shared)
+
+
+def _function(name: str) -> Any:
+    from importlib import import_module
+
+    file, other_name, _ = KERNELS[name]
+    module = import_module(f"slowfast_lara.attention.kernels.triton_{file}")
+    return getattr(module, other_name or name)
+
+
+def _type(kernel: str, key: str, dtype: str) -> str:
+    if not key.endswith("_ptr"):
+        return "fp32" if key == "scale" else "i32"
+    wide = bool(_WIDE.fullmatch(key)) or (kernel.startswith("temporal_scores") and key == "out_ptr")
+    # Two gradients of the queries are collected in float32.
+    wide |= (kernel, key) in (
+        ("mix_backward_queries", "grad_q_ptr"),
+        ("column_gradient", "grad_v_ptr"),
+    )
+    return "*fp32" if wide else f"*{dtype}"
+
+
+def _assembled(ptx: str, arch: int) -> tuple[int, int]:
+    """Registers of a thread and bytes of spills, as NVIDIA's assembler says."""
+    import triton
+
+    folder = Path(triton.__file__).parent / "backends" / "nvidia" / "bin"
+    assembler = folder / ("ptxas" if arch < 100 else "ptxas-blackwell")
+    target = re.search(r"^\.target (\w+)", ptx, re.MULTILINE)
+    assert target is not None
+    with tempfile.TemporaryDirectory() as scratch:
+        source = Path(scratch) / "kernel.ptx"
+        source.write_text(ptx)
+        command = [assembler, "-v", "--gpu-name", target[1], "-o", f"{source}.o", source]
+        said = subprocess.run(command, capture_output=True, text=True, check=True).stderr
+    registers = re.search(r"Used (\d+) registers", said)
+    spills = re.findall(r"(\d+) bytes spill", said)
+    assert registers is not None and spills
+    return int(registers[1]), sum(map(int, spills))

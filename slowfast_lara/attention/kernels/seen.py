@@ -1,0 +1,182 @@
+"""The operators `seen` and `seen_backward`: what each sample sees of each frame."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from slowfast_lara.attention.kernels.launch import (
+    cdiv,
+    power_of_two,
+    precision,
+    rows_in_place,
+    run,
+    tile_for,
+)
+
+
+@torch.library.custom_op("slowfast_lara::seen", mutates_args=())
+def seen(
+    samples: Tensor, k: Tensor, v: Tensor, num_frames: int, norms: bool
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Log-sums [B,h,F,C] and means [B,h,F,C,d] of k, v [B,h,F*P,d] for samples [B,h,C,d].
+
+    Log-sums are float32, means as k; the third result is what rounding took from the means.
+    `norms`: of xi(k, w), with the norms of the keys; else of exp(w.k). Samples are float32, in
+    the scaled space; k is not scaled.
+    """
+    from slowfast_lara.attention.kernels.triton_seen import seen_forward
+
+    k, v, samples = rows_in_place(k), rows_in_place(v), samples.contiguous()
+    (B, h, C, d) = samples.shape
+    log_sums, means, rest = _empty(samples, k, num_frames)
+    sizes = tile_for("seen_forward", k, d=d, C=C)
+    run(
+        seen_forward,
+        B * h * num_frames * cdiv(C, sizes["BLOCK_C"]),
+        k,
+        *(samples, k, v, log_sums, means, rest),
+        *_sizes(k, v, num_frames, C),
+        **_constants(d, norms),
+        VALUES=True,
+        **sizes,
+    )
+    return log_sums, means, rest
+
+
+def _empty(samples: Tensor, k: Tensor, num_frames: int) -> tuple[Tensor, Tensor, Tensor]:
+    B, h, C, d = samples.shape
+    log_sums = samples.new_empty(B, h, num_frames, C)
+    means = k.new_empty(B, h, num_frames, C, d)
+    rest = means.new_empty(0 if k.dtype == torch.float32 else means.shape)
+    return log_sums, means, rest
+
+
+def _sizes(k: Tensor, v: Tensor, num_frames: int, C: int) -> tuple[Any, ...]:
+    _, h, keys, d = k.shape
+    return (*k.stride()[:3], *v.stride()[:3], d**-0.25, h, num_frames, keys // num_frames, C)
+
+
+def _constants(d: int, norms: bool) -> dict[str, Any]:
+    return {"D": d, "BLOCK_D": power_of_two(d), "NORMS": norms, "PRECISION": precision()}
+
+
+@seen.register_fake
+def _(
+    samples: Tensor, k: Tensor, v: Tensor, num_frames: int, norms: bool
+) -> tuple[Tensor, Tensor, Tensor]:
+    return _empty(samples, k, num_frames)
+
+
+@torch.library.custom_op("slowfast_lara::seen_backward", mutates_args=())
+def seen_backward(
+    samples: Tensor,
+    k: Tensor,
+    v: Tensor,
+    num_frames: int,
+    norms: bool,
+    log_sums: Tensor,
+    means: Tensor,
+    rest: Tensor,
+    grad_log_sums: Tensor,
+    grad_means: Tensor,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """The gradients of samples, k and v."""
+    from slowfast_lara.attention.kernels import triton_seen
+
+    k, v, samples = rows_in_place(k), rows_in_place(v), samples.contiguous()
+    (B, h, keys, d), C = k.shape, samples.shape[2]
+    grads = (grad_log_sums.contiguous(), grad_means.contiguous())
+    given = (samples, k, v, log_sums, means, rest, *grads)
+    grad_samples, grad_k = torch.empty_like(samples), k.new_empty(k.shape)
+    grad_v = v.new_empty(v.shape)
+    shared = _constants(d, norms)
+    sizes = tile_for("seen_backward_keys", k, d=d, C=C)
+    run(
+        triton_seen.seen_backward_keys,
+        B * h * num_frames * cdiv(keys // num_frames, sizes["BLOCK_N"]),
+        k,
+        *(*given, grad_k, grad_v),
+        *_sizes(k, v, num_frames, C),
+        **shared,
+        VALUES=True,
+        **sizes,
+    )
+    sizes = tile_for("seen_backward_samples", k, d=d, C=C)
+    run(
+        triton_seen.seen_backward_samples,
+        B * h * cdiv(C, sizes["BLOCK_C"]),
+        k,
+        *(*given, grad_samples),
+        *_sizes(k, v, num_frames, C),
+        **shared,
+        **sizes,
+    )
+    return grad_samples, grad_k, grad_v
+
+
+@seen_backward.register_fake
+def _(samples: Tensor, k: Tensor, v: Tensor, *others: Any) -> tuple[Tensor, Tensor, Tensor]:
+    return tuple(
+        torch.empty_like(x, memory_format=torch.contiguous_format) for x in (samples, k, v)
+    )  # type: ignore[return-value]
+
+
+def _keep(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
+    samples, k, v, ctx.num_frames, ctx.norms = inputs
+    ctx.save_for_backward(samples, k, v, *output)
+
+
+def _backward(ctx: Any, grad_log_sums: Tensor, grad_means: Tensor, _: Tensor) -> tuple[Any, ...]:
+    samples, k, v, *seen_before = ctx.saved_tensors
+    grads = torch.ops.slowfast_lara.seen_backward(
+        samples, k, v, ctx.num_frames, ctx.norms, *seen_before, grad_log_sums, grad_means
+    )
+    return (*grads, None, None)
+
+
+seen.register_autograd(_backward, setup_context=_keep)
+
+
+def column_sums(landmarks: Tensor, q: Tensor) -> Tensor:
+    """log sum_n exp(q_n.q~_c), [B,h,C]: landmarks in the scaled space, q not."""
+    from slowfast_lara.attention.kernels.triton_seen import seen_forward
+
+    (B, h, _, d), C = q.shape, landmarks.shape[2]
+    out = landmarks.new_empty(B, h, C)
+    sizes = tile_for("column_sums", q, d=d, C=C)
+    run(
+        seen_forward,
+        B * h * cdiv(C, sizes["BLOCK_C"]),
+        q,
+        *(landmarks, q, q, out, q, q),
+        *_sizes(q, q, 1, C),
+        **_constants(d, norms=False),
+        VALUES=False,
+        **sizes,
+    )
+    return out
+
+
+def add_column_gradient(
+    landmarks: Tensor, q: Tensor, sums: Tensor, grad_sums: Tensor, grad_q: Tensor
+) -> Tensor:
+    """grad_q (float32) and what q's share in `column_sums` adds to it, as q."""
+    from slowfast_lara.attention.kernels.triton_seen import seen_backward_keys
+
+    (B, h, N, d), C = q.shape, landmarks.shape[2]
+    out = q.new_empty(q.shape)
+    sizes = tile_for("column_gradient", q, d=d, C=C)
+    run(
+        seen_backward_keys,
+        B * h * cdiv(N, sizes["BLOCK_N"]),
+        q,
+        *(landmarks, q, q, sums, q, q, grad_sums, q, out, grad_q),
+        *_sizes(q, q, 1, C),
+        **_constants(d, norms=False),
+        VALUES=False,
+        **sizes,
+    )
+    return out

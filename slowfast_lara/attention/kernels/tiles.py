@@ -1,0 +1,48 @@
+"""Tile sizes, fixed for each kernel: nothing is tried at run time.
+
+They were chosen so that the compiled kernel spills no register and fits into the shared memory
+of sm_80, sm_90 and sm_100; `slowfast-lara benchmark kernels` makes the table, and says so if
+one no longer does. They are the same for all three, because the smallest, sm_80, decides.
+"""
+
+from __future__ import annotations
+
+# Samples (BLOCK_C) and queries or keys (BLOCK_N) of a tile, warps, and stages of the pipeline:
+# for heads of up to 64 numbers, and of up to 128.
+_OWN_SAMPLES = {
+    "seen_forward": ((64, 64, 8, 2), (64, 64, 8, 2)),
+    "column_sums": ((64, 64, 4, 2), (64, 64, 4, 2)),
+    "seen_backward_keys": ((64, 32, 4, 2), (32, 32, 4, 1)),
+    "column_gradient": ((32, 64, 8, 1), (32, 64, 8, 1)),
+    "seen_backward_samples": ((64, 32, 4, 2), (64, 32, 8, 1)),
+    "mix_backward_samples": ((64, 32, 8, 2), (32, 32, 8, 1)),
+    "mix_backward_means": ((64, 32, 4, 2), (64, 32, 8, 1)),
+}
+# Kernels whose programs hold all samples: queries of a tile, by whether both the head and the
+# number of samples are small (64, 128), or not.
+_ALL_SAMPLES = {"mix_forward": (64, 32), "mix_backward_queries": (32, 16)}
+# Columns of a head in a tile of the temporal stage, of which any number is gone through.
+_TEMPORAL = {"temporal_scores": 16, "temporal_pool": 64, "temporal_spread": 16}
+_TEMPORAL |= {"temporal_weight": 64}
+
+
+def tile(kernel: str, *, element_size: int, d: int = 0, C: int = 0) -> dict[str, int]:
+    """The tile of a kernel, and how many warps and stages it is compiled for."""
+    wide = element_size > 2  # float32 takes twice the room
+    if kernel in _ALL_SAMPLES:
+        small = d <= 64 and C <= 128 and not wide
+        block_n = _ALL_SAMPLES[kernel][0 if small else 1]
+        return {"BLOCK_N": 16 if wide else block_n, **_program(8, 2 if small else 1)}
+    if kernel in _OWN_SAMPLES:
+        block_c, block_n, warps, stages = _OWN_SAMPLES[kernel][0 if d <= 64 and not wide else 1]
+        block_n = 16 if wide else block_n
+        return {"BLOCK_C": block_c, "BLOCK_N": block_n, **_program(warps, stages)}
+    if kernel == "temporal_sum":
+        return {"BLOCK_N": 16, "BLOCK_X": 128, **_program(4, 2)}
+    columns = 16 if wide else _TEMPORAL[kernel]
+    block = {"BLOCK_H": 16, "BLOCK_E": columns, "BLOCK_N": 16, "BLOCK_X": 16}
+    return {**block, **_program(8, 1)}
+
+
+def _program(warps: int, stages: int) -> dict[str, int]:
+    return {"num_warps": warps, "num_stages": stages}
