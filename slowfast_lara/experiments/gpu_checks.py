@@ -66,16 +66,13 @@ def _cases(kernels: str) -> Iterator[tuple[str, Function, Function, list[Tensor]
         label = "-".join(("exact" if name == "softmax" else name, *options.values()))
         inputs = [normal(B, h, F * P, d) for _ in range(3)]
         yield label, partial(estimator, num_frames=F), partial(plain, num_frames=F), inputs
-    has_kernels = "kernels" in inspect.signature(temporal_attention).parameters
-    if kernels == "torch" or has_kernels:
-        chosen = {"kernels": kernels} if has_kernels else {}
-        for projected in (False, True):
-            shapes = ((B, F * P, h, d), (B, F, F * P, h * d), (2 * h * d, h * d), (2 * h * d,))
-            inputs = [normal(*shape) for shape in shapes]
-            inputs[2] /= (h * d) ** 0.5
-            name = "temporal, projected values" if projected else "temporal"
-            stage = partial(temporal_attention, project_values=projected)
-            yield name, partial(stage, **chosen), stage, inputs
+    for projected in (False, True):
+        shapes = ((B, F * P, h, d), (B, F, F * P, h * d), (2 * h * d, h * d), (2 * h * d,))
+        inputs = [normal(*shape) for shape in shapes]
+        inputs[2] /= (h * d) ** 0.5
+        name = "temporal, projected values" if projected else "temporal"
+        stage = partial(temporal_attention, project_values=projected)
+        yield name, partial(stage, kernels=kernels), stage, inputs
 
 
 def _check(

@@ -100,8 +100,7 @@ def stages(sizes: Sizes) -> Iterator[tuple[str, Callable[[], Counts]]]:
         if "kernels" in inspect.signature(kind).parameters:
             yield f"{shown_name(name)}, fused", partial(spatial_counts, name, sizes, **fused)
     yield TEMPORAL, partial(temporal_counts, sizes)
-    if "kernels" in inspect.signature(temporal_attention).parameters:
-        yield f"{TEMPORAL}, fused", partial(temporal_counts, sizes, **fused)
+    yield f"{TEMPORAL}, fused", partial(temporal_counts, sizes, **fused)
     yield REST, partial(_block_counts, sizes)
 
 
