@@ -88,4 +88,7 @@ def serve(
         except (OSError, ValueError) as error:
             raise InputError(f"{host}:{port} cannot be served: {error}") from None
         finally:
+            # A second signal must not end the tidying up.
+            for number in (signal.SIGINT, signal.SIGTERM):
+                signal.signal(number, signal.SIG_IGN)
             blocks.close(verbose=False)
