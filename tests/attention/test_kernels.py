@@ -1,0 +1,144 @@
+"""The Triton kernels, without a GPU: in Triton's interpreter, and compiled ahead of time."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Iterable
+from pathlib import Path
+
+import pytest
+import torch
+
+from slowfast_lara.attention import ESTIMATORS, build_estimator
+from slowfast_lara.attention.kernels import choice, traffic
+from slowfast_lara.config import load_config
+from slowfast_lara.errors import ConfigError
+from tests.small_models import small_config
+
+ROOT = Path(__file__).resolve().parents[2]
+# The names of the cases, without importing Triton here: in this process it is not interpreted.
+INTERPRETED = "tests.attention.interpreted"
+
+
+def interpreted(group: str) -> dict[str, str]:
+    """What became of each case of a group, in a process with the interpreter."""
+    code = f"from {INTERPRETED} import *; main(list({group}))"
+    command = [sys.executable, "-W", "ignore", "-c", code]
+    environment = {**os.environ, "TRITON_INTERPRET": "1", "PYTHONPATH": str(ROOT)}
+    done = subprocess.run(command, env=environment, cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr[-2000:]
+    return dict(line.split("\t", 1) for line in done.stdout.splitlines())
+
+
+def assert_passed(results: dict[str, str], least: int) -> None:
+    assert len(results) >= least
+    failed = {name: said for name, said in results.items() if said != "passed"}
+    assert not failed, "\n".join(f"{name}: {said}" for name, said in failed.items())
+
+
+def test_small_cases_in_the_interpreter():
+    assert_passed(interpreted("FAST"), 8)
+
+
+@pytest.mark.slow
+def test_all_cases_in_the_interpreter():
+    assert_passed(interpreted("SLOW"), 40)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("arch", [80, 90, 100])
+def test_some_kernels_compile_without_spills(arch):
+    from slowfast_lara.experiments.compiled_kernels import compiled_kernels
+
+    rows = compiled_kernels(["mix_forward", "seen_forward", "temporal_scores"], [arch])
+    assert len(rows) == 26 and all(row.fits() for row in rows), rows
+
+
+def test_nothing_here_needs_triton():
+    code = (
+        "import sys; sys.modules['triton'] = None; import slowfast_lara.attention as a, torch;"
+        "import slowfast_lara.attention.kernels.self_check;"
+        "estimator = a.build_estimator('lara', head_dim=8, num_landmarks=4);"
+        "print(estimator(*torch.ones(3, 1, 1, 8, 8)).shape)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True)
+    assert "torch.Size([1, 1, 8, 1, 8])" in done.stdout, done.stderr
+
+
+def test_where_there_is_no_kernel(monkeypatch):
+    monkeypatch.delenv("TRITON_INTERPRET", raising=False)
+    q = torch.ones(1, 1, 8, 8)
+    for name in ESTIMATORS:
+        for kernels in ("auto", "torch"):  # on a CPU both are PyTorch's operations
+            estimator = build_estimator(name, head_dim=8, num_landmarks=4, kernels=kernels)
+            assert estimator(q, q, q).shape == (1, 1, 8, 1, 8)
+    with pytest.raises(ValueError, match="no kernel for nystrom"):
+        build_estimator("nystrom", head_dim=8, kernels="triton")
+    with pytest.raises(ValueError, match="'fast'; allowed: auto, torch, triton"):
+        build_estimator("lara", head_dim=8, kernels="fast")
+    with pytest.raises(ValueError, match="more than 256 landmarks or samples \\(400\\)"):
+        options = {"num_landmarks": 200, "features": "hyperbolic"}
+        build_estimator("performer", head_dim=8, kernels="triton", **options)
+    with pytest.raises(ValueError, match="heads of more than 128"):
+        build_estimator("lara", head_dim=160, kernels="triton")
+    estimator = build_estimator("lara", head_dim=8, num_landmarks=4, kernels="triton")
+    with pytest.raises(ValueError, match="not on the device 'cpu' without TRITON_INTERPRET=1"):
+        estimator(q, q, q)
+    with pytest.raises(ValueError, match="no kernel for float64"):
+        estimator(q.double(), q.double(), q.double())
+    assert not choice.takes_triton("auto", q.to("meta"))
+
+
+@pytest.mark.parametrize(
+    "layer, attention, allowed",
+    [
+        ("trajectory", "none", True),
+        ("trajectory", "nystrom", True),
+        ("joint", "lara", True),
+        ("joint", "nystrom", False),
+        ("divided", "none", False),
+    ],
+)
+def test_the_config_key(tmp_path, layer, attention, allowed):
+    import yaml
+
+    file = tmp_path / "config.yaml"
+    vit = {"ATTN_LAYER": layer, "APPROX_ATTN_TYPE": attention, "KERNELS": "triton"}
+    file.write_text(yaml.safe_dump(small_config(**vit)))
+    if allowed:
+        assert load_config(file).VIT.KERNELS == "triton"
+    else:
+        with pytest.raises(ConfigError, match="VIT.KERNELS is 'triton'.*has a kernel"):
+            load_config(file)
+
+
+def operators_of(model: torch.nn.Module, inputs: Iterable[torch.Tensor]) -> list[str]:
+    from torch.utils._python_dispatch import TorchDispatchMode
+
+    found = []
+
+    class Record(TorchDispatchMode):
+        def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+            name = function._schema.name
+            if name in traffic.OPERATORS:
+                found.append(name)
+                launches = traffic.OPERATORS[name](*args)
+                assert launches and all(x.bytes > 0 and x.flops > 0 for x in launches)
+            return function(*args, **(kwargs or {}))
+
+    with Record():
+        model(*inputs, num_frames=2).sum().backward()
+    return found
+
+
+def test_every_operator_states_its_traffic():
+    q, k, v = (torch.empty(2, 2, 12, 8, device="meta", requires_grad=True) for _ in range(3))
+    lara = build_estimator("lara", head_dim=8, num_landmarks=5, kernels="triton")
+    names = operators_of(lara, (q, k, v))
+    assert names == [
+        f"slowfast_lara::{x}" for x in ("seen", "mix", "mix_backward", "seen_backward")
+    ]
+    wide, half = (traffic.mix_forward(8, 12, 1568, 8, 128, 64, size, True) for size in (4, 2))
+    assert sum(x.bytes for x in half) < 0.6 * sum(x.bytes for x in wide)
