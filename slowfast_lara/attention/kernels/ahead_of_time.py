@@ -6,9 +6,11 @@ takes. Nothing runs.
 
 from __future__ import annotations
 
+import functools
 import re
 import subprocess
 import tempfile
+from importlib import import_module
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -81,8 +83,6 @@ def usage(name: str, arch: int, dtype: str, *, d: int = 0, C: int = 0) -> Usage:
 
 
 def _function(name: str) -> Any:
-    from importlib import import_module
-
     file, other_name, _ = KERNELS[name]
     module = import_module(f"slowfast_lara.attention.kernels.triton_{file}")
     return getattr(module, other_name or name)
@@ -100,6 +100,7 @@ def _type(kernel: str, key: str, dtype: str) -> str:
     return "*fp32" if wide else f"*{dtype}"
 
 
+@functools.cache
 def _assembled(ptx: str, arch: int) -> tuple[int, int]:
     """Registers of a thread and bytes of spills, as NVIDIA's assembler says."""
     import triton
