@@ -20,7 +20,7 @@ def shipped_folder() -> Path:
 
 def shipped_names() -> list[str]:
     """The names of all shipped configs, without those that are only bases of others."""
-    return sorted(name for name in _files() if not name.endswith(("/base", "/paper")))
+    return sorted(name for name in _files() if not name.endswith(("/base", "/paper", "/best")))
 
 
 def find_config(name_or_path: str | os.PathLike[str]) -> str:

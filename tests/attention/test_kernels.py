@@ -56,6 +56,16 @@ def test_some_kernels_compile_without_spills(arch):
     assert len(rows) == 26 and all(row.fits() for row in rows), rows
 
 
+def test_the_committed_table_is_without_spills():
+    text = (ROOT / "results" / "kernels_ahead_of_time.csv").read_text()
+    rows = [line.split(",") for line in text.splitlines() if not line.startswith("#")][1:]
+    assert {row[1] for row in rows} == {"sm_80", "sm_90", "sm_100"}
+    assert {row[2] for row in rows} == {"bf16", "fp16"}
+    limits = {"sm_80": 166912, "sm_90": 232448, "sm_100": 232448}
+    for row in rows:
+        assert row[6] == "0" and int(row[7]) <= limits[row[1]], row
+
+
 def test_nothing_here_needs_triton():
     code = (
         "import sys; sys.modules['triton'] = None; import slowfast_lara.attention as a, torch;"

@@ -28,6 +28,7 @@ BAD_FILES = [
     ["visualize", *NO_MODEL, "--out", "look", "no.mp4"],
     ["swap", "no"],
     ["export", "no", "out"],
+    ["demo", "no"],
     ["report", "no"],
     ["configs", "no"],
     ["configs", "quick/lara", "--out", "file/mine.yaml"],

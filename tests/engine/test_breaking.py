@@ -126,6 +126,7 @@ def test_process_that_fails_leaves_nobody_waiting(tmp_path, video_set, what, ste
     assert len(os.listdir(tmp_path / "out" / "checkpoints")) == 1
 
 
+@pytest.mark.slow
 def test_torchrun_prints_the_reason_of_any_process(tmp_path, video_set):
     """Also of bad data, which all processes would see in most cases."""
     config = write_config(tmp_path / "c.yaml", video_set, tmp_path / "out", **changes(1, 6))

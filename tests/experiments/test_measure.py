@@ -154,6 +154,7 @@ def tool(name, *arguments):
     return subprocess.run(command, capture_output=True, text=True, cwd=ROOT)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "arguments, sizes",
     [(("crop", "--crops", 64), ["64"]), (("length", "--lengths", 64, 128), ["64", "128"])],

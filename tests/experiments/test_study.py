@@ -155,6 +155,7 @@ def test_a_study_cut_short_gives_the_same_table(tmp_path):
     assert before == [path.stat().st_mtime_ns for path in checkpoints]
 
 
+@pytest.mark.slow
 def test_rows_go_on_from_one_training_with_exact_attention(tmp_path):
     out = run(tmp_path, tmp_path, "--seeds", "1", "--rows", "softmax", "performer")
     assert "1/3 exact, seed 0:" in out and "3/3" in out
@@ -176,6 +177,7 @@ def test_rows_go_on_from_one_training_with_exact_attention(tmp_path):
         assert [line["row"] for line in csv.DictReader(file)] == ["softmax", "performer"]
 
 
+@pytest.mark.slow
 def test_landmarks_before_and_after_fine_tuning(tmp_path):
     """The swapped accuracies are those of exact attention where nothing is approximated."""
     rows = ["softmax", "lara_best_10"]
