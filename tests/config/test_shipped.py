@@ -15,7 +15,7 @@ def test_names_are_those_of_the_files():
     files = {path.relative_to(shipped_folder()) for path in shipped_folder().rglob("*.yaml")}
     names = shipped_names()
     assert {"quick/lara", "K400/lara_224_16x4", "SSV2/motionformer_336_16x4"} <= set(names)
-    bases = {path for path in files if path.stem in ("base", "paper")}
+    bases = {path for path in files if path.stem in ("base", "paper", "best")}
     assert len(names) == len(files - bases)
 
 
