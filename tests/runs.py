@@ -18,12 +18,13 @@ import torch
 import yaml
 
 from slowfast_lara.engine.run_folder import read_stats
+from tests.preloaded import Program
 
 ROOT = Path(__file__).resolve().parents[1]
 RUN_NET = str(ROOT / "tools" / "run_net.py")
 NUM_CLASSES = 3
 # What a test has started, for the end of the test: see conftest.py.
-STARTED: list[subprocess.Popen] = []
+STARTED: list[subprocess.Popen | Program] = []
 json_stats = read_stats
 
 
@@ -113,11 +114,15 @@ def environment() -> dict[str, str]:
 
 def start(
     *arguments: Any, program: tuple[str, ...] = (RUN_NET,), folder: Path | None = None
-) -> subprocess.Popen:
+) -> subprocess.Popen | Program:
     """A command in a process group of its own, and in `folder`."""
+    command = [*program, *map(str, arguments)]
+    if command[0] != "-c" and sys.platform == "linux":
+        STARTED.append(Program(command, environment(), folder))
+        return STARTED[-1]
     STARTED.append(
         subprocess.Popen(
-            [sys.executable, *program, *map(str, arguments)],
+            [sys.executable, *command],
             text=True,
             env=environment(),
             cwd=folder,
@@ -129,7 +134,7 @@ def start(
     return STARTED[-1]
 
 
-def finish(process: subprocess.Popen, seconds: float = 120) -> tuple[int, str, str]:
+def finish(process: subprocess.Popen | Program, seconds: float = 120) -> tuple[int, str, str]:
     """Exit code, stdout and stderr; what is left of the group is killed."""
     try:
         stdout, stderr = process.communicate(timeout=seconds)
@@ -138,7 +143,7 @@ def finish(process: subprocess.Popen, seconds: float = 120) -> tuple[int, str, s
         kill_group(process)
 
 
-def kill_group(process: subprocess.Popen) -> None:
+def kill_group(process: subprocess.Popen | Program) -> None:
     with contextlib.suppress(ProcessLookupError):
         os.killpg(process.pid, signal.SIGKILL)
     process.wait()

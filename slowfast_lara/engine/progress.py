@@ -2,7 +2,7 @@
 
 The lines have PySlowFast's names. Its TrainMeter knows no data time, takes the
 time left from the last iteration alone, and counts an epoch that was resumed
-half way as a whole one.
+half way as a whole one; to import it is to import matplotlib, a second at every start.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from typing import Any, TypeVar
 
 import torch
 from fvcore.common.config import CfgNode
+from fvcore.common.history_buffer import HistoryBuffer
 from slowfast.utils.logging import log_json_stats
-from slowfast.utils.meters import ScalarMeter
 from tqdm import tqdm
 
 from slowfast_lara.data.dataset import VideoDataset
@@ -46,7 +46,7 @@ class TrainProgress:
     def start_epoch(self, epoch: int, first_batch: int) -> None:
         self._epoch, self._batch = epoch, first_batch
         names = ("loss", "top1_err", "top5_err", "seconds", "data_seconds")
-        self._meters = {name: ScalarMeter(self._cfg.LOG_PERIOD) for name in names}
+        self._meters = {name: HistoryBuffer(self._cfg.LOG_PERIOD) for name in names}
         self._bar = progress_bar(
             self._epoch_batches,
             f"epoch {epoch + 1}/{self._cfg.SOLVER.MAX_EPOCH}",
@@ -76,14 +76,14 @@ class TrainProgress:
         """Take in one iteration; `means` are over all processes."""
         times = {"seconds": outcome.seconds, "data_seconds": outcome.data_seconds}
         for name, value in {**means, **times}.items():
-            self._meters[name].add_value(value)
+            self._meters[name].update(value)
         self._batch, self._lr = outcome.at.batch + 1, outcome.at.lr
         if rank() != 0:
             return
         self._bar.set_postfix(
-            loss=f"{self._meters['loss'].get_win_avg():.3f}",
-            top1=f"{100 - self._meters['top1_err'].get_win_avg():.1f}%",
-            data=f"{self._meters['data_seconds'].get_win_avg():.3f}s",
+            loss=f"{self._recent('loss'):.3f}",
+            top1=f"{100 - self._recent('top1_err'):.1f}%",
+            data=f"{self._recent('data_seconds'):.3f}s",
             eta=self._eta(),
             refresh=False,
         )
@@ -92,13 +92,13 @@ class TrainProgress:
             self._report(
                 "train_iter",
                 {"iter": f"{self._batch}/{self._epoch_batches}"},
-                {name: meter.get_win_avg() for name, meter in self._meters.items()},
+                {name: self._recent(name) for name in self._meters},
             )
 
     def end_epoch(self) -> None:
         self._bar.close()
-        if rank() == 0 and self._meters["loss"].count:
-            means = {name: meter.get_global_avg() for name, meter in self._meters.items()}
+        if rank() == 0 and self._meters["loss"].values():
+            means = {name: meter.global_avg() for name, meter in self._meters.items()}
             self._report("train_epoch", {}, means)
 
     def validated(self, epoch: int, stats: dict[str, Any]) -> None:
@@ -115,6 +115,9 @@ class TrainProgress:
     def close(self) -> None:
         if self._writer is not None:
             self._writer.close()
+
+    def _recent(self, name: str) -> float:
+        return self._meters[name].avg(self._cfg.LOG_PERIOD)
 
     def _report(self, kind: str, place: dict[str, Any], values: dict[str, float]) -> None:
         memory = torch.cuda.max_memory_allocated() / 2**30 if torch.cuda.is_available() else 0.0
@@ -151,7 +154,7 @@ class TrainProgress:
     def _eta(self) -> str:
         done = self._epoch * self._epoch_batches + self._batch
         left = self._cfg.SOLVER.MAX_EPOCH * self._epoch_batches - done
-        seconds = self._meters["seconds"].get_win_avg() * left
+        seconds = self._recent("seconds") * left
         return str(datetime.timedelta(seconds=int(seconds)))
 
 

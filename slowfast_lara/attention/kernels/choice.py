@@ -9,6 +9,7 @@ kernel runs: GPU builds of PyTorch bring it, and nothing else needs it.
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from importlib.util import find_spec
 from typing import Literal, get_args
 
@@ -59,8 +60,16 @@ def _trusted(x: Tensor) -> bool:
     return _seen_to_work(x.device.index, str(x.dtype))
 
 
-# torch.compile shall take the answer as it is, and not look into how it is found.
-@torch.compiler.assume_constant_result
+def _answer_for_compile(function: Callable) -> Callable:
+    """torch.compile shall take its answer as it is, and not look into how it is found.
+
+    What torch.compiler.assume_constant_result does, without importing the compiler at every start.
+    """
+    function._dynamo_marked_constant = True  # type: ignore[attr-defined]
+    return function
+
+
+@_answer_for_compile
 def _seen_to_work(index: int, dtype: str) -> bool:
     from slowfast_lara.attention.kernels.self_check import works_here
 
@@ -68,7 +77,7 @@ def _seen_to_work(index: int, dtype: str) -> bool:
     return works_here(torch.device("cuda", index), getattr(torch, name))
 
 
-@torch.compiler.assume_constant_result
+@_answer_for_compile
 def _obstacle(device_type: str, index: int | None) -> str:
     """Why Triton's kernels cannot run on a device, or nothing."""
     if find_spec("triton") is None:
