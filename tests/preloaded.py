@@ -18,6 +18,7 @@ import socket
 import subprocess
 import sys
 import time
+import types
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -28,14 +29,45 @@ MODULES = ("slowfast_lara.cli", "slowfast_lara.engine.run", "torch._dynamo")
 MOST_BYTES = 2**18
 
 
+def environment() -> dict[str, str]:
+    """Without a torchrun around the tests, and one thread each: bits must repeat."""
+    kept = {key: value for key, value in os.environ.items() if not key.startswith("TORCHELASTIC")}
+    path = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
+    return {
+        **kept,
+        "PYTHONPATH": path,
+        "OMP_NUM_THREADS": "1",
+        "PYTHONUNBUFFERED": "1",
+        # What PyTorch says on stderr where there are fewer cores than workers.
+        "PYTHONWARNINGS": "ignore:This DataLoader will create",
+        # What PyTorch has to say of a peer that has gone, beside our line.
+        "TORCH_CPP_LOG_LEVEL": "ERROR",
+    }
+
+
+def start_program(command: list[str], folder: Path | None = None) -> Program:
+    """`python COMMAND` in a session of its own, and in `folder`."""
+    if sys.platform == "linux":
+        return Program(command, folder)
+    return subprocess.Popen(  # type: ignore[return-value]
+        [sys.executable, *command],
+        text=True,
+        env=environment(),
+        cwd=folder,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        start_new_session=True,
+    )
+
+
 class Program:
     """A program that is running: what tests use of subprocess.Popen."""
 
-    def __init__(self, command: list[str], env: dict[str, str], folder: Path | None) -> None:
+    def __init__(self, command: list[str], folder: Path | None) -> None:
         self.args, self.returncode = command, None
         self._status, theirs = socket.socketpair()
         pipes = [os.pipe(), os.pipe()]
-        request = {"command": command, "env": env, "folder": str(folder or os.getcwd())}
+        request = {"command": command, "env": environment(), "folder": str(folder or Path.cwd())}
         given = [theirs.fileno(), *(end for _, end in pipes)]
         socket.send_fds(_server(), [json.dumps(request).encode()], given)
         for number in given:
@@ -94,9 +126,9 @@ class Program:
 def _server() -> socket.socket:
     """The process that imports once; it ends when this one does."""
     ours, theirs = socket.socketpair(type=socket.SOCK_SEQPACKET)
-    env = {**os.environ, "OMP_NUM_THREADS": "1", "TORCH_CPP_LOG_LEVEL": "ERROR"}
     command = [sys.executable, "-m", "tests.preloaded", str(theirs.fileno())]
-    subprocess.Popen(command, cwd=ROOT, env=env, pass_fds=[theirs.fileno()], start_new_session=True)
+    given = [theirs.fileno()]
+    subprocess.Popen(command, cwd=ROOT, env=environment(), pass_fds=given, start_new_session=True)
     theirs.close()
     return ours
 
@@ -142,13 +174,17 @@ def _become(request: dict[str, Any]) -> None:
     os.chdir(request["folder"])
     os.environ.clear()
     os.environ.update(request["env"])
-    program, *arguments = request["command"]
-    if program == "-m":
-        module, *arguments = arguments
-        sys.argv[1:], sys.path[0] = arguments, os.getcwd()
-        runpy.run_module(module, run_name="__main__", alter_sys=True)
+    program, *arguments = sys.argv = request["command"]
+    sys.path[0] = os.getcwd()
+    if program == "-c":
+        sys.argv = ["-c", *arguments[1:]]
+        sys.modules["__main__"] = types.ModuleType("__main__")
+        exec(arguments[0], vars(sys.modules["__main__"]))
+    elif program == "-m":
+        sys.argv = arguments
+        runpy.run_module(arguments[0], run_name="__main__", alter_sys=True)
     else:
-        sys.argv, sys.path[0] = [program, *arguments], os.path.dirname(program)
+        sys.path[0] = os.path.dirname(os.path.abspath(program))
         runpy.run_path(program, run_name="__main__")
 
 

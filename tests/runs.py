@@ -6,8 +6,6 @@ import contextlib
 import os
 import signal
 import socket
-import subprocess
-import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -18,13 +16,14 @@ import torch
 import yaml
 
 from slowfast_lara.engine.run_folder import read_stats
-from tests.preloaded import Program
+from tests.preloaded import Program, start_program
 
 ROOT = Path(__file__).resolve().parents[1]
 RUN_NET = str(ROOT / "tools" / "run_net.py")
+MAKE_SYNTHETIC = str(ROOT / "datasets" / "make_synthetic.py")
 NUM_CLASSES = 3
 # What a test has started, for the end of the test: see conftest.py.
-STARTED: list[subprocess.Popen | Program] = []
+STARTED: list[Program] = []
 json_stats = read_stats
 
 
@@ -96,45 +95,15 @@ def write_config(path: Path, data: Path, output: Path, **changes: Any) -> Path:
     return path
 
 
-def environment() -> dict[str, str]:
-    """Without a torchrun around the tests, and one thread each: bits must repeat."""
-    kept = {key: value for key, value in os.environ.items() if not key.startswith("TORCHELASTIC")}
-    path = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
-    return {
-        **kept,
-        "PYTHONPATH": path,
-        "OMP_NUM_THREADS": "1",
-        "PYTHONUNBUFFERED": "1",
-        # What PyTorch says on stderr where there are fewer cores than workers.
-        "PYTHONWARNINGS": "ignore:This DataLoader will create",
-        # What PyTorch has to say of a peer that has gone, beside our line.
-        "TORCH_CPP_LOG_LEVEL": "ERROR",
-    }
-
-
 def start(
     *arguments: Any, program: tuple[str, ...] = (RUN_NET,), folder: Path | None = None
-) -> subprocess.Popen | Program:
+) -> Program:
     """A command in a process group of its own, and in `folder`."""
-    command = [*program, *map(str, arguments)]
-    if command[0] != "-c" and sys.platform == "linux":
-        STARTED.append(Program(command, environment(), folder))
-        return STARTED[-1]
-    STARTED.append(
-        subprocess.Popen(
-            [sys.executable, *command],
-            text=True,
-            env=environment(),
-            cwd=folder,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            start_new_session=True,
-        )
-    )
+    STARTED.append(start_program([*program, *map(str, arguments)], folder))
     return STARTED[-1]
 
 
-def finish(process: subprocess.Popen | Program, seconds: float = 120) -> tuple[int, str, str]:
+def finish(process: Program, seconds: float = 120) -> tuple[int, str, str]:
     """Exit code, stdout and stderr; what is left of the group is killed."""
     try:
         stdout, stderr = process.communicate(timeout=seconds)
@@ -143,7 +112,7 @@ def finish(process: subprocess.Popen | Program, seconds: float = 120) -> tuple[i
         kill_group(process)
 
 
-def kill_group(process: subprocess.Popen | Program) -> None:
+def kill_group(process: Program) -> None:
     with contextlib.suppress(ProcessLookupError):
         os.killpg(process.pid, signal.SIGKILL)
     process.wait()

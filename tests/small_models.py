@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -14,6 +12,7 @@ import yaml
 from slowfast_lara.config import load_config
 from slowfast_lara.engine import checkpoint
 from slowfast_lara.models import build_model
+from tests.runs import MAKE_SYNTHETIC, finish, start
 
 ROOT = Path(__file__).resolve().parents[1]
 NUM_CLASSES = 6
@@ -32,25 +31,9 @@ class ModelFiles:
 
 def make_videos(folder: Path, count: int, *options: str) -> Path:
     """Synthetic videos: folder/videos/*.mp4 (or folder/frames/N)."""
-    command = [
-        sys.executable,
-        str(ROOT / "datasets" / "make_synthetic.py"),
-        str(folder),
-        "--classes",
-        str(NUM_CLASSES),
-        "--train",
-        "0",
-        "--val",
-        "0",
-        "--test",
-        str(count),
-        "--size",
-        "48",
-        "--jobs",
-        "1",
-        *options,
-    ]
-    subprocess.run(command, check=True, capture_output=True)
+    flags = f"--classes {NUM_CLASSES} --train 0 --val 0 --test {count} --size 48 --jobs 1".split()
+    code, _, stderr = finish(start(folder, *flags, *options, program=(MAKE_SYNTHETIC,)))
+    assert code == 0, stderr
     (folder / "classes.json").unlink()
     return folder
 

@@ -23,7 +23,7 @@ from slowfast_lara.errors import (
     exit_code_of,
     printable,
 )
-from tests.runs import environment
+from tests.preloaded import environment
 from tests.small_models import NAMES
 
 RED = "\x1b[31m"

@@ -8,7 +8,7 @@ import sys
 import pytest
 
 import slowfast_lara
-from tests.runs import environment
+from tests.preloaded import environment
 
 
 def loaded_by(statement: str) -> set[str]:

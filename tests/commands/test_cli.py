@@ -9,7 +9,8 @@ import pytest
 
 from slowfast_lara.cli import COMMANDS, main
 from slowfast_lara.commands.data import _KINDS as DATA_KINDS
-from tests.runs import ROOT, environment
+from tests.preloaded import environment
+from tests.runs import ROOT, finish, start
 from tests.small_models import only_error
 
 pytestmark = pytest.mark.usefixtures("in_process")
@@ -108,10 +109,9 @@ def test_a_bad_file(words, capsys):
 
 @pytest.mark.parametrize("script", SCRIPTS, ids=lambda path: path.name)
 def test_a_bad_flag_of_a_script(script):
-    command = [sys.executable, str(script), "--bogus"]
-    done = subprocess.run(command, env=environment(), capture_output=True, text=True)
-    assert (done.returncode, done.stdout) == (2, "")
-    assert done.stderr.startswith("error: ") and len(done.stderr.splitlines()) == 1, done.stderr
+    code, stdout, stderr = finish(start("--bogus", program=(str(script),)))
+    assert (code, stdout) == (2, "")
+    assert stderr.startswith("error: ") and len(stderr.splitlines()) == 1, stderr
 
 
 def test_codes_and_errors_come_through(capsys):

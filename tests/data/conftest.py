@@ -1,19 +1,13 @@
 from __future__ import annotations
 
-import subprocess
-import sys
-
 import pytest
 
-from tests.data.helpers import REPOSITORY
+from tests.runs import MAKE_SYNTHETIC, finish, start
 
 
 def make_synthetic(folder, *arguments: str) -> None:
-    subprocess.run(
-        [sys.executable, str(REPOSITORY / "datasets/make_synthetic.py"), str(folder), *arguments],
-        check=True,
-        timeout=600,
-    )
+    code, _, stderr = finish(start(folder, *arguments, program=(MAKE_SYNTHETIC,)))
+    assert code == 0, stderr
 
 
 @pytest.fixture(scope="session")

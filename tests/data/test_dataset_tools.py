@@ -4,29 +4,20 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
-import sys
 
 import pytest
 
 from slowfast_lara.data.kinetics import Kinetics
 from slowfast_lara.data.ssv2 import Ssv2
-from tests.data.helpers import REPOSITORY, config, write_video
+from tests.data.helpers import config, write_video
 from tests.data.test_ssv2 import write_annotations
+from tests.runs import ROOT, finish, start
 
 
 def run(script: str, *arguments, expect: int = 0) -> str:
-    command = [sys.executable, *script.split(), *map(str, arguments)]
-    result = subprocess.run(
-        command,
-        capture_output=True,
-        text=True,
-        timeout=300,
-        cwd=REPOSITORY,
-        env={**os.environ, "PYTHONPATH": str(REPOSITORY)},
-    )
-    assert result.returncode == expect, result.stderr
-    return result.stdout + result.stderr
+    code, stdout, stderr = finish(start(*arguments, program=tuple(script.split()), folder=ROOT))
+    assert code == expect, stderr
+    return stdout + stderr
 
 
 def test_kinetics_lists(tmp_path):

@@ -4,8 +4,6 @@ import multiprocessing
 import multiprocessing.queues
 import os
 import signal
-import subprocess
-import sys
 import threading
 import time
 from pathlib import Path
@@ -17,7 +15,8 @@ from slowfast_lara.data.bad_videos import BadVideos, Failure
 from slowfast_lara.data.loader import test_loader as make_test_loader
 from slowfast_lara.data.loader import train_loader, val_loader
 from slowfast_lara.errors import DataError, RunError, TooManyBadVideos
-from tests.data.helpers import REPOSITORY, config
+from tests.data.helpers import config
+from tests.runs import finish, start
 
 
 @pytest.fixture
@@ -138,14 +137,8 @@ if __name__ == "__main__":
 def test_workers_start_in_either_way(synthetic, tmp_path, method):
     script = tmp_path / "script.py"
     script.write_text(START_WORKERS)
-    result = subprocess.run(
-        [sys.executable, str(script), str(synthetic), method],
-        capture_output=True,
-        text=True,
-        timeout=120,
-        env={**os.environ, "PYTHONPATH": str(REPOSITORY)},
-    )
-    assert result.stdout.split() == ["2"], result.stderr
+    _, stdout, stderr = finish(start(synthetic, method, program=(str(script),)))
+    assert stdout.split() == ["2"], stderr
 
 
 @pytest.fixture

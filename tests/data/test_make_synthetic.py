@@ -14,6 +14,7 @@ import pytest
 
 from tests.data.conftest import make_synthetic
 from tests.data.helpers import REPOSITORY, decode_all
+from tests.runs import MAKE_SYNTHETIC, finish, start
 
 SIZES = {"train": 50, "val": 13, "test": 7}
 
@@ -138,23 +139,13 @@ def test_frames_form(synthetic_frames):
     ],
 )
 def test_wrong_arguments(tmp_path, arguments, expected):
-    result = subprocess.run(
-        [
-            sys.executable,
-            str(REPOSITORY / "datasets/make_synthetic.py"),
-            str(tmp_path / "out"),
-            *arguments,
-        ],
-        capture_output=True,
-        text=True,
-        timeout=100,
-    )
-    assert result.returncode == 2 and expected in result.stderr
+    code, _, stderr = finish(start(tmp_path / "out", *arguments, program=(MAKE_SYNTHETIC,)))
+    assert code == 2 and expected in stderr
     assert not (tmp_path / "out").exists()
 
 
 def test_a_progress_bar_on_a_terminal_only(tmp_path):
-    command = [sys.executable, str(REPOSITORY / "datasets/make_synthetic.py"), str(tmp_path / "a")]
+    command = [sys.executable, MAKE_SYNTHETIC, str(tmp_path / "a")]
     command += ["--train", "3", "--val", "1", "--test", "1", "--size", "16", "--jobs", "1"]
     piped = subprocess.run(command, capture_output=True, text=True, check=True, timeout=600)
     assert piped.stdout.startswith("5 videos of 4 classes") and piped.stderr == ""

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from collections import Counter
 from pathlib import Path
 
@@ -18,7 +16,8 @@ from slowfast_lara.data.preparing.synthetic import SPLITS, render
 from slowfast_lara.data.preparing.textured import as_seen, move_camera, render_textured
 from slowfast_lara.data.preparing.textures import read_textures
 from tests.data.conftest import make_synthetic
-from tests.data.helpers import NEEDS_REAL_VIDEOS, REPOSITORY, SHARED_VIDEOS, write_video
+from tests.data.helpers import NEEDS_REAL_VIDEOS, SHARED_VIDEOS, write_video
+from tests.runs import MAKE_SYNTHETIC, finish, start
 from tests.small_models import only_error
 
 FEW = ("--train", "26", "--val", "3", "--test", "3", "--size", "32", "--classes", "12")
@@ -210,15 +209,10 @@ def test_cameras_that_cannot_be(tmp_path, capsys, arguments, expected):
 )
 def test_folders_that_give_no_textures(tmp_path, make, expected):
     make(tmp_path / "in")
-    tool = [sys.executable, str(REPOSITORY / "datasets/make_synthetic.py"), str(tmp_path / "out")]
-    result = subprocess.run(
-        [*tool, *FEW, "--textures", str(tmp_path / "in")],
-        capture_output=True,
-        text=True,
-        timeout=100,
-    )
-    assert result.returncode == 2 and expected in result.stderr
-    assert len(result.stderr.splitlines()) == 1 and not (tmp_path / "out").exists()
+    arguments = (tmp_path / "out", *FEW, "--textures", tmp_path / "in")
+    code, _, stderr = finish(start(*arguments, program=(MAKE_SYNTHETIC,)))
+    assert code == 2 and expected in stderr
+    assert len(stderr.splitlines()) == 1 and not (tmp_path / "out").exists()
 
 
 @NEEDS_REAL_VIDEOS

@@ -18,7 +18,7 @@ from slowfast_lara.engine import checkpoint
 from slowfast_lara.engine.checkpoint import Position
 from slowfast_lara.errors import CheckpointError, WeightsError
 from slowfast_lara.files import remove_unfinished
-from tests.runs import environment
+from tests.preloaded import environment
 
 BATCH = 4
 

@@ -32,9 +32,9 @@ from tests.engine.test_distributed import (
     start_spawning,
     start_torchrun,
 )
+from tests.preloaded import environment
 from tests.runs import (
     RUN_NET,
-    environment,
     finish,
     load_checkpoint,
     run_ok,

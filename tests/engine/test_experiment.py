@@ -423,7 +423,7 @@ def test_a_second_run_is_kept_out(trained, video_set, capsys, holder):
     assert_refused(capsys, video_set, trained, *mentions)
     assert_refused(capsys, video_set, trained, *mentions, **TESTING)
     os.kill(holder.pid, signal.SIGKILL)
-    os.waitpid(holder.pid, 0)
+    holder.wait()
     assert (trained / experiment.LOCK).exists()  # left behind, and no reason to refuse
     assert run(video_set, trained) == 0
     assert not (trained / experiment.LOCK).exists()

@@ -10,7 +10,8 @@ import pytest
 
 from slowfast_lara.attention import ESTIMATORS
 from slowfast_lara.config import load_config
-from tests.runs import ROOT, environment, finish, json_stats, start
+from tests.preloaded import environment
+from tests.runs import ROOT, finish, json_stats, start
 
 QUICK = ROOT / "configs" / "quick"
 CLASSES = 4

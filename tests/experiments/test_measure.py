@@ -1,7 +1,5 @@
 """The benchmark's instruments tell the truth, and its commands run."""
 
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -23,6 +21,7 @@ from slowfast_lara.experiments.result_files import (
 from slowfast_lara.experiments.textbook import TextbookTrajectoryAttention
 from slowfast_lara.models.estimators import shown_name
 from slowfast_lara.models.space_time import TrajectoryAttention
+from tests.runs import finish, start
 
 ROOT = Path(__file__).parents[2]
 
@@ -150,8 +149,7 @@ def test_a_single_size_is_drawn_as_bars(tmp_path, sizes):
 
 
 def tool(name, *arguments):
-    command = [sys.executable, ROOT / "tools" / f"{name}.py", *map(str, arguments)]
-    return subprocess.run(command, capture_output=True, text=True, cwd=ROOT)
+    return finish(start(*arguments, program=(str(ROOT / "tools" / f"{name}.py"),)), 300)
 
 
 @pytest.mark.slow
@@ -160,23 +158,23 @@ def tool(name, *arguments):
     [(("crop", "--crops", 64), ["64"]), (("length", "--lengths", 64, 128), ["64", "128"])],
 )
 def test_benchmark_command(tmp_path, arguments, sizes):
-    done = tool("benchmark", *arguments, "--repeats", 1, "--out", tmp_path / "sub" / "result")
-    assert done.returncode == 0, done.stderr
-    assert done.stderr == ""
+    flags = ("--repeats", 1, "--out", tmp_path / "sub" / "result")
+    code, stdout, stderr = tool("benchmark", *arguments, *flags)
+    assert (code, stderr) == (0, "")
     text = (tmp_path / "sub" / "result.csv").read_text()
     for value in environment().values():
         assert value in text
     for size in sizes:
         for name in ("textbook", *map(shown_name, ESTIMATORS)):
             assert f"\n{size},{name}," in text
-            assert f"  {name} " in done.stdout
+            assert f"  {name} " in stdout
     assert (tmp_path / "sub" / "result.png").read_bytes().startswith(b"\x89PNG")
 
 
 def test_approximation_error_command(tmp_path):
     out = tmp_path / "errors"
-    done = tool("approximation_error", "--samples", 8, 16, "--seeds", 1, "--out", out)
-    assert done.returncode == 0, done.stderr
+    code, _, stderr = tool("approximation_error", "--samples", 8, 16, "--seeds", 1, "--out", out)
+    assert code == 0, stderr
     lines = out.with_suffix(".csv").read_text().splitlines()
     assert lines[2] == "estimator,8,16"
     assert len(lines) == 3 + len(variants())

@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import csv
 import json
-import os
 import signal
-import subprocess
-import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -25,9 +23,10 @@ from slowfast_lara.experiments.study_results import (
     table_csv,
 )
 from slowfast_lara.experiments.study_rows import ABLATION, LANDMARKS, VIDEO
+from tests.runs import finish, start
 
 ROOT = Path(__file__).resolve().parents[2]
-TOOL = ROOT / "tools" / "compare_attention.py"
+TOOL = str(ROOT / "tools" / "compare_attention.py")
 SCRATCH = "compare_attention_from_scratch"
 TINY = ["--train", "16", "--val", "6", "--test", "6", "--jobs", "2"]
 OPTS = [
@@ -45,34 +44,13 @@ OPTS = [
 ]
 
 
-def start(work: Path, out: Path, *arguments: str, opts: list[str] = OPTS) -> subprocess.Popen:
-    environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
-    command = [
-        sys.executable,
-        str(TOOL),
-        "--work",
-        str(work),
-        "--out",
-        str(out),
-        *TINY,
-        *arguments,
-        *opts,
-    ]
-    return subprocess.Popen(
-        command, env=environment, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE
-    )
-
-
-def finish(process: subprocess.Popen) -> tuple[int, str, str]:
-    try:
-        out, errors = process.communicate(timeout=240)
-        return process.returncode, out, errors
-    finally:
-        process.kill()
+def start_study(work: Path, out: Path, *arguments: str, opts: list[str] = OPTS) -> Any:
+    flags = ("--work", work, "--out", out, *TINY, *arguments, *opts)
+    return start(*flags, program=(TOOL,))
 
 
 def run(work: Path, out: Path, *arguments: str) -> str:
-    code, stdout, errors = finish(start(work, out, *arguments))
+    code, stdout, errors = finish(start_study(work, out, *arguments), 240)
     assert code == 0, errors
     return stdout
 
@@ -126,7 +104,7 @@ def test_a_study_cut_short_gives_the_same_table(tmp_path):
     """Stopped within a run and resumed, or whole: the same bytes, and nothing run twice."""
     rows = ["--seeds", "1", "--rows", "ra", "--protocol", "scratch"]
     cut, whole = tmp_path / "cut", tmp_path / "whole"
-    process = start(cut, cut, *rows)
+    process = start_study(cut, cut, *rows)
     folder = cut / "runs" / "ra" / "seed_0"
     deadline = time.monotonic() + 120
     while not (folder / "stdout.log").exists():
@@ -197,7 +175,7 @@ def test_landmarks_before_and_after_fine_tuning(tmp_path):
 
 
 def test_landmarks_are_not_from_scratch(tmp_path):
-    process = start(tmp_path, tmp_path, "--part", "landmarks", "--protocol", "scratch")
+    process = start_study(tmp_path, tmp_path, "--part", "landmarks", "--protocol", "scratch")
     code, _, errors = finish(process)
     assert code == 2 and "--part" in errors and len(errors.strip().splitlines()) == 1
     assert list(tmp_path.iterdir()) == []
@@ -208,7 +186,7 @@ def test_other_settings_in_the_same_folder_are_refused(tmp_path):
     folder = tmp_path / "work" / "finetune" / "softmax" / "seed_0"
     folder.mkdir(parents=True)
     (folder / "study.yaml").write_text("SOLVER:\n  MAX_EPOCH: 9\n")
-    code, _, errors = finish(start(tmp_path / "work", tmp_path / "out", *rows))
+    code, _, errors = finish(start_study(tmp_path / "work", tmp_path / "out", *rows))
     assert code == 2 and "other settings" in errors and len(errors.strip().splitlines()) == 1
 
 
@@ -217,7 +195,7 @@ def test_bad_rows_and_keys_are_one_line(tmp_path):
         ("lora", OPTS, "known: softmax"),
         ("softmax", ["--opts", "VIT.DEPHT", "1"], "VIT.DEPTH"),
     ):
-        code, _, errors = finish(start(tmp_path, tmp_path, "--rows", row, opts=opts))
+        code, _, errors = finish(start_study(tmp_path, tmp_path, "--rows", row, opts=opts))
         assert code == 2 and told in errors and len(errors.strip().splitlines()) == 1
 
 

@@ -6,8 +6,6 @@ import csv
 import json
 import os
 import shutil
-import subprocess
-import sys
 from pathlib import Path
 
 import av
@@ -21,6 +19,7 @@ from slowfast_lara.data import load_views
 from slowfast_lara.engine import checkpoint
 from slowfast_lara.files import written_aside
 from slowfast_lara.models import build_model
+from tests.runs import finish, start
 from tests.small_models import (
     NAMES,
     ROOT,
@@ -303,16 +302,8 @@ def test_written_aside_is_whole_or_absent(tmp_path):
 def test_as_a_command(model, clips, tmp_path):
     """The tool as users call it, from another folder."""
     (tmp_path / "no.mp4").write_text("x")
-    environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
-    command = [sys.executable, str(ROOT / "tools" / "predict.py"), *model.flags()]
-    done = subprocess.run(
-        [*command, "no.mp4", clips[0]],
-        cwd=tmp_path,
-        env=environment,
-        capture_output=True,
-        text=True,
-        timeout=300,
-    )
-    assert done.returncode == 2
-    assert done.stderr.startswith("error: no.mp4: ") and done.stderr.count("\n") == 1
-    assert done.stdout.startswith(f"{clips[0]}\n  1. ")
+    tool = (str(ROOT / "tools" / "predict.py"), *model.flags())
+    code, stdout, stderr = finish(start("no.mp4", clips[0], program=tool, folder=tmp_path))
+    assert code == 2
+    assert stderr.startswith("error: no.mp4: ") and stderr.count("\n") == 1
+    assert stdout.startswith(f"{clips[0]}\n  1. ")

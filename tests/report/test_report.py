@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import json
-import os
 import re
-import subprocess
-import sys
 from html.parser import HTMLParser
 from pathlib import Path
 
@@ -14,7 +11,8 @@ import pytest
 import yaml
 
 from slowfast_lara.commands.report import main
-from tests.small_models import NAMES, ROOT, make_videos, only_error, small_config
+from tests.runs import run_ok
+from tests.small_models import NAMES, make_videos, only_error, small_config
 
 from .browser import CHROMIUM, Browser
 
@@ -36,14 +34,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     config["DATA"]["PATH_TO_DATA_DIR"] = str(videos)
     config["OUTPUT_DIR"] = str(folder / "my <run>")
     (folder / "c.yaml").write_text(yaml.safe_dump(config))
-    done = subprocess.run(
-        [sys.executable, str(ROOT / "tools" / "run_net.py"), "--cfg", str(folder / "c.yaml")],
-        env={**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"},
-        capture_output=True,
-        text=True,
-        timeout=600,
-    )
-    assert done.returncode == 0, done.stderr + done.stdout
+    run_ok("--cfg", folder / "c.yaml")
     return folder / "my <run>"
 
 

@@ -28,8 +28,9 @@ from slowfast_lara.inference.load import load
 from slowfast_lara.viewing.heat_maps import Drawing
 from slowfast_lara.viewing.scene import Scene
 from slowfast_lara.viewing.trajectories import Point
+from tests.preloaded import environment
 from tests.report.browser import CHROMIUM, Browser
-from tests.runs import environment, free_port, start, wait_for
+from tests.runs import free_port, start, wait_for
 from tests.small_models import only_error
 
 SECONDS = 60
