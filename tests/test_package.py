@@ -49,6 +49,12 @@ def test_importing_the_package_is_cheap():
     assert "torch" in loaded_by("from slowfast_lara import build_estimator")
 
 
+def test_a_run_loads_nothing_that_takes_long_and_is_not_needed():
+    """PyTorch's compiler and matplotlib would double the time that a command takes to start."""
+    loaded = loaded_by("import slowfast_lara.engine.run")
+    assert not {"torch._dynamo", "matplotlib", "triton", "tensorboard"} & loaded
+
+
 @pytest.mark.parametrize(
     "leaf", ["attention", "config", "models", "data.views", "engine.checkpoint"]
 )

@@ -66,6 +66,19 @@ def test_the_committed_table_is_without_spills():
         assert row[6] == "0" and int(row[7]) <= limits[row[1]], row
 
 
+def test_torch_compile_asks_for_the_choice_and_does_not_look_into_it():
+    @choice._answer_for_compile
+    def asked(name: str) -> bool:
+        torch._dynamo.graph_break()  # as much as anything that cannot be compiled
+        return name == "triton"
+
+    def chosen(x: torch.Tensor) -> torch.Tensor:
+        return x + 1 if asked("triton") else x
+
+    whole = torch.compile(chosen, fullgraph=True, backend="eager")
+    assert whole(torch.zeros(2)).tolist() == [1, 1]
+
+
 def test_nothing_here_needs_triton():
     code = (
         "import sys; sys.modules['triton'] = None; import slowfast_lara.attention as a, torch;"
