@@ -24,6 +24,7 @@ from typing import Any, NamedTuple
 from fvcore.common.config import CfgNode
 
 from slowfast_lara.config import get_cfg
+from slowfast_lara.config.checkouts import is_of_a_checkout, shared_part
 from slowfast_lara.config.keys import all_keys
 from slowfast_lara.config.yaml_files import parse_yaml
 from slowfast_lara.engine.checkpoint import TrainedAttention
@@ -138,6 +139,12 @@ def check_continued(path: str, content: dict[str, Any], cfg: CfgNode, train_list
     With another list or seed that is accepted, an epoch that was begun goes on from its place in
     the new order: to begin it again would leave checkpoints that seem to be further.
     """
+    if is_of_a_checkout(_saved_tree(content)):
+        raise CheckpointError(
+            f"{path} was trained in a git checkout of PySlowFast, which trains otherwise; give it "
+            "by TRAIN.CHECKPOINT_FILE_PATH with TRAIN.CHECKPOINT_EPOCH_RESET True and another "
+            "OUTPUT_DIR, to start from its weights"
+        )
     changes = _changes(content, cfg, Bears.TRAINING)
     saved_list = content.get("train_list", train_list)
     if saved_list != train_list:
@@ -200,14 +207,19 @@ def _changes(content: dict[str, Any], cfg: CfgNode, least: Bears) -> list[Change
 
 def saved_config(content: dict[str, Any]) -> dict[str, Any] | None:
     """The config in a checkpoint; None if it has none of a model like ours."""
+    tree = _saved_tree(content)
+    if not isinstance(tree.get("VIT"), dict):
+        return None
+    return shared_part(tree) if is_of_a_checkout(tree) else tree
+
+
+def _saved_tree(content: dict[str, Any]) -> dict[str, Any]:
+    """All of the config in a checkpoint, as it was written; {} if it cannot be read."""
     text = content.get("cfg")
-    if not isinstance(text, str):
-        return None
     try:
-        tree = parse_yaml(text, "the checkpoint's config")
+        return parse_yaml(text, "the checkpoint's config") if isinstance(text, str) else {}
     except ConfigError:
-        return None
-    return tree if isinstance(tree.get("VIT"), dict) else None
+        return {}
 
 
 def _value(tree: Any, key: str) -> Any:
