@@ -54,6 +54,8 @@ def check_machine(cfg: CfgNode) -> None:
     gpus = torch.cuda.device_count()
     if cfg.NUM_GPUS > gpus:
         _fail(cfg, "NUM_GPUS", f"this machine has {gpus}; 0 runs on the CPU")
+    if cfg.DEVICE == "mps" and not torch.backends.mps.is_available():
+        _fail(cfg, "DEVICE", "PyTorch finds no Apple GPU here; auto does without")
     if (cfg.TRAIN.ENABLE or cfg.TEST.ENABLE) and not os.path.isdir(cfg.DATA.PATH_TO_DATA_DIR):
         _fail(cfg, "DATA.PATH_TO_DATA_DIR", "an existing folder with the lists is expected")
     without = {
@@ -234,3 +236,7 @@ def _check_solver(cfg: CfgNode) -> None:
 def _check_processes(cfg: CfgNode) -> None:
     if cfg.SHARD_ID >= cfg.NUM_SHARDS:
         _fail(cfg, "SHARD_ID", f"below NUM_SHARDS ({cfg.NUM_SHARDS}) is expected")
+    if cfg.DEVICE == "mps":
+        for key, allowed in (("NUM_GPUS", 0), ("NUM_SHARDS", 1)):
+            if cfg[key] != allowed:
+                _fail(cfg, key, f"with DEVICE mps, {allowed} is expected")

@@ -10,7 +10,6 @@ from __future__ import annotations
 import contextlib
 import datetime
 import errno
-import fcntl
 import hashlib
 import logging
 import os
@@ -30,6 +29,11 @@ from slowfast_lara.config.yaml_files import parse_yaml
 from slowfast_lara.engine.checkpoint import TrainedAttention
 from slowfast_lara.errors import CheckpointError, ConfigError
 from slowfast_lara.files import make_folder, remove_empty
+
+try:
+    import fcntl
+except ImportError:  # Windows, where msvcrt does it
+    fcntl = None  # type: ignore[assignment]
 
 logger = logging.getLogger(__name__)
 
@@ -62,7 +66,7 @@ BEARS_ON: tuple[tuple[Bears, str, str], ...] = (
     (
         Bears.NOTHING,
         "which machines compute, and how they share the work; a batch is that of one machine",
-        "NUM_GPUS NUM_SHARDS SHARD_ID DIST_* DATA_LOADER.* TRAIN.BATCH_SIZE CUDNN_BENCHMARK",
+        "DEVICE NUM_GPUS NUM_SHARDS SHARD_ID DIST_* DATA_LOADER.* TRAIN.BATCH_SIZE CUDNN_BENCHMARK",
     ),
     (
         Bears.NOTHING,
@@ -255,6 +259,9 @@ def held_alone(folder: str) -> Iterator[None]:
         with contextlib.suppress(OSError):
             os.remove(path)  # while it is locked: see _locked
         os.close(lock)
+        if fcntl is None:  # Windows removes no file that is open, which another's would be
+            with contextlib.suppress(OSError):
+                os.remove(path)
         remove_empty(made)
 
 
@@ -270,7 +277,7 @@ def _locked(path: str) -> int:
     while True:
         file = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
         try:
-            fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            _lock(file)
         except OSError as error:
             if error.errno in (errno.EACCES, errno.EAGAIN):
                 holder = os.read(file, 200).decode(errors="replace")
@@ -288,6 +295,21 @@ def _locked(path: str) -> int:
     os.truncate(file, 0)
     os.write(file, f"process {os.getpid()} on {socket.gethostname()} since {since}\n".encode())
     return file
+
+
+def _lock(file: int) -> None:
+    """Lock an open file, or raise an OSError at once."""
+    if fcntl is not None:
+        fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    else:
+        import msvcrt
+
+        # One byte far behind the text, because Windows lets nobody read what is locked.
+        os.lseek(file, 2**30, os.SEEK_SET)
+        try:
+            msvcrt.locking(file, msvcrt.LK_NBLCK, 1)
+        finally:
+            os.lseek(file, 0, os.SEEK_SET)
 
 
 def _is_at(path: str, file: int) -> bool:

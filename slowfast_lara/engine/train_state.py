@@ -15,10 +15,10 @@ from slowfast_lara.data.classes import names_in
 from slowfast_lara.engine import checkpoint, experiment
 from slowfast_lara.engine.checkpoint import Position
 from slowfast_lara.engine.distributed import from_first, per_process, rank, without_ddp, world_size
-from slowfast_lara.engine.evaluate import device_of
 from slowfast_lara.engine.optimizer import build_optimizer, load_optimizer, scales_loss
 from slowfast_lara.errors import CheckpointError, ConfigError, DataError, WeightsError, first_line
 from slowfast_lara.models import MODEL_REGISTRY, build_model
+from slowfast_lara.models.build import device_of
 from slowfast_lara.models.weights.pretrained import image_weights, load_pretrained
 
 logger = logging.getLogger(__name__)
