@@ -132,10 +132,14 @@ def our_steps(folder: Path, attention: str, mixup: bool, mixed: bool) -> Trained
 
 
 # Attention, mixup, mixed precision with each job in a process of its own.
-RUNS = [("none", False, False), ("lara", True, False), ("lara", False, True)]
+RUNS = [
+    pytest.param(("none", False, False), id="exact"),
+    pytest.param(("lara", True, False), id="lara-mixup"),
+    pytest.param(("lara", False, True), id="lara-mixed-spawned", marks=pytest.mark.slow),
+]
 
 
-@pytest.fixture(scope="module", params=RUNS, ids=["exact", "lara-mixup", "lara-mixed-spawned"])
+@pytest.fixture(scope="module", params=RUNS)
 def trained(request, tmp_path_factory) -> Trained:
     attention, mixup, mixed = request.param
     folder = tmp_path_factory.mktemp("checkout")
