@@ -26,10 +26,11 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 import slowfast_lara
 from slowfast_lara.attention import ESTIMATORS
+from slowfast_lara.attention.precision import without_autocast
 from slowfast_lara.config import check_machine, load_config
 from slowfast_lara.config.load import changed
 from slowfast_lara.engine import checkpoint, experiment
-from slowfast_lara.engine.evaluate import count_correct, sent, view_outputs
+from slowfast_lara.engine.evaluate import autocast, count_correct, sent, view_outputs
 from slowfast_lara.engine.iteration import Numbers
 from slowfast_lara.engine.optimizer import build_optimizer, step_if_finite
 from slowfast_lara.errors import ConfigError
@@ -310,6 +311,16 @@ def test_the_model_goes_to_its_device():
         model = build_model(on_mps("VIT.DEPTH", 1))
     assert len(copies.made) >= len(list(model.parameters()))
     assert {device for device, _ in copies.made} == {"mps"}
+
+
+@pytest.mark.parametrize("precision", ["float16", "bfloat16"])
+def test_mixed_precision_is_that_of_the_device(precision):
+    cfg = on_mps("SOLVER.USE_MIXED_PRECISION", True, "SOLVER.PRECISION", precision)
+    with autocast(cfg, device_of(cfg)):
+        assert torch.is_autocast_enabled("mps") and not torch.is_autocast_enabled("cpu")
+        assert torch.get_autocast_dtype("mps") == getattr(torch, precision)
+        with without_autocast("mps"):  # where sums of exponentials are made
+            assert not torch.is_autocast_enabled("mps")
 
 
 def test_copies_to_and_from_mps_are_waited_for():
