@@ -10,6 +10,7 @@
 from __future__ import annotations
 
 import hashlib
+import io
 import logging
 import os
 import sys
@@ -85,6 +86,9 @@ def exit_code_of(command: Callable[[], int | None], *, os_error: int = BAD_INPUT
 
     `os_error` is the code for a file that cannot be read or written.
     """
+    if isinstance(sys.stdout, io.TextIOWrapper) and sys.stdout.errors == "strict":
+        # Redirected on Windows, it knows few characters; it escapes the others, as stderr does.
+        sys.stdout.reconfigure(errors="backslashreplace")
     try:
         return command() or DONE
     except UserError as error:

@@ -28,12 +28,12 @@ def written_aside(path: str | os.PathLike[str]) -> Iterator[str]:
     aside = os.path.join(folder, f"{_ASIDE}{secrets.token_hex(6)}{os.path.splitext(name)[1]}")
     try:
         yield aside
-        _sync(aside)
+        _sync(aside, os.O_RDWR)
         os.replace(aside, path)
     finally:
         with contextlib.suppress(FileNotFoundError):
             os.remove(aside)
-    _sync(folder)  # so that the new name outlives a power cut
+    _sync(folder, os.O_RDONLY)  # so that the new name outlives a power cut
 
 
 @contextlib.contextmanager
@@ -51,11 +51,11 @@ def folder_aside(path: str | os.PathLike[str]) -> Iterator[str]:
     try:
         yield aside
         for name in os.listdir(aside):
-            _sync(os.path.join(aside, name))
+            _sync(os.path.join(aside, name), os.O_RDWR)
         os.rename(aside, path)
     finally:
         shutil.rmtree(aside, ignore_errors=True)
-    _sync(above)
+    _sync(above, os.O_RDONLY)
 
 
 @contextlib.contextmanager
@@ -128,10 +128,11 @@ def remove_unfinished(folder: str) -> None:
             os.remove(os.path.join(folder, name))
 
 
-def _sync(path: str) -> None:
+def _sync(path: str, access: int) -> None:
+    """Flush a file or a folder to the disk. Windows flushes only what is open for writing."""
     # Windows opens no folder, and some network file systems sync none.
     with contextlib.suppress(PermissionError, IsADirectoryError):
-        descriptor = os.open(path, os.O_RDONLY)
+        descriptor = os.open(path, access)
         try:
             os.fsync(descriptor)
         finally:

@@ -15,7 +15,7 @@ from tests.small_models import NAMES, ModelFiles, make_videos, small_config, wri
 
 # The folders whose tests start processes and take longest come first: what is begun last should
 # be short, so that no process is left with a long file while the others have none.
-_FIRST = ("engine", "experiments", "data", "inference", "models", "commands", "configs")
+_FIRST = ("engine", "experiments", "data", "inference", "models", "plugin", "commands", "configs")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -7,9 +7,22 @@ from collections.abc import Iterator
 from typing import Any
 
 from fvcore.common.config import CfgNode
-from slowfast.config.defaults import get_cfg as slowfast_get_cfg
 
+from slowfast_lara.config.checkouts import is_of_a_checkout
 from slowfast_lara.config.keys import PYSLOWFAST, all_keys
+from slowfast_lara.errors import InputError
+
+try:
+    from slowfast.config.defaults import get_cfg as slowfast_get_cfg
+except ModuleNotFoundError as error:
+    if error.name != "slowfast":
+        raise
+    raise InputError("pyslowfast is needed for this; pip install pyslowfast==1.0") from None
+if is_of_a_checkout(slowfast_get_cfg()):
+    raise InputError(
+        "the PySlowFast that is found is a git checkout, and this runs on pyslowfast 1.0: use an "
+        "environment without the checkout, or slowfast_lara.plugin within it (docs/pyslowfast.md)"
+    )
 
 
 def get_cfg() -> CfgNode:

@@ -237,6 +237,12 @@ KEYS = {
         PYSLOWFAST, "decode each video with several threads"
     ),
     "NUM_GPUS": Key(PYSLOWFAST, "GPUs of each machine (0: the CPU)"),
+    "DEVICE": Key(
+        "auto",
+        "where the model computes: on NUM_GPUS GPUs of NVIDIA, or on the CPU (auto), or on the GPU "
+        "of an Apple computer (mps), with NUM_GPUS 0",
+        ["auto", "mps"],
+    ),
     "NUM_SHARDS": Key(PYSLOWFAST, "machines"),
     "SHARD_ID": Key(PYSLOWFAST, "the number of this machine, from 0"),
     "DIST_BACKEND": Key(PYSLOWFAST, "how tensors on GPUs are exchanged"),

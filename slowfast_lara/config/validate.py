@@ -35,6 +35,16 @@ def validate(cfg: CfgNode) -> None:
         check(cfg)
 
 
+def validate_model(cfg: CfgNode) -> None:
+    """The checks of the model alone; the rest of the tree may be another program's."""
+    for key, known in all_keys().items():
+        if key.startswith("VIT.") and known.choices:
+            _one_of(cfg, key, known.choices)
+    _check_numbers(cfg, "VIT.")
+    _check_model_sizes(cfg)
+    _check_estimator(cfg)
+
+
 def check_machine(cfg: CfgNode) -> None:
     """Raise ConfigError for what this machine does not have or allow."""
     # Not in `validate`: two of Motionformer's files have 12 clips for 8 GPUs.
@@ -44,6 +54,8 @@ def check_machine(cfg: CfgNode) -> None:
     gpus = torch.cuda.device_count()
     if cfg.NUM_GPUS > gpus:
         _fail(cfg, "NUM_GPUS", f"this machine has {gpus}; 0 runs on the CPU")
+    if cfg.DEVICE == "mps" and not torch.backends.mps.is_available():
+        _fail(cfg, "DEVICE", "PyTorch finds no Apple GPU here; auto does without")
     if (cfg.TRAIN.ENABLE or cfg.TEST.ENABLE) and not os.path.isdir(cfg.DATA.PATH_TO_DATA_DIR):
         _fail(cfg, "DATA.PATH_TO_DATA_DIR", "an existing folder with the lists is expected")
     without = {
@@ -101,7 +113,8 @@ def _check_names(cfg: CfgNode) -> None:
         dataset_class(cfg, part)  # a ConfigError if there is none of that name
 
 
-def _check_numbers(cfg: CfgNode) -> None:
+def _check_numbers(cfg: CfgNode, node: str = "") -> None:
+    """Numbers out of their range, of all keys or of those below one node."""
     at_least = {
         1: """TRAIN.BATCH_SIZE TRAIN.EVAL_PERIOD TRAIN.CHECKPOINT_PERIOD TEST.BATCH_SIZE
               TEST.NUM_ENSEMBLE_VIEWS MODEL.NUM_CLASSES VIT.PATCH_SIZE VIT.PATCH_SIZE_TEMP
@@ -115,17 +128,17 @@ def _check_numbers(cfg: CfgNode) -> None:
     }
     for least, keys in at_least.items():
         for key in keys.split():
-            if not _get(cfg, key) >= least:
+            if key.startswith(node) and not _get(cfg, key) >= least:
                 _fail(cfg, key, f"at least {least} is expected")
     for key in ("SOLVER.BASE_LR", "VIT.MLP_RATIO"):
-        if not 0 < _get(cfg, key) < float("inf"):
+        if key.startswith(node) and not 0 < _get(cfg, key) < float("inf"):
             _fail(cfg, key, "a positive number is expected")
     shares = """VIT.DROP VIT.DROP_PATH VIT.HEAD_DROPOUT VIT.POS_DROPOUT VIT.ATTN_DROPOUT
                 SOLVER.SMOOTHING DATA.MAX_BAD_SHARE"""
     for key in shares.split():
-        if not 0 <= _get(cfg, key) < 1:
+        if key.startswith(node) and not 0 <= _get(cfg, key) < 1:
             _fail(cfg, key, "a number from 0 to below 1 is expected")
-    if cfg.SOLVER.CLIP_GRAD is not None and not cfg.SOLVER.CLIP_GRAD > 0:
+    if not node and cfg.SOLVER.CLIP_GRAD is not None and not cfg.SOLVER.CLIP_GRAD > 0:
         _fail(cfg, "SOLVER.CLIP_GRAD", "a positive number or None is expected")
 
 
@@ -223,3 +236,7 @@ def _check_solver(cfg: CfgNode) -> None:
 def _check_processes(cfg: CfgNode) -> None:
     if cfg.SHARD_ID >= cfg.NUM_SHARDS:
         _fail(cfg, "SHARD_ID", f"below NUM_SHARDS ({cfg.NUM_SHARDS}) is expected")
+    if cfg.DEVICE == "mps":
+        for key, allowed in (("NUM_GPUS", 0), ("NUM_SHARDS", 1)):
+            if cfg[key] != allowed:
+                _fail(cfg, key, f"with DEVICE mps, {allowed} is expected")

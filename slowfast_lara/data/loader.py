@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import math
 import multiprocessing
 import signal
 import threading
@@ -144,11 +146,10 @@ class VideoLoader(DataLoader):
 
     # PyTorch's types expect its own class of iterators, which nothing here needs.
     def __iter__(self) -> Iterator[Any]:  # type: ignore[override]
-        handler, others = signal.getsignal(signal.SIGCHLD), multiprocessing.active_children()
+        others = multiprocessing.active_children()
         try:
-            items = super().__iter__()
-            if threading.current_thread() is threading.main_thread():
-                signal.signal(signal.SIGCHLD, handler)
+            with _handler_of_children_kept():
+                items = super().__iter__()
             started = [one for one in multiprocessing.active_children() if one not in others]
             self._processes = self._processes or started
             for item in items:
@@ -163,6 +164,15 @@ class VideoLoader(DataLoader):
             raise RunError(gone) from None
 
 
+@contextlib.contextmanager
+def _handler_of_children_kept() -> Iterator[None]:
+    """PyTorch sets its own as it starts workers; Windows has no such signal."""
+    handler = signal.getsignal(signal.SIGCHLD) if hasattr(signal, "SIGCHLD") else None
+    yield
+    if handler is not None and threading.current_thread() is threading.main_thread():
+        signal.signal(signal.SIGCHLD, handler)
+
+
 def _why_gone(workers: Sequence[BaseProcess], said: str) -> str:
     """Why a worker of a loader is gone, and what to do about it; "" if none is.
 
@@ -172,10 +182,12 @@ def _why_gone(workers: Sequence[BaseProcess], said: str) -> str:
     for worker in workers:
         worker.join(timeout=1 if worker.sentinel in ended else 0)
     codes = {worker.exitcode for worker in workers} - {None}
-    if -signal.SIGBUS in codes:
+    # Windows has neither signal; no process ends with the code -inf.
+    if -getattr(signal, "SIGBUS", math.inf) in codes:
         return no_shared_memory(said)
     # One that died as soon as it was started is known to PyTorch alone.
-    if -signal.SIGKILL in codes or (not codes and said.startswith("DataLoader worker (pid")):
+    killed = -getattr(signal, "SIGKILL", math.inf) in codes
+    if killed or (not codes and said.startswith("DataLoader worker (pid")):
         return (
             f"a worker of the loader was killed, as the system does when memory runs out: lower "
             f"DATA_LOADER.NUM_WORKERS, TRAIN.BATCH_SIZE or, in a test, TEST.NUM_ENSEMBLE_VIEWS "

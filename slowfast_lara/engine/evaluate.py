@@ -36,10 +36,9 @@ from slowfast_lara.engine.score_files import Score, ScoreFiles, identity_of_test
 from slowfast_lara.engine.signals import StopRequest
 from slowfast_lara.errors import RunError, Stopped
 from slowfast_lara.files import write_json, written_aside
+from slowfast_lara.models.build import device_of
 
 logger = logging.getLogger(__name__)
-
-_CPU = torch.device("cpu")
 
 
 @dataclass(frozen=True)
@@ -63,8 +62,13 @@ class UnscoredVideo:
     reason: str
 
 
-def device_of(cfg: CfgNode) -> torch.device:
-    return torch.device("cuda", torch.cuda.current_device()) if cfg.NUM_GPUS else _CPU
+def sent(x: Tensor, device: torch.device) -> Tensor:
+    """A tensor on its way to a device.
+
+    Only for CUDA does the host not wait for the copy: on its way to mps, a tensor that is freed
+    meanwhile arrives as something else (pytorch issue 189690).
+    """
+    return x.to(device, non_blocking=device.type == "cuda")
 
 
 def autocast(cfg: CfgNode, device: torch.device) -> contextlib.AbstractContextManager[None]:
@@ -104,8 +108,8 @@ def validate(
             logger.warning("not counted: %s: %s", failure.path, failure.reason)
         if batch.clips:
             with autocast(cfg, device):
-                scores = model([clip.to(device, non_blocking=True) for clip in batch.clips])
-            labels = batch.labels.to(device, non_blocking=True)
+                scores = model([sent(clip, device) for clip in batch.clips])
+            labels = sent(batch.labels, device)
             correct += torch.stack(count_correct(scores.float(), labels))
             count += len(batch.labels)
     model.train()
@@ -132,14 +136,15 @@ def views_at_a_time(cfg: CfgNode) -> int:
 def view_outputs(
     model: nn.Module, views: Tensor, cfg: CfgNode, compute: Callable[..., Tensor] | None = None
 ) -> Tensor:
-    """Scores of views, float64 [views, classes], or what another method of the model computes."""
+    """Scores of views, float64 [views, classes] on the CPU, or what another method computes."""
     weight = next(model.parameters())
     with autocast(cfg, weight.device):
         outputs = [
-            (compute or model)([part.to(weight.device, weight.dtype)]).double()
+            (compute or model)([part.to(weight.device, weight.dtype)])
             for part in views.split(views_at_a_time(cfg))
         ]
-    return torch.cat(outputs)
+    # On the host, because mps knows no float64.
+    return torch.cat(outputs).cpu().double()
 
 
 def score_views(model: nn.Module, views: Tensor, cfg: CfgNode) -> Tensor:
@@ -148,7 +153,7 @@ def score_views(model: nn.Module, views: Tensor, cfg: CfgNode) -> Tensor:
     Each video goes through the model by itself: scores do not depend on the number of
     processes.
     """
-    return view_outputs(model, views, cfg).mean(dim=0).float().cpu()
+    return view_outputs(model, views, cfg).mean(dim=0).float()
 
 
 def run_test(

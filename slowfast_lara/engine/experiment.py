@@ -10,7 +10,6 @@ from __future__ import annotations
 import contextlib
 import datetime
 import errno
-import fcntl
 import hashlib
 import logging
 import os
@@ -24,11 +23,17 @@ from typing import Any, NamedTuple
 from fvcore.common.config import CfgNode
 
 from slowfast_lara.config import get_cfg
+from slowfast_lara.config.checkouts import is_of_a_checkout, shared_part
 from slowfast_lara.config.keys import all_keys
 from slowfast_lara.config.yaml_files import parse_yaml
 from slowfast_lara.engine.checkpoint import TrainedAttention
 from slowfast_lara.errors import CheckpointError, ConfigError
 from slowfast_lara.files import make_folder, remove_empty
+
+try:
+    import fcntl
+except ImportError:  # Windows, where msvcrt does it
+    fcntl = None  # type: ignore[assignment]
 
 logger = logging.getLogger(__name__)
 
@@ -61,7 +66,7 @@ BEARS_ON: tuple[tuple[Bears, str, str], ...] = (
     (
         Bears.NOTHING,
         "which machines compute, and how they share the work; a batch is that of one machine",
-        "NUM_GPUS NUM_SHARDS SHARD_ID DIST_* DATA_LOADER.* TRAIN.BATCH_SIZE CUDNN_BENCHMARK",
+        "DEVICE NUM_GPUS NUM_SHARDS SHARD_ID DIST_* DATA_LOADER.* TRAIN.BATCH_SIZE CUDNN_BENCHMARK",
     ),
     (
         Bears.NOTHING,
@@ -138,6 +143,12 @@ def check_continued(path: str, content: dict[str, Any], cfg: CfgNode, train_list
     With another list or seed that is accepted, an epoch that was begun goes on from its place in
     the new order: to begin it again would leave checkpoints that seem to be further.
     """
+    if is_of_a_checkout(_saved_tree(content)):
+        raise CheckpointError(
+            f"{path} was trained in a git checkout of PySlowFast, which trains otherwise; give it "
+            "by TRAIN.CHECKPOINT_FILE_PATH with TRAIN.CHECKPOINT_EPOCH_RESET True and another "
+            "OUTPUT_DIR, to start from its weights"
+        )
     changes = _changes(content, cfg, Bears.TRAINING)
     saved_list = content.get("train_list", train_list)
     if saved_list != train_list:
@@ -200,14 +211,19 @@ def _changes(content: dict[str, Any], cfg: CfgNode, least: Bears) -> list[Change
 
 def saved_config(content: dict[str, Any]) -> dict[str, Any] | None:
     """The config in a checkpoint; None if it has none of a model like ours."""
+    tree = _saved_tree(content)
+    if not isinstance(tree.get("VIT"), dict):
+        return None
+    return shared_part(tree) if is_of_a_checkout(tree) else tree
+
+
+def _saved_tree(content: dict[str, Any]) -> dict[str, Any]:
+    """All of the config in a checkpoint, as it was written; {} if it cannot be read."""
     text = content.get("cfg")
-    if not isinstance(text, str):
-        return None
     try:
-        tree = parse_yaml(text, "the checkpoint's config")
+        return parse_yaml(text, "the checkpoint's config") if isinstance(text, str) else {}
     except ConfigError:
-        return None
-    return tree if isinstance(tree.get("VIT"), dict) else None
+        return {}
 
 
 def _value(tree: Any, key: str) -> Any:
@@ -243,6 +259,9 @@ def held_alone(folder: str) -> Iterator[None]:
         with contextlib.suppress(OSError):
             os.remove(path)  # while it is locked: see _locked
         os.close(lock)
+        if fcntl is None:  # Windows removes no file that is open, which another's would be
+            with contextlib.suppress(OSError):
+                os.remove(path)
         remove_empty(made)
 
 
@@ -258,7 +277,7 @@ def _locked(path: str) -> int:
     while True:
         file = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
         try:
-            fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            _lock(file)
         except OSError as error:
             if error.errno in (errno.EACCES, errno.EAGAIN):
                 holder = os.read(file, 200).decode(errors="replace")
@@ -276,6 +295,21 @@ def _locked(path: str) -> int:
     os.truncate(file, 0)
     os.write(file, f"process {os.getpid()} on {socket.gethostname()} since {since}\n".encode())
     return file
+
+
+def _lock(file: int) -> None:
+    """Lock an open file, or raise an OSError at once."""
+    if fcntl is not None:
+        fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    else:
+        import msvcrt
+
+        # One byte far behind the text, because Windows lets nobody read what is locked.
+        os.lseek(file, 2**30, os.SEEK_SET)
+        try:
+            msvcrt.locking(file, msvcrt.LK_NBLCK, 1)
+        finally:
+            os.lseek(file, 0, os.SEEK_SET)
 
 
 def _is_at(path: str, file: int) -> bool:

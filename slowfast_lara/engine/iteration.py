@@ -69,9 +69,10 @@ class Numbers:
     """A few numbers on their way from the device to the host."""
 
     def __init__(self, values: Sequence[Tensor]) -> None:
-        packed = torch.stack([value.detach().double() for value in values])
-        # From a GPU this is a copy into pinned memory, which nobody waits for here.
-        self._host = packed.to("cpu", non_blocking=True)
+        # float32 holds them all, counts below 2**24 too; mps has nothing wider.
+        packed = torch.stack([value.detach().float() for value in values])
+        # From a GPU of NVIDIA this is a copy into pinned memory, which nobody waits for here.
+        self._host = packed.to("cpu", non_blocking=packed.is_cuda)
         self._copied = torch.cuda.Event() if packed.is_cuda else None
         if self._copied is not None:
             self._copied.record()

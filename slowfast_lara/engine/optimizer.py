@@ -37,8 +37,9 @@ def build_optimizer(model: nn.Module, cfg: CfgNode) -> torch.optim.Optimizer:
     solver = cfg.SOLVER
     groups = _parameter_groups(model, solver.WEIGHT_DECAY)
     # Fused SGD that leaves out its very first step has no momentum to go on with, and a
-    # loss scaler often begins so.
-    fused = solver.OPTIMIZING_METHOD != "sgd" or not scales_loss(cfg)
+    # loss scaler often begins so. On mps, what a fused optimiser is told is not heeded
+    # (pytorch pull request 186360).
+    fused = cfg.DEVICE != "mps" and (solver.OPTIMIZING_METHOD != "sgd" or not scales_loss(cfg))
     try:
         if solver.OPTIMIZING_METHOD == "sgd":
             return torch.optim.SGD(
@@ -94,10 +95,15 @@ def _check_gathered(of_parameter: dict[str, Any], parameter: Tensor, expected: s
 def step_if_finite(optimizer: torch.optim.Optimizer, norm: Tensor) -> None:
     """Step, or touch nothing if the norm of the gradient is not finite.
 
-    Fused optimisers read `found_inf` on the device; PyTorch's GradScaler tells them so too.
+    Fused optimisers read `found_inf` on the device; PyTorch's GradScaler tells them so too. For
+    others the host waits to decide it.
     """
-    optimizer.found_inf = (~norm.isfinite()).float()  # type: ignore[attr-defined]  # set by users
-    optimizer.step()
+    if optimizer.defaults["fused"]:
+        found_inf = (~norm.isfinite()).float()
+        optimizer.found_inf = found_inf  # type: ignore[attr-defined]  # set by users
+        optimizer.step()
+    elif norm.isfinite():
+        optimizer.step()
 
 
 def _parameter_groups(model: nn.Module, weight_decay: float) -> list[dict[str, Any]]:

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import datetime
 import os
-import resource
 import sys
 import time
 from collections.abc import Iterable, Iterator
@@ -121,9 +120,6 @@ class TrainProgress:
 
     def _report(self, kind: str, place: dict[str, Any], values: dict[str, float]) -> None:
         memory = torch.cuda.max_memory_allocated() / 2**30 if torch.cuda.is_available() else 0.0
-        # Kilobytes, but bytes on a Mac.
-        unit = 2**30 if sys.platform == "darwin" else 2**20
-        main_memory = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / unit
         log_json_stats(
             {
                 "_type": kind,
@@ -138,7 +134,7 @@ class TrainProgress:
                 # log_json_stats keeps six decimals of a float, too few for this.
                 "lr": Decimal(f"{self._lr:.6g}"),
                 "gpu_mem": f"{memory:.2f}G",
-                "ram": f"{main_memory:.2f}G",
+                **_main_memory(),
             }
         )
         scalars = {key: values[key] for key in ("loss", "top1_err", "top5_err")}
@@ -156,6 +152,17 @@ class TrainProgress:
         left = self._cfg.SOLVER.MAX_EPOCH * self._epoch_batches - done
         seconds = self._recent("seconds") * left
         return str(datetime.timedelta(seconds=int(seconds)))
+
+
+def _main_memory() -> dict[str, str]:
+    """The peak of this process, where the system tells it; Windows does not."""
+    try:
+        import resource
+    except ImportError:
+        return {}
+    # Kilobytes, but bytes on a Mac.
+    unit = 2**30 if sys.platform == "darwin" else 2**20
+    return {"ram": f"{resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / unit:.2f}G"}
 
 
 def progress_bar(total: int, description: str, *, unit: str, initial: int = 0) -> tqdm:

@@ -93,7 +93,7 @@ def _until_checked() -> MemoryHandler:
 
 def open_log(output_dir: str) -> None:
     """Write the lines of process 0 to a file, those that were kept first."""
-    file = _LogFile(os.path.join(output_dir, LOG))
+    file = _LogFile(os.path.join(output_dir, LOG), encoding="utf-8")
     file.setFormatter(_FORM)
     for handler in list(logging.root.handlers):
         if isinstance(handler, MemoryHandler):

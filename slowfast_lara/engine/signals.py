@@ -26,7 +26,12 @@ from slowfast_lara.errors import INTERRUPTED, complain
 
 T = TypeVar("T")
 
-SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)
+# Windows has neither SIGUSR1 nor a timer. There a run whose next batch does not come is ended by
+# the second Ctrl-C alone.
+_HAS_TIMER = hasattr(signal, "setitimer")
+SIGNALS = tuple(
+    getattr(signal, name) for name in ("SIGTERM", "SIGINT", "SIGUSR1") if hasattr(signal, name)
+)
 # Slurm sends SIGTERM some time after the warning SIGUSR1: that is no second request.
 _URGENT = (signal.SIGTERM, signal.SIGINT)
 # One Ctrl-C or `scancel` reaches a process twice, by itself and by way of its launcher.
@@ -56,7 +61,7 @@ class StopRequest:
     def request(self, reason: str) -> None:
         """Ask for an end; of several reasons, the first is told."""
         self.signal_name = self.signal_name or reason
-        if self._listening:  # see `_look_for_a_stall`
+        if self._listening and _HAS_TIMER:  # see `_look_for_a_stall`
             signal.setitimer(signal.ITIMER_REAL, 1.0, 1.0)
 
     def listen(self, on_request: Callable[[], None] | None = None) -> StopRequest:
@@ -73,7 +78,8 @@ class StopRequest:
         watch.start()
         for number in SIGNALS:
             signal.signal(number, self._receive)
-        signal.signal(signal.SIGALRM, self._look_for_a_stall)
+        if _HAS_TIMER:
+            signal.signal(signal.SIGALRM, self._look_for_a_stall)
         self._listening = True
         return self
 
@@ -128,8 +134,9 @@ def ignore_signals() -> None:
     While Python ends, it gives the signals back to the system: one that comes then would kill the
     process, which would seem not to have saved. So would the timer of `request`.
     """
-    signal.setitimer(signal.ITIMER_REAL, 0)
-    for number in (*SIGNALS, signal.SIGALRM):
+    if _HAS_TIMER:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+    for number in (*SIGNALS, *([signal.SIGALRM] if _HAS_TIMER else [])):
         signal.signal(number, signal.SIG_IGN)
 
 

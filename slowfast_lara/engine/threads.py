@@ -25,7 +25,7 @@ def choose_threads(cfg: CfgNode) -> str:
 
     Sums depend on it in the last bits, so a resumed run must have the same number.
     """
-    if cfg.NUM_GPUS > 0:
+    if cfg.NUM_GPUS > 0 or cfg.DEVICE == "mps":
         reason = "the work is on the GPU"
     elif os.environ.get("OMP_NUM_THREADS"):
         reason = "by OMP_NUM_THREADS"

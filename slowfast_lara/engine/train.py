@@ -46,7 +46,7 @@ from slowfast_lara.data.dataset import VideoDataset
 from slowfast_lara.data.loader import Batch, TrainBatches
 from slowfast_lara.engine.checkpoint import Position
 from slowfast_lara.engine.distributed import gather, rank, world_size
-from slowfast_lara.engine.evaluate import autocast, count_correct, device_of, validate
+from slowfast_lara.engine.evaluate import autocast, count_correct, sent, validate
 from slowfast_lara.engine.failures import is_connection_loss
 from slowfast_lara.engine.iteration import (
     Iteration,
@@ -62,6 +62,7 @@ from slowfast_lara.engine.progress import TrainProgress
 from slowfast_lara.engine.signals import StopRequest
 from slowfast_lara.engine.train_state import TrainState
 from slowfast_lara.errors import Stopped
+from slowfast_lara.models.build import device_of
 from slowfast_lara.models.estimators import shown_name
 
 logger = logging.getLogger(__name__)
@@ -161,8 +162,8 @@ class Trainer:
     def _forward(self, batch: Batch) -> tuple[Tensor, tuple[Tensor, Tensor]]:
         """The loss, and how many guesses are right, still on the device."""
         device = device_of(self.cfg)
-        clips = [clip.to(device, non_blocking=True) for clip in batch.clips]
-        labels = batch.labels.to(device, non_blocking=True)
+        clips = [sent(clip, device) for clip in batch.clips]
+        labels = sent(batch.labels, device)
         with autocast(self.cfg, device):
             logits = self.model(clips)
         logits = logits.float()

@@ -15,11 +15,11 @@ from slowfast_lara.data.classes import names_in
 from slowfast_lara.engine import checkpoint, experiment
 from slowfast_lara.engine.checkpoint import Position
 from slowfast_lara.engine.distributed import from_first, per_process, rank, without_ddp, world_size
-from slowfast_lara.engine.evaluate import device_of
 from slowfast_lara.engine.optimizer import build_optimizer, load_optimizer, scales_loss
 from slowfast_lara.errors import CheckpointError, ConfigError, DataError, WeightsError, first_line
 from slowfast_lara.models import MODEL_REGISTRY, build_model
-from slowfast_lara.models.weights.pretrained import load_pretrained
+from slowfast_lara.models.build import device_of
+from slowfast_lara.models.weights.pretrained import image_weights, load_pretrained
 
 logger = logging.getLogger(__name__)
 
@@ -152,13 +152,7 @@ def _find_start(cfg: CfgNode, train_list: str) -> tuple[str, dict[str, Any], boo
         experiment.check_continued(*found, cfg, train_list)
         return (*found, True)
     if not path and cfg.VIT.IM_PRETRAINED:
-        path = cfg.VIT.PRETRAINED_WEIGHTS
-        if not os.path.isfile(path):
-            raise ConfigError(
-                f"VIT.PRETRAINED_WEIGHTS is {path!r}; an existing file of image weights is "
-                "expected (configs/README.md names some), or VIT.IM_PRETRAINED False to start "
-                "from random weights"
-            )
+        path = image_weights(cfg)
     return (path, _adapted_weights(cfg, path), False) if path else None
 
 

@@ -112,12 +112,16 @@ def _with_config(path: str, content: dict[str, Any], beside: str) -> Saved:
 
 def _for_one_process(cfg: CfgNode, overrides: Sequence[Any]) -> CfgNode:
     """On one GPU if there is any; as many views at a time as each process of a test has."""
-    gpus = min(1, torch.cuda.device_count())
+    if "DEVICE" not in overrides[::2] and not torch.backends.mps.is_available():
+        cfg = changed(cfg, ["DEVICE", "auto"])
+    gpus = min(1, torch.cuda.device_count()) if cfg.DEVICE == "auto" else 0
     if "NUM_GPUS" not in overrides[::2]:
         share = max(1, cfg.TEST.BATCH_SIZE // max(1, cfg.NUM_GPUS))
         cfg = changed(cfg, ["NUM_GPUS", gpus, "TEST.BATCH_SIZE", share])
     if cfg.NUM_GPUS > gpus:
         raise ConfigError(f"NUM_GPUS is {cfg.NUM_GPUS}; at most {gpus} is used here")
+    if cfg.DEVICE == "mps" and not torch.backends.mps.is_available():
+        raise ConfigError("DEVICE is 'mps'; PyTorch finds no Apple GPU here")
     return changed(cfg, ["SHARD_ID", 0, "NUM_SHARDS", 1])
 
 

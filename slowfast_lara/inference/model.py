@@ -169,7 +169,7 @@ class TrainedModel:
             some = [read(source, cfg) for source in sources[start : start + together]]
             batch = some[0] if len(some) == 1 else torch.cat(some)
             outputs = view_outputs(self.network, batch, cfg, compute)
-            found += [x.mean(dim=0).float().cpu().numpy() for x in outputs.split(num_views)]
+            found += [x.mean(dim=0).float().numpy() for x in outputs.split(num_views)]
         return found, num_views
 
 

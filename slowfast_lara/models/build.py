@@ -13,18 +13,24 @@ from slowfast_lara.models.registry import MODEL_REGISTRY
 
 
 def build_model(cfg: CfgNode) -> nn.Module:
-    """The config's model, on the process's GPU if NUM_GPUS > 0, in DDP if distributed."""
-    model = MODEL_REGISTRY.get(cfg.MODEL.MODEL_NAME).from_config(cfg)
-    if cfg.NUM_GPUS > 0:
-        device = torch.device("cuda", torch.cuda.current_device())
-        model.to(device)
+    """The config's model, on the process's device, in DDP if distributed."""
+    device = device_of(cfg)
+    model = MODEL_REGISTRY.get(cfg.MODEL.MODEL_NAME).from_config(cfg).to(device)
+    if device.type == "cuda":
         _agree_on_kernels(cfg, device)
     if cfg.MODEL.COMPILE:
         model.compile()  # in place: parameter names stay
     if distributed.is_initialized() and distributed.get_world_size() > 1:
-        device_ids = [torch.cuda.current_device()] if cfg.NUM_GPUS > 0 else None
+        device_ids = [device] if device.type == "cuda" else None
         model = DistributedDataParallel(model, device_ids=device_ids)
     return model
+
+
+def device_of(cfg: CfgNode) -> torch.device:
+    """Where this process computes."""
+    if cfg.NUM_GPUS > 0:
+        return torch.device("cuda", torch.cuda.current_device())
+    return torch.device("mps" if cfg.DEVICE == "mps" else "cpu")
 
 
 def _agree_on_kernels(cfg: CfgNode, device: torch.device) -> None:

@@ -28,10 +28,11 @@ from collections import Counter
 from dataclasses import dataclass, field
 
 import torch
+from fvcore.common.config import CfgNode
 from torch import Tensor
 from torch.nn import functional
 
-from slowfast_lara.errors import WeightsError
+from slowfast_lara.errors import ConfigError, WeightsError
 from slowfast_lara.models.motionformer import VisionTransformer, resize_positions
 from slowfast_lara.models.weights.files import read_weights
 from slowfast_lara.models.weights.vit_npz import from_vit_npz, is_vit_npz
@@ -78,6 +79,18 @@ class LoadReport:
                 times = f" x {count}" if count > 1 else ""
                 lines.append(f"{state:<14} {name + times:<44} {note}".rstrip())
         return "\n".join(lines)
+
+
+def image_weights(cfg: CfgNode) -> str:
+    """The file that VIT.IM_PRETRAINED asks for."""
+    path = cfg.VIT.PRETRAINED_WEIGHTS
+    if not os.path.isfile(path):
+        raise ConfigError(
+            f"VIT.PRETRAINED_WEIGHTS is {path!r}; an existing file of image weights is "
+            "expected (configs/README.md names some), or VIT.IM_PRETRAINED False to start "
+            "from random weights"
+        )
+    return path
 
 
 def load_pretrained(

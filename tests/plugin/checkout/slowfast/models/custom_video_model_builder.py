@@ -1,0 +1,3 @@
+"""The place that a checkout has for models of others."""
+
+import slowfast_lara.plugin  # noqa: F401

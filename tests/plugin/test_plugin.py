@@ -1,0 +1,390 @@
+"""Our model in a checkout of PySlowFast: a stand-in of one trains and tests it (checkout/)."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import os
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import yaml
+from fvcore.common.config import CfgNode
+from fvcore.common.registry import Registry
+
+import slowfast_lara
+from slowfast_lara.commands.run import main
+from slowfast_lara.config import get_cfg, load_config
+from slowfast_lara.engine.evaluate import score_views
+from slowfast_lara.errors import ConfigError, InputError
+from slowfast_lara.models import build_model
+from slowfast_lara.models.motionformer import VisionTransformer
+from tests.models.made_up_weights import vit
+from tests.runs import ROOT, write_config
+
+CHECKOUT = Path(__file__).parent / "checkout"
+CLASSES, FRAMES, CROP, VIEWS, VIDEOS = 3, 4, 32, 6, 3
+MODEL = {
+    "DATA": {
+        "NUM_FRAMES": FRAMES,
+        "SAMPLING_RATE": 2,
+        "TRAIN_CROP_SIZE": CROP,
+        "TEST_CROP_SIZE": CROP,
+    },
+    "MODEL": {"MODEL_NAME": "VisionTransformer", "ARCH": "slow", "NUM_CLASSES": CLASSES},
+    "TRAIN": {"BATCH_SIZE": 4},
+    "TEST": {"BATCH_SIZE": 4, "NUM_ENSEMBLE_VIEWS": 2, "NUM_SPATIAL_CROPS": 3},
+    "VIT": {
+        "PATCH_SIZE": 8,
+        "TEMPORAL_RESOLUTION": 2,
+        "EMBED_DIM": 24,
+        "DEPTH": 2,
+        "NUM_HEADS": 2,
+        "APPROX_ATTN_DIM": 5,
+        "IM_PRETRAINED": False,
+        "DROP_PATH": 0.2,
+    },
+    "SOLVER": {"OPTIMIZING_METHOD": "adamw", "BASE_LR": 0.01, "WEIGHT_DECAY": 0.05},
+    "NUM_GPUS": 0,
+    "RNG_SEED": 5,
+}
+MIXUP = ["MIXUP.ENABLE", "True", "MODEL.LOSS_FUNC", "soft_cross_entropy"]
+
+
+def checkout_run(*words: str, cwd: Path | None = None) -> subprocess.CompletedProcess:
+    """A command with the checkout's `slowfast` in front of the installed one."""
+    path = os.pathsep.join([str(CHECKOUT), str(ROOT)])
+    environment = {**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1"}
+    return subprocess.run(
+        [sys.executable, *words], env=environment, cwd=cwd, capture_output=True, text=True
+    )
+
+
+@dataclass
+class Trained:
+    """A run in the checkout, and the same steps by our model alone."""
+
+    folder: Path
+    losses: list[float]
+    logits: np.ndarray
+    state: dict[str, torch.Tensor]
+
+    @property
+    def checkpoint(self) -> str:
+        return str(self.folder / "checkpoints" / "checkpoint_epoch_00001.pyth")
+
+
+def make_clips(folder: Path) -> None:
+    rng = np.random.default_rng(0)
+    for part, count in (("train", 8), ("test", VIDEOS * VIEWS)):
+        clips = rng.standard_normal((count, 3, FRAMES, CROP, CROP)).astype(np.float32)
+        np.savez(folder / f"{part}.npz", clips=clips, labels=np.arange(count) % CLASSES)
+
+
+def our_config(attention: str) -> CfgNode:
+    """The stand-in's model as our own config has it, all of whose other keys are as they were."""
+    opts = ["VIT.APPROX_ATTN_TYPE", attention]
+    for node, keys in MODEL.items():
+        if node in ("DATA", "MODEL", "VIT"):
+            opts += [word for key, value in keys.items() for word in (f"{node}.{key}", value)]
+    opts += ["DATA.TRAIN_JITTER_SCALES", [CROP, CROP], "RNG_SEED", 5, "NUM_GPUS", 0]
+    return load_config("quick/softmax", opts)
+
+
+def our_steps(folder: Path, attention: str, mixup: bool, mixed: bool) -> Trained:
+    """Two steps of our model, written down plainly: nothing of the stand-in or the plugin."""
+    np.random.seed(5)
+    torch.manual_seed(5)
+    model = build_model(our_config(attention)).train()
+    spared = [p for name, p in model.named_parameters() if name in model.no_weight_decay()]
+    others = [p for p in model.parameters() if not any(p is one for one in spared)]
+    groups = [
+        {"params": [p for p in others if p.requires_grad], "weight_decay": 0.05},
+        {"params": [p for p in spared if p.requires_grad], "weight_decay": 0.0},
+    ]
+    optimizer = torch.optim.AdamW(groups, lr=0.01)
+    torch.manual_seed(5)
+    arrays, losses, logits = np.load(folder / "train.npz"), [], []
+    for start in (0, 4):
+        clips = torch.from_numpy(arrays["clips"][start : start + 4])
+        target = torch.from_numpy(arrays["labels"][start : start + 4])
+        if mixup:
+            share = float(np.random.beta(0.8, 0.8))
+            soft = torch.eye(CLASSES)[target] * 0.9 + 0.1 / CLASSES
+            clips = clips * share + clips.flip(0) * (1 - share)
+            target = soft * share + soft.flip(0) * (1 - share)
+        with torch.autocast("cpu", enabled=mixed):
+            out = model([clips])
+        loss = torch.nn.functional.cross_entropy(out.float(), target)
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.item())
+        logits.append(out.detach().float().numpy())
+    return Trained(folder, losses, np.stack(logits), model.state_dict())
+
+
+# Attention, mixup, mixed precision with each job in a process of its own.
+RUNS = [
+    pytest.param(("none", False, False), id="exact"),
+    pytest.param(("lara", True, False), id="lara-mixup"),
+    pytest.param(("lara", False, True), id="lara-mixed-spawned", marks=pytest.mark.slow),
+]
+
+
+@pytest.fixture(scope="module", params=RUNS)
+def trained(request, tmp_path_factory) -> Trained:
+    attention, mixup, mixed = request.param
+    folder = tmp_path_factory.mktemp("checkout")
+    make_clips(folder)
+    (folder / "model.yaml").write_text(yaml.safe_dump(MODEL))
+    paths = ["DATA.PATH_TO_DATA_DIR", str(folder), "OUTPUT_DIR", str(folder)]
+    done = checkout_run(
+        str(CHECKOUT / "tools" / "run_net.py"),
+        *("--cfg", str(folder / "model.yaml")),
+        *(["--spawn"] if mixed else []),
+        *("--opts", "VIT.APPROX_ATTN_TYPE", attention, "TRAIN.MIXED_PRECISION", str(mixed)),
+        *(MIXUP if mixup else []),
+        *paths,
+    )
+    assert done.returncode == 0, done.stderr
+    assert mixed or "FlopCountAnalysis" in done.stdout
+    return our_steps(folder, attention, mixup, mixed)
+
+
+def test_two_training_steps_are_ours(trained):
+    theirs = np.load(trained.folder / "training.npz")
+    assert len(theirs["losses"]) == 2 and np.isfinite(theirs["losses"]).all()
+    np.testing.assert_allclose(theirs["losses"], trained.losses, rtol=0, atol=1e-6)
+    np.testing.assert_allclose(theirs["logits"], trained.logits, rtol=0, atol=1e-6)
+    # Logits, not scores: they do not add up to 1.
+    assert not np.allclose(theirs["logits"].sum(-1), 1)
+
+
+def test_the_checkpoint_has_our_names_and_weights(trained):
+    saved = torch.load(trained.checkpoint, weights_only=True)
+    assert saved["model_state"].keys() == trained.state.keys()
+    moved = build_model_before_training(trained)
+    assert not torch.equal(saved["model_state"]["head.weight"], moved["head.weight"])
+    for name, weight in trained.state.items():
+        torch.testing.assert_close(saved["model_state"][name], weight, rtol=0, atol=1e-6)
+
+
+def build_model_before_training(trained: Trained) -> dict[str, torch.Tensor]:
+    torch.manual_seed(5)
+    return build_model(slowfast_lara.load(trained.checkpoint).cfg).state_dict()
+
+
+def test_the_multi_view_test_gives_our_scores(trained):
+    model = slowfast_lara.load(trained.checkpoint)
+    clips = torch.from_numpy(np.load(trained.folder / "test.npz")["clips"])
+    sums = np.load(trained.folder / "scores.npy")
+    assert sums.shape == (VIDEOS, CLASSES)
+    for ours, theirs in zip(clips.split(VIEWS), sums):
+        expected = score_views(model.network, ours, model.cfg).numpy()
+        np.testing.assert_allclose(theirs / VIEWS, expected, rtol=0, atol=1e-6)
+
+
+def test_its_checkpoint_is_tested_and_started_from_but_not_continued(
+    trained, video_set, tmp_path, capfd, in_process
+):
+    cfg = slowfast_lara.load(trained.checkpoint).cfg
+    assert cfg.TEST.NUM_SPATIAL_CROPS == 3 and cfg.VIT.DROP_PATH == 0.2 and cfg.RNG_SEED == 5
+    vit = {**MODEL["VIT"], "APPROX_ATTN_TYPE": cfg.VIT.APPROX_ATTN_TYPE}
+    config = write_config(tmp_path / "c.yaml", video_set, tmp_path / "out", VIT=vit)
+
+    def run(*opts: Any) -> int:
+        return main(["--cfg", str(config), *map(str, opts)])
+
+    given = ["TRAIN.CHECKPOINT_FILE_PATH", trained.checkpoint, "SOLVER.MAX_EPOCH", 1]
+    assert run("TRAIN.ENABLE", False, "TEST.CHECKPOINT_FILE_PATH", trained.checkpoint) == 0
+    assert json.loads((tmp_path / "out" / "test_results.json").read_text())["num_videos"] == 7
+    capfd.readouterr()
+    assert run("TEST.ENABLE", False, "OUTPUT_DIR", tmp_path / "on", *given) == 2
+    assert "was trained in a git checkout of PySlowFast" in capfd.readouterr().err
+    reset = ["TRAIN.CHECKPOINT_EPOCH_RESET", True]
+    assert run("TEST.ENABLE", False, "OUTPUT_DIR", tmp_path / "anew", *given, *reset) == 0
+
+
+def test_our_commands_say_that_a_checkout_is_in_their_way(tmp_path):
+    done = checkout_run("-m", "slowfast_lara.cli", "run", "--cfg", "quick/lara", cwd=tmp_path)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr.startswith("error: the PySlowFast that is found is a git checkout")
+    assert done.stderr.count("\n") == 1
+
+
+# In this process: the config and the registry of a checkout alone.
+
+
+@pytest.fixture
+def checkout(monkeypatch):
+    """A default config and a registry, as `slowfast.config.defaults` and `.models.build`."""
+    defaults, build = ModuleType("slowfast.config.defaults"), ModuleType("slowfast.models.build")
+    source = (CHECKOUT / "slowfast" / "config" / "defaults.py").read_text()
+    exec(source, defaults.__dict__)
+    build.MODEL_REGISTRY = Registry("MODEL")
+    for module in (defaults, build):
+        monkeypatch.setitem(sys.modules, module.__name__, module)
+    monkeypatch.delitem(sys.modules, "slowfast_lara.plugin", raising=False)
+    yield defaults._C, build.MODEL_REGISTRY
+    sys.modules.pop("slowfast_lara.plugin", None)
+
+
+def plug_in() -> ModuleType:
+    return importlib.import_module("slowfast_lara.plugin")
+
+
+def with_model(tree: CfgNode, **vit: Any) -> CfgNode:
+    cfg = tree.clone()
+    cfg.merge_from_other_cfg(CfgNode(MODEL))
+    cfg.merge_from_other_cfg(CfgNode({"VIT": vit}))
+    return cfg
+
+
+def test_keys_and_model_are_added_once(checkout):
+    tree, registry = checkout
+    before = tree.clone()
+    module = plug_in()
+    ours = get_cfg()
+    assert tree.VIT == ours.VIT and tree.VIT is not ours.VIT
+    assert {key for key in tree if key != "VIT"} == set(before)
+    assert all(tree[key] == before[key] for key in before)  # none of its own is touched
+    added = tree.clone()
+    importlib.reload(module)
+    assert tree == added
+    cfg = with_model(tree)
+    assert isinstance(registry.get("VisionTransformer")(cfg), VisionTransformer)
+
+
+def test_what_a_fork_has_already_stays(checkout):
+    tree, _ = checkout
+    tree.VIT = CfgNode({"DEPTH": 24, "POS_EMBED": "joint", "OF_THE_FORK": 1})
+    del tree["MODEL"]["ACT_CHECKPOINT"]
+    plug_in()
+    assert (tree.VIT.DEPTH, tree.VIT.POS_EMBED, tree.VIT.OF_THE_FORK) == (24, "joint", 1)
+    assert tree.VIT.NUM_HEADS == 12 and tree.MODEL.ACT_CHECKPOINT is False
+
+
+@pytest.mark.parametrize(
+    "key, value",
+    [
+        ("VIT", "vit_base"),
+        ("VIT.PATCH_SIZE", [2, 16, 16]),
+        ("VIT.LARA", True),
+        ("VIT.POS_EMBED", "sinusoid"),
+        ("MODEL.ACT_CHECKPOINT", 2),
+    ],
+)
+def test_a_key_with_another_meaning_is_refused_and_nothing_is_added(checkout, key, value):
+    tree, registry = checkout
+    node, _, name = key.rpartition(".")
+    if node == "VIT":
+        tree.VIT = CfgNode()
+    (tree[node] if node else tree)[name] = value
+    before = tree.clone()
+    with pytest.raises(ConfigError, match=f"{key}.* has the default .* they mean different things"):
+        plug_in()
+    assert tree == before and "VisionTransformer" not in registry
+
+
+def test_a_model_of_the_same_name_is_refused(checkout):
+    _, registry = checkout
+    registry.register(type("VisionTransformer", (), {"__module__": "slowfast.models.theirs"}))
+    with pytest.raises(ImportError, match="a model VisionTransformer of its own, in slowfast.mod"):
+        plug_in()
+
+
+@pytest.mark.parametrize(
+    "node, key, value, told",
+    [
+        ("VIT", "ATTN_LAYER", "trajectori", "allowed: trajectory, joint, divided"),
+        ("VIT", "DEPTH", 0, "VIT.DEPTH is 0; at least 1"),
+        ("VIT", "DROP_PATH", 1.0, "VIT.DROP_PATH is 1.0; a number from 0"),
+        ("VIT", "NUM_HEADS", 5, "a multiple of VIT.NUM_HEADS"),
+        ("VIT", "APPROX_ATTN_TYPE", "lora", "VIT.APPROX_ATTN_TYPE is 'lora'; allowed: none"),
+        ("DATA", "NUM_FRAMES", 8, r"VIT.TEMPORAL_RESOLUTION \* VIT.PATCH_SIZE_TEMP"),
+        ("MODEL", "ARCH", "slowfast", "one pathway is expected: 2d, c2d"),
+        ("MODEL", "HEAD_ACT", "sigmoid", "VisionTransformer allows 'softmax' alone"),
+        ("DETECTION", "ENABLE", True, "VisionTransformer allows False alone"),
+        ("VIT", "IM_PRETRAINED", True, "VIT.PRETRAINED_WEIGHTS is 'vit_1k'; an existing file"),
+    ],
+)
+def test_a_config_that_cannot_work_is_refused_in_a_line(checkout, node, key, value, told):
+    tree, registry = checkout
+    plug_in()
+    cfg = with_model(tree)
+    cfg[node][key] = value
+    with pytest.raises(ConfigError, match=told) as refused:
+        registry.get("VisionTransformer")(cfg)
+    assert "\n" not in str(refused.value)
+
+
+def test_a_training_starts_from_image_weights(checkout, tmp_path):
+    tree, registry = checkout
+    plug_in()
+    weights = tmp_path / "image.pth"
+    torch.save(vit(dim=24, depth=2, patch=8, grid=28, pre_logits=False), weights)
+    cfg = with_model(tree, IM_PRETRAINED=True, PRETRAINED_WEIGHTS=str(weights))
+    build, image = registry.get("VisionTransformer"), torch.load(weights)
+    assert torch.equal(build(cfg).cls_token.detach(), image["cls_token"])
+    for node, key, value in (("TRAIN", "ENABLE", False), ("TRAIN", "CHECKPOINT_FILE_PATH", "x")):
+        other = cfg.clone()
+        other[node][key] = value
+        assert not torch.equal(build(other).cls_token.detach(), image["cls_token"])
+
+
+def test_the_config_in_the_docs(checkout):
+    tree, registry = checkout
+    plug_in()
+    text = (ROOT / "docs" / "pyslowfast.md").read_text().split("```yaml\n")[1].split("```")[0]
+    cfg = tree.clone()
+    cfg.merge_from_other_cfg(CfgNode(yaml.safe_load(text)))
+    cfg.TRAIN.CHECKPOINT_FILE_PATH = "a checkpoint, since there are no image weights here"
+    with torch.device("meta"):
+        model = registry.get(cfg.MODEL.MODEL_NAME)(cfg)
+    assert len(model.blocks) == 12 and model.num_frames == 8
+
+
+def test_pyslowfast_1_is_no_checkout():
+    with pytest.raises(ImportError, match="defaults.py is of pyslowfast 1.0, not of a git"):
+        plug_in()
+    assert "slowfast_lara.plugin" not in sys.modules
+
+
+def test_no_pyslowfast_at_all(monkeypatch):
+    class Nowhere:
+        @staticmethod
+        def find_spec(name: str, *_: Any) -> None:
+            if name.split(".")[0] == "slowfast":
+                raise ModuleNotFoundError(name=name)
+
+    for name in [name for name in sys.modules if name.split(".")[0] == "slowfast"]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setattr(sys, "meta_path", [Nowhere, *sys.meta_path])
+    with pytest.raises(ImportError, match="no PySlowFast is found"):
+        plug_in()
+    monkeypatch.delitem(sys.modules, "slowfast_lara.config.defaults")
+    with pytest.raises(InputError, match="pip install pyslowfast==1.0"):
+        importlib.import_module("slowfast_lara.config.defaults")
+
+
+def test_model_and_attention_need_no_pyslowfast():
+    rooms = ["attention", "models", "config.keys", "config.validate", "config.checkouts", "data"]
+    program = f"""
+import importlib, pkgutil, sys
+sys.modules["slowfast"] = None
+for room in {rooms}:
+    package = importlib.import_module("slowfast_lara." + room)
+    for found in pkgutil.walk_packages(getattr(package, "__path__", []), package.__name__ + "."):
+        if ".triton_" not in found.name and "ahead_of_time" not in found.name:
+            importlib.import_module(found.name)
+"""
+    done = checkout_run("-c", program)
+    assert done.returncode == 0, done.stderr
