@@ -34,6 +34,7 @@ from slowfast_lara.engine.progress import progress_bar
 from slowfast_lara.engine.run_folder import TEST_RESULTS
 from slowfast_lara.engine.score_files import Score, ScoreFiles, identity_of_test
 from slowfast_lara.engine.signals import StopRequest
+from slowfast_lara.engine.threads import threads_of_a_run
 from slowfast_lara.errors import RunError, Stopped
 from slowfast_lara.files import write_json, written_aside
 
@@ -132,9 +133,12 @@ def views_at_a_time(cfg: CfgNode) -> int:
 def view_outputs(
     model: nn.Module, views: Tensor, cfg: CfgNode, compute: Callable[..., Tensor] | None = None
 ) -> Tensor:
-    """Scores of views, float64 [views, classes], or what another method of the model computes."""
+    """Scores of views, float64 [views, classes], or what another method of the model computes.
+
+    They are the same to the last bit in a test and in a user's process.
+    """
     weight = next(model.parameters())
-    with autocast(cfg, weight.device):
+    with autocast(cfg, weight.device), threads_of_a_run(cfg):
         outputs = [
             (compute or model)([part.to(weight.device, weight.dtype)]).double()
             for part in views.split(views_at_a_time(cfg))
