@@ -25,7 +25,14 @@ from slowfast_lara.inference import export as export_module
 from slowfast_lara.inference.export import export
 from slowfast_lara.inference.load import load
 from tests.runs import ROOT, write_config, write_video
-from tests.small_models import NAMES, make_videos, only_error, small_config, write_model
+from tests.small_models import (
+    NAMES,
+    files_of_at_most,
+    make_videos,
+    only_error,
+    small_config,
+    write_model,
+)
 
 onnx, onnxruntime, _ = (
     pytest.importorskip(name, reason="the extra `export` is not installed")
@@ -170,6 +177,9 @@ def test_bad_input(trained, tmp_path, capsys):
         ([str(trained), str(tmp_path / "there")], "there is there already; a new folder"),
         ([str(trained), str(tmp_path / "file")], "file is there already; a new folder"),
         ([str(trained), str(tmp_path / "file" / "out")], "File exists"),
+        ([str(trained), ""], "'' cannot be the name of a folder"),
+        ([str(trained), "a\0b"], "cannot be the name of a folder"),
+        ([str(trained), "/proc/out"], "error: /proc: "),
         ([str(trained)], "0 folders to write to are given; one is expected"),
         ([str(tmp_path / "nowhere"), out], "nowhere: no such run"),
         ([str(tmp_path / "there"), out], "no run with a readable checkpoint"),
@@ -198,6 +208,14 @@ def test_an_export_that_differs_is_not_put_in_place(tmp_path, monkeypatch):
     with pytest.raises(RunError, match="differs from the model by .* in a batch of 1; at most"):
         export(model, tmp_path / "out", "torch")
     assert listing(tmp_path) == ["model", "other"]
+
+
+@pytest.mark.parametrize("form", ["safetensors", "torch", "onnx"])
+def test_a_full_disk_is_one_line(trained, tmp_path, capsys, form):
+    with files_of_at_most(20_000):
+        assert export_command([str(trained), str(tmp_path / "out"), "--to", form]) == 1
+    assert f"cannot write {tmp_path}/out: File too large" in only_error(capsys)
+    assert listing(tmp_path) == []
 
 
 def test_what_is_not_installed_is_named(tmp_path, monkeypatch):
