@@ -21,7 +21,7 @@ from slowfast_lara.config import load_config
 from slowfast_lara.data import load_views
 from slowfast_lara.errors import CheckpointError, DecodeError, InputError, UserError
 from slowfast_lara.inference.load import load
-from tests.runs import NUM_CLASSES, write_config
+from tests.runs import NUM_CLASSES, write_config, write_video
 from tests.small_models import only_error, small_config, write_model
 
 pytestmark = pytest.mark.usefixtures("in_process")
@@ -76,6 +76,43 @@ def test_scores_are_those_of_the_test_to_the_last_bit(trained, videos):
     # The views of a video fill the batch: also in a list, each goes by itself.
     assert [p.scores.tolist() for p in model(videos)] == saved["scores"].tolist()
     assert np.array_equal(model(Path(videos[0])).scores, saved["scores"][0])
+
+
+@pytest.mark.parametrize(
+    ("attention", "batch", "layer"),
+    [
+        ("lara", 1, "trajectory"),
+        ("ra", 7, "trajectory"),
+        ("performer", 64, "joint"),
+        ("nystrom", 30, "divided"),
+        ("orthoformer", 13, "trajectory"),
+    ],
+)
+def test_bits_of_every_attention_batch_and_size(tmp_path, attention, batch, layer):
+    """Unbiased RA too, which draws at random: not by what was scored before."""
+    sizes = ((33, 71, 5), (95, 47, 17), (48, 48, 40))
+    for number, (width, height, frames) in enumerate(sizes):
+        write_video(tmp_path / f"{number}.mp4", number, frames, height, width)
+    videos = [str(tmp_path / f"{number}.mp4") for number in range(len(sizes))]
+    (tmp_path / "test.csv").write_text("".join(f"{path} 0\n" for path in videos))
+    config = small_config(APPROX_ATTN_TYPE=attention, ATTN_LAYER=layer)
+    config["TEST"] |= {"BATCH_SIZE": batch, "NUM_ENSEMBLE_VIEWS": 10}
+    files = write_model(tmp_path / "model", config)
+    test = {
+        "TRAIN.ENABLE": False,
+        "TEST.CHECKPOINT_FILE_PATH": files.checkpoint,
+        "TEST.SAVE_RESULTS_PATH": "scores.npz",
+        "DATA.PATH_TO_DATA_DIR": tmp_path,
+        "OUTPUT_DIR": tmp_path / "out",
+        "DATA_LOADER.NUM_WORKERS": 0,
+    }
+    words = [str(word) for pair in test.items() for word in pair]
+    assert run(["--cfg", files.cfg, *words]) == 0
+    expected = np.load(tmp_path / "out" / "scores.npz")["scores"]
+    model = load(files.cfg, files.checkpoint)
+    for number in (2, 0, 1):  # in another order
+        found = model(videos[number], views=30).scores
+        assert np.array_equal(found, expected[number]), number
 
 
 def test_threads_of_the_process_change_no_bit(trained, videos, monkeypatch):
