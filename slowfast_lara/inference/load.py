@@ -123,7 +123,9 @@ def _check_sizes(
     """Compare config and weights before memory is asked for: a foreign file may name any size."""
     blocks = {name.split(".")[1] for name in states if name.startswith("blocks.")}
     if cfg.VIT.DEPTH > len(blocks):
-        raise CheckpointError(f"{path} has {len(blocks)} blocks; VIT.DEPTH is {cfg.VIT.DEPTH}")
+        raise CheckpointError(
+            f"{path} has the weights of {len(blocks)} blocks; VIT.DEPTH is {cfg.VIT.DEPTH}"
+        )
     try:
         with torch.device("meta"):
             own = new_network(changed(cfg, ["NUM_GPUS", 0])).state_dict()

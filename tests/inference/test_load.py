@@ -131,6 +131,14 @@ def test_threads_of_the_process_change_no_bit(trained, videos, monkeypatch):
         torch.set_num_threads(1)
 
 
+def test_a_cpu_computes_in_float32(trained, videos):
+    """The published configs have mixed precision, which a CPU is many times slower in."""
+    expected = np.load(trained / "scores.npz")["scores"][0]
+    for precision in ("float16", "bfloat16"):
+        mixed = ["SOLVER.USE_MIXED_PRECISION", True, "SOLVER.PRECISION", precision]
+        assert np.array_equal(load(trained, overrides=mixed)(videos[0]).scores, expected)
+
+
 def test_a_model_of_kernels_is_used_without_them(trained, videos, tmp_path):
     """Trained on a GPU, by Triton's kernels; here there is none."""
     content = torch.load(trained / "checkpoints" / LAST, weights_only=True)
@@ -147,7 +155,7 @@ def test_a_model_of_kernels_is_used_without_them(trained, videos, tmp_path):
 @pytest.mark.parametrize(
     ("sizes", "said"),
     [
-        ({"DEPTH": 10**7}, "has 2 blocks; VIT.DEPTH is 10000000"),
+        ({"DEPTH": 10**7}, "has the weights of 2 blocks; VIT.DEPTH is 10000000"),
         ({"EMBED_DIM": 24 * 10**9}, "a model of its config cannot be made"),
         ({"MLP_RATIO": 1e300}, "a model of its config cannot be made"),
         ({"MLP_RATIO": 1e6}, "does not fit this model: blocks.0.mlp.fc1.weight is"),
