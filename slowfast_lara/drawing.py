@@ -16,6 +16,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from PIL import Image, ImageDraw, ImageFont
 
+from slowfast_lara.errors import RunError
 from slowfast_lara.files import written_aside
 
 # The first of these that this build of FFmpeg has.
@@ -76,6 +77,7 @@ class VideoWriter:
         self._container = av.open(path, "w", format="mp4")
         self._fps = Fraction(min(max(fps, 1.0), 240.0)).limit_denominator(1001)
         self._stream: av.VideoStream | None = None
+        self._failed = False
 
     def add(self, image: np.ndarray) -> None:
         stream = self._stream = self._stream or self._add_stream(*image.shape[:2])
@@ -83,12 +85,25 @@ class VideoWriter:
         if (image.shape[1], image.shape[0]) != size:  # odd sizes, and changes on the way
             image = cv2.resize(image, size, interpolation=cv2.INTER_AREA)
         frame = av.VideoFrame.from_ndarray(np.ascontiguousarray(image), format="rgb24")
-        self._container.mux(stream.encode(frame))
+        with self._one_line_errors():
+            self._container.mux(stream.encode(frame))
 
     def close(self) -> None:
-        if self._stream is not None:
-            self._container.mux(self._stream.encode())
-        self._container.close()
+        with self._one_line_errors():
+            try:
+                if self._stream is not None and not self._failed:
+                    self._container.mux(self._stream.encode())
+            finally:
+                self._container.close()
+
+    @contextlib.contextmanager
+    def _one_line_errors(self) -> Iterator[None]:
+        """Once something could not be written (a full disk), FFmpeg crashes if it gets more."""
+        try:
+            yield
+        except av.FFmpegError as error:
+            self._failed = True
+            raise RunError(f"a video cannot be written: {error.strerror}") from None
 
     def _add_stream(self, height: int, width: int) -> av.VideoStream:
         name = next(name for name in ENCODERS if _can_encode(name))

@@ -30,6 +30,10 @@ def written_aside(path: str | os.PathLike[str]) -> Iterator[str]:
         yield aside
         _sync(aside, os.O_RDWR)
         os.replace(aside, path)
+    except OSError as error:
+        if error.filename is None:  # a full disk, say
+            error.filename = os.fspath(path)
+        raise
     finally:
         with contextlib.suppress(FileNotFoundError):
             os.remove(aside)
@@ -47,7 +51,10 @@ def folder_aside(path: str | os.PathLike[str]) -> Iterator[str]:
         raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), os.fspath(path))
     os.makedirs(above, exist_ok=True)
     aside = os.path.join(above, f"{_ASIDE}{secrets.token_hex(6)}")
-    os.mkdir(aside)
+    try:
+        os.mkdir(aside)
+    except OSError as error:
+        raise OSError(error.errno, error.strerror, above) from None
     try:
         yield aside
         for name in os.listdir(aside):
@@ -59,9 +66,12 @@ def folder_aside(path: str | os.PathLike[str]) -> Iterator[str]:
 
 
 @contextlib.contextmanager
-def text_aside(path: str | os.PathLike[str]) -> Iterator[TextIO]:
-    """A text file, written aside and renamed."""
-    with written_aside(path) as aside, open(aside, "w", encoding="utf-8", newline="") as file:
+def text_aside(path: str | os.PathLike[str], errors: str = "strict") -> Iterator[TextIO]:
+    """A text file, written aside and renamed; `errors` as of open: what UTF-8 cannot say."""
+    with (
+        written_aside(path) as aside,
+        open(aside, "w", encoding="utf-8", newline="", errors=errors) as file,
+    ):
         yield file
 
 

@@ -27,14 +27,16 @@ STARTED: list[Program] = []
 json_stats = read_stats
 
 
-def write_video(path: Path, seed: int, frames: int = 12, size: int = 40) -> None:
-    """Noise that differs from video to video."""
+def write_video(
+    path: Path, seed: int, frames: int = 12, size: int = 40, width: int | None = None
+) -> None:
+    """Noise that differs from video to video, square unless a width is given."""
     rng = np.random.default_rng(seed)
     with av.open(str(path), "w") as container:
         stream = container.add_stream("mpeg4", rate=30)
-        stream.width = stream.height = size
+        stream.width, stream.height = width or size, size
         stream.pix_fmt = "yuv420p"
-        for picture in rng.integers(0, 255, (frames, size, size, 3), dtype=np.uint8):
+        for picture in rng.integers(0, 255, (frames, size, stream.width, 3), dtype=np.uint8):
             frame = av.VideoFrame.from_ndarray(picture, format="rgb24")
             container.mux(stream.encode(frame))
         container.mux(stream.encode())

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
+import resource
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -84,6 +87,17 @@ def write_model(folder: Path, config: dict[str, Any], seed: int = 0) -> ModelFil
                 parameter.mul_(6)
     checkpoint.save(str(weights), {"epoch": 0, "model_state": model.state_dict()})
     return ModelFiles(str(cfg_file), str(weights))
+
+
+@contextlib.contextmanager
+def files_of_at_most(size: int) -> Iterator[None]:
+    """Writing more fails, as on a full disk."""
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, limits[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
 
 
 def only_error(capsys: Any) -> str:

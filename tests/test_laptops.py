@@ -37,7 +37,8 @@ from slowfast_lara.errors import ConfigError
 from slowfast_lara.models.build import build_model, device_of
 from slowfast_lara.models.motionformer import VisionTransformer
 from slowfast_lara.models.space_time import ATTENTION_LAYERS
-from tests.runs import environment, json_stats, write_config
+from tests.preloaded import environment
+from tests.runs import json_stats, write_config
 
 # What PyTorch and multiprocessing ask Linux for stays theirs; the package sees the rest alone.
 AS_ON_WINDOWS = """

@@ -8,6 +8,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from slowfast_lara.attention.exporting import is_exporting
 from slowfast_lara.attention.frames import split_frames
 from slowfast_lara.attention.sampling import take_tokens
 
@@ -18,11 +19,7 @@ _TOWARDS_ALL = 0.125
 
 def segment_means(x: Tensor, num_landmarks: int, *, num_frames: int = 1) -> Tensor:
     """[B,h,F*P,d] frame-major -> [B,h,C,d], the means of C segments."""
-    wide = torch.promote_types(x.dtype, torch.float32)
-    # Sums, since the gradient of a mean is written out in float32.
-    means = [
-        part.sum(3, dtype=wide) / part.shape[3] for part in _segments(x, num_landmarks, num_frames)
-    ]
+    means = [_mean(part) for part in _segments(x, num_landmarks, num_frames)]
     return means[0] if len(means) == 1 else torch.cat(means, dim=2)
 
 
@@ -45,6 +42,17 @@ def farthest_tokens(x: Tensor, num_landmarks: int, *, num_frames: int = 1) -> Te
         farthest = distances.argmax(3, keepdim=True)
         chosen.append(take_tokens(part, farthest).squeeze(3).to(wide))
     return torch.cat(chosen, dim=2)
+
+
+def _mean(part: Tensor) -> Tensor:
+    """[B,h,segments,tokens,d] -> [B,h,segments,d]."""
+    wide = torch.promote_types(part.dtype, torch.float32)
+    # onnxruntime folds a division by a number into the product that follows it, and then does
+    # not find it for others (MatMulScaleFusion, in joint and divided Nyström attention).
+    if is_exporting():
+        return part.mean(3, dtype=wide)
+    # A sum, since the gradient of a mean is written out in float32.
+    return part.sum(3, dtype=wide) / part.shape[3]
 
 
 def _segments(x: Tensor, num_landmarks: int, num_frames: int) -> list[Tensor]:

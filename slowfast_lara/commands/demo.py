@@ -35,12 +35,14 @@ def main(argv: Sequence[str] | None = None) -> int:
         model_files, rest = split_model(args, words)
         if rest:
             raise InputError(f"{rest[0]!r} is neither the run nor a config key; see --help")
+        from slowfast_lara.engine.threads import choose_threads
         from slowfast_lara.inference.load import load
         from slowfast_lara.inference.model import with_views
         from slowfast_lara.viewing.demo import serve
 
         model = load(*model_files, classes=args.classes, overrides=overrides)
         with_views(model.cfg, args.views)  # refuses what is not allowed
+        choose_threads(model.cfg)
         serve(
             model,
             host=args.host,

@@ -35,7 +35,7 @@ logger = logging.getLogger(__name__)
 
 BEST_NAME = "best.pyth"
 # In the names of what an estimator of a block has of its own.
-_OF_ESTIMATOR = ".attn.estimator."
+OF_ESTIMATOR = ".attn.estimator."
 _NAME = re.compile(
     r"checkpoint_epoch_(?P<epochs>\d{5,})"
     r"(?:_sample_(?P<samples>\d{9,})|_iter_(?P<batches>\d{6,}))?\.pyth"
@@ -175,6 +175,12 @@ def load_weights(
     own = model.state_dict()
     if attention != TrainedAttention.SAME:
         states = _with_new_buffers(model, states, path, attention)
+    check_fit(own, states, path)
+    model.load_state_dict(states)
+
+
+def check_fit(own: dict[str, torch.Tensor], states: dict[str, torch.Tensor], path: str) -> None:
+    """Refuse weights that a model with `own` ones has no place for."""
     problems = [f"it has no {name}" for name in own if name not in states]
     problems += [f"{name} is not in the model" for name in states if name not in own]
     problems += [
@@ -187,7 +193,6 @@ def load_weights(
         raise CheckpointError(
             f"checkpoint {path} does not fit this model: {'; '.join(problems[:3])}{more}"
         )
-    model.load_state_dict(states)
 
 
 def _with_new_buffers(
@@ -197,10 +202,10 @@ def _with_new_buffers(
     fresh = {
         name: buffer
         for name, buffer in model.named_buffers()
-        if _OF_ESTIMATOR in name
+        if OF_ESTIMATOR in name
         and (other or name not in states or states[name].shape != buffer.shape)
     }
-    unused = [name for name in states if _OF_ESTIMATOR in name and name not in own]
+    unused = [name for name in states if OF_ESTIMATOR in name and name not in own]
     for told, names in (("start from their seed", fresh), ("are not needed", unused)):
         if names:
             logger.info("With the weights of %s, %s: %s", path, told, ", ".join(names))

@@ -9,7 +9,9 @@ busy. On quiet cores its loader's workers have use for the second one.
 
 from __future__ import annotations
 
+import contextlib
 import os
+from collections.abc import Iterator
 
 import torch
 from fvcore.common.config import CfgNode
@@ -35,3 +37,14 @@ def choose_threads(cfg: CfgNode) -> str:
     else:
         reason = "PyTorch's choice for this machine; OMP_NUM_THREADS sets another number"
     return f"{torch.get_num_threads()} ({reason})"
+
+
+@contextlib.contextmanager
+def threads_of_a_run(cfg: CfgNode) -> Iterator[None]:
+    """`choose_threads` for a while, in a process that has chosen its own number."""
+    before = torch.get_num_threads()
+    choose_threads(cfg)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)

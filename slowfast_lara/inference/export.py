@@ -14,6 +14,7 @@ import os
 import time
 import warnings
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -40,6 +41,8 @@ def export(model: TrainedModel, folder: str | os.PathLike[str], to: str = "safet
     """Write a model to a new folder; what it was compared with, and the difference, in words."""
     if to not in FORMS:
         raise InputError(f"cannot export to {to!r}; allowed: {', '.join(FORMS)}")
+    if not os.fspath(folder) or "\0" in os.fspath(folder):
+        raise InputError(f"{os.fspath(folder)!r} cannot be the name of a folder")
     if os.path.lexists(folder):
         raise InputError(f"{folder} is there already; a new folder is expected")
     write, needed = FORMS[to]
@@ -53,10 +56,13 @@ def export(model: TrainedModel, folder: str | os.PathLike[str], to: str = "safet
     if weight.device.type != "cpu":
         network = copy.deepcopy(network).cpu()
     with folder_aside(folder) as aside:
-        checked = write(network, model, aside)
-        description = description_of(model.cfg, model.class_names, to)
-        write_json(os.path.join(aside, DESCRIPTION), description)
-        write_text(os.path.join(aside, CARD), model_card(model, to, checked))
+        try:
+            checked = write(network, model, aside)
+            description = description_of(model.cfg, model.class_names, to)
+            write_json(os.path.join(aside, DESCRIPTION), description)
+            write_text(os.path.join(aside, CARD), model_card(model, to, checked))
+        except OSError as error:
+            raise RunError(f"cannot write {folder}: {error.strerror or error}") from None
     return checked
 
 
@@ -70,11 +76,12 @@ def _check_program(model: TrainedModel) -> None:
 
 
 def _to_safetensors(network: nn.Module, model: TrainedModel, folder: str) -> str:
-    from safetensors.torch import save_file
+    from safetensors.torch import save
 
     path = os.path.join(folder, SAFETENSORS)
     states = {name: x.contiguous() for name, x in network.state_dict().items()}
-    save_file(states, path, metadata={"format": "pt"})
+    # Both libraries' own ways to a file answer a full disk by errors of their own or by an abort.
+    Path(path).write_bytes(save(states, metadata={"format": "pt"}))
     read = read_weights(path)
     if read.keys() != states.keys() or not all(torch.equal(read[n], states[n]) for n in states):
         raise RunError(f"{path} does not hold the weights that were written")
@@ -83,7 +90,9 @@ def _to_safetensors(network: nn.Module, model: TrainedModel, folder: str) -> str
 
 def _to_torch(network: nn.Module, model: TrainedModel, folder: str) -> str:
     path = os.path.join(folder, "model.pt2")
-    torch.export.save(_program(network, model), path)
+    file = io.BytesIO()
+    torch.export.save(_program(network, model), file)
+    Path(path).write_bytes(file.getbuffer())
     return _compare(torch.export.load(path).module(), network, model)
 
 

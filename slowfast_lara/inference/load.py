@@ -15,7 +15,7 @@ from slowfast_lara.config.yaml_files import read_with_bases, to_yaml
 from slowfast_lara.data.classes import class_names
 from slowfast_lara.engine import checkpoint, experiment
 from slowfast_lara.engine.run_folder import CONFIG
-from slowfast_lara.errors import CheckpointError, ConfigError, InputError
+from slowfast_lara.errors import CheckpointError, ConfigError, InputError, first_line
 from slowfast_lara.inference.export_folder import DESCRIPTION, SAFETENSORS, read_description
 from slowfast_lara.inference.model import TrainedModel, new_network
 from slowfast_lara.models.weights.files import read_weights
@@ -42,19 +42,26 @@ def load(
 ) -> TrainedModel:
     """A trained model: model("v.mp4"), model.features("v.mp4"), model.stream("v.mp4").
 
-    `source` is a run's folder (its best checkpoint, if one was kept, or else the newest), a
-    checkpoint of ours, an exported folder, or, with `weights`, a config (a file or a shipped
-    name). `device`:
-    the GPU if there is one. `attention` and `options` (num_landmarks, and the options of that
-    attention): another attention than it was trained with, as in TrainedModel.with_attention.
-    `classes`: a file of class names, instead of those in the checkpoint. `overrides`: config
-    keys and values.
+    Args:
+        source: a run's folder (its best checkpoint, if one was kept, or else the newest), a
+            checkpoint of ours, an exported folder, or, with `weights`, a config (a file or a
+            shipped name).
+        weights: a file of weights, for a config.
+        device: the first GPU if there is one, or else the CPU, unless given.
+        attention: another one than it was trained with, without training.
+        classes: a file of class names, instead of those in the checkpoint.
+        overrides: config keys and values, KEY, VALUE, KEY, VALUE, ...
+        options: num_landmarks, and the options of the attention (beta=2.0, biased=True, ...).
+
+    What cannot be used is an error of slowfast_lara.errors, of one line.
     """
     saved = _find(os.fspath(source), None if weights is None else os.fspath(weights))
     cfg = _for_one_process(config_of(saved.config, saved.config_path, overrides), overrides)
     trained = experiment.check_model(saved.path, saved.content, cfg, swap_attention=True)
+    states = saved.content["model_state"]
+    _check_sizes(cfg, states, saved.path, trained)
     network = new_network(cfg)
-    checkpoint.load_weights(network, saved.content["model_state"], saved.path, trained)
+    checkpoint.load_weights(network, states, saved.path, trained)
     model = TrainedModel(network, cfg, _class_names(saved, cfg, classes), saved.path)
     if attention is not None or options:
         model = model.with_attention(attention, **options)
@@ -110,11 +117,41 @@ def _with_config(path: str, content: dict[str, Any], beside: str) -> Saved:
     raise CheckpointError(f"{path} does not say the config of its model: give that too")
 
 
+def _check_sizes(
+    cfg: CfgNode, states: dict[str, torch.Tensor], path: str, trained: checkpoint.TrainedAttention
+) -> None:
+    """Compare config and weights before memory is asked for: a foreign file may name any size."""
+    blocks = {name.split(".")[1] for name in states if name.startswith("blocks.")}
+    if cfg.VIT.DEPTH > len(blocks):
+        raise CheckpointError(
+            f"{path} has the weights of {len(blocks)} blocks; VIT.DEPTH is {cfg.VIT.DEPTH}"
+        )
+    try:
+        with torch.device("meta"):
+            own = new_network(changed(cfg, ["NUM_GPUS", 0, "DEVICE", "auto"])).state_dict()
+    except (RuntimeError, TypeError) as error:  # sizes beyond any memory
+        raise CheckpointError(
+            f"{path}: a model of its config cannot be made: {first_line(error)}"
+        ) from None
+    if trained != checkpoint.TrainedAttention.SAME:  # another attention has its own
+        own, states = _without_estimators(own), _without_estimators(states)
+    checkpoint.check_fit(own, states, path)
+
+
+def _without_estimators(states: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    return {name: x for name, x in states.items() if checkpoint.OF_ESTIMATOR not in name}
+
+
 def _for_one_process(cfg: CfgNode, overrides: Sequence[Any]) -> CfgNode:
-    """On one GPU if there is any; as many views at a time as each process of a test has."""
+    """On one GPU if there is any; as many views at a time as each process of a test has.
+
+    A model trained by Triton's kernels is used where there are none, too.
+    """
     if "DEVICE" not in overrides[::2] and not torch.backends.mps.is_available():
         cfg = changed(cfg, ["DEVICE", "auto"])
     gpus = min(1, torch.cuda.device_count()) if cfg.DEVICE == "auto" else 0
+    if "VIT.KERNELS" not in overrides[::2]:
+        cfg = changed(cfg, ["VIT.KERNELS", "auto"])
     if "NUM_GPUS" not in overrides[::2]:
         share = max(1, cfg.TEST.BATCH_SIZE // max(1, cfg.NUM_GPUS))
         cfg = changed(cfg, ["NUM_GPUS", gpus, "TEST.BATCH_SIZE", share])

@@ -17,11 +17,11 @@ from slowfast_lara.data.registry import dataset_class
 from slowfast_lara.data.sources import FrameArray, Source, open_frames
 from slowfast_lara.engine.checkpoint import TrainedAttention, load_weights
 from slowfast_lara.engine.evaluate import view_outputs, views_at_a_time
-from slowfast_lara.errors import DecodeError, InputError, first_line
+from slowfast_lara.errors import DecodeError, InputError, first_line, printable
 from slowfast_lara.inference.prediction import Prediction
 from slowfast_lara.inference.stream import Window, WindowScorer
 from slowfast_lara.models import build_model
-from slowfast_lara.models.estimators import EXACT, chosen_estimator
+from slowfast_lara.models.estimators import EXACT, chosen_estimator, shown_name
 
 MOST_VIEWS = 30
 
@@ -35,7 +35,8 @@ class TrainedModel:
     """What `slowfast_lara.load` gives. `network` is the plain nn.Module, never to be trained.
 
     Videos in a list are read one after the other, and go through the network together as far
-    as TEST.BATCH_SIZE views allow.
+    as TEST.BATCH_SIZE views allow: their scores may differ from those of one video by itself,
+    which are a test's, in the last bits.
     """
 
     def __init__(
@@ -43,6 +44,17 @@ class TrainedModel:
     ) -> None:
         self.network = network.eval().requires_grad_(False)
         self.cfg, self.class_names, self.path = cfg, list(class_names), path
+
+    def __repr__(self) -> str:
+        vit, data, weight = self.cfg.VIT, self.cfg.DATA, next(self.network.parameters())
+        attention = shown_name(chosen_estimator(self.cfg))
+        kind = str(weight.dtype).removeprefix("torch.")
+        size = data.TEST_CROP_SIZE
+        return (
+            f"<TrainedModel {printable(self.path)}: {vit.ATTN_LAYER} attention ({attention}), "
+            f"{len(self.class_names)} classes, clips of {data.NUM_FRAMES} frames {size} x {size}, "
+            f"{kind} on {weight.device}>"
+        )
 
     @overload
     def __call__(
@@ -74,7 +86,9 @@ class TrainedModel:
         """
         compute = cast(Any, self.network).forward_features
         outputs, _ = self._mean_outputs(videos, views, fps, compute)
-        return np.stack(outputs) if isinstance(videos, (list, tuple)) else outputs[0]
+        if not isinstance(videos, (list, tuple)):
+            return outputs[0]
+        return np.stack(outputs) if outputs else np.empty((0, self.cfg.VIT.EMBED_DIM), np.float32)
 
     def stream(
         self,
@@ -86,11 +100,14 @@ class TrainedModel:
     ) -> Iterator[Window]:
         """Windows of a video of any length, or of frames [H,W,3] as they come.
 
-        `window` and `stride` are seconds; by default what a clip spans, and half of it.
+        `window` and `stride` are seconds; by default what a clip spans, and half of it. `fps`:
+        the rate of frames that are given as such (default: DATA.TARGET_FPS). Memory is that of
+        a window, however long the video.
         """
-        for name, seconds in (("window", window), ("stride", stride), ("fps", fps)):
-            if seconds is not None and not 0 < seconds < float("inf"):
-                raise InputError(f"{name} is {seconds}; a positive number is expected")
+        for name, number in (("window", window), ("stride", stride), ("fps", fps)):
+            _check_positive(name, number)
+        if not isinstance(video, (str, os.PathLike, Iterable)):
+            raise _unusable(video)
         return self._windows(video, window, stride, fps)
 
     def _windows(
@@ -160,6 +177,7 @@ class TrainedModel:
         compute: Callable[..., Tensor],
     ) -> tuple[list[np.ndarray], int]:
         """For each video the mean over its views of what is computed, and how many they are."""
+        _check_positive("fps", fps)
         cfg = with_views(self.cfg, views)
         num_views = cfg.TEST.NUM_ENSEMBLE_VIEWS * cfg.TEST.NUM_SPATIAL_CROPS
         together = max(1, views_at_a_time(cfg) // num_views)
@@ -200,8 +218,9 @@ def with_views(cfg: CfgNode, views: int | None) -> CfgNode:
     """A config for so many views: clips of three crops where 3 divides them."""
     if views is None:
         return cfg
-    if not 1 <= views <= MOST_VIEWS:
-        raise InputError(f"views is {views}; 1 to {MOST_VIEWS} are allowed")
+    if not isinstance(views, (int, np.integer)) or not 1 <= views <= MOST_VIEWS:
+        raise InputError(f"views is {views!r}; 1 to {MOST_VIEWS} are allowed")
+    views = int(views)
     crops = 1 if views % 3 else 3
     opts = ["TEST.NUM_ENSEMBLE_VIEWS", views // crops, "TEST.NUM_SPATIAL_CROPS", crops]
     return changed(cfg, opts)
@@ -215,12 +234,24 @@ def _source(video: Video, fps: float | None) -> Source:
     if isinstance(video, (str, os.PathLike)):
         return os.fspath(video)
     if isinstance(video, Tensor):
+        if video.dtype == torch.bfloat16:  # NumPy has none: refused as float32 is
+            video = video.float()
         video = video.detach().cpu().numpy()
     if not isinstance(video, np.ndarray):
-        raise InputError(
-            f"a {type(video).__name__} is given; a path, or frames uint8 [T, H, W, 3], is expected"
-        )
+        raise _unusable(video)
     return FrameArray(video, fps)
+
+
+def _unusable(video: object) -> InputError:
+    kind = type(video).__name__
+    return InputError(f"{kind} is given; a path, or frames uint8 [T, H, W, 3], is expected")
+
+
+def _check_positive(name: str, number: object) -> None:
+    if number is None:
+        return
+    if not isinstance(number, (int, float, np.number)) or not 0 < number < float("inf"):
+        raise InputError(f"{name} is {number!r}; a positive number is expected")
 
 
 def _name(video: Video) -> str:

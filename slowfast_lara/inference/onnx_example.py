@@ -5,6 +5,7 @@ It lies beside model.onnx and config.json, and needs numpy, PyAV and onnxruntime
 
 import json
 import sys
+from itertools import islice
 from pathlib import Path
 
 import av
@@ -20,11 +21,14 @@ def read_clip(video, given):
     with av.open(video) as container:
         stream = container.streams.video[0]
         rate = float(stream.average_rate or given["fps"])
-        images = [frame.to_ndarray(format="rgb24") for frame in container.decode(stream)]
-    if given["dataset"].lower() == "ssv2":  # the middles of equal segments of the video
+        span = frames * given["sampling_rate"] * rate / given["fps"]
+        whole = given["dataset"].lower() == "ssv2"
+        decoded = islice(container.decode(stream), None if whole else int(span) + 1)
+        images = [frame.to_ndarray(format="rgb24") for frame in decoded]
+    if whole:  # the middles of equal segments of the video
         wanted = (np.arange(frames) + 0.5) * len(images) / frames
     else:
-        wanted = np.linspace(0, frames * given["sampling_rate"] * rate / given["fps"] - 1, frames)
+        wanted = np.linspace(0, span - 1, frames)
     clip = [crop(images[i], size) for i in wanted.clip(0, len(images) - 1).astype(int)]
     pixels = (np.stack(clip) / 255 - given["mean"]) / given["std"]
     if given["channels"] == "BGR":
@@ -53,6 +57,8 @@ def places(length, wanted):
 
 
 if __name__ == "__main__":
+    if len(sys.argv) != 2:
+        sys.exit("usage: python example.py VIDEO")
     model = json.loads((FOLDER / "config.json").read_text(encoding="utf-8"))
     session = onnxruntime.InferenceSession(FOLDER / "model.onnx")
     (scores,) = session.run(None, {"clip": read_clip(sys.argv[1], model["input"])})

@@ -23,7 +23,7 @@ from slowfast_lara.errors import (
 from slowfast_lara.files import written_aside
 from slowfast_lara.inference.load import load
 from slowfast_lara.inference.model import MOST_VIEWS, TrainedModel
-from slowfast_lara.inference.prediction import Ranking
+from slowfast_lara.inference.prediction import Ranking, shown
 from slowfast_lara.inference.prediction_files import PredictionFiles
 from slowfast_lara.inference.stream import Window
 from slowfast_lara.inference.timeline import Timeline
@@ -123,10 +123,7 @@ class Predictor:
 
     def _report(self, video: str, window: Window, out: PredictionFiles) -> None:
         start, end, ranking = round(window.start, 3), round(window.end, 3), window.top()
-        best = ", ".join(
-            f"{printable(name)} {score:.1%}" for _, name, score in list(zip(*ranking))[:3]
-        )
-        print(f"  {start:8.2f} to {end:8.2f} s  {best}", flush=True)
+        print(f"  {start:8.2f} to {end:8.2f} s  {shown(window.top(3))}", flush=True)
         out.add((video, start, end), ranking)
 
 

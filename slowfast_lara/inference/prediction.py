@@ -8,6 +8,8 @@ from typing import NamedTuple
 
 import numpy as np
 
+from slowfast_lara.errors import printable
+
 
 class Ranking(NamedTuple):
     """The best classes first."""
@@ -22,7 +24,13 @@ def rank(scores: np.ndarray, names: Sequence[str], count: int = 5) -> Ranking:
     return Ranking(best, [names[i] for i in best], [float(scores[i]) for i in best])
 
 
-@dataclass(frozen=True, repr=False)
+def shown(ranking: Ranking) -> str:
+    """Names with their scores, in a line."""
+    _, names, scores = ranking
+    return ", ".join(f"{printable(name)} {score:.1%}" for name, score in zip(names, scores))
+
+
+@dataclass(frozen=True, repr=False, eq=False)
 class Prediction:
     """`scores` float32 [classes] are the mean softmax over the views, as in a test."""
 
@@ -35,5 +43,4 @@ class Prediction:
         return rank(self.scores, self.names, count)
 
     def __repr__(self) -> str:
-        _, names, scores = self.top()
-        return ", ".join(f"{name} {score:.1%}" for name, score in zip(names, scores))
+        return shown(self.top())

@@ -39,8 +39,10 @@ class PredictionFiles:
 
     def __enter__(self) -> PredictionFiles:
         self._files = contextlib.ExitStack()
+        # The name of a video may hold bytes of any kind.
         json_file, csv_file = (
-            self._files.enter_context(text_aside(path)) if path else None for path in self._paths
+            self._files.enter_context(text_aside(path, "backslashreplace")) if path else None
+            for path in self._paths
         )
         if json_file:
             self._json = json_file

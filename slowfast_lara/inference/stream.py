@@ -18,7 +18,7 @@ from torch import nn
 from slowfast_lara.data.registry import dataset_class
 from slowfast_lara.data.transforms import Normalize, uniform_crop, whole_frame
 from slowfast_lara.engine.evaluate import score_views
-from slowfast_lara.inference.prediction import Ranking, rank
+from slowfast_lara.inference.prediction import Ranking, rank, shown
 
 
 class Window(NamedTuple):
@@ -34,6 +34,10 @@ class Window(NamedTuple):
     def top(self, count: int = 5) -> Ranking:
         """The likeliest classes: their numbers, names and scores."""
         return rank(self.scores, self.names, count)
+
+    def __repr__(self) -> str:
+        best = shown(self.top()) if self.names else f"{len(self.scores)} scores"
+        return f"{self.start:.2f} to {self.end:.2f} s: {best}"
 
 
 class WindowScorer:

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from slowfast_lara.attention import ESTIMATORS
+from slowfast_lara.engine.threads import choose_threads
 from slowfast_lara.errors import DONE, InputError, printable
 from slowfast_lara.files import write_json
 from slowfast_lara.inference.load import load
@@ -30,6 +31,7 @@ def visualize(
     if len(files) != 1:
         raise InputError(f"{len(files)} videos given; one is expected")
     model = load(*model_files, overrides=overrides)
+    choose_threads(model.cfg)
     heads = model.cfg.VIT.NUM_HEADS
     if args.head is not None and not 0 <= args.head < heads:
         raise InputError(f"--head is {args.head}; the model has 0 to {heads - 1}")

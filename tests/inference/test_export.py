@@ -16,6 +16,7 @@ import numpy as np
 import pytest
 import torch
 
+from slowfast_lara.attention import build_estimator
 from slowfast_lara.commands.export import main as export_command
 from slowfast_lara.commands.predict import main as predict
 from slowfast_lara.commands.run import main as run
@@ -25,7 +26,14 @@ from slowfast_lara.inference import export as export_module
 from slowfast_lara.inference.export import export
 from slowfast_lara.inference.load import load
 from tests.runs import ROOT, write_config, write_video
-from tests.small_models import NAMES, make_videos, only_error, small_config, write_model
+from tests.small_models import (
+    NAMES,
+    files_of_at_most,
+    make_videos,
+    only_error,
+    small_config,
+    write_model,
+)
 
 onnx, onnxruntime, _ = (
     pytest.importorskip(name, reason="the extra `export` is not installed")
@@ -39,6 +47,9 @@ ATTENTIONS = {
     "none": {},
     "lara": {},
     "lara mixture": {"LARA": {"PROPOSAL": "mixture", "WEIGHTING": "coupled"}},
+    "lara recommended": {
+        "LARA": {"PROPOSAL": "global", "LANDMARKS": "farthest", "WEIGHTING": "balance"}
+    },
     "performer": {},
     "nystrom": {},
     "orthoformer": {},
@@ -116,6 +127,56 @@ def test_every_attention_and_layer(tmp_path, clips, monkeypatch, attention, laye
     assert {entry.domain: entry.version for entry in program.opset_import}[""] >= 20
 
 
+class OneInput(torch.nn.Module):
+    """An estimator of queries, keys and values that all come from one tensor."""
+
+    def __init__(self, estimator: torch.nn.Module, num_frames: int) -> None:
+        super().__init__()
+        self.estimator, self.num_frames = estimator, num_frames
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        q, k, v = x, x.roll(1, dims=2) * 1.5, x.roll(2, dims=3) - 1
+        return self.estimator(q, k, v, num_frames=self.num_frames)
+
+
+# Each value of each option of LARA is there, and each kind of landmarks with several proposals.
+OPTIONS = [
+    ("lara", 1, {"proposal": "local", "landmarks": "farthest", "weighting": "balance"}),
+    ("lara", 2, {"proposal": "global", "landmarks": "farthest", "learned": True, "beta": 2.0}),
+    ("lara", 1, {"proposal": "mixed", "weighting": "coupled", "noise": 0.5}),
+    ("lara", 2, {"proposal": "mixture", "landmarks": "farthest", "weighting": "decoupled"}),
+    ("lara", 2, {"proposal": "single", "weighting": "coupled"}),
+    ("ra", 2, {"biased": True, "noise": 0.5, "num_samples": 2}),
+    ("performer", 2, {"orthogonal": True}),
+    ("nystrom", 1, {"pinv_iterations": 3}),
+    ("orthoformer", 1, {}),
+]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name, num_frames, options", OPTIONS)
+def test_every_option_of_an_estimator(name, num_frames, options):
+    """By itself, with 5 landmarks for 12 tokens; both forms of one program."""
+    landmarks = {} if name == "ra" else {"num_landmarks": 5}
+    estimator = build_estimator(name, head_dim=8, num_heads=2, seed=1, **landmarks, **options)
+    layer = OneInput(estimator, num_frames).eval()
+    clips = torch.randn((5, 2, 12, 8), generator=torch.Generator().manual_seed(0))
+    batch = torch.export.Dim("batch", min=1)
+    with torch.no_grad(), export_module._quiet():
+        program = torch.export.export(layer, (clips,), dynamic_shapes=({0: batch},), strict=False)
+        written = torch.onnx.export(
+            program, (clips,), dynamo=True, opset_version=20, dynamic_shapes=({0: "batch"},)
+        )
+    session = onnxruntime.InferenceSession(written.model_proto.SerializeToString())
+    (entry,) = session.get_inputs()
+    for count in (1, 5):
+        with torch.no_grad():
+            expected, found = layer(clips[:count]), program.module()(clips[:count])
+        np.testing.assert_allclose(found, expected, atol=1e-5)
+        (found,) = session.run(None, {entry.name: clips[:count].numpy()})
+        np.testing.assert_allclose(found, expected, atol=1e-4)
+
+
 @pytest.mark.parametrize("attention", sorted(ATTENTIONS))
 @pytest.mark.parametrize("layer", LAYERS)
 def test_the_exported_form_of_a_layer_is_the_eager_one(
@@ -126,7 +187,7 @@ def test_the_exported_form_of_a_layer_is_the_eager_one(
     views = load_views(clips[0], model.cfg)
     with torch.no_grad():
         expected = model.network([views])
-        for module in ("attention.importance", "models.temporal"):
+        for module in ("attention.importance", "attention.landmarks", "models.temporal"):
             monkeypatch.setattr(f"slowfast_lara.{module}.is_exporting", lambda: True)
         np.testing.assert_allclose(model.network([views]), expected, atol=1e-6)
 
@@ -170,6 +231,9 @@ def test_bad_input(trained, tmp_path, capsys):
         ([str(trained), str(tmp_path / "there")], "there is there already; a new folder"),
         ([str(trained), str(tmp_path / "file")], "file is there already; a new folder"),
         ([str(trained), str(tmp_path / "file" / "out")], "File exists"),
+        ([str(trained), ""], "'' cannot be the name of a folder"),
+        ([str(trained), "a\0b"], "cannot be the name of a folder"),
+        ([str(trained), "/proc/out"], "error: /proc: "),
         ([str(trained)], "0 folders to write to are given; one is expected"),
         ([str(tmp_path / "nowhere"), out], "nowhere: no such run"),
         ([str(tmp_path / "there"), out], "no run with a readable checkpoint"),
@@ -198,6 +262,14 @@ def test_an_export_that_differs_is_not_put_in_place(tmp_path, monkeypatch):
     with pytest.raises(RunError, match="differs from the model by .* in a batch of 1; at most"):
         export(model, tmp_path / "out", "torch")
     assert listing(tmp_path) == ["model", "other"]
+
+
+@pytest.mark.parametrize("form", ["safetensors", "torch", "onnx"])
+def test_a_full_disk_is_one_line(trained, tmp_path, capsys, form):
+    with files_of_at_most(20_000):
+        assert export_command([str(trained), str(tmp_path / "out"), "--to", form]) == 1
+    assert f"cannot write {tmp_path}/out: File too large" in only_error(capsys)
+    assert listing(tmp_path) == []
 
 
 def test_what_is_not_installed_is_named(tmp_path, monkeypatch):

@@ -11,6 +11,7 @@ import av
 import numpy as np
 import pytest
 import torch
+import yaml
 
 import slowfast_lara
 from slowfast_lara.commands.predict import main as predict
@@ -20,7 +21,7 @@ from slowfast_lara.config import load_config
 from slowfast_lara.data import load_views
 from slowfast_lara.errors import CheckpointError, DecodeError, InputError, UserError
 from slowfast_lara.inference.load import load
-from tests.runs import NUM_CLASSES, write_config
+from tests.runs import NUM_CLASSES, write_config, write_video
 from tests.small_models import only_error, small_config, write_model
 
 pytestmark = pytest.mark.usefixtures("in_process")
@@ -75,6 +76,100 @@ def test_scores_are_those_of_the_test_to_the_last_bit(trained, videos):
     # The views of a video fill the batch: also in a list, each goes by itself.
     assert [p.scores.tolist() for p in model(videos)] == saved["scores"].tolist()
     assert np.array_equal(model(Path(videos[0])).scores, saved["scores"][0])
+
+
+@pytest.mark.parametrize(
+    ("attention", "batch", "layer"),
+    [
+        ("lara", 1, "trajectory"),
+        ("ra", 7, "trajectory"),
+        ("performer", 64, "joint"),
+        ("nystrom", 30, "divided"),
+        ("orthoformer", 13, "trajectory"),
+    ],
+)
+def test_bits_of_every_attention_batch_and_size(tmp_path, attention, batch, layer):
+    """Unbiased RA too, which draws at random: not by what was scored before."""
+    sizes = ((33, 71, 5), (95, 47, 17), (48, 48, 40))
+    for number, (width, height, frames) in enumerate(sizes):
+        write_video(tmp_path / f"{number}.mp4", number, frames, height, width)
+    videos = [str(tmp_path / f"{number}.mp4") for number in range(len(sizes))]
+    (tmp_path / "test.csv").write_text("".join(f"{path} 0\n" for path in videos))
+    config = small_config(APPROX_ATTN_TYPE=attention, ATTN_LAYER=layer)
+    config["TEST"] |= {"BATCH_SIZE": batch, "NUM_ENSEMBLE_VIEWS": 10}
+    files = write_model(tmp_path / "model", config)
+    test = {
+        "TRAIN.ENABLE": False,
+        "TEST.CHECKPOINT_FILE_PATH": files.checkpoint,
+        "TEST.SAVE_RESULTS_PATH": "scores.npz",
+        "DATA.PATH_TO_DATA_DIR": tmp_path,
+        "OUTPUT_DIR": tmp_path / "out",
+        "DATA_LOADER.NUM_WORKERS": 0,
+    }
+    words = [str(word) for pair in test.items() for word in pair]
+    assert run(["--cfg", files.cfg, *words]) == 0
+    expected = np.load(tmp_path / "out" / "scores.npz")["scores"]
+    model = load(files.cfg, files.checkpoint)
+    for number in (2, 0, 1):  # in another order
+        found = model(videos[number], views=30).scores
+        assert np.array_equal(found, expected[number]), number
+
+
+def test_threads_of_the_process_change_no_bit(trained, videos, monkeypatch):
+    """A run of a narrow model has one thread; a user's process has as many as there are cores."""
+    expected = np.load(trained / "scores.npz")["scores"][0]
+    model, seen = load(trained), []
+    model.network.register_forward_pre_hook(lambda *_: seen.append(torch.get_num_threads()))
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    torch.set_num_threads(2)
+    try:
+        assert np.array_equal(model(videos[0], views=30).scores, expected)
+        model.features(videos[0], views=1)
+        next(model.stream(videos[0]))
+        assert torch.get_num_threads() == 2 and {*seen} == {1}
+    finally:
+        torch.set_num_threads(1)
+
+
+def test_a_cpu_computes_in_float32(trained, videos):
+    """The published configs have mixed precision, which a CPU is many times slower in."""
+    expected = np.load(trained / "scores.npz")["scores"][0]
+    for precision in ("float16", "bfloat16"):
+        mixed = ["SOLVER.USE_MIXED_PRECISION", True, "SOLVER.PRECISION", precision]
+        assert np.array_equal(load(trained, overrides=mixed)(videos[0]).scores, expected)
+
+
+def test_a_model_of_kernels_is_used_without_them(trained, videos, tmp_path):
+    """Trained on a GPU, by Triton's kernels; here there is none."""
+    content = torch.load(trained / "checkpoints" / LAST, weights_only=True)
+    content["cfg"] = content["cfg"].replace("KERNELS: auto", "KERNELS: triton")
+    assert "KERNELS: triton" in content["cfg"]
+    torch.save(content, tmp_path / "model.pyth")
+    expected = np.load(trained / "scores.npz")["scores"][0]
+    for overrides in ((), ("VIT.KERNELS", "torch")):
+        model = load(tmp_path / "model.pyth", overrides=overrides)
+        assert np.array_equal(model(videos[0]).scores, expected)
+    load(tmp_path / "model.pyth", attention="nystrom", num_landmarks=4)  # it has no kernel
+
+
+@pytest.mark.parametrize(
+    ("sizes", "said"),
+    [
+        ({"DEPTH": 10**7}, "has the weights of 2 blocks; VIT.DEPTH is 10000000"),
+        ({"EMBED_DIM": 24 * 10**9}, "a model of its config cannot be made"),
+        ({"MLP_RATIO": 1e300}, "a model of its config cannot be made"),
+        ({"MLP_RATIO": 1e6}, "does not fit this model: blocks.0.mlp.fc1.weight is"),
+        ({"EMBED_DIM": 24 * 10**5}, "does not fit this model: "),
+    ],
+)
+def test_a_config_of_any_size_asks_for_no_memory(trained, tmp_path, sizes, said):
+    content = torch.load(trained / "checkpoints" / LAST, weights_only=True)
+    tree = yaml.safe_load(content["cfg"])
+    tree["VIT"].update(sizes)
+    torch.save({**content, "cfg": yaml.safe_dump(tree)}, tmp_path / "model.pyth")
+    with pytest.raises(CheckpointError, match=said) as error:
+        load(tmp_path / "model.pyth")
+    assert "\n" not in str(error.value)
 
 
 def test_a_copied_file_is_enough(trained, videos, tmp_path, monkeypatch, capsys):
@@ -139,6 +234,25 @@ def test_a_list_of_all_kinds(trained, videos):
         features, [model.features(video, views=1) for video in given], atol=1e-5
     )
     assert model([]) == [] and features.shape == (4, model.cfg.VIT.EMBED_DIM)
+    assert model.features([]).shape == (0, model.cfg.VIT.EMBED_DIM)
+
+
+def test_what_a_notebook_shows(trained, videos, tmp_path):
+    model = load(trained)
+    path = trained / "checkpoints" / LAST
+    assert repr(model) == (
+        f"<TrainedModel {path}: trajectory attention (exact), 3 classes, clips of 4 frames 32 x "
+        "32, float32 on cpu>"
+    )
+    assert "(lara)" in repr(model.with_attention("lara", num_landmarks=4).half())
+    prediction = model(videos[0], views=np.int64(2))
+    best = ", ".join(f"{n} {s:.1%}" for n, s in zip(*prediction.top()[1:]))
+    assert (str(prediction), prediction.num_views) == (best, 2) and prediction == prediction
+    (tmp_path / "names.txt").write_text("a\x1b[31m\nb\nc\n")
+    named = load(trained, classes=str(tmp_path / "names.txt"))
+    window = next(named.stream(videos[0]))
+    assert repr(window).startswith("0.00 to 0.27 s: ") and "a\\x1b[31m" in repr(window)
+    assert "scores" in repr(window._replace(names=()))
 
 
 def test_features_are_what_the_classifier_sees(trained, videos):
@@ -324,14 +438,20 @@ def test_bad_videos(trained, videos, tmp_path):
     ):
         with pytest.raises(DecodeError, match=said):
             model(bad)
-    with pytest.raises(DecodeError, match="fps is -1; a positive number"):
-        model(frames, fps=-1)
-    with pytest.raises(InputError, match="a dict is given; a path, or frames"):
-        model({})
-    with pytest.raises(InputError, match="views is 31; 1 to 30"):
-        model(videos[0], views=31)
-    with pytest.raises(InputError, match="window is -1"):
-        model.stream(videos[0], window=-1)
+    with pytest.raises(DecodeError, match="of float32 are given"):
+        model(torch.from_numpy(frames).bfloat16())
+    for wrong in (-1, 0, float("nan"), float("inf"), "30"):
+        for name, use in (("fps", model), ("fps", model.stream), ("window", model.stream)):
+            with pytest.raises(InputError, match=f"{name} is .*; a positive number"):
+                use(frames, **{name: wrong})
+    for bad in ({}, None, 3, b"v.mp4", iter(frames), [videos[0], None], [[videos[0]]]):
+        with pytest.raises(InputError, match="is given; a path, or frames"):
+            model(bad)
+    for views in (0, 31, 2.5, "3"):
+        with pytest.raises(InputError, match=f"views is {views!r}; 1 to 30"):
+            model(videos[0], views=views)
+    with pytest.raises(InputError, match="NoneType is given; a path, or frames"):
+        model.stream(None)
     with pytest.raises(DecodeError, match="of float64 are given"):
         next(model.stream([np.zeros((8, 8, 3))]))
 

@@ -24,6 +24,7 @@ from tests.small_models import (
     NAMES,
     ROOT,
     ModelFiles,
+    files_of_at_most,
     make_videos,
     only_error,
     small_config,
@@ -85,6 +86,31 @@ def test_scores_are_those_of_a_test(model, clips, names, tmp_path, capsys, views
             assert (row["path"], row["rank"]) == (entry["path"], str(place + 1))
             assert (int(row["class"]), row["name"]) == (best[place], NAMES[best[place]])
             assert float(row["score"]) == entry["top5_scores"][place]
+
+
+def test_names_of_any_bytes(model, clips, tmp_path, capsys):
+    video = os.path.join(tmp_path, os.fsdecode(b"\xff \n.mp4"))
+    shutil.copy(clips[0], video)
+    out = [tmp_path / name for name in ("p.json", "p.csv", "copy.mp4")]
+    flags = [f"--{flag}={path}" for flag, path in zip(("json", "csv", "video-out"), out)]
+    assert main([*model.flags(), video, "--views", "1", *flags]) == 0
+    assert r"\udcff \n.mp4" in capsys.readouterr().out
+    assert json.loads(out[0].read_text())["videos"][0]["path"] == video
+    rows = list(csv.DictReader(out[1].open(encoding="utf-8", newline="")))
+    assert rows[0]["path"] == os.path.join(tmp_path, "\\udcff \n.mp4")
+
+
+def test_a_full_disk_is_not_the_videos_fault(model, clips, tmp_path, capsys):
+    for number in range(3):  # FFmpeg crashed at the second or third one
+        with files_of_at_most(2_000):
+            out = str(tmp_path / f"{number}.mp4")
+            assert main([*model.flags(), clips[0], "--views", "1", "--video-out", out]) == 1
+        assert only_error(capsys) == "error: a video cannot be written: File too large"
+        with files_of_at_most(100):
+            out = str(tmp_path / "p.json")
+            assert main([*model.flags(), clips[0], "--views", "1", "--json", out]) == 2
+        assert only_error(capsys) == f"error: {out}: File too large"
+    assert os.listdir(tmp_path) == []
 
 
 def test_overrides_stand_anywhere(model, clips, tmp_path):
