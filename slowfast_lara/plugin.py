@@ -34,21 +34,26 @@ def VisionTransformer(cfg: CfgNode) -> nn.Module:
     """The config's model: what PySlowFast registers by this name, and calls with its config."""
     check(cfg)
     model = motionformer.VisionTransformer.from_config(cfg)
-    if cfg.TRAIN.ENABLE and cfg.VIT.IM_PRETRAINED and not cfg.TRAIN.CHECKPOINT_FILE_PATH:
-        report = load_pretrained(model, image_weights(cfg), inflate=cfg.VIT.INFLATE)
-        logger.info("%s", report.table())
+    train = cfg.TRAIN
+    if train.ENABLE and cfg.VIT.IM_PRETRAINED and not train.get("CHECKPOINT_FILE_PATH"):
+        if cfg.VIT.PRETRAINED_WEIGHTS != all_keys()["VIT.PRETRAINED_WEIGHTS"].default:
+            report = load_pretrained(model, image_weights(cfg), inflate=cfg.VIT.INFLATE)
+            logger.info("%s", report.table())
+        else:  # no error: PySlowFast may be about to load a checkpoint, or only to count FLOPs
+            logger.warning("VIT.PRETRAINED_WEIGHTS is not set: the model has random weights")
     return model
 
 
 def check(cfg: CfgNode) -> None:
     """Raise ConfigError for a key of a checkout's config that this model cannot work with."""
     # Of several pathways the model would see the first, with a fraction of the frames.
-    if cfg.MODEL.ARCH not in cfg.MODEL.SINGLE_PATHWAY_ARCH:
+    arch = cfg.MODEL.get("ARCH")
+    if arch in cfg.MODEL.get("MULTI_PATHWAY_ARCH", ()):
         allowed = ", ".join(cfg.MODEL.SINGLE_PATHWAY_ARCH)
-        raise ConfigError(f"MODEL.ARCH is {cfg.MODEL.ARCH!r}; one pathway is expected: {allowed}")
+        raise ConfigError(f"MODEL.ARCH is {arch!r}; one pathway is expected: {allowed}")
     for key, expected in _EXPECTED.items():
         node, name = key.split(".")
-        if (value := cfg[node].get(name, expected)) != expected:
+        if (value := cfg.get(node, {}).get(name, expected)) != expected:
             raise ConfigError(f"{key} is {value!r}; VisionTransformer allows {expected!r} alone")
     validate_model(cfg)
 

@@ -34,9 +34,9 @@ _SHARED = (
 
 
 def is_of_a_checkout(tree: Mapping[str, Any]) -> bool:
-    """Whether a config is of a PySlowFast from git: of its kinds of batch norm, 1.0 has one."""
-    norm = tree.get("BN")
-    return isinstance(norm, Mapping) and "NORM_TYPE" in norm
+    """Whether a config is of a PySlowFast from git: 1.0 has no mixed precision."""
+    train = tree.get("TRAIN")
+    return isinstance(train, Mapping) and "MIXED_PRECISION" in train
 
 
 def shared_part(tree: Mapping[str, Any]) -> dict[str, Any]:

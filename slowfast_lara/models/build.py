@@ -15,7 +15,9 @@ from slowfast_lara.models.registry import MODEL_REGISTRY
 def build_model(cfg: CfgNode) -> nn.Module:
     """The config's model, on the process's device, in DDP if distributed."""
     device = device_of(cfg)
-    model = MODEL_REGISTRY.get(cfg.MODEL.MODEL_NAME).from_config(cfg).to(device)
+    model = MODEL_REGISTRY.get(cfg.MODEL.MODEL_NAME).from_config(cfg)
+    if device.type != "cpu":  # a model that is built on the meta device stays there
+        model = model.to(device)
     if device.type == "cuda":
         _agree_on_kernels(cfg, device)
     if cfg.MODEL.COMPILE:

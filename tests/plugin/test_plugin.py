@@ -313,7 +313,6 @@ def test_a_model_of_the_same_name_is_refused(checkout):
         ("MODEL", "ARCH", "slowfast", "one pathway is expected: 2d, c2d"),
         ("MODEL", "HEAD_ACT", "sigmoid", "VisionTransformer allows 'softmax' alone"),
         ("DETECTION", "ENABLE", True, "VisionTransformer allows False alone"),
-        ("VIT", "IM_PRETRAINED", True, "VIT.PRETRAINED_WEIGHTS is 'vit_1k'; an existing file"),
     ],
 )
 def test_a_config_that_cannot_work_is_refused_in_a_line(checkout, node, key, value, told):
@@ -338,6 +337,30 @@ def test_a_training_starts_from_image_weights(checkout, tmp_path):
         other = cfg.clone()
         other[node][key] = value
         assert not torch.equal(build(other).cls_token.detach(), image["cls_token"])
+
+
+def test_image_weights_that_are_not_there(checkout, caplog):
+    tree, registry = checkout
+    plug_in()
+    build = registry.get("VisionTransformer")
+    with pytest.raises(ConfigError, match="VIT.PRETRAINED_WEIGHTS is 'no.pth'; an existing file"):
+        build(with_model(tree, IM_PRETRAINED=True, PRETRAINED_WEIGHTS="no.pth"))
+    build(with_model(tree, IM_PRETRAINED=True))
+    assert "VIT.PRETRAINED_WEIGHTS is not set: the model has random weights" in caplog.text
+
+
+def test_a_lean_checkout(checkout):
+    """A fork may lack what only other models read."""
+    tree, registry = checkout
+    for node, key in (
+        ("MODEL", "MULTI_PATHWAY_ARCH"),
+        ("MODEL", "HEAD_ACT"),
+        ("BN", "WEIGHT_DECAY"),
+    ):
+        del tree[node][key]
+    del tree["DETECTION"]
+    plug_in()
+    assert registry.get("VisionTransformer")(with_model(tree)).blocks
 
 
 def test_the_config_in_the_docs(checkout):

@@ -3,7 +3,7 @@
 from fvcore.common.config import CfgNode
 
 _C = CfgNode()
-_C.BN = CfgNode({"USE_PRECISE_STATS": False, "NORM_TYPE": "batchnorm", "WEIGHT_DECAY": 0.0})
+_C.BN = CfgNode({"USE_PRECISE_STATS": False, "WEIGHT_DECAY": 0.0})
 _C.TRAIN = CfgNode(
     {
         "ENABLE": True,
