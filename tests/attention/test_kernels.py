@@ -146,9 +146,9 @@ def operators_of(model: torch.nn.Module, inputs: Iterable[torch.Tensor]) -> list
 def test_every_operator_states_its_traffic():
     q, k, v = (torch.empty(2, 2, 12, 8, device="meta", requires_grad=True) for _ in range(3))
     lara = build_estimator("lara", head_dim=8, num_landmarks=5, kernels="triton")
-    names = operators_of(lara, (q, k, v))
-    assert names == [
-        f"slowfast_lara::{x}" for x in ("seen", "mix", "mix_backward", "seen_backward")
-    ]
+    forward = ["landmarks", "landmarks", "proposals", "seen", "mix"]
+    backward = [f"{name}_backward" for name in reversed(forward)]
+    expected = [f"slowfast_lara::{name}" for name in forward + backward]
+    assert operators_of(lara, (q, k, v)) == expected
     wide, half = (traffic.mix_forward(8, 12, 1568, 8, 128, 64, size, True) for size in (4, 2))
     assert sum(x.bytes for x in half) < 0.6 * sum(x.bytes for x in wide)

@@ -23,4 +23,4 @@ def by_kernels(q: Tensor, k: Tensor, v: Tensor, samples: Samples, num_frames: in
 
 def attention_of_landmarks(landmarks: Tensor, k: Tensor) -> Tensor:
     """softmax_attention(landmarks, k, k) for few queries, in float32: [B,h,C,d]."""
-    return seen(scale_down(landmarks), k, k, 1, False)[1].squeeze(2).float()
+    return seen(scale_down(landmarks), k, None, 1, False)[1].squeeze(2).float()
