@@ -6,6 +6,7 @@ test_kernels.py starts. A line for each case says that it passed, or what was wr
 
 from __future__ import annotations
 
+import logging
 import sys
 import traceback
 from collections.abc import Callable
@@ -50,10 +51,14 @@ def with_gradients(function: Callable[..., Tensor], inputs: list[Tensor]) -> lis
 
 
 def shares(actual: list[Tensor], expected: list[Tensor]) -> list[float]:
-    sizes = [max(theirs.abs().max().item(), 1e-12) for theirs in expected]
+    # A saturated softmax has gradients so small that half precision does not have them.
+    smallest = [
+        1e-12 if ours.dtype == torch.float32 else torch.finfo(ours.dtype).smallest_normal
+        for ours in actual
+    ]
     return [
-        (ours.double() - theirs).abs().max().item() / size
-        for ours, theirs, size in zip(actual, expected, sizes)
+        (ours.double() - theirs).abs().max().item() / max(theirs.abs().max().item(), least)
+        for ours, theirs, least in zip(actual, expected, smallest)
     ]
 
 
@@ -256,20 +261,20 @@ def same_draws() -> None:
         assert shares(outs[:1], outs[1:])[0] < 1e-5
 
 
-def small_model(**vit: object) -> torch.nn.Module:
+def small_model(kernels: str = "triton", **vit: object) -> torch.nn.Module:
     from slowfast_lara.config import get_cfg
-    from slowfast_lara.models import build_model
+    from slowfast_lara.models.registry import MODEL_REGISTRY
     from tests.small_models import small_config
 
     cfg = get_cfg()
-    config = small_config(DEPTH=1, KERNELS="triton", APPROX_ATTN_DIM=5, **vit)
+    config = small_config(DEPTH=1, KERNELS=kernels, APPROX_ATTN_DIM=5, **vit)
     for node, values in config.items():
         if isinstance(values, dict):
             cfg[node].update(values)
         else:
             cfg[node] = values
     torch.manual_seed(0)
-    return build_model(cfg)
+    return MODEL_REGISTRY.get(cfg.MODEL.MODEL_NAME).from_config(cfg)
 
 
 def compiled() -> None:
@@ -279,6 +284,46 @@ def compiled() -> None:
     assert (whole([clip]) - model([clip])).abs().max() < 1e-6
     whole.train()([clip]).sum().backward()
     assert all(p.grad is not None for p in model.parameters() if p.requires_grad)
+
+
+def step(model: torch.nn.Module, autocast: bool = False) -> list[Tensor]:
+    """A training step's logits and gradients, with the draws of one seed."""
+    torch.manual_seed(3)
+    with torch.autocast("cpu", torch.float16, enabled=autocast):
+        out = model.train()([normal(2, 3, 4, 16, 16)])
+    out.float().square().sum().backward()
+    return [out, *(p.grad for p in model.parameters() if p.grad is not None)]
+
+
+def autocast() -> None:
+    """A float32 model gives the kernels half precision, and gets float32 gradients."""
+    ours, theirs = (step(small_model(kernels), True) for kernels in ("triton", "torch"))
+    assert ours[0].dtype == torch.float16 and {x.dtype for x in ours[1:]} == {torch.float32}
+    assert max(shares(ours, [x.double() for x in theirs])) < 2e-2
+
+
+def checkpointing() -> None:
+    """Blocks that are run again in the backward pass give the same bits."""
+    plain, again = small_model(), small_model()
+    again.act_checkpoint = True
+    results = [step(model) for model in (plain, again)]
+    assert all(torch.equal(a, b) for a, b in zip(*results))
+
+
+def as_rank(rank: int, store: str) -> None:
+    """One of two processes: gradients under DDP, then a kernel that is wrong in the second."""
+    from torch import distributed
+
+    torch.set_num_threads(1)
+    logging.basicConfig(level=logging.INFO, stream=sys.stdout, format="log %(message)s")
+    distributed.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=2)
+    alone = step(small_model())
+    together = step(torch.nn.parallel.DistributedDataParallel(small_model()))
+    assert max(shares(together, [x.double() for x in alone])) < 1e-5  # both see the same clips
+    if rank == 1:
+        triton_mix.mix_forward = None
+    print("agreed", self_check.agree(CPU, torch.float32), self_check.works_here(CPU, torch.float32))
+    distributed.destroy_process_group()
 
 
 def fake() -> None:
@@ -347,6 +392,8 @@ SLOW |= {
         citizens,
         backward_citizens,
         equal_bits,
+        autocast,
+        checkpointing,
         compiled,
         self_check_passes,
         wrong_kernels_are_caught,

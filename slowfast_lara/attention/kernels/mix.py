@@ -167,10 +167,9 @@ def _keep(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None
 
 
 def _backward(ctx: Any, grad: Tensor, _: Tensor) -> tuple[Any, ...]:
-    *grads, grad_landmarks, grad_numbers = torch.ops.slowfast_lara.mix_backward(
-        *ctx.saved_tensors, grad
-    )
-    if ctx.saved_tensors[4] is None:
+    saved = ctx.saved_tensors  # once: where blocks are checkpointed, it makes them anew
+    *grads, grad_landmarks, grad_numbers = torch.ops.slowfast_lara.mix_backward(*saved, grad)
+    if saved[4] is None:
         return (*grads, None, None, None, None)
     return (*grads, grad_landmarks, *grad_numbers.unbind(2))
 

@@ -97,14 +97,14 @@ def _backward(
     grad_own: Tensor | None,
     grad_balance: Tensor | None,
 ) -> tuple[Any, ...]:
-    _, _, *shapes = ctx.saved_tensors
+    saved = ctx.saved_tensors
     grad_points, grad_own, grad_balance = (
         torch.zeros_like(x) if grad is None else grad
-        for grad, x in zip((grad_points, grad_own, grad_balance), shapes)
+        for grad, x in zip((grad_points, grad_own, grad_balance), saved[2:])
     )
     grads = (grad_points, grad_landmarks, grad_own, grad_balance)
     grad_q, grad_k, grad_noise = torch.ops.slowfast_lara.proposals_backward(
-        *ctx.saved_tensors, ctx.with_noise, *grads
+        *saved, ctx.with_noise, *grads
     )
     return grad_q, grad_k, grad_noise if ctx.with_noise else None
 
