@@ -14,7 +14,7 @@ from slowfast_lara.attention.sampling import take_tokens
 
 # Of two tokens, both are as far from their mean: the reference is moved a little towards the mean
 # of all tokens, so that the choice is not left to rounding.
-_TOWARDS_ALL = 0.125
+TOWARDS_ALL = 0.125
 
 
 def segment_means(x: Tensor, num_landmarks: int, *, num_frames: int = 1) -> Tensor:
@@ -35,7 +35,7 @@ def farthest_tokens(x: Tensor, num_landmarks: int, *, num_frames: int = 1) -> Te
     mean = torch.cat(sums, dim=2).sum(2)[:, :, None, None] / x.shape[2]
     chosen = []
     for part, total in zip(parts, sums):
-        reference = (total / part.shape[3]).unsqueeze(3).lerp(mean, _TOWARDS_ALL)
+        reference = (total / part.shape[3]).unsqueeze(3).lerp(mean, TOWARDS_ALL)
         # Half precision stays so but for the sum: on a GPU the time is that of the bytes.
         away = part.detach() - reference.to(part.dtype)
         distances = torch.linalg.vector_norm(away, dim=-1, keepdim=True, dtype=wide)

@@ -57,11 +57,17 @@ def lara_attention(
     q [B,h,N,d]; k, v [B,h,F*P,d]; landmarks and noise [B,h,C,d] -> [B,h,N,F,d].
     """
 
-    def samples(_: Tensor, q_landmarks: Tensor, k_landmarks: Tensor, noise: Tensor | None):
+    def samples(k: Tensor, q_landmarks: Tensor, k_landmarks: Tensor, noise: Tensor | None):
+        if takes_triton(kernels, k, missing_sizes(k.shape[-1], q_landmarks.shape[2])):
+            from slowfast_lara.attention.kernels.proposals import proposals
+
+            points, q_landmarks, own, balance = proposals(q_landmarks, k_landmarks, noise)
+            return weighted(points, q_landmarks, own, balance, weighting, beta)
         q_landmarks = scale_down(q_landmarks)
         means = q_landmarks + scale_down(k_landmarks)
         points = means if noise is None else means + noise
-        return weighted(points, q_landmarks, log_xi(means, points), weighting, beta)
+        own, balance = own_shares(log_xi(means, points))
+        return weighted(points, q_landmarks, own, balance, weighting, beta)
 
     given = (q_landmarks, k_landmarks, noise)
     return estimate(samples, q, k, v, *given, frames=num_frames, kernels=kernels)
@@ -98,20 +104,32 @@ def lara_mixture_attention(
         # Prop. 1: the mixture's density is N(w;0,I) xi(q~,w) sum_m xi(k_m,w) / sum_m exp(q~.k_m).
         seen = log_xi(k, points).logsumexp(-1).unsqueeze(-1)
         log_q = log_xi(q_landmarks, points) + seen - logits.logsumexp(-1).unsqueeze(-2)
-        return weighted(points, q_landmarks, log_q, weighting, beta)
+        return weighted(points, q_landmarks, *own_shares(log_q), weighting, beta)
 
     given = (q_landmarks, uniform, noise)
     return estimate(samples, q, k, v, *given, frames=num_frames, kernels=kernels)
 
 
+def own_shares(log_q: Tensor) -> tuple[Tensor, Tensor]:
+    """Of each w_c, log(q_c(w_c) / N(w_c;0,I)) and the share of q_c(w_c) in sum_c' q_c'(w_c)."""
+    own = log_q.diagonal(dim1=-2, dim2=-1)
+    return own, (own - log_q.logsumexp(-1)).exp()
+
+
 def weighted(
-    points: Tensor, q_landmarks: Tensor, log_q: Tensor, weighting: Weighting, beta: float
+    points: Tensor,
+    q_landmarks: Tensor,
+    own: Tensor,
+    balance: Tensor,
+    weighting: Weighting,
+    beta: float,
 ) -> Samples:
-    """The samples with their weights; for equal w_c, the alphas before the clamp sum to one."""
+    """The samples with their weights; for equal w_c, the alphas before the clamp sum to one.
+
+    `own` and `balance` [B,h,C] are those of `own_shares`.
+    """
     if weighting not in WEIGHTINGS:
         raise ValueError(f"unknown weighting {weighting!r}; known: {', '.join(WEIGHTINGS)}")
-    own = log_q.diagonal(dim1=-2, dim2=-1)
-    balance = (own - log_q.logsumexp(-1)).exp()
     if weighting == "balance":
         return Samples(points, balance.clamp(min=SMALLEST_ALPHA).log() - own)
     if weighting == "decoupled":
@@ -161,7 +179,7 @@ class LaraAttention(Estimator):
     ) -> None:
         super().__init__()
         self.num_landmarks, self.proposal = num_landmarks, proposal
-        self.landmarks = farthest_tokens if landmarks == "farthest" else segment_means
+        self.landmarks = landmarks
         self.kernels, self.without_kernel = kernels, missing_sizes(head_dim, num_landmarks)
         self.weighting, self.beta = weighting, beta
         self.noise = noise_size(noise, head_dim)
@@ -195,7 +213,16 @@ class LaraAttention(Estimator):
         if self.proposal == "single":
             mean = widened(q).mean(2, keepdim=True)
             return self.project_q(mean.expand(-1, -1, self.num_landmarks, -1))
-        return self.project_q(self.landmarks(q, self.num_landmarks, num_frames=num_frames))
+        return self.project_q(self.landmarks_of(q, num_frames))
+
+    def landmarks_of(self, x: Tensor, num_frames: int) -> Tensor:
+        farthest = self.landmarks == "farthest"
+        if takes_triton(self.kernels, x, self.without_kernel):
+            from slowfast_lara.attention.kernels.landmarks import landmarks
+
+            return landmarks(x, self.num_landmarks, num_frames, farthest)[0]
+        of_segments = farthest_tokens if farthest else segment_means
+        return of_segments(x, self.num_landmarks, num_frames=num_frames)
 
     def key_landmarks(self, q_landmarks: Tensor, k: Tensor, num_frames: int) -> Tensor:
         if self.proposal == "global":
@@ -205,7 +232,7 @@ class LaraAttention(Estimator):
                 return attention_of_landmarks(q_landmarks, k)
             k = widened(k)
             return softmax_attention(q_landmarks, k, k).squeeze(3)
-        landmarks = self.project_k(self.landmarks(k, self.num_landmarks, num_frames=num_frames))
+        landmarks = self.project_k(self.landmarks_of(k, num_frames))
         if self.proposal == "mixed":
             return softmax_attention(landmarks, landmarks, landmarks).squeeze(3)
         return landmarks

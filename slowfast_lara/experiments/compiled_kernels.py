@@ -50,8 +50,9 @@ def _sizes(kernel: str) -> Iterator[tuple[int, int]]:
     if kernel.startswith("temporal"):  # its tiles are the same for all
         yield 0, 0
         return
+    own_samples = kernel.startswith(("seen", "column", "mix"))
     for d in HEAD_SIZES:
-        for C in SAMPLES:
+        for C in SAMPLES if own_samples else (0,):
             yield d, C
 
 

@@ -20,6 +20,7 @@ B, h, F, P, d, C = 2, 3, 4, 36, 64, 24
 CASES: list[tuple[str, dict[str, Any]]] = [
     ("softmax", {}),
     *(("lara", {"weighting": weighting}) for weighting in ("balance", "coupled", "decoupled")),
+    ("lara", {"proposal": "global", "weighting": "balance"}),
     ("performer", {}),
     ("nystrom", {}),
 ]

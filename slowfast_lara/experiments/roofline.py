@@ -11,7 +11,6 @@ stage, and the rest of a block (projections, MLP, norms).
 
 from __future__ import annotations
 
-import inspect
 import itertools
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
@@ -20,7 +19,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from slowfast_lara.attention import ESTIMATORS, build_estimator
+from slowfast_lara.attention import ESTIMATORS, build_estimator, has_kernels
 from slowfast_lara.experiments.kernel_counts import Kernel, count_kernels
 from slowfast_lara.experiments.roofline_table import RooflineTable, Row
 from slowfast_lara.models.estimators import shown_name
@@ -30,7 +29,9 @@ from slowfast_lara.models.temporal import temporal_attention
 
 WIDTH, HEADS = 768, 12
 LAUNCH = 5e-6  # seconds
-TEMPORAL, REST = "temporal stage", "rest of the block"
+# LARA's defaults are those of the paper; these are the settings of configs/*/best.yaml.
+RECOMMENDED_OPTIONS = {"proposal": "global", "landmarks": "farthest", "weighting": "balance"}
+RECOMMENDED, TEMPORAL, REST = "lara, recommended", "temporal stage", "rest of the block"
 
 
 class Device(NamedTuple):
@@ -95,10 +96,13 @@ Counts = tuple[list[Kernel], list[Kernel]]  # forward, backward
 def stages(sizes: Sizes) -> Iterator[tuple[str, Callable[[], Counts]]]:
     """The parts of a layer by name, exact attention first, each as what counts it."""
     fused = {"kernels": "triton"}
-    for name, kind in ESTIMATORS.items():
-        yield shown_name(name), partial(spatial_counts, name, sizes)
-        if "kernels" in inspect.signature(kind).parameters:
-            yield f"{shown_name(name)}, fused", partial(spatial_counts, name, sizes, **fused)
+    settings: list[tuple[str, str, dict[str, str]]]
+    settings = [(name, shown_name(name), {}) for name in ESTIMATORS]
+    settings.append(("lara", RECOMMENDED, RECOMMENDED_OPTIONS))
+    for name, shown, options in settings:
+        yield shown, partial(spatial_counts, name, sizes, **options)
+        if has_kernels(name):
+            yield f"{shown}, fused", partial(spatial_counts, name, sizes, **options, **fused)
     yield TEMPORAL, partial(temporal_counts, sizes)
     yield f"{TEMPORAL}, fused", partial(temporal_counts, sizes, **fused)
     yield REST, partial(_block_counts, sizes)

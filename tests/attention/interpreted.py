@@ -6,6 +6,7 @@ test_kernels.py starts. A line for each case says that it passed, or what was wr
 
 from __future__ import annotations
 
+import logging
 import sys
 import traceback
 from collections.abc import Callable
@@ -15,8 +16,17 @@ from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from slowfast_lara.attention import build_estimator
-from slowfast_lara.attention.kernels import self_check, triton_mix, triton_temporal
+from slowfast_lara.attention.kernels import (
+    self_check,
+    triton_landmarks,
+    triton_mix,
+    triton_mix_backward,
+    triton_proposals,
+    triton_temporal,
+)
+from slowfast_lara.attention.kernels.landmarks import landmarks as landmarks_operator
 from slowfast_lara.attention.kernels.mix import mix
+from slowfast_lara.attention.kernels.proposals import proposals
 from slowfast_lara.attention.kernels.seen import seen
 from slowfast_lara.attention.kernels.temporal import temporal
 from slowfast_lara.models.temporal import temporal_attention
@@ -41,10 +51,14 @@ def with_gradients(function: Callable[..., Tensor], inputs: list[Tensor]) -> lis
 
 
 def shares(actual: list[Tensor], expected: list[Tensor]) -> list[float]:
-    sizes = [max(theirs.abs().max().item(), 1e-12) for theirs in expected]
+    # A saturated softmax has gradients so small that half precision does not have them.
+    smallest = [
+        1e-12 if ours.dtype == torch.float32 else torch.finfo(ours.dtype).smallest_normal
+        for ours in actual
+    ]
     return [
-        (ours.double() - theirs).abs().max().item() / size
-        for ours, theirs, size in zip(actual, expected, sizes)
+        (ours.double() - theirs).abs().max().item() / max(theirs.abs().max().item(), least)
+        for ours, theirs, least in zip(actual, expected, smallest)
     ]
 
 
@@ -54,14 +68,15 @@ def compare(
     """Against float64, and against what float32 without a kernel makes of the same numbers.
 
     Scores of inputs ten times as large have errors of 1e-5 themselves, and their exponentials
-    larger ones. There a kernel may be as far from float64 as PyTorch's float32 is, five times.
+    larger ones. There a kernel may be as far from float64 as PyTorch's float32 is in its worst
+    result, five times: which of the results the errors reach depends on the order of sums.
     """
     expected = with_gradients(reference, [x.double() for x in inputs])
     plain = shares(with_gradients(reference, [x.float() for x in inputs]), expected)
     found = shares(with_gradients(kernel, inputs), expected)
-    allowed = ALLOWED[inputs[0].dtype]
+    allowed = max(ALLOWED[inputs[0].dtype], 5 * max(plain))
     for i, (ours, theirs) in enumerate(zip(found, plain)):
-        assert ours <= max(allowed, 5 * theirs), f"result {i}: {ours:.1e}, PyTorch {theirs:.1e}"
+        assert ours <= allowed, f"result {i}: {ours:.1e}, PyTorch {theirs:.1e}"
 
 
 def estimator_case(
@@ -142,6 +157,14 @@ def add_cases() -> None:
             name = f"lara, {proposal}, {weighting}"
             options = {"proposal": proposal, "weighting": weighting}
             add(SLOW, name, estimator_case, "lara", (1, 2, 3, 7, 5, 16), full, **options)
+    recommended = {"proposal": "global", "landmarks": "farthest", "weighting": "balance"}
+    add(FAST, "lara, farthest", estimator_case, "lara", small, full, **recommended)
+    add(SLOW, "lara, farthest, float16", estimator_case, "lara", small, half, 10.0, **recommended)
+    coupled = {"landmarks": "farthest", "weighting": "coupled"}
+    add(SLOW, "lara, farthest, coupled", estimator_case, "lara", small, half, **coupled)
+    add(SLOW, "lara, nine frames", estimator_case, "lara", (1, 1, 9, 4, 7, 8), half)
+    add(SLOW, "lara, C 256", estimator_case, "lara", (1, 1, 2, 150, 256, 128), half)
+    add(SLOW, "lara, one landmark", estimator_case, "lara", (1, 1, 1, 40, 1, 8), full)
     for dtype in (full, half):
         for d, C, P in ((8, 3, 5), (64, 70, 37), (80, 33, 19), (128, 17, 9)):
             name = f"lara, d {d}, C {C}, {dtype}"
@@ -166,12 +189,18 @@ def operator_inputs() -> list[tuple]:
     B, h, F, P, C, d = 1, 2, 2, 5, 4, 8
     q, k, v = (x.requires_grad_() for x in normal(3, B, h, F * P, d).unbind())
     w, landmarks = (x.requires_grad_() for x in normal(2, B, h, C, d, seed=1).unbind())
+    noise = normal(B, h, C, d, seed=3).requires_grad_()
     numbers = [x.requires_grad_() for x in normal(3, B, h, C, seed=2).abs().unbind()]
     log_sums, means, _ = (x.detach().requires_grad_() for x in seen(w, k, v, F, True))
     tokens = [normal(1, 5, 2, 8).requires_grad_(), normal(1, 3, 5, 16).requires_grad_()]
     weights = [normal(32, 16).requires_grad_(), normal(32).requires_grad_()]
     return [
+        (landmarks_operator, (k, C, F, False)),
+        (landmarks_operator, (k, C, F, True)),
+        (proposals, (w, landmarks, None)),
+        (proposals, (w, landmarks, noise)),
         (seen, (w, k, v, F, True)),
+        (seen, (w, k, None, F, False)),
         (mix, (q, w, log_sums, means, landmarks, *numbers)),
         (mix, (q, w, log_sums, means, None, None, None, None)),
         (temporal, (*tokens, *weights, True)),
@@ -189,7 +218,14 @@ def backward_citizens() -> None:
     for operator, args in operator_inputs():
         args = [x.detach() if isinstance(x, Tensor) else x for x in args]
         out = operator(*args)
-        if operator is seen:
+        if operator is landmarks_operator:
+            given = (args[0], out[1], args[2], torch.ones_like(out[0]))
+        elif operator is proposals:
+            w, landmarks, noise = args
+            points, _, *numbers = out
+            kept = (w, landmarks, points, *numbers, noise is not None)
+            given = (*kept, *(torch.ones_like(x) for x in out))
+        elif operator is seen:
             given = (*args, *out, torch.ones_like(out[0]), torch.ones_like(out[1]))
         else:
             given = (*args, out[1], torch.ones_like(out[0]))
@@ -225,20 +261,20 @@ def same_draws() -> None:
         assert shares(outs[:1], outs[1:])[0] < 1e-5
 
 
-def small_model(**vit: object) -> torch.nn.Module:
+def small_model(kernels: str = "triton", **vit: object) -> torch.nn.Module:
     from slowfast_lara.config import get_cfg
-    from slowfast_lara.models import build_model
+    from slowfast_lara.models.registry import MODEL_REGISTRY
     from tests.small_models import small_config
 
     cfg = get_cfg()
-    config = small_config(DEPTH=1, KERNELS="triton", APPROX_ATTN_DIM=5, **vit)
+    config = small_config(DEPTH=1, KERNELS=kernels, APPROX_ATTN_DIM=5, **vit)
     for node, values in config.items():
         if isinstance(values, dict):
             cfg[node].update(values)
         else:
             cfg[node] = values
     torch.manual_seed(0)
-    return build_model(cfg)
+    return MODEL_REGISTRY.get(cfg.MODEL.MODEL_NAME).from_config(cfg)
 
 
 def compiled() -> None:
@@ -248,6 +284,46 @@ def compiled() -> None:
     assert (whole([clip]) - model([clip])).abs().max() < 1e-6
     whole.train()([clip]).sum().backward()
     assert all(p.grad is not None for p in model.parameters() if p.requires_grad)
+
+
+def step(model: torch.nn.Module, autocast: bool = False) -> list[Tensor]:
+    """A training step's logits and gradients, with the draws of one seed."""
+    torch.manual_seed(3)
+    with torch.autocast("cpu", torch.float16, enabled=autocast):
+        out = model.train()([normal(2, 3, 4, 16, 16)])
+    out.float().square().sum().backward()
+    return [out, *(p.grad for p in model.parameters() if p.grad is not None)]
+
+
+def autocast() -> None:
+    """A float32 model gives the kernels half precision, and gets float32 gradients."""
+    ours, theirs = (step(small_model(kernels), True) for kernels in ("triton", "torch"))
+    assert ours[0].dtype == torch.float16 and {x.dtype for x in ours[1:]} == {torch.float32}
+    assert max(shares(ours, [x.double() for x in theirs])) < 2e-2
+
+
+def checkpointing() -> None:
+    """Blocks that are run again in the backward pass give the same bits."""
+    plain, again = small_model(), small_model()
+    again.act_checkpoint = True
+    results = [step(model) for model in (plain, again)]
+    assert all(torch.equal(a, b) for a, b in zip(*results))
+
+
+def as_rank(rank: int, store: str) -> None:
+    """One of two processes: gradients under DDP, then a kernel that is wrong in the second."""
+    from torch import distributed
+
+    torch.set_num_threads(1)
+    logging.basicConfig(level=logging.INFO, stream=sys.stdout, format="log %(message)s")
+    distributed.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=2)
+    alone = step(small_model())
+    together = step(torch.nn.parallel.DistributedDataParallel(small_model()))
+    assert max(shares(together, [x.double() for x in alone])) < 1e-5  # both see the same clips
+    if rank == 1:
+        triton_mix.mix_forward = None
+    print("agreed", self_check.agree(CPU, torch.float32), self_check.works_here(CPU, torch.float32))
+    distributed.destroy_process_group()
 
 
 def fake() -> None:
@@ -289,8 +365,13 @@ def wrong_kernels_are_caught() -> None:
     def raising(kernel, args, options):
         raise RuntimeError("out of resource: shared memory")
 
+    def zeros(place):
+        return lambda kernel, args, options: args[place].zero_()
+
     changes = (
-        (triton_mix, "mix_backward_means", lambda kernel, args, options: args[9].zero_(), "LARA"),
+        (triton_mix_backward, "mix_backward_means", zeros(10), "LARA"),
+        (triton_landmarks, "farthest_of_segment", zeros(3), "landmarks"),
+        (triton_proposals, "proposals_forward", off_by_a_little, "LARA"),
         (triton_mix, "mix_forward", off_by_a_little, "LARA"),
         (triton_temporal, "temporal_scores", raising, "temporal stage, projected"),
     )
@@ -311,6 +392,8 @@ SLOW |= {
         citizens,
         backward_citizens,
         equal_bits,
+        autocast,
+        checkpointing,
         compiled,
         self_check_passes,
         wrong_kernels_are_caught,

@@ -48,6 +48,28 @@ def test_all_cases_in_the_interpreter():
 
 
 @pytest.mark.slow
+def test_two_processes_fall_back_alike(tmp_path):
+    """One has a kernel that fails: both say in one line that PyTorch's operations are used."""
+    environment = {**os.environ, "TRITON_INTERPRET": "1", "PYTHONPATH": str(ROOT)}
+    started = [
+        subprocess.Popen(
+            [sys.executable, "-W", "ignore", "-c", f"from {INTERPRETED} import *; {call}"],
+            env=environment,
+            cwd=ROOT,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        for call in (f"as_rank({rank}, {str(tmp_path / 'store')!r})" for rank in (0, 1))
+    ]
+    said = [process.communicate(timeout=600)[0].splitlines() for process in started]
+    assert [process.returncode for process in started] == [0, 0], said
+    for lines, reason in zip(said, ("another process of this run cannot", "LARA: TypeError")):
+        assert "agreed False False" in lines
+        (line,) = (line for line in lines if line.startswith("log kernels on"))
+        assert "PyTorch's, not ours" in line and reason in line, line
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("arch", [80, 90, 100])
 def test_some_kernels_compile_without_spills(arch):
     from slowfast_lara.experiments.compiled_kernels import compiled_kernels
@@ -159,9 +181,9 @@ def operators_of(model: torch.nn.Module, inputs: Iterable[torch.Tensor]) -> list
 def test_every_operator_states_its_traffic():
     q, k, v = (torch.empty(2, 2, 12, 8, device="meta", requires_grad=True) for _ in range(3))
     lara = build_estimator("lara", head_dim=8, num_landmarks=5, kernels="triton")
-    names = operators_of(lara, (q, k, v))
-    assert names == [
-        f"slowfast_lara::{x}" for x in ("seen", "mix", "mix_backward", "seen_backward")
-    ]
+    forward = ["landmarks", "landmarks", "proposals", "seen", "mix"]
+    backward = [f"{name}_backward" for name in reversed(forward)]
+    expected = [f"slowfast_lara::{name}" for name in forward + backward]
+    assert operators_of(lara, (q, k, v)) == expected
     wide, half = (traffic.mix_forward(8, 12, 1568, 8, 128, 64, size, True) for size in (4, 2))
     assert sum(x.bytes for x in half) < 0.6 * sum(x.bytes for x in wide)

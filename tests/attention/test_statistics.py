@@ -6,7 +6,7 @@ import torch
 from slowfast_lara import attention
 from slowfast_lara.attention import importance
 from slowfast_lara.attention.landmarks import segment_means
-from slowfast_lara.attention.lara import WEIGHTINGS, weighted
+from slowfast_lara.attention.lara import WEIGHTINGS, own_shares, weighted
 from slowfast_lara.attention.performer import orthogonalise
 from slowfast_lara.attention.samples import Samples, scale_down
 from slowfast_lara.attention.sampling import draw_components
@@ -191,10 +191,10 @@ def test_weights_sum_to_one(weighting):
         sample, torch.zeros_like(mean)
     )
     if weighting == "balance":  # the part that all have, before the clamp
-        corrected = weighted(sample, q_landmarks, log_q, "coupled", 2.0)
+        corrected = weighted(sample, q_landmarks, *own_shares(log_q), "coupled", 2.0)
         alpha = corrected.query_weights.balance.unsqueeze(-2)
     else:
-        samples = weighted(sample, q_landmarks, log_q, weighting, 2.0)
+        samples = weighted(sample, q_landmarks, *own_shares(log_q), weighting, 2.0)
         alpha = importance.alpha(q, samples.query_weights)
     assert_close(alpha.sum(-1), torch.ones_like(alpha[..., 0]), 1e-12)
     expected = reference.alpha(q, q_landmarks, reference.log_normal(sample, mean), weighting, 2.0)

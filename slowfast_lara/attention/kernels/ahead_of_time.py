@@ -25,15 +25,28 @@ DTYPES = {"bf16": 2, "fp16": 2, "fp32": 4}
 # By the names of tiles.py: the file of the Triton function, its name if it is another, and
 # what is fixed in it.
 KERNELS: dict[str, tuple[str, str, dict[str, Any]]] = {
+    "segment_sums": ("landmarks", "", {"MEANS": True}),
+    "farthest_of_segment": ("landmarks", "", {}),
+    "spread_over_segments": ("landmarks", "", {"MEANS": True}),
+    "proposals_forward": ("proposals", "", {"NOISE": True, "PRECISION": "ieee"}),
+    "proposals_backward": (
+        "proposals",
+        "",
+        {"NOISE": True, "LANDMARKS": True, "PRECISION": "ieee"},
+    ),
     "seen_forward": ("seen", "", {"VALUES": True, "NORMS": True}),
     "column_sums": ("seen", "seen_forward", {"VALUES": False, "NORMS": False}),
-    "seen_backward_keys": ("seen", "", {"VALUES": True, "NORMS": True}),
-    "column_gradient": ("seen", "seen_backward_keys", {"VALUES": False, "NORMS": False}),
+    "seen_backward_keys": ("seen", "", {"VALUES": True, "NORMS": True, "SAME": False}),
+    "column_gradient": (
+        "seen",
+        "seen_backward_keys",
+        {"VALUES": False, "NORMS": False, "SAME": False},
+    ),
     "seen_backward_samples": ("seen", "", {"NORMS": True}),
     "mix_forward": ("mix", "", {"FAVOURED": True}),
-    "mix_backward_queries": ("mix", "", {"FAVOURED": True}),
-    "mix_backward_samples": ("mix", "", {"FAVOURED": True}),
-    "mix_backward_means": ("mix", "", {"FAVOURED": True, "GROUP": FRAME_GROUP}),
+    "mix_backward_queries": ("mix_backward", "", {"FAVOURED": True}),
+    "mix_backward_samples": ("mix_backward", "", {"FAVOURED": True}),
+    "mix_backward_means": ("mix_backward", "", {"FAVOURED": True, "GROUP": FRAME_GROUP}),
     "temporal_scores": ("temporal", "", {"PROJECT": True, "THEN": "softmax"}),
     "temporal_pool": ("temporal", "", {"BIAS": True}),
     "temporal_sum": ("temporal", "", {}),
@@ -43,8 +56,17 @@ KERNELS: dict[str, tuple[str, str, dict[str, Any]]] = {
 # Pointers to float32 whatever the precision of q, k and v.
 _WIDE = re.compile(
     r"(grad_)?(w|log_sums|landmarks|numbers|scores)_ptr"
-    r"|(column_sums|base|gain|share|rows|parts|pull|attention|over_frames)_ptr"
+    r"|(column_sums|base|gain|share|rows|parts|pull|attention|over_frames|sums|mean_sums)_ptr"
 )
+# Others that are float32 in one kernel: two gradients of the queries are collected in it.
+_WIDE_THERE = {
+    ("segment_sums", "out_ptr"),
+    ("farthest_of_segment", "out_ptr"),
+    ("spread_over_segments", "grad_ptr"),
+    ("temporal_scores", "out_ptr"),
+    ("mix_backward_queries", "grad_q_ptr"),
+    ("column_gradient", "grad_v_ptr"),
+}
 
 
 class Usage(NamedTuple):
@@ -90,13 +112,11 @@ def _function(name: str) -> Any:
 
 def _type(kernel: str, key: str, dtype: str) -> str:
     if not key.endswith("_ptr"):
-        return "fp32" if key == "scale" else "i32"
-    wide = bool(_WIDE.fullmatch(key)) or (kernel.startswith("temporal_scores") and key == "out_ptr")
-    # Two gradients of the queries are collected in float32.
-    wide |= (kernel, key) in (
-        ("mix_backward_queries", "grad_q_ptr"),
-        ("column_gradient", "grad_v_ptr"),
-    )
+        return "fp32" if key in ("scale", "towards_all") else "i32"
+    if key == "chosen_ptr":
+        return "*i32"
+    wide = kernel.startswith("proposals") or bool(_WIDE.fullmatch(key))
+    wide |= (kernel, key) in _WIDE_THERE
     return "*fp32" if wide else f"*{dtype}"
 
 

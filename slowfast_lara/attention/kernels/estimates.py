@@ -23,4 +23,6 @@ def by_kernels(q: Tensor, k: Tensor, v: Tensor, samples: Samples, num_frames: in
 
 def attention_of_landmarks(landmarks: Tensor, k: Tensor) -> Tensor:
     """softmax_attention(landmarks, k, k) for few queries, in float32: [B,h,C,d]."""
-    return seen(scale_down(landmarks), k, k, 1, False)[1].squeeze(2).float()
+    _, means, rest = seen(scale_down(landmarks), k, None, 1, False)
+    # Samples are made of them, and stand in an exponent: with what rounding took.
+    return (means if rest.numel() == 0 else means.float() + rest).squeeze(2)

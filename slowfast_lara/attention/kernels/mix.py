@@ -106,7 +106,7 @@ def mix_backward(
     grad: Tensor,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
     """Gradients of q, samples, log-sums, means, landmarks, and of the three numbers [B,h,3,C]."""
-    from slowfast_lara.attention.kernels import triton_mix
+    from slowfast_lara.attention.kernels import triton_mix_backward
 
     favoured = landmarks is not None
     q, given, _ = _prepared(q, samples, log_sums, means, landmarks, base, gain, share, sums=sums)
@@ -117,40 +117,37 @@ def mix_backward(
 
     sizes = tile_for("mix_backward_queries", q, d=d, C=C)
     blocks = cdiv(N, sizes["BLOCK_N"])
-    rows = samples.new_empty(B, h, 2 * F + 2, N)
-    parts = samples.new_empty(B, h, blocks, F + 1, C)
+    rows = samples.new_empty(B, h, N, 2 * F + 2)
+    parts = samples.new_empty(B, h, blocks, C if favoured else 0)
     grad_q = q.new_empty(q.shape, dtype=torch.float32 if favoured else q.dtype)
     own = (*given, grad, grad_q, rows, parts)
-    whole = power_of_two(C)
-    kernel = triton_mix.mix_backward_queries
-    run(kernel, B * h * blocks, q, *own, *strides, **shared, BLOCK_C=whole, **sizes)
-    # Cloned, because an operator's results may not share memory.
-    sum_of_parts = parts.sum(2)
-    grad_log_sums, pull = sum_of_parts[:, :, :F].clone(), sum_of_parts[:, :, F].contiguous()
+    kernel = triton_mix_backward.mix_backward_queries
+    run(kernel, B * h * blocks, q, *own, *strides, **shared, BLOCK_C=power_of_two(C), **sizes)
+    pull = parts.sum(2)
 
     sizes = tile_for("mix_backward_samples", q, d=d, C=C)
     grad_samples = torch.empty_like(given[1])
     grad_landmarks, grad_numbers = _landmark_gradients(samples, favoured)
     own = (*given, grad, rows, pull, grad_samples, grad_landmarks, grad_numbers)
     programs = B * h * cdiv(C, sizes["BLOCK_C"])
-    run(triton_mix.mix_backward_samples, programs, q, *own, *strides, **shared, **sizes)
+    kernel = triton_mix_backward.mix_backward_samples
+    run(kernel, programs, q, *own, *strides, **shared, **sizes)
 
     sizes = tile_for("mix_backward_means", q, d=d, C=C)
-    grad_means = torch.empty_like(given[3])
-    own = (*given[:3], *given[4:8], grad, rows, grad_means)
+    grad_means, grad_log_sums = torch.empty_like(given[3]), torch.empty_like(given[2])
+    own = (*given[:8], grad, rows, grad_means, grad_log_sums)
     programs = B * h * cdiv(F, FRAME_GROUP) * cdiv(C, sizes["BLOCK_C"])
-    kernel = triton_mix.mix_backward_means
+    kernel = triton_mix_backward.mix_backward_means
     run(kernel, programs, q, *own, *strides, **shared, GROUP=FRAME_GROUP, **sizes)
     if favoured:
-        grad_q = add_column_gradient(given[4], q, sums, pull.neg(), grad_q)
+        grad_q = add_column_gradient(given[4], q, sums, pull, grad_q)
     return grad_q, grad_samples, grad_log_sums, grad_means, grad_landmarks, grad_numbers
 
 
 def _landmark_gradients(samples: Tensor, favoured: bool) -> tuple[Tensor, Tensor]:
     B, h, C, d = samples.shape
-    if not favoured:
-        return samples.new_empty(0), samples.new_empty(0)
-    return samples.new_empty(B, h, C, d), samples.new_empty(B, h, 3, C)
+    number = C if favoured else 0
+    return samples.new_empty(B, h, number, d), samples.new_empty(B, h, 3, number)
 
 
 @mix_backward.register_fake
@@ -165,14 +162,14 @@ def _(
 
 
 def _keep(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
+    ctx.set_materialize_grads(False)  # the column sums have none
     ctx.save_for_backward(*inputs, output[1])
 
 
 def _backward(ctx: Any, grad: Tensor, _: Tensor) -> tuple[Any, ...]:
-    *grads, grad_landmarks, grad_numbers = torch.ops.slowfast_lara.mix_backward(
-        *ctx.saved_tensors, grad
-    )
-    if ctx.saved_tensors[4] is None:
+    saved = ctx.saved_tensors  # once: where blocks are checkpointed, it makes them anew
+    *grads, grad_landmarks, grad_numbers = torch.ops.slowfast_lara.mix_backward(*saved, grad)
+    if saved[4] is None:
         return (*grads, None, None, None, None)
     return (*grads, grad_landmarks, *grad_numbers.unbind(2))
 

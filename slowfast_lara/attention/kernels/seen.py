@@ -19,9 +19,11 @@ from slowfast_lara.attention.kernels.launch import (
 
 @torch.library.custom_op("slowfast_lara::seen", mutates_args=())
 def seen(
-    samples: Tensor, k: Tensor, v: Tensor, num_frames: int, norms: bool
+    samples: Tensor, k: Tensor, v: Tensor | None, num_frames: int, norms: bool
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Log-sums [B,h,F,C] and means [B,h,F,C,d] of k, v [B,h,F*P,d] for samples [B,h,C,d].
+
+    Without v, the keys are the values, too.
 
     Log-sums are float32, means as k; the third result is what rounding took from the means.
     `norms`: of xi(k, w), with the norms of the keys; else of exp(w.k). Samples are float32, in
@@ -29,7 +31,8 @@ def seen(
     """
     from slowfast_lara.attention.kernels.triton_seen import seen_forward
 
-    k, v, samples = rows_in_place(k), rows_in_place(v), samples.contiguous()
+    k, samples = rows_in_place(k), samples.contiguous()
+    v = k if v is None else rows_in_place(v)
     (B, h, C, d) = samples.shape
     log_sums, means, rest = _empty(samples, k, num_frames)
     sizes = tile_for("seen_forward", k, d=d, C=C)
@@ -65,7 +68,7 @@ def _constants(d: int, norms: bool) -> dict[str, Any]:
 
 @seen.register_fake
 def _(
-    samples: Tensor, k: Tensor, v: Tensor, num_frames: int, norms: bool
+    samples: Tensor, k: Tensor, v: Tensor | None, num_frames: int, norms: bool
 ) -> tuple[Tensor, Tensor, Tensor]:
     return _empty(samples, k, num_frames)
 
@@ -74,7 +77,7 @@ def _(
 def seen_backward(
     samples: Tensor,
     k: Tensor,
-    v: Tensor,
+    v: Tensor | None,
     num_frames: int,
     norms: bool,
     log_sums: Tensor,
@@ -83,15 +86,17 @@ def seen_backward(
     grad_log_sums: Tensor,
     grad_means: Tensor,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """The gradients of samples, k and v."""
+    """The gradients of samples, k and v (empty without it)."""
     from slowfast_lara.attention.kernels import triton_seen
 
-    k, v, samples = rows_in_place(k), rows_in_place(v), samples.contiguous()
+    with_values = v is not None
+    k, samples = rows_in_place(k), samples.contiguous()
+    v = k if v is None else rows_in_place(v)
     (B, h, keys, d), C = k.shape, samples.shape[2]
     grads = (grad_log_sums.contiguous(), grad_means.contiguous())
     given = (samples, k, v, log_sums, means, rest, *grads)
     grad_samples, grad_k = torch.empty_like(samples), k.new_empty(k.shape)
-    grad_v = v.new_empty(v.shape)
+    grad_v = v.new_empty(v.shape if with_values else 0)
     shared = _constants(d, norms)
     sizes = tile_for("seen_backward_keys", k, d=d, C=C)
     run(
@@ -102,6 +107,7 @@ def seen_backward(
         *_sizes(k, v, num_frames, C),
         **shared,
         VALUES=True,
+        SAME=not with_values,
         **sizes,
     )
     sizes = tile_for("seen_backward_samples", k, d=d, C=C)
@@ -118,23 +124,30 @@ def seen_backward(
 
 
 @seen_backward.register_fake
-def _(samples: Tensor, k: Tensor, v: Tensor, *others: Any) -> tuple[Tensor, Tensor, Tensor]:
-    return tuple(
-        torch.empty_like(x, memory_format=torch.contiguous_format) for x in (samples, k, v)
-    )  # type: ignore[return-value]
+def _(samples: Tensor, k: Tensor, v: Tensor | None, *_: Any) -> tuple[Tensor, Tensor, Tensor]:
+    new = samples.new_empty(samples.shape), k.new_empty(k.shape)
+    return *new, k.new_empty(0 if v is None else v.shape)
 
 
 def _keep(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
     samples, k, v, ctx.num_frames, ctx.norms = inputs
+    ctx.set_materialize_grads(False)  # `rest` has none, and it is as large as the means
     ctx.save_for_backward(samples, k, v, *output)
 
 
-def _backward(ctx: Any, grad_log_sums: Tensor, grad_means: Tensor, _: Tensor) -> tuple[Any, ...]:
+def _backward(
+    ctx: Any, grad_log_sums: Tensor | None, grad_means: Tensor | None, _: None
+) -> tuple[Any, ...]:
     samples, k, v, *seen_before = ctx.saved_tensors
+    if grad_log_sums is None:
+        grad_log_sums = torch.zeros_like(seen_before[0])
+    if grad_means is None:
+        grad_means = torch.zeros_like(seen_before[1])
     grads = torch.ops.slowfast_lara.seen_backward(
         samples, k, v, ctx.num_frames, ctx.norms, *seen_before, grad_log_sums, grad_means
     )
-    return (*grads, None, None)
+    grad_samples, grad_k, grad_v = grads
+    return grad_samples, grad_k, None if v is None else grad_v, None, None
 
 
 seen.register_autograd(_backward, setup_context=_keep)
@@ -177,6 +190,7 @@ def add_column_gradient(
         *_sizes(q, q, 1, C),
         **_constants(d, norms=False),
         VALUES=False,
+        SAME=False,
         **sizes,
     )
     return out

@@ -16,6 +16,8 @@ import torch
 from torch import Tensor, distributed
 
 from slowfast_lara.attention.kernels.choice import obstacle
+from slowfast_lara.attention.kernels.estimates import attention_of_landmarks
+from slowfast_lara.attention.kernels.landmarks import landmarks
 from slowfast_lara.attention.kernels.launch import precision
 from slowfast_lara.attention.kernels.temporal import temporal
 
@@ -25,7 +27,7 @@ logger = logging.getLogger(__name__)
 # far below what a wrong sum, mask or order does.
 _ALLOWED = {torch.float32: 1e-3, torch.float16: 2e-2, torch.bfloat16: 5e-2}
 _ALLOWED_TF32 = 2e-2
-_FRAMES = 3
+_FRAMES, _LANDMARKS = 3, 5
 _verdicts: dict[tuple[torch.device, torch.dtype], bool] = {}
 
 
@@ -112,14 +114,17 @@ def _with_gradients(function: Callable[..., Tensor], inputs: Sequence[Tensor]) -
 
 def small_cases() -> list[Case]:
     """Odd sizes, one case for each way that the kernels are used."""
+    from slowfast_lara.attention.landmarks import farthest_tokens, segment_means
     from slowfast_lara.attention.lara import lara_attention
     from slowfast_lara.attention.performer import performer_attention
 
     B, h, N, C, d = 1, 2, 7 * _FRAMES, 19, 24
     qkv = list(_normal(3, B, h, N, d))
-    landmarks = list(_normal(2, B, h, C, d, seed=1) / 2)
+    both = list(_normal(2, B, h, C, d, seed=1) / 2)
     tokens = [_normal(B, N, h, d), _normal(B, _FRAMES, N, h * d, seed=2)]
     weights = [_normal(2 * h * d, h * d, seed=3) * (h * d) ** -0.5, _normal(2 * h * d, seed=4)]
+
+    k = qkv[1]
 
     def of(name: str, function: Callable[..., Tensor], inputs: Sequence[Tensor]) -> Case:
         triton, torch_ = (
@@ -128,14 +133,33 @@ def small_cases() -> list[Case]:
         return Case(name, triton, torch_, inputs)
 
     cases = [
-        of("LARA", lara_attention, [*qkv, *landmarks]),
-        of("Performer", performer_attention, [*qkv, landmarks[0][0]]),
+        Case("landmarks", partial(_segments, False), partial(_plain_segments, segment_means), [k]),
+        Case("landmarks", partial(_segments, True), partial(_plain_segments, farthest_tokens), [k]),
+        Case("attention of landmarks", _of_landmarks, _plain_of_landmarks, [both[0], k]),
+        of("LARA", lara_attention, [*qkv, *both]),
+        of("Performer", performer_attention, [*qkv, both[0][0]]),
     ]
     temporal_cases = (("projected", [*tokens, *weights]), ("plain", [*tokens, weights[0]]))
     for values, inputs in temporal_cases:
         name = f"the temporal stage, {values} values"
         cases.append(Case(name, _temporal, _plain_temporal, inputs))
     return cases
+
+
+def _segments(farthest: bool, x: Tensor) -> Tensor:
+    return landmarks(x, _LANDMARKS, _FRAMES, farthest)[0]
+
+
+def _plain_segments(landmarks: Callable[..., Tensor], x: Tensor) -> Tensor:
+    return landmarks(x, _LANDMARKS, num_frames=_FRAMES)
+
+
+def _of_landmarks(landmarks: Tensor, k: Tensor) -> Tensor:
+    return attention_of_landmarks(landmarks.float(), k)
+
+
+def _plain_of_landmarks(landmarks: Tensor, k: Tensor) -> Tensor:
+    return (landmarks @ k.mT * k.shape[-1] ** -0.5).softmax(-1) @ k
 
 
 def _temporal(q: Tensor, x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:

@@ -26,7 +26,7 @@ def temporal(
     q: Tensor, x: Tensor, weight: Tensor, bias: Tensor | None, project_values: bool
 ) -> tuple[Tensor, Tensor]:
     """models.temporal.temporal_attention, and its attention [B,N,h,F] in float32."""
-    q, x, weight = q.contiguous(), rows_in_place(x), weight.contiguous()
+    q, x, weight = q.contiguous(), _in_32_bits(x), weight.contiguous()
     (_, _, h, d), F = q.shape, x.shape[1]
     w_k, w_v = weight.unflatten(0, (2, h, d))
     scale = d**-0.5
@@ -38,6 +38,12 @@ def temporal(
     if project_values:
         return _pool(attention, x, w_v, bias_v), attention
     return _sum(attention, x), attention
+
+
+def _in_32_bits(x: Tensor) -> Tensor:
+    """x [B,F,N,D] with rows in place, and a clip's numbers at places that 32 bits can count."""
+    last = sum((size - 1) * stride for size, stride in zip(x.shape[1:], x.stride()[1:]))
+    return rows_in_place(x) if last < 2**31 else x.contiguous()
 
 
 def _pool(over_frames: Tensor, x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
@@ -125,7 +131,7 @@ def temporal_backward(
     """Gradients of q, x, weight and bias (empty without one)."""
     from slowfast_lara.attention.kernels.triton_temporal import temporal_spread
 
-    q, x, weight, grad = q.contiguous(), rows_in_place(x), weight.contiguous(), grad.contiguous()
+    q, x, weight, grad = q.contiguous(), _in_32_bits(x), weight.contiguous(), grad.contiguous()
     (B, N, h, d), F = q.shape, x.shape[1]
     w_k, w_v = weight.unflatten(0, (2, h, d))
     scale = d**-0.5

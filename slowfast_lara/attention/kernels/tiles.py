@@ -15,8 +15,8 @@ _OWN_SAMPLES = {
     "seen_backward_keys": ((64, 32, 4, 2), (32, 32, 4, 1)),
     "column_gradient": ((32, 64, 8, 1), (32, 64, 8, 1)),
     "seen_backward_samples": ((64, 32, 4, 2), (64, 32, 8, 1)),
-    "mix_backward_samples": ((32, 32, 8, 1), (32, 32, 8, 1)),
-    "mix_backward_means": ((64, 32, 4, 2), (32, 32, 8, 1)),
+    "mix_backward_samples": ((32, 64, 8, 1), (16, 64, 8, 1)),
+    "mix_backward_means": ((32, 64, 8, 1), (32, 64, 8, 1)),
 }
 # Kernels whose programs hold all samples: queries of a tile, by whether both the head and the
 # number of samples are small (64, 128), or not.
@@ -37,6 +37,10 @@ def tile(kernel: str, *, element_size: int, d: int = 0, C: int = 0) -> dict[str,
         block_c, block_n, warps, stages = _OWN_SAMPLES[kernel][0 if d <= 64 and not wide else 1]
         block_n = 16 if wide else block_n
         return {"BLOCK_C": block_c, "BLOCK_N": block_n, **_program(warps, stages)}
+    if kernel in ("segment_sums", "farthest_of_segment", "spread_over_segments"):
+        return {"BLOCK_N": 16, **_program(2, 1)}
+    if kernel in ("proposals_forward", "proposals_backward"):
+        return {"BLOCK_C": 16, **_program(8, 1)}
     if kernel == "temporal_sum":
         return {"BLOCK_N": 16, "BLOCK_X": 128, **_program(4, 2)}
     columns = 16 if wide else _TEMPORAL[kernel]

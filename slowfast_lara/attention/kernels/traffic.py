@@ -23,8 +23,8 @@ from torch import Tensor
 
 FLOAT32 = 4
 # Frames of which one program of the mixing step's backward pass collects the gradients
-# (triton_mix.py): the scores are made once for each group of them.
-FRAME_GROUP = 2
+# (triton_mix_backward.py): the scores are made once for each group of them.
+FRAME_GROUP = 4
 
 
 class Launch(NamedTuple):
@@ -39,23 +39,62 @@ def _products(size: int) -> int:
     return 1 if size == FLOAT32 else 2
 
 
-def seen_forward(B: int, h: int, F: int, P: int, C: int, d: int, size: int) -> list[Launch]:
-    """What each sample sees of each frame; half precision keeps what rounding took, too."""
+def landmarks_forward(
+    B: int, h: int, T: int, C: int, d: int, size: int, farthest: bool
+) -> list[Launch]:
+    """One pass over the T tokens for the means; another for what is farthest from them."""
+    tokens, landmarks = B * h * T * d, B * h * C * d * FLOAT32
+    sums = Launch("segment_sums", tokens * size + landmarks, tokens)
+    if not farthest:
+        return [sums]
+    mean = Launch("mean", landmarks + landmarks // C, landmarks // FLOAT32)
+    chosen = tokens * size + 2 * landmarks + landmarks // C + B * h * C * 4
+    return [sums, mean, Launch("farthest_of_segment", chosen, 3 * tokens)]
+
+
+def landmarks_backward(
+    B: int, h: int, T: int, C: int, d: int, size: int, farthest: bool
+) -> list[Launch]:
+    moved = B * h * (T * d * size + C * d * FLOAT32 + farthest * C * 4)
+    return [Launch("spread_over_segments", moved, B * h * C * d)]
+
+
+def proposals_forward(B: int, h: int, C: int, d: int, noise: bool) -> list[Launch]:
+    """Landmarks and noise in, samples, scaled landmarks and two numbers of each out."""
+    moved = B * h * C * (d * (4 + noise) + 2) * FLOAT32
+    return [Launch("proposals_forward", moved, 2 * B * h * C * C * d)]
+
+
+def proposals_backward(B: int, h: int, C: int, d: int, noise: bool, favoured: bool) -> list[Launch]:
+    """The densities are made anew twice, by rows and by columns."""
+    moved = B * h * C * (d * (6 + noise + favoured) + 4) * FLOAT32
+    return [Launch("proposals_backward", moved, 4 * 2 * B * h * C * C * d)]
+
+
+def seen_forward(
+    B: int, h: int, F: int, P: int, C: int, d: int, size: int, values: bool
+) -> list[Launch]:
+    """What each sample sees of each frame; half precision keeps what rounding took, too.
+
+    Without `values` they are the keys.
+    """
     keys, statistics = B * h * F * P * d * size, B * h * F * C
     kept = statistics * (d * size * _products(size) + FLOAT32)
     product = 2 * B * h * F * P * C * d
-    moved = 2 * keys + B * h * C * d * FLOAT32 + kept
+    moved = (1 + values) * keys + B * h * C * d * FLOAT32 + kept
     return [Launch("seen_forward", moved, product * 2 * _products(size))]
 
 
-def seen_backward(B: int, h: int, F: int, P: int, C: int, d: int, size: int) -> list[Launch]:
+def seen_backward(
+    B: int, h: int, F: int, P: int, C: int, d: int, size: int, values: bool
+) -> list[Launch]:
     """One kernel for the keys and values, one for the samples; each makes the shares anew."""
-    keys, statistics = B * h * F * P * d * size, B * h * F * C
+    keys, statistics = (1 + values) * B * h * F * P * d * size, B * h * F * C
     samples = B * h * C * d * FLOAT32
-    read = 2 * keys + samples + statistics * (d * size * (1 + _products(size)) + 2 * FLOAT32)
+    read = keys + samples + statistics * (d * size * (1 + _products(size)) + 2 * FLOAT32)
     product, again = 2 * B * h * F * P * C * d, _products(size) + 1
     return [
-        Launch("seen_backward_keys", read + 2 * keys, product * (again + 2)),
+        Launch("seen_backward_keys", read + keys, product * (again + 2)),
         Launch("seen_backward_samples", read + samples, product * (again + 1)),
     ]
 
@@ -82,8 +121,8 @@ def mix_backward(
     elements, landmarks = B * h * N * d, B * h * C * FLOAT32
     seen, log_sums = B * h * F * C * d * size, B * h * F * C * FLOAT32
     rows = B * h * N * (2 * F + 2) * FLOAT32
-    # One part of the gradients of log-sums for each block of 32 queries.
-    parts = -(-N // 32) * (F + 1) * landmarks
+    # What each block of 32 queries adds to R_c.
+    parts = favoured * -(-N // 32) * landmarks
     small = landmarks * d * (1 + favoured) + 4 * favoured * landmarks
     product, scores = 2 * B * h * N * C * d, _products(size) * (1 + favoured)
     read = elements * size * (1 + F) + small + seen + log_sums
@@ -94,11 +133,13 @@ def mix_backward(
         Launch(
             "mix_backward_queries", read + grad_q + rows + parts, product * (scores + F + pulls)
         ),
-        Launch("sum of parts", parts + 3 * (F + 1) * landmarks, parts // FLOAT32),
         Launch("mix_backward_samples", read + rows + small, product * (scores + F + 1 + favoured)),
-        Launch("mix_backward_means", read + rows // 2, product * (groups * scores + F)),
+        Launch(
+            "mix_backward_means", read + rows + seen + log_sums, product * (groups * scores + F)
+        ),
     ]
     if favoured:
+        launches.insert(1, Launch("sum of parts", parts + landmarks, parts // FLOAT32))
         moved = 2 * elements * size + grad_q + landmarks * (d + 2)
         launches.append(Launch("column_gradient", moved, product * 2 * _products(size)))
     return launches
@@ -161,10 +202,33 @@ def temporal_weight_parts(tokens: int) -> int:
 
 
 # By the name of an operator, from its arguments (real ones, or tensors of the meta device).
+def _of_landmarks(x: Tensor, number: int, num_frames: int, farthest: bool) -> list[Launch]:
+    B, h, T, d = x.shape
+    return landmarks_forward(B, h, T, number, d, x.element_size(), farthest)
+
+
+def _of_landmarks_backward(
+    x: Tensor, chosen: Tensor, num_frames: int, grad: Tensor
+) -> list[Launch]:
+    (B, h, T, d), farthest = x.shape, chosen.numel() > 0
+    return landmarks_backward(B, h, T, grad.shape[2], d, x.element_size(), farthest)
+
+
+def _of_proposals(q_landmarks: Tensor, k_landmarks: Tensor, noise: Any) -> list[Launch]:
+    B, h, C, d = q_landmarks.shape
+    return proposals_forward(B, h, C, d, noise is not None)
+
+
+def _of_proposals_backward(q_landmarks: Tensor, *more: Any) -> list[Launch]:
+    with_noise, _, grad_landmarks = more[4:7]
+    B, h, C, d = q_landmarks.shape
+    return proposals_backward(B, h, C, d, with_noise, grad_landmarks is not None)
+
+
 def _of_seen(launches: Callable[..., list[Launch]]) -> Callable[..., list[Launch]]:
-    def traffic(samples: Tensor, k: Tensor, v: Tensor, num_frames: int, *more: Any):
-        (B, h, keys, d), C = k.shape, samples.shape[2]
-        return launches(B, h, num_frames, keys // num_frames, C, d, k.element_size())
+    def traffic(samples: Tensor, k: Tensor, v: Tensor | None, num_frames: int, *more: Any):
+        (B, h, keys, d), C, values = k.shape, samples.shape[2], v is not None
+        return launches(B, h, num_frames, keys // num_frames, C, d, k.element_size(), values)
 
     return traffic
 
@@ -186,6 +250,10 @@ def _of_temporal(launches: Callable[..., list[Launch]]) -> Callable[..., list[La
 
 
 OPERATORS: dict[str, Callable[..., list[Launch]]] = {
+    "slowfast_lara::landmarks": _of_landmarks,
+    "slowfast_lara::landmarks_backward": _of_landmarks_backward,
+    "slowfast_lara::proposals": _of_proposals,
+    "slowfast_lara::proposals_backward": _of_proposals_backward,
     "slowfast_lara::seen": _of_seen(seen_forward),
     "slowfast_lara::seen_backward": _of_seen(seen_backward),
     "slowfast_lara::mix": _of_mix(mix_forward),

@@ -11,6 +11,8 @@ a running maximum. Backward, with slope_c = dL_c - dM_c.M_c,
 one kernel for the keys and one for the samples, so that each sum has one owner and one
 order. Means and their gradients are in the precision of v; `rest` is what rounding took.
 
+SAME: the keys are the values, and their gradient is the sum of both.
+
 Without NORMS and VALUES, L_c is the log-sum of a landmark over all queries. Backward, the
 kernel for the keys then takes a float32 gradient in place of `grad_v`, and adds to it.
 
@@ -155,6 +157,7 @@ def seen_backward_keys(
     BLOCK_C: tl.constexpr,
     BLOCK_N: tl.constexpr,
     VALUES: tl.constexpr,
+    SAME: tl.constexpr,
     NORMS: tl.constexpr,
     PRECISION: tl.constexpr,
 ):
@@ -215,8 +218,10 @@ def seen_backward_keys(
     cells = (bh * F * P + token[:, None]) * D + x[None, :]
     if not VALUES:
         grad_k += tl.load(grad_v_ptr + cells, mask=px_ok, other=0.0)
+    if SAME:
+        grad_k += grad_v
     tl.store(grad_k_ptr + cells, grad_k.to(grad_k_ptr.dtype.element_ty), mask=px_ok)
-    if VALUES:
+    if VALUES and not SAME:
         tl.store(grad_v_ptr + cells, grad_v.to(grad_v_ptr.dtype.element_ty), mask=px_ok)
 
 
