@@ -48,13 +48,16 @@ def load(
     the GPU if there is one. `attention` and `options` (num_landmarks, and the options of that
     attention): another attention than it was trained with, as in TrainedModel.with_attention.
     `classes`: a file of class names, instead of those in the checkpoint. `overrides`: config
-    keys and values.
+    keys and values. Where a checkpoint has a moving average of the weights, that is taken, unless
+    `overrides` say TEST.USE_EMA False; the log tells.
     """
     saved = _find(os.fspath(source), None if weights is None else os.fspath(weights))
     cfg = _for_one_process(config_of(saved.config, saved.config_path, overrides), overrides)
     trained = experiment.check_model(saved.path, saved.content, cfg, swap_attention=True)
     network = new_network(cfg)
-    checkpoint.load_weights(network, saved.content["model_state"], saved.path, trained)
+    averaged = cfg.TEST.USE_EMA
+    states, _ = checkpoint.weights_to_use(saved.content, saved.path, averaged=averaged)
+    checkpoint.load_weights(network, states, saved.path, trained)
     model = TrainedModel(network, cfg, _class_names(saved, cfg, classes), saved.path)
     if attention is not None or options:
         model = model.with_attention(attention, **options)
