@@ -41,7 +41,16 @@ _RATE = {"SOLVER.BASE_LR": "0.012"}
 _MIXUP = {"MIXUP.ENABLE": "True", "MIXUP.PROB": "0.5"}
 _LAYERS = {"SOLVER.LAYER_DECAY": "0.75"}
 _AVERAGE = {"SOLVER.EMA_DECAY": "0.99"}
-_EVERY_EPOCH = {"TRAIN.EVAL_PERIOD": "1"}
+# What else the recipe has: twice the rate of the second row, reached in an epoch and with clipped
+# gradients, and an epoch as often.
+RECIPE_CLIPS, RECIPE_EPOCHS = 240, 8
+_RECIPE = {
+    "SOLVER.BASE_LR": "0.024",
+    "SOLVER.WARMUP_EPOCHS": "1.0",
+    "SOLVER.CLIP_GRAD": "1.0",
+    "SOLVER.MAX_EPOCH": str(RECIPE_EPOCHS),
+    "TRAIN.EVAL_PERIOD": "1",
+}
 
 
 def _row(name: str, label: str, *parts: dict[str, str]) -> StudyRow:
@@ -52,7 +61,7 @@ def _row(name: str, label: str, *parts: dict[str, str]) -> StudyRow:
 MAIN_ROWS = (
     _row("plain", "plain"),
     _row("rate", "plain, 10 times the rate", _RATE),
-    _row("recipe", "recipe", _RATE, _EVERY_EPOCH),
+    _row("recipe", "recipe", _RECIPE, _AVERAGE),
 )
 PART_ROWS = (
     _row("mixup", "mixup and cutmix", _RATE, _MIXUP),
@@ -128,8 +137,16 @@ def _plan(
             for row in rows:
                 if row in MAIN_ROWS or (number == clips[0] and seed < MOST_PART_SEEDS):
                     place = work / f"{number}_clips"
-                    runs[number].append(study_run("study/recipe", row, seed, place, keys, first))
+                    more = [*_as_many_steps(number), *keys] if row.name == "recipe" else keys
+                    runs[number].append(study_run("study/recipe", row, seed, place, more, first))
     return runs
+
+
+def _as_many_steps(clips: int) -> list[str]:
+    """The recipe's epochs for another number of clips, and how often one is validated."""
+    times = RECIPE_CLIPS / clips
+    epochs, period = max(1, round(RECIPE_EPOCHS * times)), max(1, round(times))
+    return ["SOLVER.MAX_EPOCH", str(epochs), "TRAIN.EVAL_PERIOD", str(period)]
 
 
 def _lists(work: Path, clips: int, seed: int) -> Path:
@@ -194,14 +211,10 @@ def _write(prefix: Path, cells: Sequence[Cell], command: str) -> str:
 def _shown(cell: Cell, cells: Sequence[Cell]) -> list[str]:
     texts = [cell.row.label, str(cell.clips), str(len(cell.accuracies))]
     texts += [mean_and_spread(values) for values in (cell.accuracies, cell.last)]
-    for other in ("plain", "rate"):
-        found = [c for c in cells if (c.row.name, c.clips) == (other, cell.clips) != _of(cell)]
+    for name in ("plain", "rate"):
+        found = [c for c in cells if c.row.name == name and c.clips == cell.clips and c is not cell]
         texts.append(_minus(cell, found[0]) if found else "")
     return texts
-
-
-def _of(cell: Cell) -> tuple[str, int]:
-    return cell.row.name, cell.clips
 
 
 def _minus(cell: Cell, other: Cell) -> str:
