@@ -189,7 +189,10 @@ def _find_start(cfg: CfgNode, train_list: str) -> tuple[str, dict[str, Any], boo
 
 def _adapted_weights(cfg: CfgNode, path: str) -> dict[str, Any]:
     """The weights of a file of any known kind, made to fit this model."""
-    experiment.check_start(path, checkpoint.look_into(path), cfg)
+    content = checkpoint.look_into(path)
+    experiment.check_start(path, content, cfg)
+    if checkpoint.EMA_STATE in content:
+        logger.info("Of %s, the moving average of the weights", path)
     torch.manual_seed(cfg.RNG_SEED)
     model = MODEL_REGISTRY.get(cfg.MODEL.MODEL_NAME).from_config(cfg)
     logger.info("%s", load_pretrained(model, path, inflate=cfg.VIT.INFLATE).table())

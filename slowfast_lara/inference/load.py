@@ -49,16 +49,16 @@ def load(
     attention): another attention than it was trained with, as in TrainedModel.with_attention.
     `classes`: a file of class names, instead of those in the checkpoint. `overrides`: config
     keys and values. Where a checkpoint has a moving average of the weights, that is taken, unless
-    `overrides` say TEST.USE_EMA False; the log tells.
+    `overrides` say TEST.USE_EMA False; the log and `model.averaged` tell.
     """
     saved = _find(os.fspath(source), None if weights is None else os.fspath(weights))
     cfg = _for_one_process(config_of(saved.config, saved.config_path, overrides), overrides)
     trained = experiment.check_model(saved.path, saved.content, cfg, swap_attention=True)
     network = new_network(cfg)
-    averaged = cfg.TEST.USE_EMA
-    states, _ = checkpoint.weights_to_use(saved.content, saved.path, averaged=averaged)
+    use_ema = cfg.TEST.USE_EMA
+    states, averaged = checkpoint.weights_to_use(saved.content, saved.path, averaged=use_ema)
     checkpoint.load_weights(network, states, saved.path, trained)
-    model = TrainedModel(network, cfg, _class_names(saved, cfg, classes), saved.path)
+    model = TrainedModel(network, cfg, _class_names(saved, cfg, classes), saved.path, averaged)
     if attention is not None or options:
         model = model.with_attention(attention, **options)
     return model if device is None else model.to(device)

@@ -34,15 +34,23 @@ Listed = list[Any] | tuple[Any, ...]
 class TrainedModel:
     """What `slowfast_lara.load` gives. `network` is the plain nn.Module, never to be trained.
 
+    `averaged` says whether its weights are the moving average that its checkpoint has.
+
     Videos in a list are read one after the other, and go through the network together as far
     as TEST.BATCH_SIZE views allow.
     """
 
     def __init__(
-        self, network: nn.Module, cfg: CfgNode, class_names: Sequence[str], path: str
+        self,
+        network: nn.Module,
+        cfg: CfgNode,
+        class_names: Sequence[str],
+        path: str,
+        averaged: bool = False,
     ) -> None:
         self.network = network.eval().requires_grad_(False)
         self.cfg, self.class_names, self.path = cfg, list(class_names), path
+        self.averaged = averaged
 
     @overload
     def __call__(
@@ -150,7 +158,7 @@ class TrainedModel:
         load_weights(network, states, self.path, TrainedAttention.OTHER)
         shared = {name: states[name] for name, _ in network.named_parameters()}
         network.load_state_dict(shared, strict=False, assign=True)
-        return TrainedModel(network, cfg, self.class_names, self.path)
+        return TrainedModel(network, cfg, self.class_names, self.path, self.averaged)
 
     def _mean_outputs(
         self,

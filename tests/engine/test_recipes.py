@@ -173,6 +173,7 @@ def test_test_and_load_use_the_average_and_say_so(averaged, tmp_path, caplog):
         (output, [], by_average),
     ):
         model = slowfast_lara.load(given, overrides=overrides)
+        assert model.averaged == (not overrides) == model.with_attention("softmax").averaged
         for video, scores in zip(videos, expected):
             assert model(video).scores == pytest.approx(scores.numpy(), abs=1e-6)
     assert "the weights, not their moving average" in caplog.text
@@ -206,6 +207,7 @@ def test_fine_tuning_starts_from_the_average(averaged, tmp_path, video_set):
         "SOLVER__BASE_LR": 1e-12,
     }
     further, _ = train(tmp_path, video_set, **changes)
+    assert "the moving average of the weights" in (further / "stdout.log").read_text()
     ends, start = load_checkpoint(further, LAST), load_checkpoint(output, LAST)["ema_state"]
     for name, value in start.items():
         for state in ("model_state", "ema_state"):
