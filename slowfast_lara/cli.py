@@ -23,6 +23,7 @@ COMMANDS = {
     "benchmark": "measure speed and memory",
     "approximation-error": "measure how far each estimator is from exact attention",
     "compare-attention": "train and test every attention on one set",
+    "compare-recipes": "fine-tune on few clips by several recipes",
 }
 
 

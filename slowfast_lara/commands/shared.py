@@ -5,10 +5,12 @@ from __future__ import annotations
 import argparse
 import os
 import re
-from collections.abc import Sequence
+import signal
+import sys
+from collections.abc import Callable, Sequence
 from typing import Any, NoReturn
 
-from slowfast_lara.errors import BAD_INPUT, InputError, complain
+from slowfast_lara.errors import BAD_INPUT, STOPPED, InputError, Interrupted, complain, exit_code_of
 
 _KEY_WITH_NODE = re.compile(r"[A-Z][A-Z0-9_]*(\.[A-Z0-9_]+)+")
 
@@ -83,6 +85,37 @@ def add_jobs_argument(parser: argparse.ArgumentParser, what: str) -> None:
     parser.add_argument(
         "--jobs", type=positive_int, default=os.cpu_count(), help=f"{what} (default: the cores)"
     )
+
+
+def add_study_arguments(parser: argparse.ArgumentParser, work: str) -> None:
+    parser.add_argument("--rows", nargs="+", metavar="ROW", help="only these rows")
+    parser.add_argument(
+        "--seeds", type=positive_int, default=5, help="how many, from 0 (default 5)"
+    )
+    add_jobs_argument(parser, "runs at a time, each with one thread")
+    parser.add_argument("--work", default=work, help="where the runs and videos are kept")
+    parser.add_argument("--out", default="results", help="where the result is written")
+    parser.add_argument(
+        "--opts",
+        nargs=argparse.REMAINDER,
+        default=[],
+        metavar="KEY VALUE",
+        help="config keys for all runs; last on the line",
+    )
+
+
+def run_study(study: Callable[[], str]) -> int:
+    """Do a study and print its tables; the exit code."""
+    # So that running runs are stopped, and save themselves.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(STOPPED))
+
+    def command() -> None:
+        try:
+            print(study(), end="")
+        except KeyboardInterrupt:
+            raise Interrupted("interrupted; the same command goes on from there") from None
+
+    return exit_code_of(command)
 
 
 def add_table_argument(parser: argparse.ArgumentParser) -> None:

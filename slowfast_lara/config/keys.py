@@ -87,6 +87,9 @@ KEYS = {
     "TEST.NUM_SPATIAL_CROPS": Key(
         PYSLOWFAST, "crops of a clip: the centre, or three along the longer side", [1, 3]
     ),
+    "TEST.USE_EMA": Key(
+        True, "test and use the moving average of the weights, where a checkpoint has one"
+    ),
     "TEST.SAVE_RESULTS_PATH": Key(
         "", "where in OUTPUT_DIR the scores of all videos go, as .npz (empty: not saved)"
     ),
@@ -194,10 +197,33 @@ KEYS = {
     "DATA.MAX_BAD_SHARE": Key(
         0.01, "training stops when more than this share of the videos will not decode"
     ),
-    "DATA.RE_PROB": Key(0.0, "random erasing, off in Motionformer's K400 and SSv2 files", [0.0]),
-    "DATA.USE_REPEATED_AUG": Key(False, "repeated augmentation, off in these files", [False]),
-    "DATA.GRAYSCALE": Key(False, "grey clips, off in these files", [False]),
-    "DATA.GAUSSIAN": Key(False, "Gaussian blur, off in these files", [False]),
+    "DATA.GRAYSCALE": Key(False, "a fifth of the training clips in grey"),
+    "DATA.GAUSSIAN": Key(
+        False, "half of the training clips blurred, by a Gaussian of 0.1 to 2 pixels"
+    ),
+    "DATA.RE_PROB": Key(
+        0.0,
+        "random erasing: this share of the training clips has a rectangle of random pixels, the "
+        "same place in all frames",
+    ),
+    "DATA.USE_REPEATED_AUG": Key(
+        False,
+        "repeated augmentation: every video of an epoch comes three times in a row, each time as "
+        "another clip; an epoch has as many clips as before, so a third of the videos",
+    ),
+    "MIXUP.ENABLE": Key(
+        False,
+        "mix each training clip with another of its batch; accuracies in training count the "
+        "label that has the larger part of a clip",
+    ),
+    "MIXUP.ALPHA": Key(
+        0.8, "mixup: a clip's own part in a sum of both is drawn from Beta(ALPHA, ALPHA) (0: none)"
+    ),
+    "MIXUP.CUTMIX_ALPHA": Key(
+        1.0, "cutmix: the part outside of a rectangle of the other clip is drawn likewise (0: none)"
+    ),
+    "MIXUP.PROB": Key(1.0, "the share of batches that are mixed"),
+    "MIXUP.SWITCH_PROB": Key(0.5, "the share of these with cutmix, where there are both"),
     "SOLVER.OPTIMIZING_METHOD": Key("adamw", "the optimiser", ["sgd", "adam", "adamw"]),
     "SOLVER.BASE_LR": Key(PYSLOWFAST, "the learning rate after the warm-up"),
     "SOLVER.REFERENCE_BATCH": Key(
@@ -222,7 +248,17 @@ KEYS = {
     "SOLVER.WEIGHT_DECAY": Key(
         PYSLOWFAST, "weight decay; biases, norms, positions and the class token are spared"
     ),
-    "SOLVER.SMOOTHING": Key(0.0, "label smoothing of the loss"),
+    "SOLVER.SMOOTHING": Key(0.0, "label smoothing of the loss, of mixed labels too"),
+    "SOLVER.LAYER_DECAY": Key(
+        1.0,
+        "the learning rate of each block, in rates of the block after it; the classifier and what "
+        "comes after the blocks have the whole rate, the embeddings the lowest",
+    ),
+    "SOLVER.EMA_DECAY": Key(
+        0.0,
+        "keep an exponential moving average of the weights, in which each step leaves this much "
+        "of the average before, or (1 + n) / (10 + n) after n steps where that is less (0: none)",
+    ),
     "SOLVER.CLIP_GRAD": Key(None, "the largest norm of the gradient (None: not clipped)"),
     "SOLVER.ACCUMULATE_STEPS": Key(1, "one optimiser step for so many batches"),
     "SOLVER.USE_MIXED_PRECISION": Key(False, "compute in SOLVER.PRECISION where that is safe"),

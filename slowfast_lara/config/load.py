@@ -20,6 +20,16 @@ from slowfast_lara.errors import ConfigError
 
 # Python reads and prints whole numbers of up to 4,300 digits only.
 LONGEST_LITERAL = 1000
+# What other versions of PySlowFast, and Motionformer, call otherwise or keep elsewhere.
+CALLED_HERE = {
+    "AUG": "DATA.RE_PROB, DATA.USE_REPEATED_AUG, DATA.USE_RAND_AUGMENT and DATA.COLORJITTER",
+    "MIXUP.LABEL_SMOOTH_VALUE": "SOLVER.SMOOTHING",
+    "MIXUP.MIXUP_ALPHA": "MIXUP.ALPHA, with MIXUP.ENABLE True",
+    "MIXUP.MIXUP_PROB": "MIXUP.PROB",
+    "MIXUP.MIXUP_SWITCH_PROB": "MIXUP.SWITCH_PROB",
+    "SOLVER.CLIP_GRAD_L2NORM": "SOLVER.CLIP_GRAD",
+    "TRAIN.MIXED_PRECISION": "SOLVER.USE_MIXED_PRECISION",
+}
 
 
 def load_config(cfg_file: str | os.PathLike[str], opts: Sequence[Any] = ()) -> CfgNode:
@@ -83,6 +93,8 @@ def _number_or_word(value: Any, known: Key, full_key: str, where: str) -> Any:
 
 
 def _nearest(full_key: str) -> str:
+    if full_key in CALLED_HERE:
+        return f"; here it is {CALLED_HERE[full_key]}"
     known = [key for key, _ in walk(get_cfg())]
     near = difflib.get_close_matches(full_key, known, n=1, cutoff=0.5)
     if not near:  # the right name under another node

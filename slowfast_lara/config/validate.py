@@ -30,6 +30,7 @@ def validate(cfg: CfgNode) -> None:
         _check_estimator,
         _check_data,
         _check_solver,
+        _check_mixup,
         _check_processes,
     ):
         check(cfg)
@@ -124,7 +125,8 @@ def _check_numbers(cfg: CfgNode, node: str = "") -> None:
               NUM_SHARDS LOG_PERIOD DIST_TIMEOUT""",
         0: """TRAIN.CHECKPOINT_ITERATIONS TRAIN.CHECKPOINT_KEEP NUM_GPUS SHARD_ID RNG_SEED
               DATA_LOADER.NUM_WORKERS SOLVER.WEIGHT_DECAY SOLVER.WARMUP_EPOCHS
-              SOLVER.WARMUP_START_LR SOLVER.COSINE_END_LR SOLVER.REFERENCE_BATCH""",
+              SOLVER.WARMUP_START_LR SOLVER.COSINE_END_LR SOLVER.REFERENCE_BATCH
+              MIXUP.ALPHA MIXUP.CUTMIX_ALPHA""",
     }
     for least, keys in at_least.items():
         for key in keys.split():
@@ -134,11 +136,18 @@ def _check_numbers(cfg: CfgNode, node: str = "") -> None:
         if key.startswith(node) and not 0 < _get(cfg, key) < float("inf"):
             _fail(cfg, key, "a positive number is expected")
     shares = """VIT.DROP VIT.DROP_PATH VIT.HEAD_DROPOUT VIT.POS_DROPOUT VIT.ATTN_DROPOUT
-                SOLVER.SMOOTHING DATA.MAX_BAD_SHARE"""
+                SOLVER.SMOOTHING SOLVER.EMA_DECAY DATA.MAX_BAD_SHARE"""
     for key in shares.split():
         if key.startswith(node) and not 0 <= _get(cfg, key) < 1:
             _fail(cfg, key, "a number from 0 to below 1 is expected")
-    if not node and cfg.SOLVER.CLIP_GRAD is not None and not cfg.SOLVER.CLIP_GRAD > 0:
+    if node:
+        return
+    for key in ("DATA.RE_PROB", "MIXUP.PROB", "MIXUP.SWITCH_PROB"):
+        if not 0 <= _get(cfg, key) <= 1:
+            _fail(cfg, key, "a number from 0 to 1 is expected")
+    if not 0 < cfg.SOLVER.LAYER_DECAY <= 1:
+        _fail(cfg, "SOLVER.LAYER_DECAY", "a number above 0, at most 1, is expected")
+    if cfg.SOLVER.CLIP_GRAD is not None and not cfg.SOLVER.CLIP_GRAD > 0:
         _fail(cfg, "SOLVER.CLIP_GRAD", "a positive number or None is expected")
 
 
@@ -231,6 +240,17 @@ def _check_solver(cfg: CfgNode) -> None:
         _fail(cfg, "SOLVER.STEPS", "rising epochs that start with 0 are expected")
     if len(solver.LRS) != len(steps) or not _all_numbers(solver.LRS):
         _fail(cfg, "SOLVER.LRS", f"one factor for each of SOLVER.STEPS ({len(steps)}) is expected")
+
+
+def _check_mixup(cfg: CfgNode) -> None:
+    mixup = cfg.MIXUP
+    if mixup.ENABLE and not (0 < mixup.ALPHA + mixup.CUTMIX_ALPHA < float("inf")):
+        _fail(
+            cfg,
+            "MIXUP.ENABLE",
+            f"MIXUP.ALPHA ({mixup.ALPHA}) or MIXUP.CUTMIX_ALPHA ({mixup.CUTMIX_ALPHA}) above 0 is "
+            "expected with it, both finite",
+        )
 
 
 def _check_processes(cfg: CfgNode) -> None:

@@ -3,8 +3,9 @@
 A dataset chooses the frames itself, by methods of its class: testing, `load_views` and
 streaming ask the same ones.
 
-Every random draw of a sample comes from (RNG_SEED, epoch, index), so that it is
-the same whatever the number of workers, and after a resume. PySlowFast replaces
+Every random draw of a sample comes from (RNG_SEED, epoch, index), with repeated
+augmentation also from which repetition it is, so that it is the same whatever the
+number of workers, and after a resume. PySlowFast replaces
 a video that will not decode in testing too, and so scores another video; here
 it is replaced in training only, and reported everywhere.
 """
@@ -23,6 +24,7 @@ from slowfast_lara.data import transforms
 from slowfast_lara.data.bad_videos import Failure
 from slowfast_lara.data.decode import Choose, Frames, Place
 from slowfast_lara.data.rand_augment import RandAugment
+from slowfast_lara.data.random_changes import random_blur, random_erase, random_grey
 from slowfast_lara.data.sources import Files, Source, read_frames
 from slowfast_lara.data.views import crop_views
 from slowfast_lara.errors import DataError, DecodeError, UserError
@@ -151,19 +153,19 @@ class VideoDataset(torch.utils.data.Dataset):
     def __len__(self) -> int:
         return len(self.paths)
 
-    def __getitem__(self, key: int | tuple[int, int]) -> Sample | VideoViews:
-        """`key` is (epoch, index) or, for epoch 0, index."""
-        epoch, index = key if isinstance(key, tuple) else (0, key)
+    def __getitem__(self, key: int | tuple[int, ...]) -> Sample | VideoViews:
+        """`key` is (epoch, index), (epoch, index, repetition) or, for epoch 0, index."""
+        epoch, index, *repetition = key if isinstance(key, tuple) else (0, key)
         if not 0 <= index < len(self):  # this error also ends a `for` over the dataset
             raise IndexError(f"video {index} of {len(self)}")
         if self.mode == "test":
             return self._test_views(index)
         if self.mode == "val":
             return self._val_sample(index)
-        return self._train_sample(epoch, index)
+        return self._train_sample(epoch, index, *repetition)
 
     def __getitems__(
-        self, keys: list[int] | list[tuple[int, int]]
+        self, keys: list[int] | list[tuple[int, ...]]
     ) -> list[Sample | VideoViews | BrokenOff]:
         """The items of a batch: what PyTorch's loaders call, in a worker if there are any."""
         try:
@@ -190,8 +192,8 @@ class VideoDataset(torch.utils.data.Dataset):
         clip = self._normalize(transforms.uniform_crop(pixels, size, 1))
         return Sample(clip, self.labels[index], index, [])
 
-    def _train_sample(self, epoch: int, index: int) -> Sample:
-        rng = np.random.default_rng((self.cfg.RNG_SEED, epoch, index))
+    def _train_sample(self, epoch: int, index: int, *repetition: int) -> Sample:
+        rng = np.random.default_rng((self.cfg.RNG_SEED, epoch, index, *repetition))
         failures: list[Failure] = []
         video = index
         for _ in range(MAX_ATTEMPTS):
@@ -233,6 +235,12 @@ class VideoDataset(torch.utils.data.Dataset):
             clip = transforms.color_jitter(clip, rng)
         if data.USE_RAND_AUGMENT:
             clip = self._rand_augment(clip, rng)
+        if data.GRAYSCALE:
+            clip = random_grey(clip, rng)
+        if data.GAUSSIAN:
+            clip = random_blur(clip, rng)
+        if data.RE_PROB:
+            clip = random_erase(clip, rng, data.RE_PROB)
         return self._normalize(clip)
 
     def _read_clip(self, video: int, draws: np.ndarray | None, place: Place) -> np.ndarray:

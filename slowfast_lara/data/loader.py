@@ -25,6 +25,9 @@ from slowfast_lara.errors import DataError, RunError, first_line, no_shared_memo
 
 T = TypeVar("T")
 
+# How often a video comes in an epoch with repeated augmentation, as in Motionformer and DeiT.
+REPETITIONS = 3
+
 # One that could not be made, for lack of shared memory, prints a traceback when it goes: PyTorch
 # asks it whether it was shut down, which is known only once it is made.
 _MultiProcessingDataLoaderIter._shutdown = True
@@ -44,12 +47,22 @@ class TrainBatches:
 
     PySlowFast shuffles by process only if NUM_GPUS > 1: on several nodes with one
     GPU each, all would train on the same order.
+
+    With `repeated` augmentation they are (epoch, index, repetition), the repetitions of a video
+    one after the other (Hoffer et al. 2020, "Augment your batch"), and an epoch ends after as many
+    clips as there are videos: other epochs have the videos that were left out.
     """
 
     def __init__(
-        self, num_videos: int, batch_size: int, rank: int, world_size: int, seed: int
+        self,
+        num_videos: int,
+        batch_size: int,
+        rank: int,
+        world_size: int,
+        seed: int,
+        repeated: bool = False,
     ) -> None:
-        self._num_videos = num_videos
+        self._num_videos, self._repeated = num_videos, repeated
         self._batch_size = batch_size
         self._rank = rank
         self._global_batch = batch_size * world_size
@@ -64,12 +77,17 @@ class TrainBatches:
     def __len__(self) -> int:
         return self._num_videos // self._global_batch
 
-    def __iter__(self) -> Iterator[list[tuple[int, int]]]:
+    def __iter__(self) -> Iterator[list[tuple[int, ...]]]:
         epoch, first_batch = self._epoch, self._first_batch
         order = np.random.default_rng((self._seed, epoch)).permutation(self._num_videos)
         for batch in range(first_batch, len(self)):
             start = batch * self._global_batch + self._rank * self._batch_size
-            yield [(epoch, int(index)) for index in order[start : start + self._batch_size]]
+            places = range(start, start + self._batch_size)
+            if self._repeated:
+                repeated = (divmod(place, REPETITIONS) for place in places)
+                yield [(epoch, int(order[video]), number) for video, number in repeated]
+            else:
+                yield [(epoch, int(order[place])) for place in places]
 
 
 class TestVideos:
@@ -101,7 +119,8 @@ def train_loader(
             f"the training list has {len(dataset)} videos, fewer than one batch of "
             f"{batch_size * world_size} (TRAIN.BATCH_SIZE times NUM_SHARDS)"
         )
-    batches = TrainBatches(len(dataset), batch_size, rank, world_size, cfg.RNG_SEED)
+    place = (batch_size, rank, world_size, cfg.RNG_SEED)
+    batches = TrainBatches(len(dataset), *place, repeated=cfg.DATA.USE_REPEATED_AUG)
     return _loader(cfg, dataset, batch_sampler=batches, collate_fn=_collate)
 
 

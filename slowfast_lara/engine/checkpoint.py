@@ -29,7 +29,7 @@ from torch import nn
 
 from slowfast_lara.errors import CheckpointError, WeightsError, first_line
 from slowfast_lara.files import check_plain, written_aside
-from slowfast_lara.models.weights.files import bare_names, read_torch_file
+from slowfast_lara.models.weights.files import EMA_STATE, bare_names, plain_weights, read_torch_file
 
 logger = logging.getLogger(__name__)
 
@@ -80,7 +80,8 @@ def load(path: str) -> dict[str, Any]:
 
 def _check_fields(content: dict[str, Any], path: str) -> None:
     """A CheckpointError if what training goes on from is there, and is not what it should be."""
-    for key, least in (("epoch", -1), ("iteration", 0), ("global_batch", 1)):
+    numbers = (("epoch", -1), ("iteration", 0), ("global_batch", 1), ("ema_steps", 0))
+    for key, least in numbers:
         value = content.get(key, least)
         if type(value) is not int or not least <= value < 2**31:
             # Only text and fractions are shown: values within values may have no end.
@@ -92,6 +93,8 @@ def _check_fields(content: dict[str, Any], path: str) -> None:
     for key in ("optimizer_state", "scaler_state"):
         if not isinstance(content.get(key) or {}, dict):
             raise CheckpointError(f"cannot read checkpoint {path}: its {key!r} is no dictionary")
+    if EMA_STATE in content:
+        plain_weights(content[EMA_STATE], path)
 
 
 def look_into(path: str) -> dict[str, Any]:
@@ -158,6 +161,17 @@ def path_of(output_dir: str, position: Position, global_batch: int) -> str:
 
 def best_path(output_dir: str) -> str:
     return os.path.join(get_checkpoint_dir(output_dir), BEST_NAME)
+
+
+def weights_to_use(
+    content: dict[str, Any], path: str, *, averaged: bool
+) -> tuple[dict[str, torch.Tensor], bool]:
+    """A checkpoint's weights, or their moving average where it has one; whether they are that."""
+    if EMA_STATE not in content:
+        return content["model_state"], False
+    which = "moving average of the weights" if averaged else "weights, not their moving average"
+    logger.info("Of %s, the %s", path, which)
+    return plain_weights(content[EMA_STATE if averaged else "model_state"], path), averaged
 
 
 def load_weights(

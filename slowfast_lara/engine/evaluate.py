@@ -12,7 +12,7 @@ import os
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
 
 import numpy as np
 import torch
@@ -61,6 +61,13 @@ class UnscoredVideo:
     path: str
     label: int
     reason: str
+
+
+class TestedWeights(NamedTuple):
+    """The checkpoint that a test is of, and whether of the moving average of its weights."""
+
+    checkpoint: str
+    averaged: bool
 
 
 def sent(x: Tensor, device: torch.device) -> Tensor:
@@ -165,7 +172,7 @@ def score_views(model: nn.Module, views: Tensor, cfg: CfgNode) -> Tensor:
 
 
 def run_test(
-    model: nn.Module, loader: DataLoader, cfg: CfgNode, checkpoint: str, stop: StopRequest
+    model: nn.Module, loader: DataLoader, cfg: CfgNode, weights: TestedWeights, stop: StopRequest
 ) -> None:
     """Score every video of the test list, and write what came out.
 
@@ -204,7 +211,7 @@ def run_test(
         videos = sorted((video for share in gathered for video in share), key=lambda v: v.index)
         scored_videos = [video for video in videos if isinstance(video, ScoredVideo)]
         failed = [video for video in videos if isinstance(video, UnscoredVideo)]
-        _write_results(scored_videos, failed, cfg, checkpoint)
+        _write_results(scored_videos, failed, cfg, weights)
     gather(None)  # the results are written
     files.remove()
 
@@ -252,7 +259,7 @@ def _score(
 
 
 def _write_results(
-    scored: list[ScoredVideo], failed: list[UnscoredVideo], cfg: CfgNode, checkpoint: str
+    scored: list[ScoredVideo], failed: list[UnscoredVideo], cfg: CfgNode, weights: TestedWeights
 ) -> None:
     if not scored:
         raise RunError(
@@ -270,7 +277,8 @@ def _write_results(
     }
     results = {
         **summary,
-        "checkpoint": checkpoint,
+        "checkpoint": weights.checkpoint,
+        "weights": "moving average" if weights.averaged else "as trained",
         "per_class": _per_class(scores, labels),
         "videos": [_as_json(video) for video in scored],
         "failed": [{"path": v.path, "label": v.label, "reason": v.reason} for v in failed],

@@ -2,7 +2,9 @@
 
 As is usual for vision transformers, weight decay spares what is one-dimensional
 (biases, norms) and what the model's `no_weight_decay()` names (the class token
-and the positions). PySlowFast 1.0 decays all of these, and has no AdamW.
+and the positions). PySlowFast 1.0 decays all of these, and has no AdamW. With
+SOLVER.LAYER_DECAY (Clark et al. 2020, "ELECTRA") a parameter's rate is the less the
+more layers there are between it and the classifier.
 
 The optimisers are PyTorch's fused ones: told on the device that a gradient is not
 finite, they leave their step out, and the host need not wait to decide it.
@@ -14,7 +16,6 @@ from typing import Any
 
 import torch
 from fvcore.common.config import CfgNode
-from slowfast.models.optimizer import set_lr
 from slowfast.utils import lr_policy
 from torch import Tensor, nn
 
@@ -35,7 +36,7 @@ _OF_ADAM = {"step", "exp_avg", "exp_avg_sq"}
 def build_optimizer(model: nn.Module, cfg: CfgNode) -> torch.optim.Optimizer:
     """The optimiser of SOLVER.OPTIMIZING_METHOD for a bare model."""
     solver = cfg.SOLVER
-    groups = _parameter_groups(model, solver.WEIGHT_DECAY)
+    groups = _parameter_groups(model, solver.WEIGHT_DECAY, solver.LAYER_DECAY)
     # Fused SGD that leaves out its very first step has no momentum to go on with, and a
     # loss scaler often begins so. On mps, what a fused optimiser is told is not heeded
     # (pytorch pull request 186360).
@@ -106,20 +107,32 @@ def step_if_finite(optimizer: torch.optim.Optimizer, norm: Tensor) -> None:
         optimizer.step()
 
 
-def _parameter_groups(model: nn.Module, weight_decay: float) -> list[dict[str, Any]]:
+def _parameter_groups(
+    model: nn.Module, weight_decay: float, layer_decay: float
+) -> list[dict[str, Any]]:
+    """Parameters by weight decay and learning rate; `lr_scale` is a group's share of the rate."""
     no_weight_decay: Any = getattr(model, "no_weight_decay", set)
+    layers_after: Any = (lambda name: 0) if layer_decay == 1 else model.layers_after
     spared_names = no_weight_decay()
-    decayed: list[nn.Parameter] = []
-    spared: list[nn.Parameter] = []
+    groups: dict[tuple[int, bool], list[nn.Parameter]] = {}
     for name, parameter in model.named_parameters():
         if parameter.requires_grad:
             spare = parameter.ndim <= 1 or name in spared_names
-            (spared if spare else decayed).append(parameter)
-    groups = [
-        {"params": decayed, "weight_decay": weight_decay},
-        {"params": spared, "weight_decay": 0.0},
+            groups.setdefault((layers_after(name), spare), []).append(parameter)
+    return [
+        {
+            "params": parameters,
+            "weight_decay": 0.0 if spare else weight_decay,
+            "lr_scale": layer_decay**layers,
+        }
+        for (layers, spare), parameters in sorted(groups.items())
     ]
-    return [group for group in groups if group["params"]]
+
+
+def set_lr(optimizer: torch.optim.Optimizer, lr: float) -> None:
+    """Set the learning rate; groups of lower layers have their share of it."""
+    for group in optimizer.param_groups:
+        group["lr"] = lr * group["lr_scale"]
 
 
 def lr_scale(cfg: CfgNode, total_batch: int) -> float:

@@ -17,7 +17,7 @@ from slowfast_lara.data.dataset import VideoDataset
 from slowfast_lara.data.loader import test_loader, train_loader, val_loader
 from slowfast_lara.engine import checkpoint, experiment
 from slowfast_lara.engine.distributed import from_first, per_process, rank, without_ddp, world_size
-from slowfast_lara.engine.evaluate import run_test
+from slowfast_lara.engine.evaluate import TestedWeights, run_test
 from slowfast_lara.engine.record import open_log, set_up_logging, write_records
 from slowfast_lara.engine.signals import StopRequest, shield_workers
 from slowfast_lara.engine.threads import choose_threads
@@ -53,8 +53,8 @@ def run(cfg: CfgNode, stop: StopRequest) -> None:
             train(state, loaders["train"], loaders["val"], stop)
             state = None  # the test may need its memory
         if cfg.TEST.ENABLE:
-            model, path = tested or _model_to_test(cfg)
-            run_test(model, loaders["test"], cfg, path, stop)
+            model, weights = tested or _model_to_test(cfg)
+            run_test(model, loaders["test"], cfg, weights, stop)
 
 
 def _enter(stack: contextlib.ExitStack, context: contextlib.AbstractContextManager[None]) -> None:
@@ -90,18 +90,18 @@ def _train_state(cfg: CfgNode, loader: DataLoader) -> TrainState:
     return TrainState(cfg, experiment.list_sum(videos.paths, videos.labels))
 
 
-def _model_to_test(cfg: CfgNode) -> tuple[nn.Module, str]:
-    """The model with its weights, and where these are from."""
-    path, states, attention = from_first(lambda: _weights_to_test(cfg))
+def _model_to_test(cfg: CfgNode) -> tuple[nn.Module, TestedWeights]:
+    """The model with its weights, and what these are."""
+    weights, states, attention = from_first(lambda: _weights_to_test(cfg))
     torch.manual_seed(cfg.RNG_SEED)
     model = build_model(cfg)
-    checkpoint.load_weights(without_ddp(model), states, path, attention)
-    return model, path
+    checkpoint.load_weights(without_ddp(model), states, weights.checkpoint, attention)
+    return model, weights
 
 
 def _weights_to_test(
     cfg: CfgNode,
-) -> tuple[str, dict[str, torch.Tensor], checkpoint.TrainedAttention]:
+) -> tuple[TestedWeights, dict[str, torch.Tensor], checkpoint.TrainedAttention]:
     """Where they are from, the weights, and whether they are of another attention."""
     given = cfg.TEST.CHECKPOINT_FILE_PATH
     found = (given, checkpoint.load(given)) if given else checkpoint.newest(cfg.OUTPUT_DIR)
@@ -114,4 +114,5 @@ def _weights_to_test(
     attention = checkpoint.TrainedAttention.SAME
     if given or not cfg.TRAIN.ENABLE:  # a training has compared the folder's own
         attention = experiment.check_model(path, content, cfg, swap_attention=bool(given))
-    return path, content["model_state"], attention
+    states, averaged = checkpoint.weights_to_use(content, path, averaged=cfg.TEST.USE_EMA)
+    return TestedWeights(path, averaged), states, attention

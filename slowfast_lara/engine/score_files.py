@@ -35,6 +35,7 @@ _CHECKSUM = struct.Struct("<I")
 _MAY_CHANGE = (
     "TRAIN",
     "SOLVER",
+    "MIXUP",
     "TENSORBOARD",
     "DATA_LOADER",
     "OUTPUT_DIR",

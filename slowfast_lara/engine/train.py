@@ -1,8 +1,8 @@
 """Training: from a config, or from the newest checkpoint, to the last epoch.
 
 Before every batch the random generators are seeded from (RNG_SEED, rank, epoch,
-batch). So dropped paths and the noise of an estimator depend on nothing but the
-place in the run, and a run that was interrupted continues bit for bit.
+batch). So dropped paths, the noise of an estimator and how a batch is mixed depend on
+nothing but the place in the run, and a run that was interrupted continues bit for bit.
 
 Nothing in an iteration waits for its own results. Its numbers are read in the next
 one, between the forward and the backward pass (see `iteration`), by an exchange in
@@ -31,13 +31,13 @@ import contextlib
 import logging
 import math
 from collections.abc import Sequence
-from typing import cast
+from functools import partial
+from typing import Any, cast
 
 import numpy as np
 import torch
 from slowfast.utils.checkpoint import is_checkpoint_epoch
 from torch import Tensor
-from torch.nn import functional
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader
 
@@ -57,6 +57,7 @@ from slowfast_lara.engine.iteration import (
     iteration_at,
     mean_numbers,
 )
+from slowfast_lara.engine.mixup import draw_mix, main_labels, mix_clips, mixed_loss
 from slowfast_lara.engine.optimizer import lr_scale, set_lr, step_if_finite
 from slowfast_lara.engine.progress import TrainProgress
 from slowfast_lara.engine.signals import StopRequest
@@ -145,9 +146,10 @@ class Trainer:
         self.progress.end_epoch()
 
     def _train_batch(self, batch: Batch, at: Iteration) -> Numbers:
-        torch.manual_seed(_seed(self.cfg.RNG_SEED, rank(), at.epoch, at.batch))
+        seed = _seed(self.cfg.RNG_SEED, rank(), at.epoch, at.batch)
+        torch.manual_seed(seed)
         with self._gradients_for(at):
-            loss, correct = self._forward(batch)
+            loss, correct = self._forward(batch, seed)
             self._exchange(batch.failures)  # all processes go into the backward pass, or none
             self._backward(loss, at)
         norm = self._step(at) if at.ends_group else torch.zeros_like(loss)
@@ -159,16 +161,18 @@ class Trainer:
             return self.model.no_sync()
         return contextlib.nullcontext()
 
-    def _forward(self, batch: Batch) -> tuple[Tensor, tuple[Tensor, Tensor]]:
+    def _forward(self, batch: Batch, seed: int) -> tuple[Tensor, tuple[Tensor, Tensor]]:
         """The loss, and how many guesses are right, still on the device."""
         device = device_of(self.cfg)
-        clips = [sent(clip, device) for clip in batch.clips]
+        height, width = batch.clips[0].shape[-2:]
+        mix = draw_mix(self.cfg.MIXUP, height, width, seed)
+        clips = [mix_clips(sent(clip, device), mix) for clip in batch.clips]
         labels = sent(batch.labels, device)
         with autocast(self.cfg, device):
             logits = self.model(clips)
         logits = logits.float()
-        loss = functional.cross_entropy(logits, labels, label_smoothing=self.cfg.SOLVER.SMOOTHING)
-        return loss, count_correct(logits.detach(), labels)
+        loss = mixed_loss(logits, labels, mix, self.cfg.SOLVER.SMOOTHING)
+        return loss, count_correct(logits.detach(), main_labels(labels, mix))
 
     def _backward(self, loss: Tensor, at: Iteration) -> None:
         # An infinite loss may have finite gradients. They are to be NaN, in all processes.
@@ -188,6 +192,8 @@ class Trainer:
         else:
             step_if_finite(self.optimizer, norm)
         self.optimizer.zero_grad(set_to_none=True)
+        if self.state.average is not None:
+            self.state.average.update()
         return norm
 
     def _exchange(self, failures: Sequence[Failure] = ()) -> None:
@@ -214,12 +220,23 @@ class Trainer:
         last = epoch + 1 == self.cfg.SOLVER.MAX_EPOCH
         if not last and (epoch + 1) % self.cfg.TRAIN.EVAL_PERIOD:
             return
-        stats = validate(self.model, self.val_loader, self.cfg, self.stop)
+        stats = self._validated_weights()
         if stats is None:
             raise self._stopped_at(Position(epoch + 1))
         self.progress.validated(epoch, stats)
         if self.cfg.TRAIN.CHECKPOINT_BEST:
             self.state.save_if_best(Position(epoch + 1), stats)
+
+    def _validated_weights(self) -> dict[str, Any] | None:
+        """Errors of the weights, or, where there is one, of their average and then of them."""
+        check = partial(validate, self.model, self.val_loader, self.cfg, self.stop)
+        stats = check()
+        if stats is None or self.state.average is None:
+            return stats
+        with self.state.average.in_place():
+            averaged = check()
+        raw = {f"raw_{name}": stats[name] for name in ("top1_err", "top5_err")}
+        return None if averaged is None else {**averaged, **raw}
 
     # Checkpoints
 
@@ -268,6 +285,13 @@ class Trainer:
             cfg.SOLVER.OPTIMIZING_METHOD,
             cfg.SOLVER.LR_POLICY,
         )
+        if cfg.SOLVER.LAYER_DECAY < 1:
+            lowest = min(group["lr_scale"] for group in self.optimizer.param_groups)
+            logger.info(
+                "SOLVER.LAYER_DECAY %g: the embeddings learn at %g of this rate",
+                cfg.SOLVER.LAYER_DECAY,
+                lowest,
+            )
 
 
 def _seed(*place: int) -> int:

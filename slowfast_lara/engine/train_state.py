@@ -16,6 +16,7 @@ from slowfast_lara.engine import checkpoint, experiment
 from slowfast_lara.engine.checkpoint import Position
 from slowfast_lara.engine.distributed import from_first, per_process, rank, without_ddp, world_size
 from slowfast_lara.engine.optimizer import build_optimizer, load_optimizer, scales_loss
+from slowfast_lara.engine.weight_average import WeightAverage
 from slowfast_lara.errors import CheckpointError, ConfigError, DataError, WeightsError, first_line
 from slowfast_lara.models import MODEL_REGISTRY, build_model
 from slowfast_lara.models.build import device_of
@@ -25,7 +26,7 @@ logger = logging.getLogger(__name__)
 
 
 class TrainState:
-    """Model, optimiser and loss scaler, at `start`: where training is to go on.
+    """Model, its average, optimiser and loss scaler, at `start`: where training is to go on.
 
     There is no more to it: random states follow from the seed and the place in the run.
     `train_list` says which videos are trained on (`experiment.list_sum`).
@@ -34,12 +35,17 @@ class TrainState:
     def __init__(self, cfg: CfgNode, train_list: str) -> None:
         self.cfg, self.train_list = cfg, train_list
         self.class_names = _class_names(cfg)
-        self.global_batch = per_process(cfg, "TRAIN.BATCH_SIZE") * world_size()
+        batch_size = per_process(cfg, "TRAIN.BATCH_SIZE")
+        if cfg.MIXUP.ENABLE and batch_size < 2:
+            raise ConfigError("MIXUP.ENABLE is True; at least 2 clips for each process are needed")
+        self.global_batch = batch_size * world_size()
         found = from_first(lambda: _find_start(cfg, train_list))
         torch.manual_seed(cfg.RNG_SEED)
         self.model = build_model(cfg)
         self.optimizer = build_optimizer(without_ddp(self.model), cfg)
         self.scaler = torch.amp.GradScaler(device_of(cfg).type, enabled=scales_loss(cfg))
+        decay = cfg.SOLVER.EMA_DECAY
+        self.average = WeightAverage(without_ddp(self.model), decay) if decay else None
         self.start = self._restore(*found) if found else Position()
 
     def save(self, position: Position) -> str:
@@ -66,6 +72,7 @@ class TrainState:
             "iteration": position.batches,
             "global_batch": self.global_batch,
             "model_state": without_ddp(self.model).state_dict(),
+            **self._content_of_average(),
             "optimizer_state": self.optimizer.state_dict(),
             "scaler_state": self.scaler.state_dict(),
             "rng_seed": self.cfg.RNG_SEED,
@@ -75,8 +82,13 @@ class TrainState:
             "class_names": self.class_names,
         }
 
+    def _content_of_average(self) -> dict[str, Any]:
+        if self.average is None:
+            return {}
+        return {checkpoint.EMA_STATE: self.average.state(), "ema_steps": self.average.steps}
+
     def _restore(self, path: str, content: dict[str, Any], go_on: bool) -> Position:
-        checkpoint.load_weights(without_ddp(self.model), content["model_state"], path)
+        self._load_weights(path, content)
         if not go_on:
             return Position()
         try:
@@ -94,6 +106,16 @@ class TrainState:
         steps = self.cfg.SOLVER.ACCUMULATE_STEPS
         return Position(position.epochs, position.batches // steps * steps)
 
+    def _load_weights(self, path: str, content: dict[str, Any]) -> None:
+        """The weights, and their average, which starts from them where the checkpoint has none."""
+        model, average = without_ddp(self.model), content.get(checkpoint.EMA_STATE)
+        if self.average is not None and average is not None:
+            checkpoint.load_weights(model, average, path)
+            self.average.begin(content.get("ema_steps", 0))
+        checkpoint.load_weights(model, content["model_state"], path)
+        if self.average is not None and average is None:
+            self.average.begin()
+
     def _restore_scaler(self, state: dict[str, Any]) -> None:
         if not all(isinstance(value, (int, float)) for value in state.values()):
             raise TypeError("numbers are expected as its scaler_state")
@@ -104,10 +126,13 @@ class TrainState:
             experiment.saved_value(content, experiment.METHOD),
             self.cfg.SOLVER.OPTIMIZING_METHOD,
         )
-        if before in (None, method):
-            load_optimizer(self.optimizer, content["optimizer_state"])
-        else:
+        decay = experiment.saved_value(content, "SOLVER.LAYER_DECAY")
+        if before not in (None, method):
             logger.warning("%s begins anew: what %s has gathered is not for it", method, before)
+        elif (decay in (None, 1)) != (self.cfg.SOLVER.LAYER_DECAY == 1):
+            logger.warning("%s begins anew: SOLVER.LAYER_DECAY orders parameters otherwise", method)
+        else:
+            load_optimizer(self.optimizer, content["optimizer_state"])
 
 
 def _class_names(cfg: CfgNode) -> list[str] | None:
@@ -158,7 +183,10 @@ def _find_start(cfg: CfgNode, train_list: str) -> tuple[str, dict[str, Any], boo
 
 def _adapted_weights(cfg: CfgNode, path: str) -> dict[str, Any]:
     """The weights of a file of any known kind, made to fit this model."""
-    experiment.check_start(path, checkpoint.look_into(path), cfg)
+    content = checkpoint.look_into(path)
+    experiment.check_start(path, content, cfg)
+    if checkpoint.EMA_STATE in content:
+        logger.info("Of %s, the moving average of the weights", path)
     torch.manual_seed(cfg.RNG_SEED)
     model = MODEL_REGISTRY.get(cfg.MODEL.MODEL_NAME).from_config(cfg)
     logger.info("%s", load_pretrained(model, path, inflate=cfg.VIT.INFLATE).table())

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import io
+import statistics
 from collections.abc import Iterable, Mapping, Sequence
 
 from matplotlib.axes import Axes
@@ -40,6 +41,12 @@ def aligned_table(rows: Sequence[Sequence[str]], names: int = 0) -> str:
 def markdown_table(rows: Sequence[Sequence[str]]) -> str:
     lines = [f"| {' | '.join(row)} |" for row in rows]
     return "\n".join([lines[0], f"| {' | '.join(['---'] * len(rows[0]))} |", *lines[1:]])
+
+
+def mean_and_spread(values: Sequence[float]) -> str:
+    """The mean, and the standard deviation where there are several."""
+    spread = f" ± {statistics.stdev(values):.1f}" if len(values) > 1 else ""
+    return f"{statistics.fmean(values):.1f}{spread}"
 
 
 def plot_over_sizes(

@@ -9,7 +9,7 @@ from slowfast_lara.errors import InputError
 from slowfast_lara.experiments.study_landmarks import write_landmarks
 from slowfast_lara.experiments.study_results import write
 from slowfast_lara.experiments.study_rows import ABLATION, LANDMARKS, VIDEO, StudyTable
-from slowfast_lara.experiments.study_runs import make_set, plan, run_all
+from slowfast_lara.experiments.study_runs import make_set, plan, run_all, write_finetune_lists
 
 PARTS = {"compare_attention": VIDEO, "ablation": ABLATION, "landmarks": LANDMARKS}
 # The sets: twelve motions at 64 pixels, as many videos as the configs of a protocol expect.
@@ -57,6 +57,7 @@ def study(
         for name, table in tables.items()
     }
     make_set(folder / "data", videos)
+    write_finetune_lists(folder / "data")
     words = ["--protocol", protocol]
     words += ["--rows", *rows] if rows else []
     words += ["--seeds", str(seeds)]

@@ -22,7 +22,12 @@ from slowfast_lara.data.lists import read_path_labels
 from slowfast_lara.drawing import saved_figure
 from slowfast_lara.experiments.measure import best_times
 from slowfast_lara.experiments.nearest_attention import Row, Setting, measure_settings
-from slowfast_lara.experiments.result_files import csv_text, markdown_table, measured_on
+from slowfast_lara.experiments.result_files import (
+    csv_text,
+    markdown_table,
+    mean_and_spread,
+    measured_on,
+)
 from slowfast_lara.experiments.study_rows import StudyTable
 from slowfast_lara.experiments.study_runs import StudyRun
 from slowfast_lara.experiments.swap import test_models
@@ -168,14 +173,9 @@ def _cells(point: Point, ms: float) -> list[str]:
         f"{ms:.2f}",
         f"{point.error:.3f}",
         f"{point.moving_error:.3f}",
-        _mean_and_spread(point.swapped),
-        _mean_and_spread(point.trained),
+        mean_and_spread(point.swapped),
+        mean_and_spread(point.trained),
     ]
-
-
-def _mean_and_spread(values: Sequence[float]) -> str:
-    spread = f" ± {statistics.stdev(values):.1f}" if len(values) > 1 else ""
-    return f"{statistics.fmean(values):.1f}{spread}"
 
 
 def _csv(points: Sequence[Point], seeds: Sequence[int]) -> str:

@@ -15,6 +15,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import combinations
 from pathlib import Path
+from typing import Protocol
 
 import torch
 from torch.nn import functional
@@ -54,7 +55,14 @@ class Outcome:
         return statistics.stdev(self.accuracies) if len(self.accuracies) > 1 else 0.0
 
 
-def paired_difference(first: Outcome, second: Outcome) -> tuple[float, float]:
+class OfSeeds(Protocol):
+    """What has an accuracy for each seed."""
+
+    @property
+    def accuracies(self) -> list[float]: ...
+
+
+def paired_difference(first: OfSeeds, second: OfSeeds) -> tuple[float, float]:
     """The mean of first - second, in points, and its standard error.
 
     Seed by seed: both started from the same weights and saw the same clips in the same order.

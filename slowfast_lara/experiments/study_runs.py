@@ -77,17 +77,19 @@ def plan(
         common = ["RNG_SEED", str(seed), *opts]
         all_videos = ["DATA.PATH_TO_DATA_DIR", str(data), *common]
         if protocol == "scratch":
-            runs += [_run("study/base", row, seed, work / "runs", all_videos) for row in rows]
+            runs += [study_run("study/base", row, seed, work / "runs", all_videos) for row in rows]
             continue
-        exact = _run("study/exact", EXACT_FIRST, seed, work, all_videos)
+        exact = study_run("study/exact", EXACT_FIRST, seed, work, all_videos)
         lists = ["DATA.PATH_TO_DATA_DIR", str(data / _FINETUNE_LISTS)]
         fewer_videos = [*lists, "DATA.PATH_PREFIX", str(data), *common]
         for row in rows:
-            runs.append(_run("study/finetune", row, seed, work / protocol, fewer_videos, exact))
+            runs.append(
+                study_run("study/finetune", row, seed, work / protocol, fewer_videos, exact)
+            )
     return runs
 
 
-def _run(
+def study_run(
     config: str,
     row: StudyRow,
     seed: int,
@@ -117,12 +119,16 @@ def make_set(folder: Path, arguments: dict[str, int | str]) -> None:
     command = [*_COMMAND, "data", "synthetic", str(folder), *flags]
     if subprocess.run(command, env=_environment()).returncode:
         raise RunError(f"the videos could not be made: {' '.join(command)}")
+    write_json(note, arguments)
+
+
+def write_finetune_lists(folder: Path) -> None:
+    """The lists of the rows that go on from a training with all videos of a set."""
     for split in SPLITS:
         lines = (folder / f"{split}.csv").read_text(encoding="utf-8").splitlines()
         # Every other video, for the time that it takes.
         some = lines[::2] if split == "train" else lines
         write_text(folder / _FINETUNE_LISTS / f"{split}.csv", "\n".join(some) + "\n")
-    write_json(note, arguments)
 
 
 def run_all(runs: Sequence[StudyRun], jobs: int) -> None:

@@ -53,16 +53,19 @@ def load(
         overrides: config keys and values, KEY, VALUE, KEY, VALUE, ...
         options: num_landmarks, and the options of the attention (beta=2.0, biased=True, ...).
 
-    What cannot be used is an error of slowfast_lara.errors, of one line.
+    Where a checkpoint has a moving average of the weights, that is taken, unless `overrides` say
+    TEST.USE_EMA False; the log and `model.averaged` tell. What cannot be used is an error of
+    slowfast_lara.errors, of one line.
     """
     saved = _find(os.fspath(source), None if weights is None else os.fspath(weights))
     cfg = _for_one_process(config_of(saved.config, saved.config_path, overrides), overrides)
     trained = experiment.check_model(saved.path, saved.content, cfg, swap_attention=True)
-    states = saved.content["model_state"]
+    use_ema = cfg.TEST.USE_EMA
+    states, averaged = checkpoint.weights_to_use(saved.content, saved.path, averaged=use_ema)
     _check_sizes(cfg, states, saved.path, trained)
     network = new_network(cfg)
     checkpoint.load_weights(network, states, saved.path, trained)
-    model = TrainedModel(network, cfg, _class_names(saved, cfg, classes), saved.path)
+    model = TrainedModel(network, cfg, _class_names(saved, cfg, classes), saved.path, averaged)
     if attention is not None or options:
         model = model.with_attention(attention, **options)
     return model if device is None else model.to(device)

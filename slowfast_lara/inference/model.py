@@ -34,16 +34,24 @@ Listed = list[Any] | tuple[Any, ...]
 class TrainedModel:
     """What `slowfast_lara.load` gives. `network` is the plain nn.Module, never to be trained.
 
+    `averaged` says whether its weights are the moving average that its checkpoint has.
+
     Videos in a list are read one after the other, and go through the network together as far
     as TEST.BATCH_SIZE views allow: their scores may differ from those of one video by itself,
     which are a test's, in the last bits.
     """
 
     def __init__(
-        self, network: nn.Module, cfg: CfgNode, class_names: Sequence[str], path: str
+        self,
+        network: nn.Module,
+        cfg: CfgNode,
+        class_names: Sequence[str],
+        path: str,
+        averaged: bool = False,
     ) -> None:
         self.network = network.eval().requires_grad_(False)
         self.cfg, self.class_names, self.path = cfg, list(class_names), path
+        self.averaged = averaged
 
     def __repr__(self) -> str:
         vit, data, weight = self.cfg.VIT, self.cfg.DATA, next(self.network.parameters())
@@ -167,7 +175,7 @@ class TrainedModel:
         load_weights(network, states, self.path, TrainedAttention.OTHER)
         shared = {name: states[name] for name, _ in network.named_parameters()}
         network.load_state_dict(shared, strict=False, assign=True)
-        return TrainedModel(network, cfg, self.class_names, self.path)
+        return TrainedModel(network, cfg, self.class_names, self.path, self.averaged)
 
     def _mean_outputs(
         self,

@@ -48,7 +48,8 @@ def model_card(model: TrainedModel, form: str, checked: str) -> str:
         "classes": str(len(model.class_names)),
         "trained on": _trained_on(model, content),
         "accuracy": _accuracy(model),
-        "exported from": os.path.basename(model.path),
+        "exported from": os.path.basename(model.path)
+        + (", the moving average of its weights" if model.averaged else ""),
         "checked": checked,
     }
     table = "\n".join(f"| {key} | {value} |" for key, value in rows.items())
@@ -80,5 +81,6 @@ def _accuracy(model: TrainedModel) -> str:
 
 def _tested_as(model: TrainedModel, run: Run) -> bool:
     with open(os.path.join(run.folder, OF_TEST + CONFIG), encoding="utf-8") as file:
-        experiment.check_model(run.folder, {"cfg": file.read()}, model.cfg)  # or an error
-    return True
+        tested = {"cfg": file.read()}
+    experiment.check_model(run.folder, tested, model.cfg)  # or an error
+    return experiment.saved_value(tested, "TEST.USE_EMA") == model.cfg.TEST.USE_EMA

@@ -251,6 +251,16 @@ class VisionTransformer(nn.Module):
         """Parameters that an optimiser should not decay."""
         return {"pos_embed", "cls_token", "temp_embed", "st_embed"}
 
+    def layers_after(self, name: str) -> int:
+        """How many layers a parameter is away from the classifier, by its name.
+
+        The blocks are layers, and so is all that comes before them.
+        """
+        first, *rest = name.split(".")
+        if first == "blocks":
+            return len(self.blocks) - int(rest[0])
+        return 0 if first in ("norm", "pre_logits", "head") else len(self.blocks) + 1
+
     def forward(self, x: Sequence[Tensor] | Tensor) -> Tensor:
         logits = self.head(self.head_drop(self.forward_features(x)))
         return logits if self.training else logits.softmax(dim=-1)

@@ -46,6 +46,7 @@ BAD_FILES = [
     ["approximation-error", "no", "no.mp4"],
     ["approximation-error", *NO_MODEL, "--video", "no.mp4"],
     ["compare-attention", "--rows", "no"],
+    ["compare-recipes", "--rows", "no"],
 ]
 
 

@@ -1,11 +1,14 @@
 """Configs load, merge and are refused with a line that helps."""
 
 import itertools
+import re
 
 import pytest
 import yaml
 
 from slowfast_lara.config import check_machine, get_cfg, load_config
+from slowfast_lara.config.defaults import walk
+from slowfast_lara.config.load import CALLED_HERE
 from slowfast_lara.config.yaml_files import read_with_bases
 from slowfast_lara.errors import ConfigError
 
@@ -260,7 +263,13 @@ WRONG = {
     ("SOLVER.STEPS", "[0, 30, 20]"): "SOLVER.STEPS is [0, 30, 20]; rising epochs that start with 0",
     ("SOLVER.LRS", "[1]"): "SOLVER.LRS is [1]; one factor for each of SOLVER.STEPS (3) is expected",
     ("SOLVER.SMOOTHING", "1"): "SOLVER.SMOOTHING is 1.0; a number from 0 to below 1 is expected",
-    ("DATA.GRAYSCALE", "True"): "DATA.GRAYSCALE is True; allowed: False",
+    ("SOLVER.EMA_DECAY", "1"): "SOLVER.EMA_DECAY is 1.0; a number from 0 to below 1 is expected",
+    ("SOLVER.LAYER_DECAY", "0"): "SOLVER.LAYER_DECAY is 0.0; a number above 0, at most 1, is",
+    ("SOLVER.LAYER_DECAY", "1.1"): "SOLVER.LAYER_DECAY is 1.1; a number above 0, at most 1, is",
+    ("DATA.RE_PROB", "1.5"): "DATA.RE_PROB is 1.5; a number from 0 to 1 is expected",
+    ("DATA.GRAYSCALE", "0.2"): "DATA.GRAYSCALE is 0.2; True or False is expected",
+    ("MIXUP.PROB", "-0.1"): "MIXUP.PROB is -0.1; a number from 0 to 1 is expected",
+    ("MIXUP.ALPHA", "-1"): "MIXUP.ALPHA is -1.0; at least 0 is expected",
     ("TRAIN.CHECKPOINT_TYPE", "caffe2"): "TRAIN.CHECKPOINT_TYPE is 'caffe2'; allowed: pytorch",
     ("DATA.TRAIN_JITTER_SCALES", "[200, 320]"): "DATA.TRAIN_JITTER_SCALES is [200, 320]; a short "
     "side of at least DATA.TRAIN_CROP_SIZE (224) is expected",
@@ -283,6 +292,32 @@ def test_a_wrong_key_in_a_file_names_the_file(tmp_path):
     with pytest.raises(ConfigError) as caught:
         load_config(path)
     assert str(caught.value) == message
+
+
+def test_mixup_needs_something_to_draw_from(base):
+    opts = ["MIXUP.ENABLE", "True", "MIXUP.ALPHA", "0", "MIXUP.CUTMIX_ALPHA"]
+    load_config(base, [*opts, "0.5"])
+    for alpha in ("0", "1e400"):
+        with pytest.raises(ConfigError, match="MIXUP.ENABLE is True; MIXUP.ALPHA .* above 0"):
+            load_config(base, [*opts, alpha])
+
+
+@pytest.mark.parametrize("key", [*CALLED_HERE, "AUG.RE_PROB"])
+def test_names_of_other_versions_say_what_it_is_here(base, tmp_path, key):
+    top = key if key in CALLED_HERE else key.split(".")[0]
+    path = write(tmp_path / "other.yaml", {"MIXUP": {}, **nested(key)})
+    for load in (lambda: load_config(base, [key, "0.1"]), lambda: load_config(path)):
+        with pytest.raises(ConfigError, match=f"unknown config key {top}.*; here it is [A-Z]"):
+            load()
+    known = {name for name, _ in walk(get_cfg())}
+    assert set(re.findall(r"[A-Z]+\.[A-Z_]+", " ".join(CALLED_HERE.values()))) <= known
+
+
+def nested(key):
+    tree = 0.1
+    for part in reversed(key.split(".")):
+        tree = {part: tree}
+    return tree
 
 
 def test_pairs_must_be_pairs(base):

@@ -8,6 +8,7 @@ import threading
 import time
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 
@@ -24,6 +25,23 @@ def cfg(synthetic):
     return config(DATA__PATH_TO_DATA_DIR=str(synthetic), DATA__USE_RAND_AUGMENT=True)
 
 
+# What may change a clip in training, all of it.
+ALL_RECIPES = {
+    "USE_REPEATED_AUG": True,
+    "GRAYSCALE": True,
+    "GAUSSIAN": True,
+    "RE_PROB": 0.5,
+    "COLORJITTER": True,
+}
+
+
+@pytest.fixture
+def all_recipes(cfg):
+    for key, value in ALL_RECIPES.items():
+        cfg.DATA[key] = value
+    return cfg
+
+
 def batches(cfg, epoch=1, first_batch=0, **options):
     loader = train_loader(cfg, **options)
     loader.batch_sampler.set_epoch(epoch, first_batch)
@@ -38,7 +56,9 @@ def assert_equal(some, others):
         assert torch.equal(one.indices, other.indices)
 
 
-def test_same_batches_with_any_number_of_workers(cfg):
+@pytest.mark.parametrize("recipes", [{}, ALL_RECIPES], ids=["plain", "all recipes"])
+def test_same_batches_with_any_number_of_workers(cfg, recipes):
+    cfg.DATA.update(recipes)
     results = []
     for workers in (0, 1, 3):
         cfg.DATA_LOADER.NUM_WORKERS = workers
@@ -78,6 +98,39 @@ def test_two_ranks_see_what_one_process_sees(cfg):
         indices.tolist()
         != torch.cat([batch.indices for batch in batches(cfg, 2, batch_size=6)]).tolist()
     )
+
+
+def test_repeated_augmentation(all_recipes):
+    """Three clips of a video in a row, all different; as many clips in an epoch as videos."""
+    cfg = all_recipes
+    whole = batches(cfg, batch_size=7)
+    assert len(whole) == 7
+    indices = torch.cat([batch.indices for batch in whole]).tolist()
+    clips = torch.cat([batch.clips[0] for batch in whole])
+    order = np.random.default_rng((cfg.RNG_SEED, 1)).permutation(50)
+    assert indices == np.repeat(order, 3)[:49].tolist()
+    for first in range(0, 48, 3):
+        one, two, three = clips[first : first + 3]
+        assert not (torch.equal(one, two) or torch.equal(two, three) or torch.equal(one, three))
+    assert_equal(batches(cfg, first_batch=5, batch_size=7), whole[5:])
+    again = torch.cat([batch.indices for batch in batches(cfg, epoch=2, batch_size=7)])
+    assert set(again.tolist()) != set(indices)
+
+
+def test_repeated_augmentation_in_two_ranks(all_recipes):
+    whole = batches(all_recipes, batch_size=8)
+    halves = [batches(all_recipes, batch_size=4, rank=rank, world_size=2) for rank in (0, 1)]
+    for batch, first, second in zip(whole, *halves, strict=True):
+        assert torch.equal(batch.clips[0], torch.cat([first.clips[0], second.clips[0]]))
+
+
+def test_what_is_off_draws_nothing(cfg):
+    """A clip without erasing is the one that it is with erasing, but for the rectangle."""
+    plain = batches(cfg, batch_size=8)
+    cfg.DATA.RE_PROB = 1.0
+    for one, other in zip(plain, batches(cfg, batch_size=8), strict=True):
+        same = (one.clips[0] == other.clips[0]).float().mean()
+        assert 0.6 < same < 1 and torch.equal(one.indices, other.indices)
 
 
 def test_too_few_videos_for_a_batch(cfg):

@@ -16,9 +16,11 @@ from slowfast_lara.engine.optimizer import (
     load_optimizer,
     lr_at,
     lr_scale,
+    set_lr,
     step_if_finite,
 )
 from slowfast_lara.errors import ConfigError
+from slowfast_lara.models.motionformer import VisionTransformer
 
 
 def config(**solver):
@@ -98,6 +100,40 @@ def test_only_matrices_decay(method, kind):
     }
     found = {name: decay[id(p)] for name, p in model.named_parameters() if id(p) in decay}
     assert found == expected
+
+
+@pytest.mark.parametrize("layer", ["trajectory", "joint", "divided"])
+@pytest.mark.parametrize("positions", ["separate", "joint"])
+def test_layers_far_from_the_classifier_learn_slowly(layer, positions):
+    """0.5 for each layer in between: of three blocks, the embeddings have 1/16."""
+    model = VisionTransformer(
+        num_classes=3, dim=8, depth=3, num_heads=2, attn_layer=layer, pos_embed=positions
+    )
+    optimizer = build_optimizer(model, config(LAYER_DECAY=0.5, WEIGHT_DECAY=0.05))
+    set_lr(optimizer, 0.08)
+    lr, decay = (
+        {id(p): group[key] for group in optimizer.param_groups for p in group["params"]}
+        for key in ("lr", "weight_decay")
+    )
+    after = {"norm": 1.0, "pre_logits": 1.0, "head": 1.0}
+    blocks = {"0": 0.125, "1": 0.25, "2": 0.5}
+    spared = {"cls_token", "pos_embed", "temp_embed", "st_embed"}
+    trained = {name: p for name, p in model.named_parameters() if p.requires_grad}
+    assert lr.keys() == {id(p) for p in trained.values()}
+    for name, p in trained.items():
+        first, *rest = name.split(".")
+        share = blocks[rest[0]] if first == "blocks" else after.get(first, 1 / 16)
+        assert lr[id(p)] == pytest.approx(0.08 * share), name
+        assert decay[id(p)] == (0.0 if p.ndim <= 1 or name in spared else 0.05), name
+
+
+def test_without_layer_decay_groups_are_as_they_were():
+    """As in the checkpoints of earlier versions: what decays, then what does not."""
+    optimizer = build_optimizer(Model(), config(WEIGHT_DECAY=0.05))
+    assert [group["weight_decay"] for group in optimizer.param_groups] == [0.05, 0.0]
+    assert [len(group["params"]) for group in optimizer.param_groups] == [1, 4]
+    set_lr(optimizer, 0.3)
+    assert [group["lr"] for group in optimizer.param_groups] == [0.3, 0.3]
 
 
 METHODS = ("sgd", "adam", "adamw")

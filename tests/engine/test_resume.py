@@ -26,13 +26,21 @@ from tests.runs import (
 )
 
 LAST = "checkpoint_epoch_00006.pyth"
-# All that draws at random in training: workers, dropped paths, LARA's noise.
+# All that draws at random in training: workers, dropped paths, LARA's noise, changes of clips,
+# mixed batches; and what has a state of its own: the average of the weights.
 NOISY = {
     "DATA_LOADER__NUM_WORKERS": 2,
     "VIT__DROP_PATH": 0.3,
     "VIT__DROP": 0.1,
     "VIT__APPROX_ATTN_TYPE": "lara",
     "VIT__APPROX_ATTN_DIM": 3,
+    "DATA__USE_REPEATED_AUG": True,
+    "DATA__GRAYSCALE": True,
+    "DATA__GAUSSIAN": True,
+    "DATA__RE_PROB": 0.5,
+    "MIXUP__ENABLE": True,
+    "SOLVER__LAYER_DECAY": 0.8,
+    "SOLVER__EMA_DECAY": 0.95,
     "SOLVER__MAX_EPOCH": 6,
     "SOLVER__SMOOTHING": 0.2,
     "SOLVER__CLIP_GRAD": 1.0,
@@ -57,7 +65,9 @@ def left_alone(tmp_path_factory, video_set):
 
 def assert_same_end(output, left_alone):
     resumed = load_checkpoint(output, LAST)
-    assert same_tensors(resumed["model_state"], left_alone["model_state"])
+    for name in ("model_state", "ema_state"):
+        assert same_tensors(resumed[name], left_alone[name])
+    assert resumed["ema_steps"] == left_alone["ema_steps"] == 48
     states = resumed["optimizer_state"]["state"], left_alone["optimizer_state"]["state"]
     assert states[0].keys() == states[1].keys()
     for key in states[0]:
@@ -249,7 +259,8 @@ def test_run_net_help_is_short():
 @pytest.mark.parametrize("old_name", [False, True])
 def test_larger_batches_go_on_and_are_kept(tmp_path, video_set, monkeypatch, old_name):
     """Stopped after 7 batches of 1, continued with batches of 4."""
-    changes = {"SOLVER__MAX_EPOCH": 1, "DATA_LOADER__NUM_WORKERS": 0}
+    # A batch of one clip has none to mix it with.
+    changes = {"SOLVER__MAX_EPOCH": 1, "DATA_LOADER__NUM_WORKERS": 0, "MIXUP__ENABLE": False}
     one = {"TRAIN__BATCH_SIZE": 1, "TRAIN__CHECKPOINT_KEEP": 0}
     config, output = noisy_config(tmp_path, video_set, "batches", **changes, **one)
     assert main(["--cfg", str(config)]) == 0

@@ -14,6 +14,7 @@ import pickle
 import struct
 import zipfile
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -25,6 +26,8 @@ from slowfast_lara.files import check_plain, parse_json
 
 # Where checkpoints keep their weights: PySlowFast and ours; Lightning, MoCo; DeiT, MAE.
 _WRAPPERS = ("model_state", "state_dict", "model")
+# Where ours also have a moving average of the weights.
+EMA_STATE = "ema_state"
 _SAFETENSORS_TYPES = {
     "F64": torch.float64,
     "F32": torch.float32,
@@ -47,11 +50,14 @@ _MOST_GROWTH = 4
 _ALWAYS_ALLOWED = 512 * 2**20
 
 
-def read_weights(path: str | os.PathLike[str]) -> dict[str, Tensor]:
-    """The tensors of a file by name, on the CPU, without a `module.` before the names."""
+def read_weights(path: str | os.PathLike[str], *, averaged: bool = False) -> dict[str, Tensor]:
+    """The tensors of a file by name, on the CPU, without a `module.` before the names.
+
+    `averaged`: of a checkpoint that has a moving average of its weights, that.
+    """
     path = os.fspath(path)
     with _one_line_errors(path):
-        weights = _reader_of(path)(path)
+        weights = _reader_of(path, averaged)(path)
     if not weights:
         raise WeightsError(f"{path} holds no weights")
     return bare_names(weights, path)
@@ -129,12 +135,13 @@ def _check_unpacked(size: int, path: str) -> None:
         )
 
 
-def _reader_of(path: str) -> Callable[[str], dict[str, Tensor]]:
+def _reader_of(path: str, averaged: bool) -> Callable[[str], dict[str, Tensor]]:
+    read_torch = partial(_read_torch, averaged=averaged)
     with open(path, "rb") as file:
         start = file.read(9)
     if zipfile.is_zipfile(path):
         names = _check_sums(path)
-        return _read_npz if all(name.endswith(".npy") for name in names) else _read_torch
+        return _read_npz if all(name.endswith(".npy") for name in names) else read_torch
     if start[8:] == b"{":
         return _read_safetensors
     if start[:1] != pickle.PROTO:  # PyTorch's older files are pickles
@@ -142,16 +149,21 @@ def _reader_of(path: str) -> Callable[[str], dict[str, Tensor]]:
             f"cannot read {path}: it starts with {start!r}, as no file of PyTorch, safetensors or "
             "NumPy does"
         )
-    return _read_torch
+    return read_torch
 
 
-def _read_torch(path: str) -> dict[str, Tensor]:
+def _read_torch(path: str, averaged: bool) -> dict[str, Tensor]:
     content = read_torch_file(path)
     if isinstance(content, dict):
-        for key in _WRAPPERS:
+        for key in (EMA_STATE, *_WRAPPERS) if averaged else _WRAPPERS:
             if isinstance(content.get(key), dict):
                 content = content[key]
                 break
+    return plain_weights(content, path)
+
+
+def plain_weights(content: Any, path: str) -> dict[str, Tensor]:
+    """What was read from a file, if that is plain tensors by name, or a WeightsError."""
     if not isinstance(content, dict) or not all(
         isinstance(name, str) and torch.is_tensor(value) for name, value in content.items()
     ):

@@ -123,7 +123,7 @@ class _Loading:
 
     def read(self) -> dict[str, Tensor]:
         """What the file holds, by our names."""
-        weights = read_weights(self.path)
+        weights = read_weights(self.path, averaged=True)
         if not is_vit_npz(weights):
             return weights
         try:
