@@ -30,10 +30,10 @@ def break_training(patch: Any, what: str, iteration: int, in_rank: int = 0) -> N
     forward, batches = Trainer._forward, TrainBatches.__iter__
     calls = 0
 
-    def broken_forward(self, batch):
+    def broken_forward(self, *arguments):
         nonlocal calls
         calls += 1
-        loss, correct = forward(self, batch)
+        loss, correct = forward(self, *arguments)
         if calls != iteration or rank() != in_rank or what == "loader":
             return loss, correct
         if what == "forward":
