@@ -92,7 +92,8 @@ def test_the_part_of_a_cut_clip_is_counted_in_pixels(height, width):
 
 def test_draws_have_their_distribution():
     """4,000 draws; the bounds are four standard errors."""
-    drawn = [draw_mix(node(PROB=0.7, SWITCH_PROB=0.25, ALPHA=0.4), 16, 16, i) for i in range(4000)]
+    settings = node(PROB=0.7, SWITCH_PROB=0.25, ALPHA=0.4)
+    drawn = [draw_mix(settings, 16, 16, seed) for seed in range(4000)]
     mixed = [mix for mix in drawn if mix != NOT_MIXED]
     assert len(mixed) / 4000 == pytest.approx(0.7, abs=4 * math.sqrt(0.7 * 0.3 / 4000))
     cuts = sum(mix.cut is not None for mix in mixed) / len(mixed)
@@ -107,11 +108,13 @@ def test_draws_have_their_distribution():
 
 
 def test_only_one_of_them_where_the_other_has_no_alpha():
+    sums, cuts = node(CUTMIX_ALPHA=0.0, SWITCH_PROB=1.0), node(ALPHA=0.0, SWITCH_PROB=0.0)
+    disabled, never = node(ENABLE=False), node(PROB=0.0)
     for seed in range(50):
-        assert draw_mix(node(CUTMIX_ALPHA=0.0, SWITCH_PROB=1.0), 8, 8, seed).cut is None
-        assert draw_mix(node(ALPHA=0.0, SWITCH_PROB=0.0), 8, 8, seed).cut is not None
-        assert draw_mix(node(ENABLE=False), 8, 8, seed) == NOT_MIXED
-        assert draw_mix(node(PROB=0.0), 8, 8, seed) == NOT_MIXED
+        assert draw_mix(sums, 8, 8, seed).cut is None
+        assert draw_mix(cuts, 8, 8, seed).cut is not None
+        assert draw_mix(disabled, 8, 8, seed) == NOT_MIXED
+        assert draw_mix(never, 8, 8, seed) == NOT_MIXED
 
 
 def test_a_batch_that_is_not_mixed_is_the_plain_one_to_the_bit():
