@@ -26,16 +26,7 @@ from av.video.reformatter import VideoReformatter
 
 from slowfast_lara.data.orientation import Orientation
 from slowfast_lara.data.packet_index import PacketIndex, Version, version_of
-from slowfast_lara.data.packets import (
-    DAMAGE,
-    Packets,
-    StoredPackets,
-    demux,
-    h264_decoder,
-    needed_packets,
-    read_packets,
-    scan,
-)
+from slowfast_lara.data.packets import DAMAGE, Packets, StoredPackets, demux, scan, stored_frames
 from slowfast_lara.errors import DecodeError
 
 # Videos are read in parallel by the loaders' workers: OpenCV needs no threads beside
@@ -108,7 +99,7 @@ def read_span(
             return Frames(pixels, order_of(indices))
     with opened(path, threads) as (container, stream):
         if packets is None:
-            packets = _scanned(path, container, stream, with_places=version is not None)
+            packets = scanned(path, container, stream, with_places=version is not None)
             if index is not None and version is not None:
                 index.add(path, version, packets)
         if packets.pts is not None:
@@ -126,7 +117,7 @@ def read_all(
 ) -> Frames:
     """The chosen frames, chosen by the number that really decodes."""
     with opened(path, threads) as (container, stream):
-        packets = _scanned(path, container, stream)
+        packets = scanned(path, container, stream)
         guess, fps = packets.num_frames, packets.fps or default_fps
         if packets.pts is not None:
             container.seek(int(packets.pts[0]), stream=stream)
@@ -149,7 +140,7 @@ def read_all(
     raise DecodeError(f"{path}: decodes differently every time")
 
 
-def _scanned(path: str, container: Any, stream: Any, *, with_places: bool = False) -> Packets:
+def scanned(path: str, container: Any, stream: Any, *, with_places: bool = False) -> Packets:
     packets = scan(container, stream, path if with_places else None)
     if not packets.num_frames:
         raise DecodeError(f"{path}: no frame decodes")
@@ -197,12 +188,7 @@ def opened(path: str, threads: int) -> Iterator[tuple[Any, Any]]:
         mode = os.stat(path).st_mode
         if not stat.S_ISREG(mode):  # opening a FIFO would wait for ever
             raise DecodeError(f"{path}: not a file")
-        # "file:" because FFmpeg would take "a:b.mp4" for the protocol "a".
-        container = av.open(
-            f"file:{os.path.abspath(path)}",
-            options={"protocol_whitelist": "file", "format_whitelist": CONTAINERS},
-            metadata_errors="replace",
-        )
+        container = open_container(path)
         yield container, _video_stream(container, path, threads)
     except DecodeError:
         raise
@@ -212,6 +198,15 @@ def opened(path: str, threads: int) -> Iterator[tuple[Any, Any]]:
     finally:
         if container is not None:
             container.close()
+
+
+def open_container(path: str) -> Any:
+    # "file:" because FFmpeg would take "a:b.mp4" for the protocol "a".
+    return av.open(
+        f"file:{os.path.abspath(path)}",
+        options={"protocol_whitelist": "file", "format_whitelist": CONTAINERS},
+        metadata_errors="replace",
+    )
 
 
 def _video_stream(container: Any, path: str, threads: int) -> Any:
@@ -241,7 +236,7 @@ def decoded_frames(container: Any, stream: Any, errors: list[str] | None = None)
         yield from frames
 
 
-def _frames_among(container: Any, stream: Any, wanted: set[int]) -> Iterator[Any]:
+def frames_among(container: Any, stream: Any, wanted: set[int]) -> Iterator[Any]:
     """Decoded frames, the wanted timestamps among them.
 
     Frames that nobody wants and no other refers to are not decoded. When all of
@@ -264,7 +259,7 @@ def _frames_among(container: Any, stream: Any, wanted: set[int]) -> Iterator[Any
 def _decode_pts(container: Any, stream: Any, wanted: np.ndarray, place: Place) -> np.ndarray | None:
     """The frames with the wanted timestamps; None if they do not all come, in order."""
     container.seek(int(wanted[0]), stream=stream)  # to the key frame at or before it
-    return _keep(_frames_among(container, stream, set(wanted.tolist())), wanted.tolist(), place)
+    return _keep(frames_among(container, stream, set(wanted.tolist())), wanted.tolist(), place)
 
 
 def _decode_stored(
@@ -284,22 +279,13 @@ def _decode_stored(
     except OSError:
         return None
     try:
-        frames = _stored_frames(file, stored, wanted, threads)
+        frames = stored_frames(file, stored, wanted, threads)
         pixels = _keep(frames, wanted.tolist(), place)
         return pixels if version_of(os.fstat(file)) == version else None
     except DAMAGE:
         return None
     finally:
         os.close(file)
-
-
-def _stored_frames(
-    file: int, stored: StoredPackets, wanted: np.ndarray, threads: int
-) -> Iterator[Any]:
-    decoder = h264_decoder(stored.extradata, threads)
-    for packet in read_packets(stored, needed_packets(stored, wanted), file):
-        yield from decoder.decode(packet)
-    yield from decoder.decode(None)
 
 
 def _keep(frames: Iterator[Any], wanted: list[int], place: Place) -> np.ndarray | None:

@@ -8,6 +8,7 @@ is read without opening the container, and only what its frames are made of is d
 
 from __future__ import annotations
 
+import contextlib
 import os
 from collections.abc import Iterator
 from typing import Any, NamedTuple
@@ -65,13 +66,15 @@ def scan(container: Any, stream: Any, path: str | None = None) -> Packets:
     With the path of its file, it is also seen where the packets lie there.
     """
     pts: list[int | None] = []
-    places = None if path is None else _Places(container, stream, path)
-    for packet in demux(container, stream):
-        if packet.size:
-            if places is not None:
-                places.add(packet)
-            if not packet.is_discard:
-                pts.append(packet.pts)
+    with contextlib.ExitStack() as stack:
+        file = None if path is None else stack.enter_context(open(path, "rb", buffering=0))
+        places = None if file is None else _Places(container, stream, file.fileno())
+        for packet in demux(container, stream):
+            if packet.size:
+                if places is not None:
+                    places.add(packet)
+                if not packet.is_discard:
+                    pts.append(packet.pts)
     known = sorted({time for time in pts if time is not None})
     seconds = float((known[-1] - known[0]) * stream.time_base) if known else 0.0
     by_time = (len(known) - 1) / seconds if seconds > 0 else None
@@ -90,12 +93,12 @@ class _Places:
     packets do not: how it is turned, its colours.
     """
 
-    def __init__(self, container: Any, stream: Any, path: str) -> None:
+    def __init__(self, container: Any, stream: Any, file: int) -> None:
         self._context = stream.codec_context
         self._extradata = bytes(self._context.extradata or b"")
         is_mp4 = "mp4" in container.format.name and self._extradata[:1] == b"\1"
         self._is_plain = is_mp4 and self._context.name == "h264" and len(self._extradata) > 6
-        self._path = path
+        self._file = file
         self._rows: list[tuple[int, int, int, int]] = []
         self._first: Any = None
 
@@ -112,8 +115,7 @@ class _Places:
         self._rows.append((packet.pts, packet.pos, packet.size, kind))
 
     def _lies_there(self, place: int, content: bytes) -> bool:
-        with open(self._path, "rb", buffering=0) as file:
-            return place >= 0 and os.pread(file.fileno(), len(content), place) == content
+        return place >= 0 and os.pread(self._file, len(content), place) == content
 
     def stored(self) -> StoredPackets | None:
         if not self._is_plain or not self._rows or not self._rows[0][3] & STARTS_ANEW:
@@ -146,7 +148,7 @@ def _kind(content: bytes, length_bytes: int) -> int:
 def _decodes_alike(context: Any, extradata: bytes, packet: Any) -> bool:
     """Whether a decoder that knows nothing of the container gives the same frame."""
     frames = []
-    for decoder in (context, h264_decoder(extradata, 1)):
+    for decoder in (context, _h264_decoder(extradata, 1)):
         try:
             decoded = [*decoder.decode(packet), *decoder.decode(None)]
         except DAMAGE:
@@ -165,7 +167,7 @@ def _decodes_alike(context: Any, extradata: bytes, packet: Any) -> bool:
     )
 
 
-def h264_decoder(extradata: bytes, threads: int) -> Any:
+def _h264_decoder(extradata: bytes, threads: int) -> Any:
     decoder = av.CodecContext.create("h264", "r")
     decoder.extradata, decoder.thread_count = extradata, threads
     return decoder
@@ -188,9 +190,19 @@ def needed_packets(stored: StoredPackets, wanted: np.ndarray) -> np.ndarray:
     return np.flatnonzero(needed)
 
 
-def read_packets(stored: StoredPackets, numbers: np.ndarray, file: int) -> Iterator[Any]:
+def _read_packets(stored: StoredPackets, numbers: np.ndarray, file: int) -> Iterator[Any]:
     """These packets of an open file."""
     for number in numbers:
         packet = av.Packet(os.pread(file, int(stored.sizes[number]), int(stored.places[number])))
         packet.pts = int(stored.pts[number])
         yield packet
+
+
+def stored_frames(
+    file: int, stored: StoredPackets, wanted: np.ndarray, threads: int
+) -> Iterator[Any]:
+    """Decoded frames of an open file, those with the `wanted` times among them."""
+    decoder = _h264_decoder(stored.extradata, threads)
+    for packet in _read_packets(stored, needed_packets(stored, wanted), file):
+        yield from decoder.decode(packet)
+    yield from decoder.decode(None)

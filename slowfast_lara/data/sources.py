@@ -78,7 +78,7 @@ def read_frames(
     if images is None:
         read = read_all if whole else partial(read_span, index=index)
         return read(str(source), choose, place, default_fps=default_fps, threads=threads)
-    return _kept(choose(len(images), default_fps), lambda index: _read_image(images[index]), place)
+    return _kept(choose(len(images), default_fps), lambda index: read_image(images[index]), place)
 
 
 def _kept(indices: np.ndarray, frame: Callable[[int], np.ndarray], place: Place) -> Frames:
@@ -99,7 +99,7 @@ def open_frames(
         return
     images = _image_files(source)
     if images is not None:
-        yield float(default_fps), map(_read_image, images)
+        yield float(default_fps), map(read_image, images)
         return
     with opened(str(source), 1) as (container, stream):
         yield float(stream.average_rate or default_fps), rgb_frames(container, stream)
@@ -128,7 +128,7 @@ def list_images(folder: str) -> list[str]:
     return [os.path.join(folder, name) for name in names]
 
 
-def _read_image(path: str) -> np.ndarray:
+def read_image(path: str) -> np.ndarray:
     if not os.path.isfile(path):  # OpenCV would wait for ever for a FIFO
         raise DecodeError(f"{path}: no such file")
     try:
