@@ -18,7 +18,7 @@ from slowfast_lara.data.packet_index import PacketIndex, pack, unpack
 from slowfast_lara.data.packets import Packets, needed_packets, scan
 from slowfast_lara.errors import DecodeError
 from tests.data.helpers import NEEDS_REAL_VIDEOS, REPOSITORY, decode_all, real_videos, write_video
-from tests.data.test_decode import VIDEOS
+from tests.data.test_decode import VIDEOS, whole
 
 H264 = {
     "prepared.mp4": {"options": {"bf": "7", "g": "16", "x264-params": "b-pyramid=none:b-adapt=0"}},
