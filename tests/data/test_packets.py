@@ -14,7 +14,7 @@ import pytest
 
 from slowfast_lara.data import decode, packet_index
 from slowfast_lara.data.decode import Region, read_span
-from slowfast_lara.data.packet_index import PacketIndex, pack, unpack
+from slowfast_lara.data.packet_index import PacketIndex, pack, unpack, version_of
 from slowfast_lara.data.packets import Packets, needed_packets, scan
 from slowfast_lara.errors import DecodeError
 from tests.data.helpers import NEEDS_REAL_VIDEOS, REPOSITORY, decode_all, real_videos, write_video
@@ -124,6 +124,20 @@ def test_a_video_replaced_while_it_is_read(tmp_path, monkeypatch):
     assert np.array_equal(read(path, index, wanted), expected)
 
 
+def test_packets_of_another_version_are_not_read(tmp_path):
+    path = write_video(tmp_path / "a.mp4", options={"g": "8"})
+    with av.open(str(path)) as container:
+        packets = scan(container, container.streams.video[0], str(path))
+    version, wanted = version_of(path.stat()), packets.pts[[3, 9]]
+
+    def decoded(version):
+        return decode._decode_stored(str(path), version, packets.stored, wanted, whole, 1)
+
+    assert np.array_equal(decoded(version), read(path, None, np.array([3, 9])))
+    for other in ((version[0] + 1, version[1]), (version[0], version[1] + 1), None):
+        assert decoded(other) is None
+
+
 def test_a_video_just_written_is_not_kept(tmp_path):
     """A second change within the same tick of the clock would not be seen."""
     path, index = write_video(tmp_path / "a.mp4"), PacketIndex(str(tmp_path))
@@ -198,6 +212,21 @@ def test_a_damaged_index_does_no_harm(tmp_path):
         file.write_bytes(other)
         later = PacketIndex(str(tmp_path))
         assert np.array_equal(read(path, later, np.arange(0, 40, 3)), expected)
+
+
+def test_entries_that_are_exchanged_do_not_count(tmp_path):
+    paths = [settle(write_video(tmp_path / f"{n}.mp4", 30 + n)) for n in range(2)]
+    index = PacketIndex(str(tmp_path))
+    for path in paths:
+        read(path, index, np.arange(3))
+    index.write()
+    (file,) = index_files(tmp_path)
+    content = np.fromfile(file, np.uint8)
+    rows = packet_index._rows_of(content)
+    rows[["start", "length"]] = rows[["start", "length"]][::-1].copy()
+    content.tofile(file)
+    later = PacketIndex(str(tmp_path))
+    assert [later.find(str(path))[1] for path in paths] == [None, None]
 
 
 @pytest.mark.parametrize("kind", ["a file in its place", "read only"])
