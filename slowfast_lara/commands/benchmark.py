@@ -20,7 +20,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         description="Measure speed and memory on this machine, or estimate them for a GPU."
     )
     kinds = parser.add_subparsers(
-        required=True, dest="kind", metavar="crop|length|data|roofline|gpu|kernels"
+        required=True, dest="kind", metavar="crop|length|data|lists|roofline|gpu|kernels"
     )
     crop = kinds.add_parser("crop", help="a trajectory layer over the size of the crop")
     crop.add_argument(
@@ -38,6 +38,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     for kind in (crop, length):
         _add_attention_arguments(kind)
     _add_data_arguments(kinds.add_parser("data", help="reading videos, against PySlowFast"))
+    _add_lists_arguments(kinds.add_parser("lists", help="start and memory of long lists"))
     _add_roofline_arguments(
         kinds.add_parser("roofline", help="attention on a GPU, estimated without one")
     )
@@ -53,6 +54,11 @@ def main(argv: Sequence[str] | None = None) -> int:
             from slowfast_lara.experiments.data_speed import as_text, reading_times
 
             print(as_text(reading_times(**flags)))
+            return
+        if args.kind == "lists":
+            from slowfast_lara.experiments.long_lists import as_table, list_costs
+
+            print(as_table(list_costs(**flags)))
             return
         if args.kind == "kernels":
             from slowfast_lara.experiments import compiled_kernels
@@ -151,6 +157,25 @@ def _add_data_arguments(parser: argparse.ArgumentParser) -> None:
         default=20,
         help="random training samples of each video in a round",
     )
+    _add_before_argument(parser)
+
+
+def _add_before_argument(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--before", metavar="CHECKOUT", help="measure an earlier checkout of this package too"
+    )
+
+
+def _add_lists_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--videos", type=positive_int, default=250_000, help="lines of one list")
+    parser.add_argument(
+        "--frames", type=positive_int, default=8_000_000, help="lines of a list of frames"
+    )
+    parser.add_argument("--workers", type=positive_int, default=8, help="processes that read it")
+    parser.add_argument(
+        "--start", choices=("fork", "spawn"), default="fork", help="how they are started"
+    )
+    _add_before_argument(parser)
 
 
 def _add_kernel_arguments(parser: argparse.ArgumentParser) -> None:

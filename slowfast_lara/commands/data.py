@@ -1,8 +1,9 @@
-"""slowfast-lara data, datasets/*.py: lists of videos, checking, re-encoding, a synthetic set."""
+"""slowfast-lara data, datasets/*.py: lists, checking, re-encoding, speed, a synthetic set."""
 
 from __future__ import annotations
 
 import argparse
+import os
 from collections.abc import Callable, Sequence
 
 from slowfast_lara.commands.shared import OneLineParser, add_jobs_argument, positive_int
@@ -47,6 +48,14 @@ files of Something-Something-v2 that VIDEOS has; failures.csv, what could not be
 (prepared: no) or only in part (yes); and prepared.jsonl, by which the same command goes
 on where it was stopped. Ends with status 1 if some videos failed.
 """
+SPEED = """\
+Reads the training list of a config as a training does, with each number of workers, and
+says how many clips per second come, where the time of a sample goes, and, given the time of
+a step on your GPU, how many workers that needs or that the data will be the bottleneck.
+Times are of one process: with NUM_GPUS above 1 each has so many workers, and shares the
+cores. Videos that are read for the first time are scanned, and kept in
+DATA.PATH_TO_DATA_DIR/packets.index.
+"""
 SYNTHETIC = """\
 Makes a labelled video set that needs no download; only motion tells its classes
 apart. OUT gets the videos, train.csv, val.csv, test.csv (`path label`), classes.json
@@ -62,7 +71,7 @@ PRESETS = ("ultrafast", "superfast", "veryfast", "faster", "fast", "medium", "sl
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    parser = OneLineParser(description="Prepare data: lists, checks, re-encoding, a synthetic set.")
+    parser = OneLineParser(description="Data: lists, checks, re-encoding, speed, a synthetic set.")
     kinds = parser.add_subparsers(required=True, metavar="KIND")
     for name, (help_text, description, add_arguments, run) in _KINDS.items():
         kind = kinds.add_parser(name, help=help_text, description=description)
@@ -179,6 +188,37 @@ def _prepare(args: argparse.Namespace) -> int | None:
     return FAILED if failed else None
 
 
+def _add_speed(parser: argparse.ArgumentParser) -> None:
+    parser.usage = "%(prog)s --cfg FILE_OR_NAME [flags] [KEY VALUE ...]"
+    parser.add_argument("--cfg", required=True, help="the config: a YAML file, or a shipped one")
+    parser.add_argument("opts", nargs="*", metavar="KEY VALUE", help="config keys")
+    parser.add_argument(
+        "--workers",
+        type=int,
+        nargs="+",
+        metavar="N",
+        help="numbers of workers (default: 0, 1, 2, 4, ... up to the cores)",
+    )
+    parser.add_argument(
+        "--seconds", type=positive_int, default=5, help="for each of them (default 5)"
+    )
+    parser.add_argument(
+        "--step-ms", type=positive_int, metavar="MS", help="the time of a training step"
+    )
+
+
+def _speed(args: argparse.Namespace) -> None:
+    from slowfast_lara.config import load_config
+    from slowfast_lara.data.speed import as_text, loader_speed
+
+    cores = os.cpu_count() or 1
+    workers = args.workers or sorted({0, cores, *(2**n for n in range(cores.bit_length()))})
+    if min(workers) < 0:
+        raise InputError(f"--workers {min(workers)}; numbers from 0 on are expected")
+    speed = loader_speed(load_config(args.cfg, args.opts), workers, args.seconds)
+    print(as_text(speed, args.step_ms))
+
+
 def _add_synthetic(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("out", metavar="OUT", help="the folder to make")
     parser.add_argument("--classes", type=int, default=4, help="kinds of motion, 1 to 12")
@@ -233,5 +273,6 @@ _KINDS: dict[str, tuple[str, str, Callable[[argparse.ArgumentParser], None], Run
     "lists-folder": ("lists of your own videos", LISTS_FOLDER, _add_lists_folder, _lists_folder),
     "check": ("decode every video once", CHECK, _add_check, _check),
     "prepare": ("make videos quick to read", PREPARE, _add_prepare, _prepare),
+    "speed": ("how fast the training loader reads", SPEED, _add_speed, _speed),
     "synthetic": ("make a set of videos", SYNTHETIC, _add_synthetic, _synthetic),
 }

@@ -13,6 +13,7 @@ it is replaced in training only, and reported everywhere.
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from functools import partial
 from typing import NamedTuple
 
@@ -23,9 +24,11 @@ from fvcore.common.config import CfgNode
 from slowfast_lara.data import transforms
 from slowfast_lara.data.bad_videos import Failure
 from slowfast_lara.data.decode import Choose, Frames, Place
+from slowfast_lara.data.packet_index import PacketIndex
 from slowfast_lara.data.rand_augment import RandAugment
 from slowfast_lara.data.random_changes import random_blur, random_erase, random_grey
 from slowfast_lara.data.sources import Files, Source, read_frames
+from slowfast_lara.data.texts import Texts
 from slowfast_lara.data.views import crop_views
 from slowfast_lara.errors import DataError, DecodeError, UserError
 
@@ -76,9 +79,14 @@ class VideoDataset(torch.utils.data.Dataset):
             raise ValueError(f"mode {mode!r}; allowed: {', '.join(MODES)}")
         self.cfg = cfg
         self.mode = mode
-        self.paths, self.labels = self._read_lists()
+        paths, labels = self._read_lists()
+        self.paths: Sequence[str] = Texts.of(paths)
+        # One object for each class: a worker that counts references to them copies nothing else.
+        classes = {label: label for label in labels}
+        self.labels = [classes[label] for label in labels]
         self._check_paths()
         data = cfg.DATA
+        self._index = PacketIndex(data.PATH_TO_DATA_DIR)
         self._normalize = transforms.Normalize(data.MEAN, data.STD, data.REVERSE_INPUT_CHANNEL)
         self._rand_augment = RandAugment(data.RAND_AUGMENT)
 
@@ -120,17 +128,23 @@ class VideoDataset(torch.utils.data.Dataset):
             )
 
         place = partial(transforms.whole_frame, short_side=cfg.DATA.TEST_CROP_SIZE)
-        return crop_views(cls._read(source, choose, place, cfg, whole=True), cfg)
+        return crop_views(cls._read(source, choose, place, cfg), cfg)
 
     @classmethod
     def _read(
-        cls, source: Source, choose: Choose, place: Place, cfg: CfgNode, *, whole: bool
+        cls,
+        source: Source,
+        choose: Choose,
+        place: Place,
+        cfg: CfgNode,
+        index: PacketIndex | None = None,
     ) -> Frames:
+        """Without an `index`, all of a video is decoded: see `read_frames`."""
         if not cls.frames_in_folders and isinstance(source, str) and os.path.isdir(source):
             raise DecodeError(f"{source}: a folder; {cls.__name__} has video files")
         threads = 0 if cfg.DATA_LOADER.ENABLE_MULTI_THREAD_DECODE else 1
-        fps = cfg.DATA.TARGET_FPS
-        return read_frames(source, choose, place, whole=whole, default_fps=fps, threads=threads)
+        options = {"default_fps": cfg.DATA.TARGET_FPS, "threads": threads}
+        return read_frames(source, choose, place, whole=index is None, index=index, **options)
 
     def _source(self, index: int) -> Files:
         """The video file, or the files of its frames."""
@@ -245,7 +259,7 @@ class VideoDataset(torch.utils.data.Dataset):
 
     def _read_clip(self, video: int, draws: np.ndarray | None, place: Place) -> np.ndarray:
         choose = partial(self.clip_frames, self.cfg, draws)
-        frames = self._read(self._source(video), choose, place, self.cfg, whole=False)
+        frames = self._read(self._source(video), choose, place, self.cfg, self._index)
         if len(frames.pixels) == len(frames.order):  # no frame twice: nothing to copy
             return frames.pixels
         return frames.pixels[frames.order]

@@ -24,6 +24,9 @@ import cv2
 import numpy as np
 from av.video.reformatter import VideoReformatter
 
+from slowfast_lara.data.orientation import Orientation
+from slowfast_lara.data.packet_index import PacketIndex, Version, version_of
+from slowfast_lara.data.packets import DAMAGE, Packets, StoredPackets, demux, scan, stored_frames
 from slowfast_lara.errors import DecodeError
 
 # Videos are read in parallel by the loaders' workers: OpenCV needs no threads beside
@@ -65,8 +68,6 @@ MAX_ASPECT = 8
 MOST_FPS = 120
 # From PyAV 17 on, a conversion starts a thread for each core unless told not to.
 ONE_THREAD = {"threads": 1} if int(av.__version__.split(".")[0]) >= 17 else {}
-# What PyAV and OpenCV raise on damaged files.
-_DAMAGE = (av.FFmpegError, OSError, ValueError, OverflowError, MemoryError, cv2.error)
 
 
 class Frames(NamedTuple):
@@ -76,24 +77,34 @@ class Frames(NamedTuple):
     order: np.ndarray
 
 
-class Packets(NamedTuple):
-    """What a video holds, without decoding it."""
-
-    num_frames: int
-    # In order of presentation; None where the packets do not all say theirs.
-    pts: list[int] | None
-    fps: float
-
-
 def read_span(
-    path: str, choose: Choose, place: Place, *, default_fps: float = 30, threads: int = 1
+    path: str,
+    choose: Choose,
+    place: Place,
+    *,
+    default_fps: float = 30,
+    threads: int = 1,
+    index: PacketIndex | None = None,
 ) -> Frames:
-    """The chosen frames, decoding from the key frame before them."""
+    """The chosen frames, decoding from the key frame before them.
+
+    With an `index`, a video is scanned once, and not again while it stays the same.
+    """
+    version, packets = (None, None) if index is None else index.find(path)
+    if packets is not None and packets.stored is not None and packets.pts is not None:
+        indices = choose(packets.num_frames, packets.fps or default_fps)
+        wanted = packets.pts[np.unique(indices)]
+        pixels = _decode_stored(path, version, packets.stored, wanted, place, threads)
+        if pixels is not None:
+            return Frames(pixels, order_of(indices))
     with opened(path, threads) as (container, stream):
-        packets = _scan(container, stream, default_fps)
+        if packets is None:
+            packets = scanned(path, container, stream, with_places=version is not None)
+            if index is not None and version is not None:
+                index.add(path, version, packets)
         if packets.pts is not None:
-            indices = choose(packets.num_frames, packets.fps)
-            wanted = [packets.pts[index] for index in np.unique(indices)]
+            indices = choose(packets.num_frames, packets.fps or default_fps)
+            wanted = packets.pts[np.unique(indices)]
             pixels = _decode_pts(container, stream, wanted, place)
             if pixels is not None:
                 return Frames(pixels, order_of(indices))
@@ -106,11 +117,11 @@ def read_all(
 ) -> Frames:
     """The chosen frames, chosen by the number that really decodes."""
     with opened(path, threads) as (container, stream):
-        packets = _scan(container, stream, default_fps)
-        guess = packets.num_frames
+        packets = scanned(path, container, stream)
+        guess, fps = packets.num_frames, packets.fps or default_fps
         if packets.pts is not None:
-            container.seek(packets.pts[0], stream=stream)
-            indices = choose(guess, packets.fps)
+            container.seek(int(packets.pts[0]), stream=stream)
+            indices = choose(guess, fps)
             pixels, count = _decode_all(container, stream, np.unique(indices), place)
             if count == guess:
                 return Frames(pixels, order_of(indices))
@@ -119,7 +130,7 @@ def read_all(
     # pass gives the true number.
     for _ in range(2):
         with opened(path, threads) as (container, stream):
-            indices = choose(guess, packets.fps)
+            indices = choose(guess, fps)
             pixels, count = _decode_all(container, stream, np.unique(indices), place)
         if count == guess:
             return Frames(pixels, order_of(indices))
@@ -127,6 +138,13 @@ def read_all(
             raise DecodeError(f"{path}: no frame decodes")
         guess = count
     raise DecodeError(f"{path}: decodes differently every time")
+
+
+def scanned(path: str, container: Any, stream: Any, *, with_places: bool = False) -> Packets:
+    packets = scan(container, stream, path if with_places else None)
+    if not packets.num_frames:
+        raise DecodeError(f"{path}: no frame decodes")
+    return packets
 
 
 def count_frames(path: str) -> tuple[int, int]:
@@ -150,7 +168,7 @@ def check_length(path: str, most_seconds: float) -> None:
     most_frames = most_seconds * MOST_FPS
     with opened(path, 1) as (container, stream):
         first = None
-        for count, packet in enumerate(_demux(container, stream), start=1):
+        for count, packet in enumerate(demux(container, stream), start=1):
             if packet.pts is not None:
                 first = packet.pts if first is None else first
                 seconds = float((packet.pts - first) * stream.time_base)
@@ -170,21 +188,25 @@ def opened(path: str, threads: int) -> Iterator[tuple[Any, Any]]:
         mode = os.stat(path).st_mode
         if not stat.S_ISREG(mode):  # opening a FIFO would wait for ever
             raise DecodeError(f"{path}: not a file")
-        # "file:" because FFmpeg would take "a:b.mp4" for the protocol "a".
-        container = av.open(
-            f"file:{os.path.abspath(path)}",
-            options={"protocol_whitelist": "file", "format_whitelist": CONTAINERS},
-            metadata_errors="replace",
-        )
+        container = open_container(path)
         yield container, _video_stream(container, path, threads)
     except DecodeError:
         raise
-    except _DAMAGE as error:
+    except DAMAGE as error:
         reason = getattr(error, "strerror", None) or str(error) or type(error).__name__
         raise DecodeError(f"{path}: {' '.join(reason.split())}") from None
     finally:
         if container is not None:
             container.close()
+
+
+def open_container(path: str) -> Any:
+    # "file:" because FFmpeg would take "a:b.mp4" for the protocol "a".
+    return av.open(
+        f"file:{os.path.abspath(path)}",
+        options={"protocol_whitelist": "file", "format_whitelist": CONTAINERS},
+        metadata_errors="replace",
+    )
 
 
 def _video_stream(container: Any, path: str, threads: int) -> Any:
@@ -202,51 +224,26 @@ def _video_stream(container: Any, path: str, threads: int) -> Any:
     raise DecodeError(f"{path}: no video stream that can be decoded")
 
 
-def _scan(container: Any, stream: Any, default_fps: float) -> Packets:
-    """Reads through the packets; the container then stands at its end."""
-    pts = [
-        packet.pts for packet in _demux(container, stream) if packet.size and not packet.is_discard
-    ]
-    if not pts:
-        raise DecodeError(f"{container.name.removeprefix('file:')}: no frame decodes")
-    known = sorted(set(pts) - {None})
-    seconds = float((known[-1] - known[0]) * stream.time_base) if known else 0.0
-    by_time = (len(known) - 1) / seconds if seconds > 0 else default_fps
-    fps = float(stream.average_rate or 0) or by_time
-    return Packets(len(pts), known if len(known) == len(pts) else None, fps)
-
-
-def _demux(container: Any, stream: Any) -> Iterator[Any]:
-    """Packets up to the end, or to where the file is damaged beyond going on."""
-    packets = container.demux(stream)
-    while True:
-        try:
-            packet = next(packets)
-        except (StopIteration, *_DAMAGE):
-            return
-        yield packet
-
-
 def decoded_frames(container: Any, stream: Any, errors: list[str] | None = None) -> Iterator[Any]:
     """Decoded frames in order; packets that will not decode are passed over."""
-    for packet in _demux(container, stream):
+    for packet in demux(container, stream):
         try:
             frames = packet.decode()
-        except _DAMAGE as error:
+        except DAMAGE as error:
             if errors is not None:
                 errors.append(str(error))
             continue
         yield from frames
 
 
-def _frames_among(container: Any, stream: Any, wanted: set[int]) -> Iterator[Any]:
+def frames_among(container: Any, stream: Any, wanted: set[int]) -> Iterator[Any]:
     """Decoded frames, the wanted timestamps among them.
 
     Frames that nobody wants and no other refers to are not decoded. When all of
     the wanted packets are in, the decoder gives out what it holds.
     """
     context, missing = stream.codec_context, len(wanted)
-    for packet in _demux(container, stream):
+    for packet in demux(container, stream):
         needed = packet.pts in wanted
         context.skip_frame = "DEFAULT" if needed else "NONREF"
         missing -= needed
@@ -255,16 +252,46 @@ def _frames_among(container: Any, stream: Any, wanted: set[int]) -> Iterator[Any
             if not missing:
                 yield from stream.decode(None)
                 return
-        except _DAMAGE:
+        except DAMAGE:
             return
 
 
-def _decode_pts(container: Any, stream: Any, wanted: list[int], place: Place) -> np.ndarray | None:
+def _decode_pts(container: Any, stream: Any, wanted: np.ndarray, place: Place) -> np.ndarray | None:
     """The frames with the wanted timestamps; None if they do not all come, in order."""
+    container.seek(int(wanted[0]), stream=stream)  # to the key frame at or before it
+    return _keep(frames_among(container, stream, set(wanted.tolist())), wanted.tolist(), place)
+
+
+def _decode_stored(
+    path: str,
+    version: Version | None,
+    stored: StoredPackets,
+    wanted: np.ndarray,
+    place: Place,
+    threads: int,
+) -> np.ndarray | None:
+    """The same by packets that are known, without opening the container.
+
+    None if they do not all come, or if the file is not the one of which they are known.
+    """
+    try:
+        file = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    except OSError:
+        return None
+    try:
+        frames = stored_frames(file, stored, wanted, threads)
+        pixels = _keep(frames, wanted.tolist(), place)
+        return pixels if version_of(os.fstat(file)) == version else None
+    except DAMAGE:
+        return None
+    finally:
+        os.close(file)
+
+
+def _keep(frames: Iterator[Any], wanted: list[int], place: Place) -> np.ndarray | None:
     kept, to_rgb = KeptFrames(len(wanted), place), ToRgb()
-    container.seek(wanted[0], stream=stream)  # to the key frame at or before it
     last = None
-    for frame in _frames_among(container, stream, set(wanted)):
+    for frame in frames:
         if frame.pts is None or (last is not None and frame.pts <= last):
             return None
         last = frame.pts
@@ -309,14 +336,20 @@ def check_size(height: int, width: int) -> None:
 
 
 class ToRgb:
-    """RGB pixels of decoded frames; one for many, as setting it up costs more than a frame."""
+    """Upright RGB pixels of the decoded frames of a video; its first one says what is up.
+
+    One object for many frames, as setting it up costs more than a frame.
+    """
 
     def __init__(self) -> None:
         self._reformatter = VideoReformatter()
+        self._orientation: Orientation | None = None
 
     def __call__(self, frame: Any) -> np.ndarray:
         check_size(frame.height, frame.width)
-        return self._reformatter.reformat(frame, format="rgb24", **ONE_THREAD).to_ndarray()
+        rgb = self._reformatter.reformat(frame, format="rgb24", **ONE_THREAD).to_ndarray()
+        self._orientation = self._orientation or Orientation.of(frame)
+        return self._orientation.upright(rgb)
 
 
 class KeptFrames:

@@ -121,7 +121,7 @@ def train_loader(
         )
     place = (batch_size, rank, world_size, cfg.RNG_SEED)
     batches = TrainBatches(len(dataset), *place, repeated=cfg.DATA.USE_REPEATED_AUG)
-    return _loader(cfg, dataset, batch_sampler=batches, collate_fn=_collate)
+    return _loader(cfg, dataset, batch_sampler=batches, collate_fn=collate)
 
 
 def val_loader(cfg: CfgNode, *, batch_size: int, rank: int = 0, world_size: int = 1) -> DataLoader:
@@ -132,7 +132,7 @@ def val_loader(cfg: CfgNode, *, batch_size: int, rank: int = 0, world_size: int 
         dataset,
         sampler=range(rank, len(dataset), world_size),
         batch_size=batch_size,
-        collate_fn=_collate,
+        collate_fn=collate,
     )
 
 
@@ -231,19 +231,35 @@ def _only_one(videos: list[VideoViews | BrokenOff]) -> VideoViews | BrokenOff:
     return _shared(video, [video.views] if isinstance(video, VideoViews) else [])
 
 
-def _collate(samples: list[Sample | BrokenOff]) -> Batch | BrokenOff:
+def collate(samples: list[Sample | BrokenOff]) -> Batch | BrokenOff:
     if isinstance(samples[0], BrokenOff):  # then it is the only one
         return samples[0]
     whole = [sample for sample in samples if isinstance(sample, Sample)]
     good = [sample for sample in whole if sample.clip is not None]
-    clips = [sample.clip for sample in good if sample.clip is not None]
+    try:
+        clips = stacked([sample.clip for sample in good if sample.clip is not None])
+    except (RuntimeError, OSError) as error:
+        return BrokenOff(no_shared_memory(first_line(error)))
     batch = Batch(
-        [torch.stack(clips)] if clips else [],
+        [clips] if len(clips) else [],
         torch.tensor([sample.label for sample in good], dtype=torch.int64),
         torch.tensor([sample.index for sample in good], dtype=torch.int64),
         [failure for sample in whole for failure in sample.failures],
     )
     return _shared(batch, [*batch.clips, batch.labels, batch.indices])
+
+
+def stacked(clips: list[torch.Tensor]) -> torch.Tensor:
+    """One tensor of all clips; in a worker, put together where the main process will see it."""
+    if not clips:
+        return torch.empty(0)
+    if torch.utils.data.get_worker_info() is None:
+        return torch.stack(clips)
+    size = len(clips) * clips[0].nbytes
+    # A stack of its own, to be copied there, would cost as much again.
+    memory = torch.UntypedStorage._new_shared(size)
+    out = torch.empty(0, dtype=clips[0].dtype).set_(memory)
+    return torch.stack(clips, out=out.view(len(clips), *clips[0].shape))
 
 
 def _shared(item: T, tensors: list[torch.Tensor | None]) -> T | BrokenOff:

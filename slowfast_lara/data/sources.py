@@ -7,6 +7,7 @@ import re
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 
 import cv2
 import numpy as np
@@ -24,6 +25,7 @@ from slowfast_lara.data.decode import (
     read_span,
     rgb_frames,
 )
+from slowfast_lara.data.packet_index import PacketIndex
 from slowfast_lara.errors import DecodeError, first_line
 
 
@@ -62,19 +64,21 @@ def read_frames(
     whole: bool,
     default_fps: float = 30,
     threads: int = 1,
+    index: PacketIndex | None = None,
 ) -> Frames:
     """The chosen frames; `default_fps` is for sources that do not say their own.
 
     `whole`: decode all of a video file, to choose by the number of frames it really has.
+    Otherwise an `index` saves scanning it each time.
     """
     if isinstance(source, FrameArray):
         indices = choose(len(source.pixels), source.fps or default_fps)
         return _kept(indices, source.pixels.__getitem__, place)
     images = _image_files(source)
     if images is None:
-        read = read_all if whole else read_span
+        read = read_all if whole else partial(read_span, index=index)
         return read(str(source), choose, place, default_fps=default_fps, threads=threads)
-    return _kept(choose(len(images), default_fps), lambda index: _read_image(images[index]), place)
+    return _kept(choose(len(images), default_fps), lambda index: read_image(images[index]), place)
 
 
 def _kept(indices: np.ndarray, frame: Callable[[int], np.ndarray], place: Place) -> Frames:
@@ -95,7 +99,7 @@ def open_frames(
         return
     images = _image_files(source)
     if images is not None:
-        yield float(default_fps), map(_read_image, images)
+        yield float(default_fps), map(read_image, images)
         return
     with opened(str(source), 1) as (container, stream):
         yield float(stream.average_rate or default_fps), rgb_frames(container, stream)
@@ -124,7 +128,7 @@ def list_images(folder: str) -> list[str]:
     return [os.path.join(folder, name) for name in names]
 
 
-def _read_image(path: str) -> np.ndarray:
+def read_image(path: str) -> np.ndarray:
     if not os.path.isfile(path):  # OpenCV would wait for ever for a FIFO
         raise DecodeError(f"{path}: no such file")
     try:

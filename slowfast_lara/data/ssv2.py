@@ -16,21 +16,23 @@ from __future__ import annotations
 import itertools
 import json
 import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from typing import Any
 
 import numpy as np
+import torch
 from fvcore.common.config import CfgNode
 
 from slowfast_lara.data.dataset import VideoDataset
-from slowfast_lara.data.lists import find_prefix, parse_label, read_lines, read_path_labels
+from slowfast_lara.data.frame_lists import has_header, read_frame_list
+from slowfast_lara.data.lists import find_prefix, parse_label, read_path_labels
 from slowfast_lara.data.sampling import segment_indices, segment_view_indices
 from slowfast_lara.data.sources import Files
+from slowfast_lara.data.texts import Texts
 from slowfast_lara.errors import DataError
 from slowfast_lara.files import check_plain, parse_json
 
 PREFIX = "something-something-v2-"
-HEADER = "original_vido_id video_id frame_id path labels"
 
 
 class Ssv2(VideoDataset):
@@ -43,15 +45,15 @@ class Ssv2(VideoDataset):
     def _read_lists(self) -> tuple[list[str], list[int]]:
         data, num_classes = self.cfg.DATA, self.cfg.MODEL.NUM_CLASSES
         folder = data.PATH_TO_DATA_DIR
-        # Where videos are extracted frames: the paths of each video's frames, a line each.
-        self._frames: list[str] | None = None
+        # Where videos are extracted frames: their paths, by `self._places` of each video.
+        self._frames: Texts | None = None
         split = "train" if self.mode == "train" else "validation"
         list_file = os.path.join(folder, f"{self.mode}.csv")
         if self.mode == "test" and not os.path.exists(list_file):
             list_file = os.path.join(folder, "val.csv")
         has_list = os.path.exists(list_file)
         annotated = os.path.exists(os.path.join(folder, f"{PREFIX}labels.json"))
-        if has_list and not annotated and not _has_header(list_file):
+        if has_list and not annotated and not has_header(list_file):
             return read_path_labels(
                 list_file, data.PATH_LABEL_SEPARATOR, num_classes, data.PATH_PREFIX
             )
@@ -61,18 +63,23 @@ class Ssv2(VideoDataset):
             suffix = video_suffix(prefix, label_of)
             files = [os.path.join(prefix, f"{name}{suffix}") for name in label_of]
             return files, list(label_of.values())
-        frames = read_frame_list(list_file, data.PATH_PREFIX)
-        names = [name for name in label_of if name in frames]
+        in_list, self._frames = read_frame_list(list_file)
+        place_of = {name: place for place, name in enumerate(in_list)}
+        names = [name for name in label_of if name in place_of]
         if not names:
             raise DataError(f"{list_file}: none of its videos is in {PREFIX}{split}.json")
-        self._frames = [frames[name] for name in names]
-        folders = [os.path.dirname(text.partition("\n")[0]) for text in self._frames]
+        self._places = torch.tensor([place_of[name] for name in names])
+        first = self._frames[0].partition("\n")[0]
+        self._prefix = find_prefix(data.PATH_PREFIX, first, list_file)
+        firsts = (self._frames[place].partition("\n")[0] for place in self._places.tolist())
+        folders = [os.path.join(self._prefix, os.path.dirname(path)) for path in firsts]
         return folders, [label_of[name] for name in names]
 
     def _source(self, index: int) -> Files:
         if self._frames is None:
             return super()._source(index)
-        return self._frames[index].split("\n")
+        paths = self._frames[int(self._places[index])].split("\n")[:-1]
+        return [os.path.join(self._prefix, path) for path in paths]
 
     @classmethod
     def clip_frames(
@@ -140,44 +147,3 @@ def _read_json(path: str, kind: type, expected: str) -> Any:
     if not isinstance(content, kind):
         raise DataError(f"{path}, line 1: {expected} is expected")
     return content
-
-
-def _has_header(list_file: str) -> bool:
-    return next(read_lines(list_file), (1, ""))[1].startswith(HEADER.split()[0])
-
-
-def read_frame_list(list_file: str, prefix: str) -> dict[str, str]:
-    """The frames of every video, in order, from a list of PySlowFast's form.
-
-    One text of lines for each video: a set has millions of frames, and that many
-    strings would be copied to every worker as soon as it counts references.
-    """
-    if not _has_header(list_file):
-        raise DataError(
-            f"{list_file}, line 1: the header {HEADER!r} is expected; without "
-            f"this file, the videos are DATA.PATH_PREFIX/ID.webm"
-        )
-    frames: dict[str, str] = {}
-    for name, rows in itertools.groupby(_frame_rows(list_file), key=lambda row: row[0]):
-        paths = [path for _, _, path in sorted(rows)]
-        if not frames:
-            prefix = find_prefix(prefix, paths[0], list_file)
-        if name in frames:
-            raise DataError(f"{list_file}: the frames of video {name} do not stand together")
-        frames[name] = "\n".join(os.path.join(prefix, path) for path in paths)
-    if not frames:
-        raise DataError(f"{list_file}: empty; lines of {HEADER!r} are expected")
-    return frames
-
-
-def _frame_rows(list_file: str) -> Iterator[tuple[str, int, str]]:
-    """Video, number of the frame, path."""
-    for number, line in itertools.islice(read_lines(list_file), 1, None):
-        fields = line.split(None, 3)
-        path, *labels = fields[-1].rsplit(None, 1)
-        numbered = len(fields) == 4 and len(fields[2]) < 19 and fields[2].isdecimal()
-        if not numbered or not labels:
-            raise DataError(
-                f"{list_file}, line {number}: {HEADER!r} is expected, not {line!r:.120}"
-            )
-        yield fields[0], int(fields[2]), path

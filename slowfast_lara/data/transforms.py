@@ -86,7 +86,10 @@ def random_flip(clip: np.ndarray, rng: np.random.Generator) -> np.ndarray:
     """Mirrored left to right, or not."""
     if rng.random() < 0.5:
         return clip
-    return np.stack([cv2.flip(frame, 1) for frame in clip])
+    mirrored = np.empty(clip.shape, np.uint8)
+    for frame, target in zip(clip, mirrored):
+        cv2.flip(frame, 1, dst=target)
+    return mirrored
 
 
 def color_jitter(clip: np.ndarray, rng: np.random.Generator) -> np.ndarray:

@@ -19,7 +19,7 @@ SCRIPTS = sorted([*(ROOT / "tools").glob("*.py"), *(ROOT / "datasets").glob("*.p
 EVERY = [
     *([name] for name in COMMANDS),
     *(["data", kind] for kind in DATA_KINDS),
-    *(["benchmark", kind] for kind in ("crop", "length", "data")),
+    *(["benchmark", kind] for kind in ("crop", "length", "data", "lists")),
 ]
 # What each is given that is not there, or cannot be used.
 NO_MODEL = ["--cfg", "no.yaml", "--checkpoint", "no.pyth"]
@@ -38,6 +38,7 @@ BAD_FILES = [
     ["data", "lists-folder", "no", "lists"],
     ["data", "check", "bad.txt", "no.csv"],
     ["data", "prepare", "no", "out"],
+    ["data", "speed", "--cfg", "no.yaml"],
     ["data", "synthetic", "file/set"],
     ["data", "synthetic", "set", "--textures", "no"],
     ["benchmark", "crop", "--estimators", "no"],

@@ -190,6 +190,17 @@ def test_check_videos_finds_nothing_wrong(synthetic, tmp_path):
 @pytest.mark.slow
 def test_benchmark(tmp_path):
     video = write_video(tmp_path / "a b.mp4", 70, size=(48, 64))
-    output = run("tools/benchmark.py data", video, "--rounds", "1", "--train-samples", "2")
+    flags = ("--rounds", "1", "--train-samples", "1", "--before", ROOT)
+    output = run("tools/benchmark.py data", video, *flags)
     assert "all views of a video: " in output and "a training sample: " in output
-    assert output.count(" times as fast") == 2
+    assert output.count(" times as fast as PySlowFast") == 5
+    assert output.count("pixels that are not those of before: 0 of 4 clips") == 2
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("start", ["fork", "spawn"])
+def test_benchmark_of_lists(start):
+    flags = ("--videos", "3000", "--frames", "5000", "--workers", "2", "--start", start)
+    output = run("tools/benchmark.py lists", *flags, "--before", ROOT)
+    rows = [line.split() for line in output.splitlines()]
+    assert [row[0] for row in rows[1:]] == ["3,000", "3,000", "5,000", "5,000"]

@@ -240,7 +240,7 @@ def test_every_malformed_input(tmp_path, capfd):
     videos.mkdir()
     write_all(videos)
     found = find_set(str(videos), str(out))
-    assert len(found) >= 190
+    assert len(found) >= 200
     assert prepare(videos, out) == 1
     named = failures(out)
     for video in found:

@@ -9,7 +9,8 @@ import pytest
 import torch
 
 from slowfast_lara.data import load_views
-from slowfast_lara.data.ssv2 import HEADER, PREFIX, Ssv2
+from slowfast_lara.data.frame_lists import HEADER
+from slowfast_lara.data.ssv2 import PREFIX, Ssv2
 from slowfast_lara.errors import DataError
 from tests.data.helpers import config, decode_all, write_image, write_video
 

@@ -70,6 +70,9 @@ def _tell_reading(folder: str, videos: list[Video]) -> None:
 
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
+    for video in videos:
+        if not os.path.islink(video.result):  # made a moment ago, it would not be in an index yet
+            os.utime(video.result, (0, 0))
     datasets = (
         _dataset(os.path.join(folder, "before"), [video.source for video in videos]),
         _dataset(os.path.join(folder, "after"), [video.result for video in videos]),

@@ -3,57 +3,31 @@
 from __future__ import annotations
 
 from fractions import Fraction
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 from av import VideoFrame
-from av.sidedata.sidedata import Type as SideData
+
+from slowfast_lara.data.orientation import Orientation
 
 # Pixels that are longer than this come from a damaged header.
 _MAX_PIXEL_ASPECT = 4
 
 
-class Orientation(NamedTuple):
-    """What makes a frame upright: rows for columns first, then mirroring."""
-
-    transpose: bool = False
-    mirror_x: bool = False
-    mirror_y: bool = False
-
-    @staticmethod
-    def of(frame: Any) -> Orientation:
-        """By the frame's display matrix, to the nearest quarter turn."""
-        matrix = frame.side_data.get(SideData.DISPLAYMATRIX)
-        if matrix is None:
-            return Orientation()
-        # (x, y) is shown at (a x + c y, b x + d y), with y downwards.
-        a, b, _, c, d = (int(value) for value in np.frombuffer(bytes(matrix), np.int32)[:5])
-        if abs(b) + abs(c) > abs(a) + abs(d):
-            return Orientation(True, c < 0, b < 0)
-        return Orientation(False, a < 0, d < 0)
-
-    def turned(self, size: tuple[int, int]) -> tuple[int, int]:
-        """Width and height (or height and width) of the upright frame."""
-        return size[::-1] if self.transpose else size
-
-    def apply(self, frame: Any) -> Any:
-        """The upright frame of one in yuv420p with even sides."""
-        if self == Orientation():
-            return frame
-        width, height = frame.width, frame.height
-        flat = frame.to_ndarray().reshape(-1)
-        planes = np.split(flat, [width * height, width * height * 5 // 4])
-        shapes = [(height, width), *[(height // 2, width // 2)] * 2]
-        turned = [self._plane(plane.reshape(shape)) for plane, shape in zip(planes, shapes)]
-        rows = turned[0].shape[1]
-        packed = np.concatenate([plane.reshape(-1) for plane in turned]).reshape(-1, rows)
-        upright = VideoFrame.from_ndarray(packed, format="yuv420p")
-        upright.colorspace, upright.color_range = frame.colorspace, frame.color_range
-        return upright
-
-    def _plane(self, plane: np.ndarray) -> np.ndarray:
-        plane = plane.T if self.transpose else plane
-        return plane[:: -1 if self.mirror_y else 1, :: -1 if self.mirror_x else 1]
+def make_upright(frame: Any, orientation: Orientation) -> Any:
+    """The upright frame of one in yuv420p with even sides."""
+    if orientation == Orientation():
+        return frame
+    width, height = frame.width, frame.height
+    flat = frame.to_ndarray().reshape(-1)
+    planes = np.split(flat, [width * height, width * height * 5 // 4])
+    shapes = [(height, width), *[(height // 2, width // 2)] * 2]
+    turned = [orientation.upright(plane.reshape(shape)) for plane, shape in zip(planes, shapes)]
+    rows = turned[0].shape[1]
+    packed = np.concatenate([plane.reshape(-1) for plane in turned]).reshape(-1, rows)
+    upright = VideoFrame.from_ndarray(packed, format="yuv420p")
+    upright.colorspace, upright.color_range = frame.colorspace, frame.color_range
+    return upright
 
 
 def target_size(

@@ -10,8 +10,9 @@ from __future__ import annotations
 import os
 import shutil
 
+from slowfast_lara.data.frame_lists import HEADER
 from slowfast_lara.data.sources import list_images
-from slowfast_lara.data.ssv2 import HEADER, PREFIX, read_annotations, video_suffix
+from slowfast_lara.data.ssv2 import PREFIX, read_annotations, video_suffix
 from slowfast_lara.errors import DataError, DecodeError
 from slowfast_lara.files import write_text
 

@@ -1,0 +1,40 @@
+"""Which way up a frame is to be shown: telephones write sideways, and say so in the header."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import numpy as np
+from av.sidedata.sidedata import Type as SideData
+
+
+class Orientation(NamedTuple):
+    """What makes a frame upright: rows for columns first, then mirroring."""
+
+    transpose: bool = False
+    mirror_x: bool = False
+    mirror_y: bool = False
+
+    @staticmethod
+    def of(frame: Any) -> Orientation:
+        """By the frame's display matrix, to the nearest quarter turn."""
+        matrix = frame.side_data.get(SideData.DISPLAYMATRIX)
+        if matrix is None:
+            return Orientation()
+        # (x, y) is shown at (a x + c y, b x + d y), with y downwards.
+        a, b, _, c, d = (int(value) for value in np.frombuffer(bytes(matrix), np.int32)[:5])
+        if abs(b) + abs(c) > abs(a) + abs(d):
+            return Orientation(True, c < 0, b < 0)
+        return Orientation(False, a < 0, d < 0)
+
+    def turned(self, size: tuple[int, int]) -> tuple[int, int]:
+        """Width and height (or height and width) of the upright frame."""
+        return size[::-1] if self.transpose else size
+
+    def upright(self, pixels: np.ndarray) -> np.ndarray:
+        """[H, W] or [H, W, 3] as it is to be shown."""
+        if self == Orientation():
+            return pixels
+        pixels = pixels.swapaxes(0, 1) if self.transpose else pixels
+        pixels = pixels[:: -1 if self.mirror_y else 1, :: -1 if self.mirror_x else 1]
+        return np.ascontiguousarray(pixels)

@@ -1,0 +1,112 @@
+"""Long lists: taken apart by numpy or line by line, they say the same, and workers share them."""
+
+from __future__ import annotations
+
+import multiprocessing
+import pickle
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from slowfast_lara.data import frame_lists
+from slowfast_lara.data.frame_lists import HEADER, _read_one_by_one, _read_plain, read_frame_list
+from slowfast_lara.data.texts import Texts
+from slowfast_lara.errors import DataError
+
+
+def lines_of(rng: np.random.Generator, videos: int) -> list[str]:
+    names = rng.permutation(2000)[:videos] + 1
+    return [
+        f"{name} {number} {frame * 3} {name}/a b_{frame:05d}.jpg {label}"
+        for number, name in enumerate(names)
+        for frame in range(int(rng.integers(1, 30)))
+        for label in [rng.choice(['""', "1,2"])]
+    ]
+
+
+def write(folder: Path, lines: list[str]) -> str:
+    path = folder / "train.csv"
+    path.write_text("\n".join([HEADER, *lines]) + "\n")
+    return str(path)
+
+
+@pytest.mark.parametrize("size", [7, 100, 1 << 24])
+@pytest.mark.parametrize("seed", range(3))
+def test_both_ways_say_the_same(tmp_path, monkeypatch, size, seed):
+    """In pieces of any size: the frames of a video may go on in the next one."""
+    path = write(tmp_path, lines_of(np.random.default_rng(seed), 40))
+    monkeypatch.setattr(frame_lists, "_BYTES_AT_A_TIME", size)
+    plain, slow = _read_plain(path), _read_one_by_one(path)
+    assert plain.names == slow.names and len(plain.names) == 40
+    assert plain.paths == slow.paths
+    assert plain.paths[0].endswith(".jpg\n")
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda line: line.replace(" ", "\t"),
+        lambda line: line.replace(" ", "  ", 1),
+        lambda line: f" {line}",
+        lambda line: f"{line} ",
+        lambda line: f"{line}\r",
+        lambda line: f"{line}\n",
+        lambda line: line.replace("a b", "ä\u3000b"),
+        lambda line: "x" * 40 + line,
+    ],
+)
+def test_lines_that_are_not_plain(tmp_path, change):
+    lines = [f"{video} 0 {frame} {video}/a b{frame}.jpg 0" for video in (1, 2) for frame in (0, 1)]
+    changed = [*lines[:2], change(lines[2]), change(lines[3])]
+    found = read_frame_list(write(tmp_path, changed))
+    assert len(found.names) == 2 and found.paths[0] == "1/a b0.jpg\n1/a b1.jpg\n"
+    assert found.paths[1].count("\n") == 2
+
+
+def test_frames_out_of_order(tmp_path):
+    lines = [f"{video} 0 {frame} {video}/{frame}.jpg 0" for video in (1, 2) for frame in (10, 9, 2)]
+    paths = read_frame_list(write(tmp_path, lines)).paths
+    assert paths == ["1/2.jpg\n1/9.jpg\n1/10.jpg\n", "2/2.jpg\n2/9.jpg\n2/10.jpg\n"]
+
+
+@pytest.mark.parametrize("wrong", ["7 0 x a.jpg 0", "7 0 1 a.jpg", "7 0 -1 a 0", "7", "7 0 1  "])
+@pytest.mark.parametrize("before", [0, 30])
+def test_mistakes_are_named(tmp_path, wrong, before):
+    lines = [f"1 0 {frame} {frame}.jpg 0" for frame in range(before)]
+    with pytest.raises(DataError, match=f"train.csv, line {before + 2}: "):
+        read_frame_list(write(tmp_path, [*lines, wrong]))
+
+
+def test_a_video_in_two_places(tmp_path):
+    lines = [f"{name} 0 0 {name}.jpg 0" for name in (1, 2, 1)]
+    with pytest.raises(DataError, match="video 1 do not stand together"):
+        read_frame_list(write(tmp_path, lines))
+
+
+def test_texts():
+    some = ["", "a b", "ä/ö\u2028.jpg", "\udcff", "x" * 1000]
+    texts = Texts.of(some)
+    assert texts == some and list(texts) == some and len(texts) == 5
+    assert texts[-1] == some[-1] and texts[1:3] == some[1:3] and texts[4:0:-2] == some[4:0:-2]
+    assert texts != some[:-1] and "a b" in texts and texts.index("a b") == 1
+    for number in (5, -6):
+        with pytest.raises(IndexError):
+            texts[number]
+    assert Texts.of([]) == [] and pickle.loads(pickle.dumps(texts)) == some
+
+
+def _shares(texts: Texts, answer) -> None:
+    answer.put((texts[1], texts._tensors[0].is_shared()))
+
+
+@pytest.mark.parametrize("method", ["fork", "spawn"])
+def test_processes_share_texts(method):
+    """PyTorch's processes get the memory itself: what one writes, the other sees."""
+    context = torch.multiprocessing.get_context(method)
+    texts, answer = Texts.of(["a", "b"]), multiprocessing.get_context(method).Queue()
+    process = context.Process(target=_shares, args=(texts, answer))
+    process.start()
+    assert answer.get(timeout=120) == ("b", method == "spawn")
+    process.join()

@@ -1,0 +1,110 @@
+"""Videos of every kind are the same ones to preparation, training, testing and prediction."""
+
+from __future__ import annotations
+
+import os
+import struct
+from fractions import Fraction
+from pathlib import Path
+
+import cv2
+import numpy as np
+import pytest
+
+from slowfast_lara.data import load_views
+from slowfast_lara.data.decode import count_frames, read_span
+from slowfast_lara.data.kinetics import Kinetics
+from slowfast_lara.data.packet_index import PacketIndex
+from slowfast_lara.data.preparing.reencode import Options, prepare_video
+from slowfast_lara.data.sources import open_frames
+from slowfast_lara.data.transforms import pixels_of
+from tests.data.helpers import config, decode_all
+from tests.data.test_decode import whole
+from tests.data.test_reencode import upright, write
+
+FRAMES = 35
+KINDS = {
+    "plain.mp4": {},
+    "rotated_90.mp4": {"turn": 90},
+    "rotated_180.mp4": {"turn": 180},
+    "rotated_270.mov": {"turn": 270},
+    "mirrored.mp4": {"turn": 90, "mirror": True},
+    "variable_rate.mp4": {"milliseconds": np.cumsum([20, 70, 35, 50, 25] * 7).tolist()},
+    "ten_bit.mp4": {"codec": "libx264", "pix_fmt": "yuv420p10le"},
+    "odd.mp4": {"codec": "libx264", "pix_fmt": "yuv444p", "size": (97, 75)},
+    "odd.mkv": {"codec": "ffv1", "size": (95, 131)},
+    "interlaced.mp4": {"options": {"x264-params": "tff=1"}},
+    "interlaced.ts": {"codec": "mpeg2video", "options": {"flags": "+ildct+ilme"}},
+    "edit_list.mp4": {"options": {"g": "8", "bf": "2"}},
+    "hevc.mp4": {"codec": "libx265", "rate": Fraction(30000, 1001)},
+    "hevc_ten_bit.mkv": {"codec": "libx265", "pix_fmt": "yuv420p10le"},
+    "vp9.webm": {"codec": "libvpx-vp9", "options": {"deadline": "realtime"}},
+    "av1.mp4": {"codec": "libsvtav1", "options": {"preset": "12"}},
+    "long_gop.mp4": {"options": {"g": "300"}},
+}
+
+
+def hide_frames(path: Path) -> None:
+    """An edit list that leaves out the first ten frames."""
+    content = bytearray(path.read_bytes())
+    place = content.index(b"elst") + 4
+    _, _, length, start = struct.unpack(">IIIi", content[place : place + 16])
+    struct.pack_into(">Ii", content, place + 8, length - 400, start + 10 * 512)
+    path.write_bytes(content)
+
+
+@pytest.fixture(params=KINDS)
+def video(request, tmp_path):
+    """The file, and its frames as they are to be seen."""
+    options = dict(KINDS[request.param])
+    codec, pix_fmt = options.pop("codec", "libx264"), options.pop("pix_fmt", "yuv420p")
+    path = write(tmp_path / request.param, codec, pix_fmt, frames=FRAMES, **options)
+    if "edit_list" in path.name:
+        hide_frames(path)
+    os.utime(path, (1e9, 1e9))  # long ago, for the index
+    turn = upright(options.get("turn", 0), options.get("mirror", False))
+    frames = [turn(frame) for frame in decode_all(path)[0]]
+    assert len(frames) == (FRAMES - 10 if "edit_list" in path.name else FRAMES)
+    return path, frames
+
+
+def close(some: np.ndarray, others: np.ndarray) -> bool:
+    return some.shape == others.shape and np.abs(some.astype(float) - others).mean() < 5
+
+
+def test_every_reader_sees_the_same(video, tmp_path):
+    path, frames = video
+    assert count_frames(str(path)) == (len(frames), 0)
+    expected = np.stack(frames)
+    # Prediction of a stream, and training: with an index, from the second time on.
+    with open_frames(str(path)) as (_, images):
+        assert np.array_equal(np.stack(list(images)), expected)
+    index = PacketIndex(str(tmp_path))
+    for _ in range(2):
+        found = read_span(str(path), lambda count, fps: np.arange(count), whole, index=index)
+        assert np.array_equal(found.pixels, expected)
+    # Testing and prediction of a video: the middle crop of the first and the last frame.
+    last = {"DATA__NUM_FRAMES": len(frames), "DATA__SAMPLING_RATE": 1, "DATA__TARGET_FPS": 1}
+    cfg = config(**last, TEST__NUM_ENSEMBLE_VIEWS=1, TEST__NUM_SPATIAL_CROPS=1)
+    (tmp_path / "val.csv").write_text(f"{path} 0\n")
+    cfg.DATA.PATH_TO_DATA_DIR = str(tmp_path)
+    view = pixels_of(load_views(path, cfg)[0], cfg)
+    for number in (0, -1):
+        assert close(view[number], middle(frames[number]))
+    assert np.array_equal(pixels_of(Kinetics(cfg, "val")[0].clip, cfg), view)
+    # Preparation.
+    result = tmp_path / "result.mp4"
+    outcome = prepare_video(str(path), str(result), Options(short_side=64, crf=10))
+    assert outcome.frames == len(frames) == count_frames(str(result))[0]
+    for new, old in zip(decode_all(result)[0], frames):
+        assert close(new, cv2.resize(old, new.shape[1::-1], interpolation=cv2.INTER_AREA))
+
+
+def middle(frame: np.ndarray) -> np.ndarray:
+    """Scaled to a short side of 32, and cut to a square."""
+    height, width = frame.shape[:2]
+    scale = 32 / min(height, width)
+    size = (max(int(width * scale), 32), max(int(height * scale), 32))
+    small = cv2.resize(frame, size, interpolation=cv2.INTER_LINEAR)
+    top, left = (small.shape[0] - 31) // 2, (small.shape[1] - 31) // 2
+    return small[top : top + 32, left : left + 32]

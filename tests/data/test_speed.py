@@ -1,0 +1,51 @@
+from __future__ import annotations
+
+import pytest
+
+from slowfast_lara.commands.data import main
+from slowfast_lara.data.speed import STAGES, Speed, loader_speed, verdict
+from tests.data.helpers import config
+
+
+def test_speed_of_a_loader(synthetic):
+    cfg = config(DATA__PATH_TO_DATA_DIR=str(synthetic), TRAIN__BATCH_SIZE=8)
+    cfg.freeze()
+    speed = loader_speed(cfg, [0, 1], 0.2)
+    assert list(speed.rates) == [0, 1] and min(speed.rates.values()) > 0 and speed.batch == 8
+    assert {*STAGES, "the rest", "put together"} <= speed.stages.keys()
+    for stage in ("read, seek and decode", "convert to RGB", "crop and resize", "normalise"):
+        assert speed.stages[stage] > 0
+
+
+def test_verdict():
+    speed = Speed({0: 10.0, 1: 9.0, 4: 32.0}, {"decode": 100.0}, 8)
+    assert "NUM_WORKERS 0 is enough" in verdict(speed, 800, cores=4)
+    assert "NUM_WORKERS 4 is enough" in verdict(speed, 250, cores=4)
+    assert "NUM_WORKERS 8 should do" in verdict(speed, 125, cores=8)
+    assert "bottleneck. About 8 workers" in verdict(speed, 125, cores=4)
+
+
+def test_command(synthetic, capsys):
+    keys = ["DATA.PATH_TO_DATA_DIR", str(synthetic), "MODEL.NUM_CLASSES", "12"]
+    flags = ["--workers", "0", "--seconds", "1", "--step-ms", "100000"]
+    assert main(["speed", "--cfg", "quick/lara", *flags, "--", *keys]) == 0
+    printed = capsys.readouterr().out
+    assert "a training sample takes" in printed and "NUM_WORKERS 0 is enough" in printed
+
+
+@pytest.mark.parametrize(
+    "words, said",
+    [
+        (["--cfg", "absent.yaml"], "absent.yaml"),
+        (["--cfg", "quick/lara", "--workers", "-1"], "--workers"),
+        (["--cfg", "quick/lara", "DATA.PATH_TO_DATA_DIR", "/absent"], "absent"),
+    ],
+)
+def test_bad_input(words, said, capsys):
+    try:
+        code = main(["speed", *words])
+    except SystemExit as error:
+        code = error.code
+    assert code == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith("error: ") and said in line
