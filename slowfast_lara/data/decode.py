@@ -2,9 +2,9 @@
 
 The caller says which frames it wants by a function of (number of frames, fps),
 because the number is known only here: what a file's header says is often wrong.
-Packets are counted first, which costs a few milliseconds, then
+Packets are counted first, which costs a few milliseconds, or known from an index, then
 - `read_span` (training) seeks to the key frame before the first wanted frame
-  and decodes up to the last one, and
+  and decodes up to the last one, or reads the packets that it knows, and
 - `read_all` (testing) decodes everything and, should fewer frames decode than
   there are packets, chooses again by the true number.
 Frames that nobody wants are dropped as they come: memory does not grow with

@@ -56,10 +56,10 @@ def equalize(clip: np.ndarray) -> np.ndarray:
 def _by_histogram(clip: np.ndarray, table_of: Callable[[np.ndarray], np.ndarray]) -> np.ndarray:
     out = np.empty(clip.shape, np.uint8)
     for frame, target in zip(clip, out):
-        tables = [
-            table_of(np.bincount(frame[..., channel].ravel(), minlength=256))
-            for channel in range(3)
-        ]
+        frame = np.ascontiguousarray(frame)
+        # OpenCV counts in float32, which is exact up to 16 million pixels.
+        counts = [cv2.calcHist([frame], [channel], None, [256], [0, 256]) for channel in range(3)]
+        tables = [table_of(count.ravel().astype(np.int64)) for count in counts]
         target[:] = look_up(frame, np.stack(tables, axis=-1))
     return out
 

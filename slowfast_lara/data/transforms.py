@@ -109,7 +109,9 @@ def contrast(clip: np.ndarray, factor: float) -> np.ndarray:
     """Between the mean luminance of each frame (0) and the clip itself (1), or beyond."""
     out = np.empty(clip.shape, np.uint8)
     for frame, target in zip(clip, out):
-        mean = float(frame.reshape(-1, 3).mean(axis=0) @ LUMA)
+        # Whole numbers are summed without error: the mean that numpy has, a tenth of its time.
+        sums = np.array(cv2.sumElems(np.ascontiguousarray(frame))[:3])
+        mean = float(sums / (frame.shape[0] * frame.shape[1]) @ LUMA)
         target[:] = look_up(frame, (np.arange(256) - round(mean)) * factor + round(mean))
     return out
 

@@ -1,4 +1,4 @@
-"""What long lists cost: seconds until they are read, and megabytes of the workers.
+"""What long lists cost: processor seconds until they are read, and megabytes of the workers.
 
 The lists are made on the spot, in the form of Kinetics (`path label`) and of
 Something-Something-v2's extracted frames (a line a frame, and the official JSON files).

@@ -2,7 +2,7 @@
 
     PYTHONPATH=CHECKOUT python -P long_lists_process.py Kinetics|Ssv2 LISTS WORKERS fork|spawn
 
-Prints the seconds to read the lists, the megabytes that this takes, and those that all
+Prints the seconds of a core to read the lists, the megabytes that this takes, and those that all
 workers have for themselves once each has looked at its share of the videos. Run by its path,
 it imports what every checkout has.
 """
@@ -28,8 +28,6 @@ def own() -> float:
 
 
 def work(dataset, number, workers, ready, go, answers) -> None:
-    # Without the memory of what every worker has, whatever the list: for a spawned one it
-    # is taken before the list is touched, and so counts how much of it was copied.
     before = own()
     ready.wait()
     go.wait()
@@ -46,9 +44,9 @@ def main() -> None:
     cfg = get_cfg()
     cfg.DATA.PATH_TO_DATA_DIR = cfg.DATA.PATH_PREFIX = folder
     cfg.MODEL.NUM_CLASSES = 400
-    start, before = time.perf_counter(), megabytes("Pss:")
+    start, before = time.process_time(), megabytes("Pss:")
     dataset = {"Kinetics": Kinetics, "Ssv2": Ssv2}[kind](cfg, "train")
-    seconds, listed = time.perf_counter() - start, megabytes("Pss:") - before
+    seconds, listed = time.process_time() - start, megabytes("Pss:") - before
     context: Any = torch.multiprocessing.get_context(method)
     ready, go, answers = context.Barrier(workers), context.Event(), context.Queue()
     processes = [

@@ -284,7 +284,8 @@ def test_what_is_no_video_is_named(tmp_path):
 
 
 def test_a_crop_is_the_same_to_the_bit(tmp_path):
-    path, index = settle(write_video(tmp_path / "a.mp4", options={"g": "8"})), PacketIndex("")
+    path = settle(write_video(tmp_path / "a.mp4", options={"g": "8"}))
+    index = PacketIndex(str(tmp_path))
     region = Region(7, 11, 24, 33, 20, 20)
 
     def crop(index):
