@@ -93,6 +93,8 @@ def estimator_case(
         for kernels in ("triton", "torch")
     }
 
+    built["torch"].load_state_dict(built["triton"].state_dict())
+
     def kernel(*inputs: Tensor) -> Tensor:
         return built["triton"](*inputs, num_frames=F)
 
