@@ -16,7 +16,7 @@ _OWN_SAMPLES = {
     "column_gradient": ((32, 64, 8, 1), (32, 64, 8, 1)),
     "seen_backward_samples": ((64, 32, 4, 2), (64, 32, 8, 1)),
     "mix_backward_samples": ((32, 64, 8, 1), (16, 64, 8, 1)),
-    "mix_backward_means": ((32, 64, 8, 1), (32, 64, 8, 1)),
+    "mix_backward_means": ((32, 64, 8, 1), (16, 32, 8, 1)),
 }
 # Kernels whose programs hold all samples: queries of a tile, by whether both the head and the
 # number of samples are small (64, 128), or not.
