@@ -21,12 +21,16 @@ def crop_views(frames: Frames, cfg: CfgNode) -> torch.Tensor:
     positions = (1,) if cfg.TEST.NUM_SPATIAL_CROPS == 1 else (0, 1, 2)
     normalize = Normalize(data.MEAN, data.STD, data.REVERSE_INPUT_CHANNEL)
     clips, num_frames = frames.order.shape
-    views = _memory.take((clips * len(positions), 3, num_frames, size, size))
-    for clip_number, order in enumerate(frames.order):
-        clip = frames.pixels[order]
-        for number, position in enumerate(positions, start=clip_number * len(positions)):
-            normalize(uniform_crop(clip, size, position), out=views[number])
-    return torch.from_numpy(views)
+    views = _memory.take((clips, len(positions), 3, num_frames, size, size))
+    planes = np.empty((3, 1, *frames.pixels.shape[1:3]), np.float32)
+    for number, frame in enumerate(frames.pixels):  # once each, though clips and crops overlap
+        normalize(frame[None], out=planes)
+        pixels = planes.transpose(1, 2, 3, 0)
+        crops = [uniform_crop(pixels, size, position)[0] for position in positions]
+        for clip, time in np.argwhere(frames.order == number):
+            for view, crop in zip(views[clip], crops):
+                view[:, time] = crop.transpose(2, 0, 1)
+    return torch.from_numpy(views).flatten(0, 1)
 
 
 class _Memory:
