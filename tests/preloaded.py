@@ -64,7 +64,7 @@ class Program:
     """A program that is running: what tests use of subprocess.Popen."""
 
     def __init__(self, command: list[str], folder: Path | None) -> None:
-        self.args, self.returncode = command, None
+        self.args, self.returncode = [sys.executable, *command], None
         self._status, theirs = socket.socketpair()
         pipes = [os.pipe(), os.pipe()]
         request = {"command": command, "env": environment(), "folder": str(folder or Path.cwd())}
@@ -92,7 +92,7 @@ class Program:
         except subprocess.TimeoutExpired:
             return None
 
-    def communicate(self, timeout: float) -> tuple[str, str]:
+    def communicate(self, timeout: float = 600) -> tuple[str, str]:
         """Stdout and stderr, up to the end of all who write to them."""
         deadline = time.monotonic() + timeout
         with selectors.DefaultSelector() as selector:
