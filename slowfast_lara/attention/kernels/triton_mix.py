@@ -24,7 +24,7 @@ import triton.language as tl
 from slowfast_lara.attention.kernels.triton_shared import in_two, product
 
 SMALLEST = tl.constexpr(1e-8)
-STEP = tl.constexpr(64)
+STEP = tl.constexpr(32)
 
 
 @triton.jit
