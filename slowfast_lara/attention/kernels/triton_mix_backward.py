@@ -23,7 +23,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from slowfast_lara.attention.kernels.triton_mix import SMALLEST, STEP, favour_of, scores_of
+from slowfast_lara.attention.kernels.triton_mix import SMALLEST, favour_of, scores_of
 from slowfast_lara.attention.kernels.triton_shared import gradient_product, in_two, product_of_parts
 
 
@@ -58,6 +58,7 @@ def mix_backward_queries(
     BLOCK_D: tl.constexpr,
     BLOCK_C: tl.constexpr,
     BLOCK_N: tl.constexpr,
+    STEP: tl.constexpr,
     FAVOURED: tl.constexpr,
     PRECISION: tl.constexpr,
 ):
@@ -73,13 +74,15 @@ def mix_backward_queries(
     cx_ok = c_ok[:, None] & x_ok[None, :]
     q_rows = q_ptr + b * q_batch + h * q_head + token * q_token
     at = bh * C + c
-    scores = scores_of(q_rows, n_ok, w_ptr + at * D, c_ok, scale, D, PRECISION)
+    scores = scores_of(q_rows, n_ok, w_ptr + at * D, c_ok, scale, D, STEP, PRECISION)
     rows = rows_ptr + (bh * N + token) * (3 * F + 2)
     if FAVOURED:
         base = tl.load(base_ptr + at, mask=c_ok, other=0.0)
         gain = tl.load(gain_ptr + at, mask=c_ok, other=0.0)
         vectors, sums, shares = landmarks_ptr + at * D, column_sums_ptr + at, share_ptr + at
-        favour, mean = favour_of(q_rows, n_ok, vectors, c_ok, sums, shares, scale, D, PRECISION)
+        favour, mean = favour_of(
+            q_rows, n_ok, vectors, c_ok, sums, shares, scale, D, STEP, PRECISION
+        )
         alpha = base[None, :] + gain[None, :] * (favour - mean[:, None])
         scores += tl.log(tl.maximum(alpha, SMALLEST))
         tl.store(rows + 3 * F, mean, mask=n_ok)
