@@ -68,14 +68,13 @@ def compare(
     """Against float64, and against what float32 without a kernel makes of the same numbers.
 
     Scores of inputs ten times as large have errors of 1e-5 themselves, and their exponentials
-    larger ones. There a kernel may be as far from float64 as PyTorch's float32 is in its worst
-    result, five times: which of the results the errors reach depends on the order of sums.
+    larger ones. There each result may be five times as far from float64 as PyTorch's float32 is.
     """
     expected = with_gradients(reference, [x.double() for x in inputs])
     plain = shares(with_gradients(reference, [x.float() for x in inputs]), expected)
     found = shares(with_gradients(kernel, inputs), expected)
-    allowed = max(ALLOWED[inputs[0].dtype], 5 * max(plain))
     for i, (ours, theirs) in enumerate(zip(found, plain)):
+        allowed = max(ALLOWED[inputs[0].dtype], 5 * theirs)
         assert ours <= allowed, f"result {i}: {ours:.1e}, PyTorch {theirs:.1e}"
 
 
@@ -193,7 +192,7 @@ def operator_inputs() -> list[tuple]:
     w, landmarks = (x.requires_grad_() for x in normal(2, B, h, C, d, seed=1).unbind())
     noise = normal(B, h, C, d, seed=3).requires_grad_()
     numbers = [x.requires_grad_() for x in normal(3, B, h, C, seed=2).abs().unbind()]
-    log_sums, means, _ = (x.detach().requires_grad_() for x in seen(w, k, v, F, True))
+    log_sums, means, *_ = (x.detach().requires_grad_() for x in seen(w, k, v, F, True))
     tokens = [normal(1, 5, 2, 8).requires_grad_(), normal(1, 3, 5, 16).requires_grad_()]
     weights = [normal(32, 16).requires_grad_(), normal(32).requires_grad_()]
     return [
@@ -371,7 +370,7 @@ def wrong_kernels_are_caught() -> None:
         return lambda kernel, args, options: args[place].zero_()
 
     changes = (
-        (triton_mix_backward, "mix_backward_means", zeros(10), "LARA"),
+        (triton_mix_backward, "mix_backward_means", zeros(9), "LARA"),
         (triton_landmarks, "farthest_of_segment", zeros(3), "landmarks"),
         (triton_proposals, "proposals_forward", off_by_a_little, "LARA"),
         (triton_mix, "mix_forward", off_by_a_little, "LARA"),

@@ -84,11 +84,8 @@ def test_the_committed_table_is_without_spills():
     assert {row[1] for row in rows} == {"sm_80", "sm_90", "sm_100"}
     assert {row[2] for row in rows} == {"bf16", "fp16"}
     limits = {"sm_80": 166912, "sm_90": 232448, "sm_100": 232448}
-    # Not reached: one kernel, for 256 landmarks on sm_100, spills 16 bytes.
-    known = ["mix_backward_queries", "sm_100", "bf16", "64", "256"]
     for row in rows:
-        spills = 16 if row[:5] == known else 0
-        assert int(row[6]) <= spills and int(row[7]) <= limits[row[1]], row
+        assert int(row[6]) == 0 and int(row[7]) <= limits[row[1]], row
 
 
 def test_torch_compile_asks_for_the_choice_and_does_not_look_into_it():

@@ -56,7 +56,8 @@ KERNELS: dict[str, tuple[str, str, dict[str, Any]]] = {
 # Pointers to float32 whatever the precision of q, k and v.
 _WIDE = re.compile(
     r"(grad_)?(w|log_sums|landmarks|numbers|scores)_ptr"
-    r"|(column_sums|base|gain|share|rows|parts|pull|attention|over_frames|sums|mean_sums)_ptr"
+    r"|(column_sums|largest|base|gain|share|rows|parts|pull|attention|over_frames|sums)_ptr"
+    r"|mean_sums_ptr"
 )
 # Others that are float32 in one kernel: two gradients of the queries are collected in it.
 _WIDE_THERE = {

@@ -14,7 +14,7 @@ from slowfast_lara.attention.samples import Samples, scale_down
 
 def by_kernels(q: Tensor, k: Tensor, v: Tensor, samples: Samples, num_frames: int) -> Tensor:
     """q [B,h,N,d]; k, v [B,h,F*P,d] -> [B,h,N,F,d], in the precision of q."""
-    log_sums, means, _ = seen(samples.points, k, v, num_frames, True)
+    log_sums, means, *_ = seen(samples.points, k, v, num_frames, True)
     if samples.log_weights is not None:
         log_sums = log_sums + samples.log_weights.unsqueeze(2)
     query_weights = samples.query_weights or (None, None, None, None)
@@ -23,6 +23,6 @@ def by_kernels(q: Tensor, k: Tensor, v: Tensor, samples: Samples, num_frames: in
 
 def attention_of_landmarks(landmarks: Tensor, k: Tensor) -> Tensor:
     """softmax_attention(landmarks, k, k) for few queries, in float32: [B,h,C,d]."""
-    _, means, rest = seen(scale_down(landmarks), k, None, 1, False)
+    _, means, rest, _ = seen(scale_down(landmarks), k, None, 1, False)
     # Samples are made of them, and stand in an exponent: with what rounding took.
     return (means if rest.numel() == 0 else means.float() + rest).squeeze(2)

@@ -117,7 +117,7 @@ def mix_backward(
 
     sizes = tile_for("mix_backward_queries", q, d=d, C=C)
     blocks = cdiv(N, sizes["BLOCK_N"])
-    rows = samples.new_empty(B, h, N, 2 * F + 2)
+    rows = samples.new_empty(B, h, N, 3 * F + 2)
     parts = samples.new_empty(B, h, blocks, C if favoured else 0)
     grad_q = q.new_empty(q.shape, dtype=torch.float32 if favoured else q.dtype)
     own = (*given, grad, grad_q, rows, parts)
@@ -126,16 +126,16 @@ def mix_backward(
     pull = parts.sum(2)
 
     sizes = tile_for("mix_backward_samples", q, d=d, C=C)
-    grad_samples = torch.empty_like(given[1])
+    grad_samples, grad_log_sums = torch.empty_like(given[1]), torch.empty_like(given[2])
     grad_landmarks, grad_numbers = _landmark_gradients(samples, favoured)
-    own = (*given, grad, rows, pull, grad_samples, grad_landmarks, grad_numbers)
+    own = (*given, grad, rows, pull, grad_samples, grad_log_sums, grad_landmarks, grad_numbers)
     programs = B * h * cdiv(C, sizes["BLOCK_C"])
     kernel = triton_mix_backward.mix_backward_samples
-    run(kernel, programs, q, *own, *strides, **shared, **sizes)
+    run(kernel, programs, q, *own, *strides, **shared, BLOCK_F=power_of_two(F), **sizes)
 
     sizes = tile_for("mix_backward_means", q, d=d, C=C)
-    grad_means, grad_log_sums = torch.empty_like(given[3]), torch.empty_like(given[2])
-    own = (*given[:8], grad, rows, grad_means, grad_log_sums)
+    grad_means = torch.empty_like(given[3])
+    own = (*given[:3], *given[4:8], grad, rows, grad_means)
     programs = B * h * cdiv(F, FRAME_GROUP) * cdiv(C, sizes["BLOCK_C"])
     kernel = triton_mix_backward.mix_backward_means
     run(kernel, programs, q, *own, *strides, **shared, GROUP=FRAME_GROUP, **sizes)

@@ -20,12 +20,13 @@ from slowfast_lara.attention.kernels.launch import (
 @torch.library.custom_op("slowfast_lara::seen", mutates_args=())
 def seen(
     samples: Tensor, k: Tensor, v: Tensor | None, num_frames: int, norms: bool
-) -> tuple[Tensor, Tensor, Tensor]:
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Log-sums [B,h,F,C] and means [B,h,F,C,d] of k, v [B,h,F*P,d] for samples [B,h,C,d].
 
     Without v, the keys are the values, too.
 
-    Log-sums are float32, means as k; the third result is what rounding took from the means.
+    Log-sums are float32, means as k; the third result is what rounding took from the means, the
+    fourth each sample's largest share [B,h,F,C].
     `norms`: of xi(k, w), with the norms of the keys; else of exp(w.k). Samples are float32, in
     the scaled space; k is not scaled.
     """
@@ -34,27 +35,27 @@ def seen(
     k, samples = rows_in_place(k), samples.contiguous()
     v = k if v is None else rows_in_place(v)
     (B, h, C, d) = samples.shape
-    log_sums, means, rest = _empty(samples, k, num_frames)
+    log_sums, means, rest, largest = _empty(samples, k, num_frames)
     sizes = tile_for("seen_forward", k, d=d, C=C)
     run(
         seen_forward,
         B * h * num_frames * cdiv(C, sizes["BLOCK_C"]),
         k,
-        *(samples, k, v, log_sums, means, rest),
+        *(samples, k, v, log_sums, largest, means, rest),
         *_sizes(k, v, num_frames, C),
         **_constants(d, norms),
         VALUES=True,
         **sizes,
     )
-    return log_sums, means, rest
+    return log_sums, means, rest, largest
 
 
-def _empty(samples: Tensor, k: Tensor, num_frames: int) -> tuple[Tensor, Tensor, Tensor]:
+def _empty(samples: Tensor, k: Tensor, num_frames: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     B, h, C, d = samples.shape
     log_sums = samples.new_empty(B, h, num_frames, C)
     means = k.new_empty(B, h, num_frames, C, d)
     rest = means.new_empty(0 if k.dtype == torch.float32 else means.shape)
-    return log_sums, means, rest
+    return log_sums, means, rest, torch.empty_like(log_sums)
 
 
 def _sizes(k: Tensor, v: Tensor, num_frames: int, C: int) -> tuple[Any, ...]:
@@ -69,7 +70,7 @@ def _constants(d: int, norms: bool) -> dict[str, Any]:
 @seen.register_fake
 def _(
     samples: Tensor, k: Tensor, v: Tensor | None, num_frames: int, norms: bool
-) -> tuple[Tensor, Tensor, Tensor]:
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     return _empty(samples, k, num_frames)
 
 
@@ -83,6 +84,7 @@ def seen_backward(
     log_sums: Tensor,
     means: Tensor,
     rest: Tensor,
+    largest: Tensor,
     grad_log_sums: Tensor,
     grad_means: Tensor,
 ) -> tuple[Tensor, Tensor, Tensor]:
@@ -94,7 +96,7 @@ def seen_backward(
     v = k if v is None else rows_in_place(v)
     (B, h, keys, d), C = k.shape, samples.shape[2]
     grads = (grad_log_sums.contiguous(), grad_means.contiguous())
-    given = (samples, k, v, log_sums, means, rest, *grads)
+    given = (samples, k, v, log_sums, largest, means, rest, *grads)
     grad_samples, grad_k = torch.empty_like(samples), k.new_empty(k.shape)
     grad_v = v.new_empty(v.shape if with_values else 0)
     shared = _constants(d, norms)
@@ -131,12 +133,12 @@ def _(samples: Tensor, k: Tensor, v: Tensor | None, *_: Any) -> tuple[Tensor, Te
 
 def _keep(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
     samples, k, v, ctx.num_frames, ctx.norms = inputs
-    ctx.set_materialize_grads(False)  # `rest` has none, and it is as large as the means
+    ctx.set_materialize_grads(False)  # the last two have none
     ctx.save_for_backward(samples, k, v, *output)
 
 
 def _backward(
-    ctx: Any, grad_log_sums: Tensor | None, grad_means: Tensor | None, _: None
+    ctx: Any, grad_log_sums: Tensor | None, grad_means: Tensor | None, *_: None
 ) -> tuple[Any, ...]:
     samples, k, v, *seen_before = ctx.saved_tensors
     if grad_log_sums is None:
@@ -164,7 +166,7 @@ def column_sums(landmarks: Tensor, q: Tensor) -> Tensor:
         seen_forward,
         B * h * cdiv(C, sizes["BLOCK_C"]),
         q,
-        *(landmarks, q, q, out, q, q),
+        *(landmarks, q, q, out, out, q, q),
         *_sizes(q, q, 1, C),
         **_constants(d, norms=False),
         VALUES=False,
@@ -186,7 +188,7 @@ def add_column_gradient(
         seen_backward_keys,
         B * h * cdiv(N, sizes["BLOCK_N"]),
         q,
-        *(landmarks, q, q, sums, q, q, grad_sums, q, out, grad_q),
+        *(landmarks, q, q, sums, sums, q, q, grad_sums, q, out, grad_q),
         *_sizes(q, q, 1, C),
         **_constants(d, norms=False),
         VALUES=False,

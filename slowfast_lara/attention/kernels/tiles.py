@@ -32,7 +32,10 @@ def tile(kernel: str, *, element_size: int, d: int = 0, C: int = 0) -> dict[str,
     if kernel in _ALL_SAMPLES:
         small = d <= 64 and C <= 128 and not wide
         block_n = _ALL_SAMPLES[kernel][0 if small else 1]
-        return {"BLOCK_N": 16 if wide else block_n, **_program(8, 2 if small else 1)}
+        # How many numbers of a head are multiplied at a time: fewer take fewer registers.
+        step = 32 if kernel == "mix_backward_queries" and d <= 64 else 64
+        block_n = 16 if wide else block_n
+        return {"BLOCK_N": block_n, "STEP": step, **_program(8, 2 if small else 1)}
     if kernel in _OWN_SAMPLES:
         block_c, block_n, warps, stages = _OWN_SAMPLES[kernel][0 if d <= 64 and not wide else 1]
         block_n = 16 if wide else block_n

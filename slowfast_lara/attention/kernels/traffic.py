@@ -79,7 +79,7 @@ def seen_forward(
     Without `values` they are the keys.
     """
     keys, statistics = B * h * F * P * d * size, B * h * F * C
-    kept = statistics * (d * size * _products(size) + FLOAT32)
+    kept = statistics * (d * size * _products(size) + 2 * FLOAT32)
     product = 2 * B * h * F * P * C * d
     moved = (1 + values) * keys + B * h * C * d * FLOAT32 + kept
     return [Launch("seen_forward", moved, product * 2 * _products(size))]
@@ -91,7 +91,7 @@ def seen_backward(
     """One kernel for the keys and values, one for the samples; each makes the shares anew."""
     keys, statistics = (1 + values) * B * h * F * P * d * size, B * h * F * C
     samples = B * h * C * d * FLOAT32
-    read = keys + samples + statistics * (d * size * (1 + _products(size)) + 2 * FLOAT32)
+    read = keys + samples + statistics * (d * size * (1 + _products(size)) + 3 * FLOAT32)
     product, again = 2 * B * h * F * P * C * d, _products(size) + 1
     return [
         Launch("seen_backward_keys", read + keys, product * (again + 2)),
@@ -120,7 +120,7 @@ def mix_backward(
     """The queries' gradients first, with numbers of each query that the rest reads."""
     elements, landmarks = B * h * N * d, B * h * C * FLOAT32
     seen, log_sums = B * h * F * C * d * size, B * h * F * C * FLOAT32
-    rows = B * h * N * (2 * F + 2) * FLOAT32
+    rows = B * h * N * (3 * F + 2) * FLOAT32
     # What each block of 32 queries adds to R_c.
     parts = favoured * -(-N // 32) * landmarks
     small = landmarks * d * (1 + favoured) + 4 * favoured * landmarks
@@ -133,10 +133,12 @@ def mix_backward(
         Launch(
             "mix_backward_queries", read + grad_q + rows + parts, product * (scores + F + pulls)
         ),
-        Launch("mix_backward_samples", read + rows + small, product * (scores + F + 1 + favoured)),
         Launch(
-            "mix_backward_means", read + rows + seen + log_sums, product * (groups * scores + F)
+            "mix_backward_samples",
+            read + rows + small + log_sums,
+            product * (scores + F + 1 + favoured),
         ),
+        Launch("mix_backward_means", read + rows, product * (groups * scores + F)),
     ]
     if favoured:
         launches.insert(1, Launch("sum of parts", parts + landmarks, parts // FLOAT32))

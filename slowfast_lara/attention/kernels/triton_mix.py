@@ -24,12 +24,13 @@ import triton.language as tl
 from slowfast_lara.attention.kernels.triton_shared import in_two, product
 
 SMALLEST = tl.constexpr(1e-8)
-STEP = tl.constexpr(64)
 
 
 @triton.jit
-def scores_of(q_rows, n_ok, w_rows, c_ok, scale, D: tl.constexpr, PRECISION: tl.constexpr):
-    """q_n.w_c [N,C] from pointers to their rows, some of the d numbers at a time."""
+def scores_of(
+    q_rows, n_ok, w_rows, c_ok, scale, D: tl.constexpr, STEP: tl.constexpr, PRECISION: tl.constexpr
+):
+    """q_n.w_c [N,C] from pointers to their rows, STEP of the d numbers at a time."""
     total = tl.zeros([q_rows.shape[0], w_rows.shape[0]], tl.float32)
     for start in tl.range(0, D, STEP, num_stages=1):
         x = start + tl.arange(0, STEP)
@@ -43,10 +44,19 @@ def scores_of(q_rows, n_ok, w_rows, c_ok, scale, D: tl.constexpr, PRECISION: tl.
 
 @triton.jit
 def favour_of(
-    q_rows, n_ok, rows, c_ok, sums_ptr, share_ptr, scale, D: tl.constexpr, PRECISION: tl.constexpr
+    q_rows,
+    n_ok,
+    rows,
+    c_ok,
+    sums_ptr,
+    share_ptr,
+    scale,
+    D: tl.constexpr,
+    STEP: tl.constexpr,
+    PRECISION: tl.constexpr,
 ):
     """r_nc [N,C] of landmarks, from pointers to their rows, and mean_n."""
-    logits = scores_of(q_rows, n_ok, rows, c_ok, scale, D, PRECISION)
+    logits = scores_of(q_rows, n_ok, rows, c_ok, scale, D, STEP, PRECISION)
     logits = tl.where(n_ok[:, None], logits, float("-inf"))
     column_sums = tl.load(sums_ptr, mask=c_ok, other=float("inf"))
     share = tl.load(share_ptr, mask=c_ok, other=0.0)
@@ -78,6 +88,7 @@ def mix_forward(
     BLOCK_D: tl.constexpr,
     BLOCK_C: tl.constexpr,
     BLOCK_N: tl.constexpr,
+    STEP: tl.constexpr,
     FAVOURED: tl.constexpr,
     PRECISION: tl.constexpr,
 ):
@@ -93,12 +104,12 @@ def mix_forward(
     cx_ok = c_ok[:, None] & x_ok[None, :]
     q_rows = q_ptr + b * q_batch + h * q_head + token * q_token
     at = bh * C + c
-    scores = scores_of(q_rows, n_ok, w_ptr + at * D, c_ok, scale, D, PRECISION)
+    scores = scores_of(q_rows, n_ok, w_ptr + at * D, c_ok, scale, D, STEP, PRECISION)
     if FAVOURED:
         base = tl.load(base_ptr + at, mask=c_ok, other=0.0)
         gain = tl.load(gain_ptr + at, mask=c_ok, other=0.0)
         rows, sums, shares = landmarks_ptr + at * D, column_sums_ptr + at, share_ptr + at
-        favour, mean = favour_of(q_rows, n_ok, rows, c_ok, sums, shares, scale, D, PRECISION)
+        favour, mean = favour_of(q_rows, n_ok, rows, c_ok, sums, shares, scale, D, STEP, PRECISION)
         alpha = base[None, :] + gain[None, :] * (favour - mean[:, None])
         scores += tl.log(tl.maximum(alpha, SMALLEST))
     scores = tl.where(c_ok[None, :], scores, float("-inf"))

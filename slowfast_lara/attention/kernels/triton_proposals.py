@@ -118,9 +118,8 @@ def proposals_backward(
     half_squares = half_square(means)
     balance = tl.load(balance_ptr + at, mask=c_ok, other=0.0)
     own = tl.load(own_ptr + at, mask=c_ok, other=0.0)
-    log_total = own - tl.log(balance)  # infinite for a balance of 0, whose gradient is 0
     slope = balance * tl.load(grad_balance_ptr + at, mask=c_ok, other=0.0)
-    grad_own = tl.load(grad_own_ptr + at, mask=c_ok, other=0.0) + slope
+    grad_own = tl.load(grad_own_ptr + at, mask=c_ok, other=0.0)
     grad_points = tl.load(grad_points_ptr + cells, mask=ok, other=0.0) + grad_own[:, None] * means
     grad_means = grad_own[:, None] * (points - means)
     for start in range(0, C, BLOCK_C):
@@ -130,8 +129,12 @@ def proposals_backward(
         same = c[:, None] == j[None, :]
         other_means = load_means(q_ptr, k_ptr, j_cells, jx_ok, scale)
         logits = tl.dot(points, tl.trans(other_means), input_precision=PRECISION)
-        logits = tl.where(same, own[:, None], logits - half_square(other_means)[None, :])
-        shares = tl.exp(tl.where(j_ok[None, :], logits - log_total[:, None], float("-inf")))
+        logits -= half_square(other_means)[None, :]
+        shares = tl.exp(logits - own[:, None] + tl.log(balance)[:, None])
+        # A proposal's own share without what `slope` adds to it, before the products: large
+        # vectors would not cancel.
+        shares = tl.where(same, balance[:, None] - 1, shares)
+        shares = tl.where(j_ok[None, :], shares, 0.0)
         grad_points -= tl.dot(slope[:, None] * shares, other_means, input_precision=PRECISION)
 
         other_points = tl.load(points_ptr + j_cells, mask=jx_ok, other=0.0)
@@ -139,9 +142,10 @@ def proposals_backward(
         other_balance = tl.load(balance_ptr + j_at, mask=j_ok, other=0.0)
         other_slope = other_balance * tl.load(grad_balance_ptr + j_at, mask=j_ok, other=0.0)
         logits = tl.dot(means, tl.trans(other_points), input_precision=PRECISION)
-        logits = tl.where(same, own[:, None], logits - half_squares[:, None])
+        logits -= half_squares[:, None]
         # A proposal that is not there has a balance of 0, and the logarithm takes it away.
-        shares = tl.exp(logits - (other_own - tl.log(other_balance))[None, :])
+        shares = tl.exp(logits - other_own[None, :] + tl.log(other_balance)[None, :])
+        shares = tl.where(same, balance[:, None] - 1, shares)
         weights = shares * other_slope[None, :]
         grad_means -= tl.dot(weights, other_points, input_precision=PRECISION)
         grad_means += tl.sum(weights, 1)[:, None] * means

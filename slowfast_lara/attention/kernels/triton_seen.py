@@ -11,6 +11,10 @@ a running maximum. Backward, with slope_c = dL_c - dM_c.M_c,
 one kernel for the keys and one for the samples, so that each sum has one owner and one
 order. Means and their gradients are in the precision of v; `rest` is what rounding took.
 
+Large logits that are made anew differ by their rounding. A share well above a half is the
+largest of its sample, which is kept: it needs no logit. Where it is 1, M_c is v_p and
+dlogit_cp is dL_c, without a difference that is of rounding alone.
+
 SAME: the keys are the values, and their gradient is the sum of both.
 
 Without NORMS and VALUES, L_c is the log-sum of a landmark over all queries. Backward, the
@@ -54,6 +58,7 @@ def seen_forward(
     k_ptr,
     v_ptr,
     log_sums_ptr,
+    largest_ptr,
     means_ptr,
     rest_ptr,
     k_batch,
@@ -122,6 +127,7 @@ def seen_forward(
     at = (bh * F + f) * C + c
     tl.store(log_sums_ptr + at, top + tl.log(total), mask=c_ok)
     if VALUES:
+        tl.store(largest_ptr + at, 1 / total, mask=c_ok)
         means, rest = in_two(seen / total[:, None], v_ptr.dtype.element_ty)
         cells = at[:, None] * D + x[None, :]
         tl.store(means_ptr + cells, means, mask=cx_ok)
@@ -135,6 +141,7 @@ def seen_backward_keys(
     k_ptr,
     v_ptr,
     log_sums_ptr,
+    largest_ptr,
     means_ptr,
     rest_ptr,
     grad_log_sums_ptr,
@@ -202,12 +209,15 @@ def seen_backward_keys(
         shares = tl.exp(logits - log_sums[None, :])
         slope = tl.load(grad_log_sums_ptr + at, mask=c_ok, other=0.0)
         if VALUES:
+            largest = tl.load(largest_ptr + at, mask=c_ok, other=0.0)
+            shares = tl.where(shares > 0.6, largest[None, :], shares)
             cells = at[:, None] * D + x[None, :]
             grad_means = tl.load(grad_means_ptr + cells, mask=cx_ok, other=0.0)
-            slope -= along_means(grad_means, means_ptr, rest_ptr, cells, cx_ok)
+            across = slope - along_means(grad_means, means_ptr, rest_ptr, cells, cx_ok)
             grad_v = tl.dot(shares.to(v.dtype), grad_means, acc=grad_v, input_precision=PRECISION)
             along = tl.dot(v, tl.trans(grad_means), input_precision=PRECISION)
-            grad_logits = shares * (along + slope[None, :])
+            grad_logits = shares * (along + across[None, :])
+            grad_logits = tl.where(shares == 1, slope[None, :], grad_logits)
         else:
             grad_logits = shares * slope[None, :]
         grad_k += gradient_product(grad_logits, high, not VALUES, PRECISION)
@@ -231,6 +241,7 @@ def seen_backward_samples(
     k_ptr,
     v_ptr,
     log_sums_ptr,
+    largest_ptr,
     means_ptr,
     rest_ptr,
     grad_log_sums_ptr,
@@ -272,10 +283,11 @@ def seen_backward_samples(
     for f in range(F):
         at = (bh * F + f) * C + c
         log_sums = tl.load(log_sums_ptr + at, mask=c_ok, other=float("inf"))
+        largest = tl.load(largest_ptr + at, mask=c_ok, other=0.0)[:, None]
         slope = tl.load(grad_log_sums_ptr + at, mask=c_ok, other=0.0)
         seen_cells = at[:, None] * D + x[None, :]
         grad_means = tl.load(grad_means_ptr + seen_cells, mask=cx_ok, other=0.0)
-        slope -= along_means(grad_means, means_ptr, rest_ptr, seen_cells, cx_ok)
+        across = slope - along_means(grad_means, means_ptr, rest_ptr, seen_cells, cx_ok)
         for start in range(0, P, BLOCK_N):
             ok = start + rows < P
             nx_ok = ok[:, None] & x_ok[None, :]
@@ -291,12 +303,14 @@ def seen_backward_samples(
             # A key that is not there must not add to the sum over keys.
             logits = tl.where(ok[None, :], logits, float("-inf"))
             shares = tl.exp(logits - log_sums[:, None])
+            shares = tl.where(shares > 0.6, largest, shares)
             v = tl.load(
                 v_head_ptr + first * v_token + rows[:, None] * v_token + x[None, :],
                 mask=nx_ok,
                 other=0.0,
             )
             along = tl.dot(grad_means, tl.trans(v), input_precision=PRECISION)
-            grad_logits = shares * (along + slope[:, None])
+            grad_logits = shares * (along + across[:, None])
+            grad_logits = tl.where(shares == 1, slope[:, None], grad_logits)
             grad_w += gradient_product(grad_logits, k, False, PRECISION)
     tl.store(grad_w_ptr + cells, grad_w * scale, mask=cx_ok)
