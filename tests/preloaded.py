@@ -17,6 +17,7 @@ import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import time
 import types
 from functools import cache
@@ -25,7 +26,7 @@ from typing import Any
 
 ROOT = Path(__file__).resolve().parents[1]
 # What a run imports; torch._dynamo is what PyTorch's optimisers import at their first step.
-MODULES = ("slowfast_lara.cli", "slowfast_lara.engine.run", "torch._dynamo")
+MODULES = ("slowfast_lara.engine.run", "torch._dynamo")
 MOST_BYTES = 2**18
 
 
@@ -174,6 +175,7 @@ def _become(request: dict[str, Any]) -> None:
     os.chdir(request["folder"])
     os.environ.clear()
     os.environ.update(request["env"])
+    tempfile.tempdir = None  # known from another environment
     program, *arguments = sys.argv = request["command"]
     sys.path[0] = os.getcwd()
     if program == "-c":

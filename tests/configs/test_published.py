@@ -90,7 +90,7 @@ ROWS = {
     "performer_224_16x4": Row(109145, 179.34, **PAPER),
     "nystrom_224_16x4": Row(109145, 187.95, **PAPER),
     "orthoformer_224_16x4": Row(109145, 181.17, **PAPER),
-    "lara_336_16x8": Row(109145, 407.72, **PAPER),
+    "lara_336_16x8": Row(109145, 407.78, **PAPER),
     "lara_joint_224_16x4": Row(87883, 144.69, **PAPER),
     "lara_best_224_16x4": Row(109145, 180.15, **PAPER),
     "lara_best_336_16x8": Row(109145, 405.08, **PAPER),
