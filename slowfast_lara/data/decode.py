@@ -6,7 +6,8 @@ Packets are counted first, which costs a few milliseconds, or known from an inde
 - `read_span` (training) seeks to the key frame before the first wanted frame
   and decodes up to the last one, or reads the packets that it knows, and
 - `read_all` (testing) decodes everything and, should fewer frames decode than
-  there are packets, chooses again by the true number.
+  there are packets, chooses again by the true number. Of H.264 it leaves out what nobody
+  wants and no other frame refers to: a packet of it is a frame.
 Frames that nobody wants are dropped as they come: memory does not grow with
 the length of the video.
 """
@@ -118,24 +119,25 @@ def read_all(
     """The chosen frames, chosen by the number that really decodes."""
     with opened(path, threads) as (container, stream):
         packets = scanned(path, container, stream)
-        guess, fps = packets.num_frames, packets.fps or default_fps
-        if packets.pts is not None:
-            container.seek(int(packets.pts[0]), stream=stream)
-            indices = choose(guess, fps)
-            pixels, count = _decode_all(container, stream, np.unique(indices), place)
-            if count == guess:
-                return Frames(pixels, order_of(indices))
-            guess = count or guess
-    # At most twice: should it have been the seek that lost frames, the first
-    # pass gives the true number.
+        is_h264 = stream.codec_context.name == "h264"
+    guess, fps = packets.num_frames, packets.fps or default_fps
+    if is_h264 and packets.pts is not None:
+        indices = choose(guess, fps)
+        wanted = packets.pts[np.unique(indices)]
+        with opened(path, threads) as (container, stream):
+            pixels = _decode_referenced(container, stream, wanted, place)
+        if pixels is not None:
+            return Frames(pixels, order_of(indices))
     for _ in range(2):
         with opened(path, threads) as (container, stream):
-            indices = choose(guess, fps)
-            pixels, count = _decode_all(container, stream, np.unique(indices), place)
-        if count == guess:
-            return Frames(pixels, order_of(indices))
+            wanted = np.unique(choose(guess, fps))
+            pixels, count = _decode_all(container, stream, wanted, place)
         if count == 0:
             raise DecodeError(f"{path}: no frame decodes")
+        indices = choose(count, fps)
+        # A wrong guess does no harm where it has not missed a frame, as in short videos.
+        if np.isin(indices, wanted).all():
+            return Frames(pixels, np.searchsorted(wanted, indices))
         guess = count
     raise DecodeError(f"{path}: decodes differently every time")
 
@@ -304,6 +306,34 @@ def _keep(frames: Iterator[Any], wanted: list[int], place: Place) -> np.ndarray 
     return None
 
 
+def _decode_referenced(
+    container: Any, stream: Any, wanted: np.ndarray, place: Place
+) -> np.ndarray | None:
+    """The frames with the wanted timestamps, of all that somebody wants or another refers to.
+
+    None if they do not all come, in order, or if any is damaged.
+    """
+    frames = _referenced_frames(container, stream, set(wanted.tolist()))
+    try:
+        pixels = _keep(frames, wanted.tolist(), place)
+        for _ in frames:  # is the rest whole?
+            pass
+    except DAMAGE:
+        return None
+    return pixels
+
+
+def _referenced_frames(container: Any, stream: Any, wanted: set[int]) -> Iterator[Any]:
+    # Some damage is an error only if asked for, some only told by the frame.
+    stream.codec_context.options = {"err_detect": "explode"}
+    for packet in demux(container, stream):
+        stream.codec_context.skip_frame = "DEFAULT" if packet.pts in wanted else "NONREF"
+        for frame in packet.decode():
+            if frame.is_corrupt:
+                raise ValueError("a frame is damaged")
+            yield frame
+
+
 def _decode_all(
     container: Any, stream: Any, wanted: np.ndarray, place: Place
 ) -> tuple[np.ndarray, int]:
@@ -312,7 +342,7 @@ def _decode_all(
     for number, frame in enumerate(decoded_frames(container, stream), start=1):
         if kept.count < len(wanted) and number - 1 == wanted[kept.count]:
             kept.add(to_rgb(frame))
-    return kept.pixels, number
+    return kept.pixels[: kept.count], number
 
 
 def rgb_frames(container: Any, stream: Any) -> Iterator[np.ndarray]:

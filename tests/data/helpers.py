@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 from fractions import Fraction
 from pathlib import Path
@@ -75,10 +76,16 @@ def write_image(path: Path, pixels: np.ndarray | None = None) -> None:
 
 
 def decode_all(path: Path) -> tuple[list[np.ndarray], float]:
-    """Every frame and the rate, the plain way."""
+    """Every frame and the rate, the plain way; packets that do not decode are passed over."""
+    frames = []
     with av.open(str(path)) as container:
         fps = float(container.streams.video[0].average_rate)
-        return [frame.to_ndarray(format="rgb24") for frame in container.decode(video=0)], fps
+        # Damage is concealed by what is decoded by then: with threads, not the same each time.
+        container.streams.video[0].codec_context.thread_count = 1
+        for packet in container.demux(video=0):
+            with contextlib.suppress(av.FFmpegError):
+                frames += [frame.to_ndarray(format="rgb24") for frame in packet.decode()]
+    return frames, fps
 
 
 def config(**keys):

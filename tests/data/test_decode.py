@@ -1,8 +1,10 @@
 from __future__ import annotations
 
+import av
 import numpy as np
 import pytest
 
+from slowfast_lara.data import decode
 from slowfast_lara.data.decode import Region, count_frames, read_all, read_span
 from slowfast_lara.errors import DecodeError
 from tests.data.helpers import NEEDS_REAL_VIDEOS, decode_all, real_videos, write_video
@@ -95,6 +97,40 @@ def test_a_header_that_counts_too_many(tmp_path):
     frames, _ = decode_all(cut)
     assert 0 < len(frames) < 40
     check_against_all_frames(cut, read_all)
+
+
+@pytest.mark.parametrize("suffix", [".mp4", ".mkv"])
+@pytest.mark.parametrize("value", [0, 255])
+def test_damaged_packets(tmp_path, suffix, value):
+    """What a plain decode conceals or drops is concealed or dropped here too."""
+    path = write_video(tmp_path / f"a{suffix}", options=B_FRAMES)
+    with av.open(str(path)) as container:
+        packets = [(packet.pos, packet.size) for packet in container.demux() if packet.size]
+    content = path.read_bytes()
+    for place, size in packets[2:20:3]:
+        damaged = bytearray(content)
+        # Behind its first header, so that the container is whole.
+        damaged[place + 16 : place + size] = bytes([value]) * (size - 16)
+        path.write_bytes(damaged)
+        check_against_all_frames(path, read_all)
+
+
+def test_a_wrong_guess_that_misses_nothing(tmp_path, monkeypatch):
+    path = write_video(tmp_path / "whole.avi", codec="mpeg4")
+    frames, _ = decode_all(path)
+    guessed = decode.scanned
+    monkeypatch.setattr(
+        decode, "scanned", lambda *args: guessed(*args)._replace(num_frames=len(frames) + 3)
+    )
+    decoded = []
+    monkeypatch.setattr(
+        decode, "_decode_all", lambda *args, f=decode._decode_all: decoded.append(1) or f(*args)
+    )
+    pixels, order = read_all(str(path), lambda count, fps: np.arange(count), whole)
+    assert np.array_equal(pixels, frames) and order.tolist() == list(range(len(frames)))
+    assert len(decoded) == 1
+    pixels, order = read_all(str(path), lambda count, fps: np.arange(count)[-1:], whole)
+    assert np.array_equal(pixels[order][0], frames[-1]) and len(decoded) == 3
 
 
 def test_region_and_size(tmp_path):
