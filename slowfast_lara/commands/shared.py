@@ -87,10 +87,15 @@ def add_jobs_argument(parser: argparse.ArgumentParser, what: str) -> None:
     )
 
 
-def add_study_arguments(parser: argparse.ArgumentParser, work: str) -> None:
+def add_study_arguments(
+    parser: argparse.ArgumentParser, work: str, seeds: int | None = 5, seeds_by_default: str = "5"
+) -> None:
     parser.add_argument("--rows", nargs="+", metavar="ROW", help="only these rows")
     parser.add_argument(
-        "--seeds", type=positive_int, default=5, help="how many, from 0 (default 5)"
+        "--seeds",
+        type=positive_int,
+        default=seeds,
+        help=f"how many, from 0 (default {seeds_by_default})",
     )
     add_jobs_argument(parser, "runs at a time, each with one thread")
     parser.add_argument("--work", default=work, help="where the runs and videos are kept")

@@ -27,7 +27,7 @@ def study(
     part: str,
     protocol: str,
     rows: Sequence[str] | None,
-    seeds: int,
+    seeds: int | None,
     jobs: int,
     work: str,
     out: str,
@@ -53,14 +53,13 @@ def study(
     all_opts = ["MODEL.NUM_CLASSES", str(videos["classes"]), *opts]
     # All of them before the first video is made: a wrong key is told at once.
     plans = {
-        name: plan(table.rows, range(seeds), folder, all_opts, protocol)
+        name: plan(table.rows, range(seeds or table.seeds), folder, all_opts, protocol)
         for name, table in tables.items()
     }
     make_set(folder / "data", videos)
     write_finetune_lists(folder / "data")
     words = ["--protocol", protocol]
     words += ["--rows", *rows] if rows else []
-    words += ["--seeds", str(seeds)]
     words += ["--textures", "FOLDER"] if textures else []
     words += [word for split in given for word in (f"--{split}", str(videos[split]))]
     words += ["--opts", *opts] if opts else []
@@ -69,11 +68,13 @@ def study(
     texts = []
     for name, table in tables.items():
         run_all(plans[name], jobs)
-        command = " ".join(["slowfast-lara compare-attention", "--part", name, *words])
+        numbers = range(seeds or table.seeds)
+        first_words = ["slowfast-lara compare-attention", "--part", name, "--seeds"]
+        command = " ".join([*first_words, str(len(numbers)), *words])
         notes = [f"`{command}`", f"Set: {contents}"]
         write_part = write_landmarks if name == "landmarks" else write
         path = Path(out) / (name + ending)
-        texts.append(write_part(path, table, plans[name], range(seeds), notes))
+        texts.append(write_part(path, table, plans[name], numbers, notes))
     return "\n".join(texts)
 
 

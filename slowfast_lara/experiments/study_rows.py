@@ -26,6 +26,7 @@ class StudyTable(NamedTuple):
     title: str
     columns: tuple[str, ...]  # the paper's
     rows: tuple[StudyRow, ...]
+    seeds: int  # unless said
 
 
 def _row(
@@ -62,6 +63,7 @@ VIDEO = StudyTable(
         _row("nystrom", "Nyströmformer", "nystrom", (76.5, 61.7)),
         _row("performer", "Performer", "performer", (72.1, 53.1)),
     ),
+    seeds=5,
 )
 
 # What the rows of a fine-tuning study go on from.
@@ -102,6 +104,7 @@ ABLATION = StudyTable(
         _best("best_noise_none", "recommended, no noise", noise="0.0"),
         _best("best", "recommended: all keys, farthest tokens, balance, noise of the code"),
     ),
+    seeds=3,
 )
 
 # 4, 8, 20 and 50 % of the 256 tokens of configs/study/exact.yaml, which has the second of them.
@@ -128,4 +131,5 @@ LANDMARKS = StudyTable(
     "Over the number of landmarks",
     (),
     tuple(with_number for row in VIDEO.rows for with_number in _over_numbers(row)),
+    seeds=3,
 )

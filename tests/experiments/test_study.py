@@ -12,8 +12,10 @@ from typing import Any
 import pytest
 import torch
 
+from slowfast_lara.commands.compare_attention import main as compare_attention
 from slowfast_lara.config import load_config
 from slowfast_lara.engine.run_folder import Run
+from slowfast_lara.experiments import study
 from slowfast_lara.experiments.study_results import (
     Outcome,
     _curve,
@@ -188,6 +190,18 @@ def test_other_settings_in_the_same_folder_are_refused(tmp_path):
     (folder / "study.yaml").write_text("SOLVER:\n  MAX_EPOCH: 9\n")
     code, _, errors = finish(start_study(tmp_path / "work", tmp_path / "out", *rows))
     assert code == 2 and "other settings" in errors and len(errors.strip().splitlines()) == 1
+
+
+@pytest.mark.parametrize("flags, seeds", [([], [5, 3, 3]), (["--seeds", "2"], [2, 2, 2])])
+def test_every_part_has_its_seeds(tmp_path, monkeypatch, flags, seeds):
+    runs = []
+    monkeypatch.setattr(study, "make_set", lambda *_: None)
+    monkeypatch.setattr(study, "write_finetune_lists", lambda *_: None)
+    monkeypatch.setattr(study, "run_all", lambda planned, jobs: runs.append(planned))
+    for name in ("write", "write_landmarks"):
+        monkeypatch.setattr(study, name, lambda *_: "")
+    assert compare_attention(["--part", "all", "--work", str(tmp_path), *flags]) == 0
+    assert [{run.seed for run in planned} for planned in runs] == [set(range(n)) for n in seeds]
 
 
 def test_bad_rows_and_keys_are_one_line(tmp_path):
