@@ -25,6 +25,7 @@ from slowfast_lara.errors import InputError, RunError, UserError
 from slowfast_lara.inference import export as export_module
 from slowfast_lara.inference.export import export
 from slowfast_lara.inference.load import load
+from tests.data.helpers import real_videos
 from tests.runs import ROOT, write_config, write_video
 from tests.small_models import (
     NAMES,
@@ -122,7 +123,8 @@ def test_every_attention_and_layer(tmp_path, clips, monkeypatch, attention, laye
     monkeypatch.setattr(export_module, "_program", functools.cache(export_module._program))
     for form in ("torch", "onnx"):
         export(model, tmp_path / form, form)
-        compare(tmp_path / form, form, model, clips[0])
+        for video in (clips[0], *map(str, real_videos())):
+            compare(tmp_path / form, form, model, video)
     program = onnx.load(tmp_path / "onnx" / "model.onnx")
     assert {entry.domain: entry.version for entry in program.opset_import}[""] >= 20
 
