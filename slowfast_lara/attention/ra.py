@@ -85,15 +85,17 @@ def _ra(
             centre = functional.scaled_dot_product_attention(q, k_frame, k_frame, scale=1.0)
         else:
             probabilities = (q @ k_frame.mT).detach().softmax(-1)
-        total = torch.zeros_like(q)
+        estimates = []
         for _ in range(num_samples):
             if not biased:
                 assert draw is not None  # only the biased estimate has a form without noise
                 uniform = torch.special.ndtr(draw(q[..., :1]))
                 centre = take_tokens(k_frame, draw_components(probabilities, uniform))
-            samples = q + centre if draw is None else q + centre + noise * draw(q)
-            total = total + _mean_seen_by(samples, k_frame, v_frame, zeros)
-        out.append((total / num_samples).transpose(1, 2))
+            samples = q + centre
+            if draw is not None:
+                samples = samples.add(draw(q), alpha=noise)
+            estimates.append(_mean_seen_by(samples, k_frame, v_frame, zeros))
+        out.append((sum(estimates[1:], estimates[0]) / num_samples).transpose(1, 2))
     # The layout that the temporal stage of trajectory attention reads.
     return torch.stack(out, dim=1).permute(0, 3, 2, 1, 4)
 
@@ -105,8 +107,9 @@ def _mean_seen_by(samples: Tensor, k: Tensor, v: Tensor, zeros: int) -> Tensor:
     kernels can differentiate; as a mask they could not. So many zeros follow it.
     """
     half_norms = k.square().sum(-1, keepdim=True) / 2
+    minus = samples.new_full((*samples.shape[:-1], 1 + zeros), -1.0)
     out = functional.scaled_dot_product_attention(
-        functional.pad(samples, (0, 1 + zeros), value=-1.0),
+        torch.cat((samples, minus), dim=-1),
         torch.cat((k, functional.pad(half_norms, (0, zeros))), dim=-1),
         functional.pad(v, (0, 1 + zeros)),
         scale=1.0,
