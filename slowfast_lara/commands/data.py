@@ -156,8 +156,8 @@ def _add_prepare(parser: argparse.ArgumentParser) -> None:
         type=int,
         choices=range(52),
         metavar="0..51",
-        default=20,
-        help="loss of quality: 18 cannot be seen, 6 more halve the bytes (default 20)",
+        default=22,
+        help="loss of quality: 18 cannot be seen, 6 more halve the bytes (default 22)",
     )
     parser.add_argument(
         "--preset", choices=PRESETS, default="fast", help="effort of the encoder (default fast)"

@@ -135,7 +135,8 @@ def run_all(runs: Sequence[StudyRun], jobs: int) -> None:
     """Do what is not done, `jobs` at a time. Stopped runs save themselves."""
     first = {run.after.folder: run.after for run in runs if run.after}
     waiting = [run for run in (*first.values(), *runs) if not _is_done(run)]
-    waiting.sort(key=lambda run: run.seed)
+    # What a seed's rows wait for is done beside the rows of the seed before.
+    waiting.sort(key=lambda run: run.seed if run.after else run.seed - 1)
     running: dict[subprocess.Popen, StudyRun] = {}
     total = len(waiting)
     try:
