@@ -49,6 +49,6 @@ def _parser() -> argparse.ArgumentParser:
     )
     for split in ("train", "val", "test"):
         parser.add_argument(f"--{split}", type=positive_int, help=f"videos of {split}")
-    by_default = "5; of the ablation and the landmarks 3"
+    by_default = "5; of the ablation 3, of the landmarks 2"
     add_study_arguments(parser, "runs/study", seeds=None, seeds_by_default=by_default)
     return parser

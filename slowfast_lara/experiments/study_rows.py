@@ -131,5 +131,5 @@ LANDMARKS = StudyTable(
     "Over the number of landmarks",
     (),
     tuple(with_number for row in VIDEO.rows for with_number in _over_numbers(row)),
-    seeds=3,
+    seeds=2,
 )
