@@ -219,14 +219,15 @@ def plot(table: StudyTable, outcomes: Sequence[Outcome], path: str) -> None:
             ours.errorbar(o.mean, place, xerr=o.spread, fmt="o", color=color, capsize=3)
             ours.plot(o.accuracies, [place] * len(o.accuracies), "k.", markersize=4)
             paper.plot(o.row.paper[:1], [place] * len(o.row.paper[:1]), "o", color=color)
-            curves.plot(*_mean_curve(o), color=color)
+            line = "-" if place < 10 else "--"  # there are ten colours
+            curves.plot(*_mean_curve(o), line, color=color)
         titles = "here, top-1 %: seeds, mean, deviation", f"paper, {table.columns[0]}, top-1 %"
         for axis, title in zip((ours, paper), titles):
             labels = [o.row.label if axis is ours else "" for o in outcomes]
             axis.set_yticks(range(len(outcomes)), labels)
             axis.invert_yaxis()
             axis.set_title(title)
-        curves.set(title="here, top-1 % in training, mean of seeds", xlabel="step")
+        curves.set(title="top-1 % in training, mean of seeds", xlabel="step")
         figure.suptitle(table.title)
 
 

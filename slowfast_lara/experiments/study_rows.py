@@ -102,7 +102,7 @@ ABLATION = StudyTable(
         _ablation("global_farthest", "all keys, farthest tokens", proposal="global", **_FARTHEST),
         _best("best_noise_paper", "recommended, noise of the paper", noise="1.0"),
         _best("best_noise_none", "recommended, no noise", noise="0.0"),
-        _best("best", "recommended: all keys, farthest tokens, balance, noise of the code"),
+        _best("best", "recommended, noise of the code"),
     ),
     seeds=3,
 )
