@@ -207,6 +207,6 @@ def _plot(points: Sequence[Point], milliseconds: Sequence[float], path: str) -> 
         cost = "products of the spatial stage, millions"
         error.set(xscale="log", yscale="log", xlabel=cost, ylabel="relative squared error")
         by_products.set(xscale="log", xlabel=cost, ylabel="top-1, %")
-        by_time.set(xscale="log", xlabel="time of the spatial stage, ms", ylabel="top-1, %")
+        by_time.set(xlabel="time of the spatial stage, ms", ylabel="top-1, %")
         by_time.legend(fontsize=8)
         figure.suptitle("o: fine-tuned, x: not trained; each curve over the number of landmarks")
