@@ -125,7 +125,7 @@ def read_all(
         indices = choose(guess, fps)
         wanted = packets.pts[np.unique(indices)]
         with opened(path, threads) as (container, stream):
-            pixels = _decode_referenced(container, stream, wanted, place)
+            pixels = _decode_referenced(container, stream, wanted, int(packets.pts[0]), place)
         if pixels is not None:
             return Frames(pixels, order_of(indices))
     for _ in range(2):
@@ -307,13 +307,13 @@ def _keep(frames: Iterator[Any], wanted: list[int], place: Place) -> np.ndarray 
 
 
 def _decode_referenced(
-    container: Any, stream: Any, wanted: np.ndarray, place: Place
+    container: Any, stream: Any, wanted: np.ndarray, first: int, place: Place
 ) -> np.ndarray | None:
     """The frames with the wanted timestamps, of all that somebody wants or another refers to.
 
-    None if they do not all come, in order, or if any is damaged.
+    None if they do not all come, in order, or if a packet may not be a frame of its own.
     """
-    frames = _referenced_frames(container, stream, set(wanted.tolist()))
+    frames = _referenced_frames(container, stream, set(wanted.tolist()), first)
     try:
         pixels = _keep(frames, wanted.tolist(), place)
         for _ in frames:  # is the rest whole?
@@ -323,14 +323,19 @@ def _decode_referenced(
     return pixels
 
 
-def _referenced_frames(container: Any, stream: Any, wanted: set[int]) -> Iterator[Any]:
-    # Some damage is an error only if asked for, some only told by the frame.
+def _referenced_frames(container: Any, stream: Any, wanted: set[int], first: int) -> Iterator[Any]:
+    """A ValueError where a packet is damaged, may be a field, or comes before a key frame."""
+    # Some damage is an error only if asked for, some is told by the packet or the frame alone.
     stream.codec_context.options = {"err_detect": "explode"}
+    expected: int | None = first
     for packet in demux(container, stream):
         stream.codec_context.skip_frame = "DEFAULT" if packet.pts in wanted else "NONREF"
+        if packet.is_corrupt:
+            raise ValueError("a packet is damaged")
         for frame in packet.decode():
-            if frame.is_corrupt:
-                raise ValueError("a frame is damaged")
+            if frame.is_corrupt or frame.interlaced_frame or expected not in (None, frame.pts):
+                raise ValueError("not every packet is a frame")
+            expected = None
             yield frame
 
 

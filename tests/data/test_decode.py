@@ -115,6 +115,16 @@ def test_damaged_packets(tmp_path, suffix, value):
         check_against_all_frames(path, read_all)
 
 
+@pytest.mark.parametrize("share", [0.1, 0.2, 0.35, 0.5, 0.65])
+def test_a_stream_that_begins_between_key_frames(tmp_path, share):
+    """What comes before the first key frame is no frame, whoever wants it."""
+    options = {**B_FRAMES, "g": "12", "x264-params": "open-gop=1:scenecut=0"}
+    content = write_video(tmp_path / "whole.ts", options=options).read_bytes()
+    cut = tmp_path / "cut.ts"
+    cut.write_bytes(content[: 188 * 3] + content[int(share * len(content)) // 188 * 188 :])
+    check_against_all_frames(cut, read_all)
+
+
 def test_a_wrong_guess_that_misses_nothing(tmp_path, monkeypatch):
     path = write_video(tmp_path / "whole.avi", codec="mpeg4")
     frames, _ = decode_all(path)

@@ -35,9 +35,9 @@ from slowfast_lara.files import written_aside
 _UNSPECIFIED_COLORSPACE = 2
 # Without CABAC, deblocking and small partitions, and with seven of eight frames that no
 # other refers to, which a reader passes over: a third of the reading time of x264's own
-# settings, at a sixth more bytes and 2 dB less. At CRF 22 real videos of 256 pixels are as large
-# as they were (38.9 dB); at 20 they would grow by a quarter (40.1 dB), and take a tenth longer to
-# read. No bits for what only looks sharp, and no subtitles.
+# settings, at a sixth more bytes and 2 dB less. At CRF 22 real videos of 256 pixels become 7 %
+# larger (38.9 dB), at 20 they would by 36 % (40.1 dB), and take a tenth longer to read. No bits
+# for what only looks sharp, and no subtitles.
 _QUICK_TO_READ = {
     "tune": "fastdecode",
     "bf": "7",
