@@ -7,6 +7,7 @@ import importlib
 import sys
 from collections.abc import Sequence
 
+from slowfast_lara import __version__
 from slowfast_lara.errors import BAD_INPUT, DONE, complain
 
 # What each does; the module commands/NAME.py has its main(argv) -> exit code.
@@ -32,6 +33,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     if not argv or argv[0] in ("-h", "--help"):
         print(usage())
         return DONE if argv else BAD_INPUT
+    if argv[0] == "--version":
+        print(__version__)
+        return DONE
     name, rest = argv[0], argv[1:]
     if name not in COMMANDS:
         near = difflib.get_close_matches(name, COMMANDS, n=1)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from importlib import metadata
 
 import pytest
 
@@ -71,6 +72,11 @@ def test_help_lists_the_subcommands(capsys):
     printed = capsys.readouterr().out
     assert all(f"  {name} " in printed for name in COMMANDS)
     assert main([]) == 2
+
+
+def test_version(capsys):
+    assert main(["--version"]) == 0
+    assert capsys.readouterr().out == f"{metadata.version('slowfast_lara')}\n"
 
 
 @pytest.mark.parametrize("name", [" ".join(words) for words in EVERY])
