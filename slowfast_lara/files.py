@@ -49,19 +49,20 @@ def folder_aside(path: str | os.PathLike[str]) -> Iterator[str]:
     above = os.path.dirname(os.path.abspath(path))
     if os.path.lexists(path):
         raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), os.fspath(path))
-    os.makedirs(above, exist_ok=True)
+    made = make_folder(above)
     aside = os.path.join(above, f"{_ASIDE}{secrets.token_hex(6)}")
     try:
-        os.mkdir(aside)
-    except OSError as error:
-        raise OSError(error.errno, error.strerror, above) from None
-    try:
+        try:
+            os.mkdir(aside)
+        except OSError as error:
+            raise OSError(error.errno, error.strerror, above) from None
         yield aside
         for name in os.listdir(aside):
             _sync(os.path.join(aside, name), os.O_RDWR)
         os.rename(aside, path)
     finally:
         shutil.rmtree(aside, ignore_errors=True)
+        remove_empty(made)
     _sync(above, os.O_RDONLY)
 
 
@@ -135,7 +136,8 @@ def remove_unfinished(folder: str) -> None:
     """Remove what a killed process was writing into a folder."""
     for name in os.listdir(folder) if os.path.isdir(folder) else []:
         if name.startswith(_ASIDE):
-            os.remove(os.path.join(folder, name))
+            path = os.path.join(folder, name)
+            shutil.rmtree(path) if os.path.isdir(path) else os.remove(path)
 
 
 def _sync(path: str, access: int) -> None:

@@ -1,4 +1,4 @@
-"""JSON is read strictly, and what is wrong with it fits in a line, wherever it is read."""
+"""What cannot be written or was not finished leaves nothing; JSON is read strictly."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from slowfast_lara.data.preparing.check import read_progress
 from slowfast_lara.data.ssv2 import PREFIX, read_annotations
 from slowfast_lara.engine.run_folder import CONFIG, LOG, TEST_RESULTS, read_run, read_stats
 from slowfast_lara.errors import DataError, InputError
-from slowfast_lara.files import parse_json
+from slowfast_lara.files import folder_aside, parse_json, remove_unfinished
 
 LONG = "9" * 5000
 BAD = {
@@ -150,3 +150,19 @@ def test_progress_of_a_check(tmp_path, line):
     one_line(caught)
     path.write_text('["a.mp4", ""]\n["cut')
     assert read_progress(str(path)) == {"a.mp4": ""}
+
+
+def test_what_a_killed_process_was_writing_goes(tmp_path):
+    (tmp_path / ".writing-a.mp4").touch()
+    (tmp_path / ".writing-b").mkdir()
+    (tmp_path / ".writing-b" / "model.onnx").touch()
+    (tmp_path / "whole").mkdir()
+    remove_unfinished(str(tmp_path))
+    assert [path.name for path in tmp_path.iterdir()] == ["whole"]
+
+
+def test_a_folder_that_fails_leaves_none_above_it(tmp_path):
+    (tmp_path / "there").mkdir()
+    with pytest.raises(OSError, match="full"), folder_aside(tmp_path / "there" / "a" / "b" / "c"):
+        raise OSError("full")
+    assert not list((tmp_path / "there").iterdir())

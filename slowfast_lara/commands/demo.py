@@ -55,6 +55,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     return exit_code_of(command)
 
 
+def _port(text: str) -> int:
+    number = positive_int(text)
+    if number > 65535:
+        raise argparse.ArgumentTypeError(f"{text!r}; 1 to 65535 are allowed")
+    return number
+
+
 def _parser() -> argparse.ArgumentParser:
     parser = OneLineParser(
         description="A page on this machine: drop a video, see its classes, click a patch and see\n"
@@ -80,7 +87,7 @@ def _parser() -> argparse.ArgumentParser:
         default="127.0.0.1",
         help="the address to listen on (default: 127.0.0.1, which no other machine reaches)",
     )
-    parser.add_argument("--port", type=positive_int, default=7860, help="default: 7860")
+    parser.add_argument("--port", type=_port, default=7860, help="default: 7860")
     parser.add_argument(
         "--megabytes",
         type=positive_int,

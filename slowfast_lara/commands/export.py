@@ -35,7 +35,6 @@ def main(argv: Sequence[str] | None = None) -> int:
         from slowfast_lara.inference.export import export
         from slowfast_lara.inference.load import load
 
-        overrides += ["MODEL.COMPILE", "False"]
         model = load(*model_files, device="cpu", classes=args.classes, overrides=overrides)
         checked = export(model, rest[0], args.to)
         print(f"{printable(rest[0])}: {checked}")

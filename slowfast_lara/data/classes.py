@@ -17,14 +17,19 @@ MOST_CHARACTERS = 10_000_000
 def class_names(path: str | None, count: int, data_dir: str) -> list[str]:
     """`count` names: of the file, or of the one in `data_dir`; numbers where there is none."""
     if path is None:
-        return names_in(data_dir, count) or [f"class {number}" for number in range(count)]
+        return names_in(data_dir, count) or numbered(count)
     return _names_of(path, count)
+
+
+def numbered(count: int) -> list[str]:
+    return [f"class {number}" for number in range(count)]
 
 
 def names_in(data_dir: str, count: int) -> list[str] | None:
     """The `count` names beside the lists of a dataset, if they are there."""
     path = os.path.join(data_dir, DEFAULT_NAME)
-    return _names_of(path, count) if os.path.isfile(path) else None
+    # Without a data_dir, the file would be that of whatever folder one is in.
+    return _names_of(path, count) if data_dir and os.path.isfile(path) else None
 
 
 def _names_of(path: str, count: int) -> list[str]:

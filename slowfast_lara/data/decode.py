@@ -360,7 +360,9 @@ def rgb_frames(container: Any, stream: Any) -> Iterator[np.ndarray]:
 
 
 def check_size(height: int, width: int) -> None:
-    """A ValueError if frames of this size would take too much memory."""
+    """A ValueError if frames of this size are none, or would take too much memory."""
+    if min(height, width) < 1:
+        raise ValueError(f"frames of {width}x{height} pixels are empty")
     shape = f"frames of {width}x{height} pixels are too"
     if height * width > MAX_PIXELS:
         raise ValueError(f"{shape} large; {MAX_PIXELS} pixels are allowed")

@@ -101,7 +101,13 @@ def look_into(path: str) -> dict[str, Any]:
     """What a checkpoint says besides its tensors, which are not read; {} if it cannot be read."""
     try:
         check_plain(path)
-        content = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
+        try:
+            content = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
+        except (
+            RuntimeError,
+            UnicodeError,
+        ):  # PyTorch's older files, and some names, are not mapped
+            content = read_torch_file(path)
     except Exception:  # a damaged file breaks zip, pickle or tensors, anywhere
         return {}
     return content if isinstance(content, dict) else {}
@@ -179,18 +185,22 @@ def load_weights(
     states: dict[str, torch.Tensor],
     path: str,
     attention: TrainedAttention = TrainedAttention.SAME,
-) -> None:
+) -> list[str]:
     """Put a checkpoint's weights into a bare model, all of them or none.
 
     Where its attention is not that of the model, the buffers of the new one stay as its seed
-    has made them, and what belonged to the old one is left out.
+    has made them, and what belonged to the old one is left out. Returns the names of the former.
     """
     states = bare_names(states, path)
-    own = model.state_dict()
+    fresh: dict[str, torch.Tensor] = {}
     if attention != TrainedAttention.SAME:
-        states = _with_new_buffers(model, states, path, attention)
-    check_fit(own, states, path)
+        fresh = _new_buffers(model, states, attention)
+        states = {**_without_unused(model, states, path), **fresh}
+    if fresh:
+        logger.info("With the weights of %s, start from their seed: %s", path, ", ".join(fresh))
+    check_fit(model.state_dict(), states, path)
     model.load_state_dict(states)
+    return list(fresh)
 
 
 def check_fit(own: dict[str, torch.Tensor], states: dict[str, torch.Tensor], path: str) -> None:
@@ -209,21 +219,26 @@ def check_fit(own: dict[str, torch.Tensor], states: dict[str, torch.Tensor], pat
         )
 
 
-def _with_new_buffers(
-    model: nn.Module, states: dict[str, torch.Tensor], path: str, attention: TrainedAttention
+def _new_buffers(
+    model: nn.Module, states: dict[str, torch.Tensor], attention: TrainedAttention
 ) -> dict[str, torch.Tensor]:
-    own, other = model.state_dict(), attention == TrainedAttention.OTHER
-    fresh = {
+    other = attention == TrainedAttention.OTHER
+    return {
         name: buffer
         for name, buffer in model.named_buffers()
         if OF_ESTIMATOR in name
         and (other or name not in states or states[name].shape != buffer.shape)
     }
+
+
+def _without_unused(
+    model: nn.Module, states: dict[str, torch.Tensor], path: str
+) -> dict[str, torch.Tensor]:
+    own = model.state_dict()
     unused = [name for name in states if OF_ESTIMATOR in name and name not in own]
-    for told, names in (("start from their seed", fresh), ("are not needed", unused)):
-        if names:
-            logger.info("With the weights of %s, %s: %s", path, told, ", ".join(names))
-    return {**{name: x for name, x in states.items() if name not in unused}, **fresh}
+    if unused:
+        logger.info("Of the weights of %s, are not needed: %s", path, ", ".join(unused))
+    return {name: x for name, x in states.items() if name not in unused}
 
 
 def _sorted(folder: str) -> list[str]:

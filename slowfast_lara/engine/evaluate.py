@@ -30,6 +30,7 @@ from slowfast_lara.engine.distributed import (
     sum_over_processes,
     without_ddp,
 )
+from slowfast_lara.engine.gpu_arithmetic import gpu_arithmetic_of_a_run
 from slowfast_lara.engine.progress import progress_bar
 from slowfast_lara.engine.run_folder import TEST_RESULTS
 from slowfast_lara.engine.score_files import Score, ScoreFiles, identity_of_test
@@ -153,7 +154,7 @@ def view_outputs(
     weight = next(model.parameters())
     on_cpu = weight.device.type == "cpu"
     precision = contextlib.nullcontext() if on_cpu else autocast(cfg, weight.device)
-    with precision, threads_of_a_run(cfg):
+    with precision, threads_of_a_run(cfg), gpu_arithmetic_of_a_run(cfg):
         outputs = [
             (compute or model)([part.to(weight.device, weight.dtype)])
             for part in views.split(views_at_a_time(cfg))

@@ -18,6 +18,7 @@ from slowfast_lara.data.loader import test_loader, train_loader, val_loader
 from slowfast_lara.engine import checkpoint, experiment
 from slowfast_lara.engine.distributed import from_first, per_process, rank, without_ddp, world_size
 from slowfast_lara.engine.evaluate import TestedWeights, run_test
+from slowfast_lara.engine.gpu_arithmetic import choose_gpu_arithmetic
 from slowfast_lara.engine.record import open_log, set_up_logging, write_records
 from slowfast_lara.engine.signals import StopRequest, shield_workers
 from slowfast_lara.engine.threads import choose_threads
@@ -34,9 +35,7 @@ def run(cfg: CfgNode, stop: StopRequest) -> None:
     """All of a run, in one of its processes."""
     check_machine(cfg)
     threads = choose_threads(cfg)
-    torch.backends.cudnn.benchmark = cfg.CUDNN_BENCHMARK
-    torch.backends.cuda.matmul.allow_tf32 = cfg.ALLOW_TF32
-    torch.backends.cudnn.allow_tf32 = cfg.ALLOW_TF32
+    choose_gpu_arithmetic(cfg)
     set_up_logging()
     # All lists are read before any training: their errors come first.
     loaders = _build_loaders(cfg)

@@ -14,16 +14,16 @@ from torch import Tensor
 from slowfast_lara.attention import ESTIMATORS, estimator_options
 from slowfast_lara.data.dataset import VideoViews
 from slowfast_lara.data.registry import dataset_class
-from slowfast_lara.drawing import saved_figure
+from slowfast_lara.drawing import plain_text, saved_figure
 from slowfast_lara.engine.evaluate import score_views, view_outputs, views_at_a_time
 from slowfast_lara.engine.progress import progress_bar
-from slowfast_lara.errors import ConfigError, InputError, RunError
+from slowfast_lara.errors import CheckpointError, ConfigError, RunError
 from slowfast_lara.experiments.measure import best_times
 from slowfast_lara.experiments.result_files import aligned_table, csv_text, measured_on
 from slowfast_lara.files import write_text
 from slowfast_lara.inference.load import load
 from slowfast_lara.inference.model import TrainedModel, with_views
-from slowfast_lara.models.estimators import chosen_estimator, shown_name
+from slowfast_lara.models.estimators import chosen_estimator, estimator_named, shown_name
 
 REPEATS = 5
 AS_TRAINED = "as trained"
@@ -81,7 +81,8 @@ class SwapTable:
                 axis.plot(times, [row.top1 for row in rows], "o-", label=name)
             axis.set(xlabel="time of a view, ms", ylabel="top-1 accuracy, %")
             axis.legend(fontsize=8)
-            figure.suptitle(f"{self.source}, not trained with these attentions", fontsize=9)
+            title = f"{self.source}, not trained with these attentions"
+            figure.suptitle(plain_text(title), fontsize=9)
 
 
 def swap(
@@ -97,7 +98,8 @@ def swap(
     model = load(*model_files, overrides=overrides)
     model.cfg = with_views(model.cfg, views)
     table = SwapTable(model.path)
-    models = _models(model, attentions or list(ESTIMATORS), landmarks, table.notes)
+    names = [estimator_named(name) for name in attentions or ESTIMATORS]
+    models = _models(model, names, landmarks, table.notes)
     scores, labels, views_to_time = test_models(models, videos, table.notes)
     seconds = _view_times(models, views_to_time)
     trained = scores[0].argmax(1)
@@ -122,16 +124,19 @@ def _models(
         for count in counts:
             options = {} if count is None else {"num_landmarks": count}
             try:
-                models[Choice(shown_name(name), count)] = model.with_attention(name, **options)
-            except ConfigError as error:
+                swapped = model.with_attention(name, **options)
+            except (ConfigError, CheckpointError) as error:
                 notes.append(f"left out: {name} with {count}: {error}")
+                continue
+            note = f"{name} was not trained; start from their seed: {', '.join(swapped.from_seed)}"
+            if swapped.from_seed and note not in notes:
+                notes.append(note)
+            models[Choice(shown_name(name), count)] = swapped
     return models
 
 
 def _has_landmarks(name: str) -> bool:
     """Whether VIT.APPROX_ATTN_DIM means anything to an attention. (RA's samples are its own.)"""
-    if name not in ESTIMATORS:
-        raise InputError(f"unknown attention {name!r}; known: {', '.join(ESTIMATORS)}")
     return not ESTIMATORS[name].exact and "num_samples" not in estimator_options(name)
 
 

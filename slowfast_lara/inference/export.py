@@ -43,6 +43,7 @@ def export(model: TrainedModel, folder: str | os.PathLike[str], to: str = "safet
         raise InputError(f"cannot export to {to!r}; allowed: {', '.join(FORMS)}")
     if not os.fspath(folder) or "\0" in os.fspath(folder):
         raise InputError(f"{os.fspath(folder)!r} cannot be the name of a folder")
+    folder = os.path.normpath(folder)  # of "FILE/" the system says that it is not there
     if os.path.lexists(folder):
         raise InputError(f"{folder} is there already; a new folder is expected")
     write, needed = FORMS[to]

@@ -69,8 +69,6 @@ def estimator_for(
     From the layer's own estimator, if it is of the same kind, it has the learned
     parameters: their shape does not depend on the number of landmarks.
     """
-    if name not in ESTIMATORS:
-        raise InputError(f"unknown estimator {name!r}; known: {', '.join(ESTIMATORS)}")
     _, heads, tokens, head_dim = inputs.q.shape
     settings = {**estimator_settings(cfg, name), **changes}
     if ESTIMATORS[name].landmarks_are_tokens:  # the config of another estimator may have more

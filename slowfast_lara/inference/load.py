@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 from collections.abc import Sequence
 from typing import Any, NamedTuple
@@ -12,13 +13,13 @@ from fvcore.common.config import CfgNode
 from slowfast_lara.config.load import changed, config_of
 from slowfast_lara.config.shipped import find_config
 from slowfast_lara.config.yaml_files import read_with_bases, to_yaml
-from slowfast_lara.data.classes import class_names
+from slowfast_lara.data.classes import class_names, numbered
 from slowfast_lara.engine import checkpoint, experiment
 from slowfast_lara.engine.run_folder import CONFIG
-from slowfast_lara.errors import CheckpointError, ConfigError, InputError, first_line
+from slowfast_lara.errors import CheckpointError, ConfigError, DataError, InputError
 from slowfast_lara.inference.export_folder import DESCRIPTION, SAFETENSORS, read_description
 from slowfast_lara.inference.model import TrainedModel, new_network
-from slowfast_lara.models.weights.files import read_weights
+from slowfast_lara.models.weights.files import bare_names, read_weights
 
 
 class Saved(NamedTuple):
@@ -54,18 +55,21 @@ def load(
         options: num_landmarks, and the options of the attention (beta=2.0, biased=True, ...).
 
     Where a checkpoint has a moving average of the weights, that is taken, unless `overrides` say
-    TEST.USE_EMA False; the log and `model.averaged` tell. What cannot be used is an error of
-    slowfast_lara.errors, of one line.
+    TEST.USE_EMA False; the log and `model.averaged` tell. `model.from_seed` names what another
+    attention has drawn for itself. The model is not compiled unless `overrides` say MODEL.COMPILE
+    True. What cannot be used is an error of slowfast_lara.errors, of one line.
     """
     saved = _find(os.fspath(source), None if weights is None else os.fspath(weights))
     cfg = _for_one_process(config_of(saved.config, saved.config_path, overrides), overrides)
     trained = experiment.check_model(saved.path, saved.content, cfg, swap_attention=True)
     use_ema = cfg.TEST.USE_EMA
     states, averaged = checkpoint.weights_to_use(saved.content, saved.path, averaged=use_ema)
+    states = bare_names(states, saved.path)
     _check_sizes(cfg, states, saved.path, trained)
     network = new_network(cfg)
-    checkpoint.load_weights(network, states, saved.path, trained)
-    model = TrainedModel(network, cfg, _class_names(saved, cfg, classes), saved.path, averaged)
+    from_seed = checkpoint.load_weights(network, states, saved.path, trained)
+    names = _class_names(saved, cfg, classes)
+    model = TrainedModel(network, cfg, names, saved.path, averaged, from_seed)
     if attention is not None or options:
         model = model.with_attention(attention, **options)
     return model if device is None else model.to(device)
@@ -132,10 +136,8 @@ def _check_sizes(
     try:
         with torch.device("meta"):
             own = new_network(changed(cfg, ["NUM_GPUS", 0, "DEVICE", "auto"])).state_dict()
-    except (RuntimeError, TypeError) as error:  # sizes beyond any memory
-        raise CheckpointError(
-            f"{path}: a model of its config cannot be made: {first_line(error)}"
-        ) from None
+    except ConfigError as error:  # sizes beyond any memory
+        raise CheckpointError(f"{path}: {error}") from None
     if trained != checkpoint.TrainedAttention.SAME:  # another attention has its own
         own, states = _without_estimators(own), _without_estimators(states)
     checkpoint.check_fit(own, states, path)
@@ -148,13 +150,15 @@ def _without_estimators(states: dict[str, torch.Tensor]) -> dict[str, torch.Tens
 def _for_one_process(cfg: CfgNode, overrides: Sequence[Any]) -> CfgNode:
     """On one GPU if there is any; as many views at a time as each process of a test has.
 
-    A model trained by Triton's kernels is used where there are none, too.
+    A model trained by Triton's kernels is used where there are none, too, and a compiled one
+    where there is no compiler.
     """
     if "DEVICE" not in overrides[::2] and not torch.backends.mps.is_available():
         cfg = changed(cfg, ["DEVICE", "auto"])
     gpus = min(1, torch.cuda.device_count()) if cfg.DEVICE == "auto" else 0
-    if "VIT.KERNELS" not in overrides[::2]:
-        cfg = changed(cfg, ["VIT.KERNELS", "auto"])
+    for key, value in (("VIT.KERNELS", "auto"), ("MODEL.COMPILE", False)):
+        if key not in overrides[::2]:
+            cfg = changed(cfg, [key, value])
     if "NUM_GPUS" not in overrides[::2]:
         share = max(1, cfg.TEST.BATCH_SIZE // max(1, cfg.NUM_GPUS))
         cfg = changed(cfg, ["NUM_GPUS", gpus, "TEST.BATCH_SIZE", share])
@@ -167,7 +171,12 @@ def _for_one_process(cfg: CfgNode, overrides: Sequence[Any]) -> CfgNode:
 
 def _class_names(saved: Saved, cfg: CfgNode, classes: str | None) -> list[str]:
     names, count = saved.content.get("class_names"), cfg.MODEL.NUM_CLASSES
-    if classes is not None or names is None:
+    if classes is None and names is None:
+        # The training went on without names that do not fit, and so does the model.
+        with contextlib.suppress(DataError):
+            return class_names(None, count, cfg.DATA.PATH_TO_DATA_DIR)
+        return numbered(count)
+    if classes is not None:
         return class_names(classes, count, cfg.DATA.PATH_TO_DATA_DIR)
     if type(names) is not list or len(names) != count or {*map(type, names)} != {str}:
         raise CheckpointError(f"{saved.path}: as its class_names, {count} names are expected")

@@ -11,19 +11,21 @@ import torch
 from fvcore.common.config import CfgNode
 from torch import Tensor, nn
 
-from slowfast_lara.attention import ESTIMATORS, estimator_options
+from slowfast_lara.attention import estimator_options
 from slowfast_lara.config.load import changed
 from slowfast_lara.data.registry import dataset_class
 from slowfast_lara.data.sources import FrameArray, Source, open_frames
 from slowfast_lara.engine.checkpoint import TrainedAttention, load_weights
 from slowfast_lara.engine.evaluate import view_outputs, views_at_a_time
-from slowfast_lara.errors import DecodeError, InputError, first_line, printable
+from slowfast_lara.errors import ConfigError, DecodeError, InputError, first_line, printable
 from slowfast_lara.inference.prediction import Prediction
 from slowfast_lara.inference.stream import Window, WindowScorer
 from slowfast_lara.models import build_model
-from slowfast_lara.models.estimators import EXACT, chosen_estimator, shown_name
+from slowfast_lara.models.estimators import chosen_estimator, estimator_named, shown_name
 
 MOST_VIEWS = 30
+# No video has more frames a second, and no window more seconds.
+_MOST = 1e6
 
 # A path of a video (or of a folder of frames, where the model's dataset has such), or frames:
 # an array or tensor, uint8 RGB [T,H,W,3].
@@ -34,7 +36,8 @@ Listed = list[Any] | tuple[Any, ...]
 class TrainedModel:
     """What `slowfast_lara.load` gives. `network` is the plain nn.Module, never to be trained.
 
-    `averaged` says whether its weights are the moving average that its checkpoint has.
+    `averaged` says whether its weights are the moving average that its checkpoint has;
+    `from_seed` names what an attention that it was not trained with has drawn for itself.
 
     Videos in a list are read one after the other, and go through the network together as far
     as TEST.BATCH_SIZE views allow: their scores may differ from those of one video by itself,
@@ -48,10 +51,11 @@ class TrainedModel:
         class_names: Sequence[str],
         path: str,
         averaged: bool = False,
+        from_seed: Sequence[str] = (),
     ) -> None:
         self.network = network.eval().requires_grad_(False)
         self.cfg, self.class_names, self.path = cfg, list(class_names), path
-        self.averaged = averaged
+        self.averaged, self.from_seed = averaged, list(from_seed)
 
     def __repr__(self) -> str:
         vit, data, weight = self.cfg.VIT, self.cfg.DATA, next(self.network.parameters())
@@ -113,7 +117,7 @@ class TrainedModel:
         a window, however long the video.
         """
         for name, number in (("window", window), ("stride", stride), ("fps", fps)):
-            _check_positive(name, number)
+            check_positive(name, number)
         if not isinstance(video, (str, os.PathLike, Iterable)):
             raise _unusable(video)
         return self._windows(video, window, stride, fps)
@@ -130,7 +134,7 @@ class TrainedModel:
             with open_frames(_source(video, fps), target) as (rate, frames):
                 yield from self._full_windows(self.scorer(rate, window, stride), frames)
         else:
-            checked = (FrameArray(np.asarray(frame)[None]).pixels[0] for frame in video)
+            checked = (FrameArray(_as_array(frame)[None]).pixels[0] for frame in video)
             yield from self._full_windows(self.scorer(fps or target, window, stride), checked)
 
     @staticmethod
@@ -172,10 +176,10 @@ class TrainedModel:
         weight = next(self.network.parameters())
         network = new_network(cfg).to(weight.device, weight.dtype)
         states = self.network.state_dict()
-        load_weights(network, states, self.path, TrainedAttention.OTHER)
+        from_seed = load_weights(network, states, self.path, TrainedAttention.OTHER)
         shared = {name: states[name] for name, _ in network.named_parameters()}
         network.load_state_dict(shared, strict=False, assign=True)
-        return TrainedModel(network, cfg, self.class_names, self.path, self.averaged)
+        return TrainedModel(network, cfg, self.class_names, self.path, self.averaged, from_seed)
 
     def _mean_outputs(
         self,
@@ -185,7 +189,7 @@ class TrainedModel:
         compute: Callable[..., Tensor],
     ) -> tuple[list[np.ndarray], int]:
         """For each video the mean over its views of what is computed, and how many they are."""
-        _check_positive("fps", fps)
+        check_positive("fps", fps)
         cfg = with_views(self.cfg, views)
         num_views = cfg.TEST.NUM_ENSEMBLE_VIEWS * cfg.TEST.NUM_SPATIAL_CROPS
         together = max(1, views_at_a_time(cfg) // num_views)
@@ -201,16 +205,16 @@ class TrainedModel:
 
 def new_network(cfg: CfgNode) -> nn.Module:
     """The config's model; the global random state, from which it is initialised, stays."""
-    with torch.random.fork_rng(devices=[]):
-        return build_model(cfg)
+    try:
+        with torch.random.fork_rng(devices=[]):
+            return build_model(cfg)
+    except (RuntimeError, MemoryError, TypeError) as error:  # PyTorch, of sizes beyond any memory
+        raise ConfigError(f"a model of its config cannot be made: {first_line(error)}") from None
 
 
 def _attention_opts(cfg: CfgNode, attention: str | None, options: dict[str, Any]) -> list[Any]:
     """Config keys and values for an attention and its options."""
-    name = chosen_estimator(cfg) if attention is None else attention
-    name = EXACT if name in ("exact", "none") else name
-    if name not in ESTIMATORS:
-        raise InputError(f"unknown attention {name!r}; known: {', '.join(ESTIMATORS)}")
+    name = chosen_estimator(cfg) if attention is None else estimator_named(attention)
     keys = {key: f"VIT.{name}.{key}".upper() for key in estimator_options(name)}
     keys["num_landmarks"] = "VIT.APPROX_ATTN_DIM"
     # Dropout of attention is for training alone, and only exact attention has it.
@@ -218,7 +222,7 @@ def _attention_opts(cfg: CfgNode, attention: str | None, options: dict[str, Any]
     for key, value in options.items():
         if key not in keys:
             raise InputError(f"unknown option {key!r} of {name}; allowed: {', '.join(keys)}")
-        opts += [keys[key], value]
+        opts += [keys[key], value.item() if isinstance(value, np.generic) else value]
     return opts
 
 
@@ -241,25 +245,30 @@ def _listed(videos: Video | Listed) -> Listed:
 def _source(video: Video, fps: float | None) -> Source:
     if isinstance(video, (str, os.PathLike)):
         return os.fspath(video)
-    if isinstance(video, Tensor):
-        if video.dtype == torch.bfloat16:  # NumPy has none: refused as float32 is
-            video = video.float()
-        video = video.detach().cpu().numpy()
-    if not isinstance(video, np.ndarray):
+    if not isinstance(video, (np.ndarray, Tensor)):
         raise _unusable(video)
-    return FrameArray(video, fps)
+    return FrameArray(_as_array(video), fps)
+
+
+def _as_array(frames: Any) -> np.ndarray:
+    try:
+        if isinstance(frames, Tensor):
+            frames = frames.detach().cpu().numpy()
+        return np.asarray(frames)
+    except (TypeError, ValueError, RuntimeError):  # sparse, of a kind that NumPy has not, ragged
+        raise _unusable(frames) from None
 
 
 def _unusable(video: object) -> InputError:
-    kind = type(video).__name__
+    kind = type(video).__name__ + (f" of {video.dtype}" if isinstance(video, Tensor) else "")
     return InputError(f"{kind} is given; a path, or frames uint8 [T, H, W, 3], is expected")
 
 
-def _check_positive(name: str, number: object) -> None:
+def check_positive(name: str, number: object) -> None:
     if number is None:
         return
-    if not isinstance(number, (int, float, np.number)) or not 0 < number < float("inf"):
-        raise InputError(f"{name} is {number!r}; a positive number is expected")
+    if not isinstance(number, (int, float, np.number)) or not 0 < number <= _MOST:
+        raise InputError(f"{name} is {number!r}; a positive number up to {_MOST:g} is expected")
 
 
 def _name(video: Video) -> str:

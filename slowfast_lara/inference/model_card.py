@@ -6,6 +6,8 @@ import contextlib
 import os
 from typing import Any
 
+from slowfast.utils.checkpoint import get_checkpoint_dir
+
 from slowfast_lara.engine import checkpoint, experiment
 from slowfast_lara.engine.run_folder import CONFIG, OF_TEST, Run, read_run
 from slowfast_lara.errors import UserError
@@ -72,9 +74,11 @@ def _accuracy(model: TrainedModel) -> str:
         same_file = os.path.basename(run.checkpoint) == os.path.basename(model.path)
         if same_file and _tested_as(model, run):
             final = run.of_type("test_final")[-1]
+            failed = int(final.get("num_failed", 0))
             return (
                 f"top-1 {float(final['top1_acc']):.2f} %, top-5 {float(final['top5_acc']):.2f} % "
                 f"of {int(final['num_videos'])} test videos"
+                + (f"; {failed} more could not be read" if failed else "")
             )
     return "not tested as it is"
 
@@ -83,4 +87,14 @@ def _tested_as(model: TrainedModel, run: Run) -> bool:
     with open(os.path.join(run.folder, OF_TEST + CONFIG), encoding="utf-8") as file:
         tested = {"cfg": file.read()}
     experiment.check_model(run.folder, tested, model.cfg)  # or an error
-    return experiment.saved_value(tested, "TEST.USE_EMA") == model.cfg.TEST.USE_EMA
+    if experiment.saved_value(tested, "TEST.USE_EMA") != model.cfg.TEST.USE_EMA:
+        return False
+    # A test may have been of another run's checkpoint; both paths are of the test's time.
+    own = get_checkpoint_dir(experiment.saved_value(tested, "OUTPUT_DIR"))
+    return _same_place(os.path.dirname(run.checkpoint), own)
+
+
+def _same_place(path: str, other: str) -> bool:
+    """Of two paths of one folder, either may start at the folder of that time."""
+    short, long = sorted((os.path.normpath(path), os.path.normpath(other)), key=len)
+    return short == long or long.endswith(os.sep + short)

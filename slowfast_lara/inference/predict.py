@@ -22,7 +22,7 @@ from slowfast_lara.errors import (
 )
 from slowfast_lara.files import written_aside
 from slowfast_lara.inference.load import load
-from slowfast_lara.inference.model import MOST_VIEWS, TrainedModel
+from slowfast_lara.inference.model import MOST_VIEWS, TrainedModel, check_positive
 from slowfast_lara.inference.prediction import Ranking, shown
 from slowfast_lara.inference.prediction_files import PredictionFiles
 from slowfast_lara.inference.stream import Window
@@ -42,8 +42,7 @@ def predict_videos(
     if args.plot and not args.stream:
         raise InputError("--plot shows scores over time: it needs --stream")
     for flag, seconds in (("--window", args.window), ("--stride", args.stride)):
-        if seconds is not None and not 0 < seconds < float("inf"):
-            raise InputError(f"{flag} is {seconds}; a positive number of seconds is expected")
+        check_positive(flag, seconds)
     if args.views is not None and not 1 <= args.views <= MOST_VIEWS:
         raise InputError(f"--views is {args.views}; 1 to {MOST_VIEWS} are allowed")
     model = load(*model_files, classes=args.classes, overrides=overrides)

@@ -6,7 +6,8 @@ from typing import Any
 
 from fvcore.common.config import CfgNode
 
-from slowfast_lara.attention import estimator_options
+from slowfast_lara.attention import ESTIMATORS, estimator_options
+from slowfast_lara.errors import InputError
 
 EXACT = "softmax"
 
@@ -21,6 +22,14 @@ def estimator_settings(cfg: CfgNode, name: str) -> dict[str, Any]:
     """What the config says of an estimator, as arguments of build_estimator."""
     options = {key: cfg.VIT[name.upper()][key.upper()] for key in estimator_options(name)}
     return {"num_landmarks": cfg.VIT.APPROX_ATTN_DIM, **options}
+
+
+def estimator_named(name: str) -> str:
+    """The estimator that people call by a name: `shown_name`'s are known, too."""
+    name = EXACT if name in ("exact", "none") else name
+    if name not in ESTIMATORS:
+        raise InputError(f"unknown attention {name!r}; known: exact, {', '.join(ESTIMATORS)}")
+    return name
 
 
 def shown_name(name: str) -> str:

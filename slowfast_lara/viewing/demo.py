@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
+import socket
 import tempfile
 import threading
-from collections.abc import Awaitable, Callable, MutableMapping
+from collections.abc import Awaitable, Callable, Iterator, MutableMapping
 from typing import Any
 
 from slowfast_lara.errors import InputError
@@ -38,6 +40,37 @@ class NothingFromElsewhere:
         await self._app(scope, receive, send_with_headers)
 
 
+@contextlib.contextmanager
+def _own_folder() -> Iterator[None]:
+    """Gradio, and what is dropped on the page, leave their files in a folder that goes."""
+    before = tempfile.tempdir
+    with tempfile.TemporaryDirectory(prefix="slowfast_lara_demo_") as folder:
+        # Gradio takes these when it is imported.
+        os.environ.update(
+            GRADIO_TEMP_DIR=folder,
+            GRADIO_ANALYTICS_ENABLED="False",
+            HF_HUB_OFFLINE="1",
+            no_proxy="*",  # it asks the page once, which no proxy can reach
+        )
+        tempfile.tempdir = folder
+        try:
+            yield
+        finally:
+            tempfile.tempdir = before
+
+
+def _check_address(host: str, port: int) -> None:
+    """Of an address that is not this machine's, or in use, Gradio would say several lines."""
+    try:
+        family, kind, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+        with socket.socket(family, kind) as probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            probe.bind(address)
+    except (OSError, UnicodeError) as error:
+        reason = getattr(error, "strerror", None) or error
+        raise InputError(f"{host}:{port} cannot be served: {reason}") from None
+
+
 def serve(
     model: TrainedModel,
     *,
@@ -48,16 +81,9 @@ def serve(
     most_minutes: float,
 ) -> None:
     """Serve the page until a signal ends it."""
+    _check_address(host, port)
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # as Ctrl-C
-    with tempfile.TemporaryDirectory(prefix="slowfast_lara_demo_") as folder:
-        # Gradio takes these when it is imported.
-        os.environ.update(
-            GRADIO_TEMP_DIR=folder,
-            GRADIO_ANALYTICS_ENABLED="False",
-            HF_HUB_OFFLINE="1",
-            no_proxy="*",  # it asks the page once, which no proxy can reach
-        )
-        tempfile.tempdir = folder
+    with _own_folder():
         check_installed("gradio", "demo")
         from starlette.middleware import Middleware
 

@@ -6,7 +6,7 @@ It needs Gradio, which reads its settings when it is imported: see demo.py.
 from __future__ import annotations
 
 import os
-import shutil
+import tempfile
 from typing import Any
 
 import cv2
@@ -16,6 +16,7 @@ import numpy as np
 from slowfast_lara.attention import ESTIMATORS
 from slowfast_lara.data.decode import check_length
 from slowfast_lara.errors import UserError, first_line, printable
+from slowfast_lara.files import remove_empty
 from slowfast_lara.inference.model import TrainedModel
 from slowfast_lara.viewing.heat_maps import Drawing
 from slowfast_lara.viewing.scene import Scene
@@ -39,17 +40,20 @@ class Page:
     def take(self, path: str | None) -> tuple[Any, ...]:
         """A dropped file: what is said, the classes, the scene, the slider, its frame, no picture.
 
-        The file is removed: all that is needed of it is in the scene.
+        The file is removed: all that is needed of it is in the scene. It is taken away first:
+        the same video dropped once more meanwhile is put in the same place.
         """
         if path is None:
             return "", None, None, gr.Slider(visible=False), None, None
-        try:
-            check_length(path, self._most_seconds)
-            prediction, scene = self._model(path, views=self._views), Scene(self._model, path)
-        except Exception as error:  # whatever was dropped, the page stays
-            return _reason(error, path), None, None, gr.Slider(visible=False), None, None
-        finally:
-            shutil.rmtree(os.path.dirname(path), ignore_errors=True)
+        with tempfile.TemporaryDirectory(dir=os.path.dirname(os.path.dirname(path))) as own:
+            taken = os.path.join(own, os.path.basename(path))
+            try:
+                os.rename(path, taken)
+                remove_empty([os.path.dirname(path)])
+                check_length(taken, self._most_seconds)
+                prediction, scene = self._model(taken, views=self._views), Scene(self._model, taken)
+            except Exception as error:  # whatever was dropped, the page stays
+                return _reason(error, taken), None, None, gr.Slider(visible=False), None, None
         _, names, scores = prediction.top()
         middle = len(scene.pixels) // 2
         slider = gr.Slider(maximum=len(scene.pixels) - 1, value=middle, visible=True)

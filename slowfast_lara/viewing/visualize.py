@@ -15,7 +15,7 @@ from slowfast_lara.engine.threads import choose_threads
 from slowfast_lara.errors import DONE, InputError, printable
 from slowfast_lara.files import write_json
 from slowfast_lara.inference.load import load
-from slowfast_lara.models.estimators import EXACT, shown_name
+from slowfast_lara.models.estimators import EXACT, estimator_named, shown_name
 from slowfast_lara.viewing.heat_maps import Drawing, Picture
 from slowfast_lara.viewing.scene import Scene
 from slowfast_lara.viewing.trajectories import Grid, Point, moving_points
@@ -38,7 +38,8 @@ def visualize(
     scene = Scene(model, files[0], args.layer)
     points = _points(args, scene.pixels, scene.grid)
     chosen = list(ESTIMATORS) if args.estimators is None else args.estimators.split(",")
-    names = list(dict.fromkeys([EXACT, *filter(None, chosen)]))
+    others = [estimator_named(name) for name in chosen if name]
+    names = list(dict.fromkeys([EXACT, *others]))
     drawn = []
     for number, point in enumerate(points, start=1):
         pictures = scene.look(point, names, args.head)

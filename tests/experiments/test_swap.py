@@ -81,6 +81,17 @@ def test_some_videos_and_views(trained, capsys):
     assert rows[1][2] in ("0.0", "50.0", "100.0")
 
 
+def test_what_was_not_trained_is_noted_once(trained, capsys):
+    """And exact attention goes by the name that the table has for it."""
+    names, numbers = ["exact", "performer", "lara"], ["--landmarks", "5", "6"]
+    few = ["--videos", "1", "--views", "1", "VIT.LARA.LEARNED", "True"]
+    assert swap([str(trained), "--attentions", *names, *numbers, *few]) == 0
+    printed = capsys.readouterr().out
+    assert printed.count("performer was not trained; start from their seed: blocks.0.attn.") == 1
+    assert "left out: lara with 5" in printed and "it has no blocks.0.attn" in printed
+    assert [line.split()[0] for line in printed.splitlines()[-3:]] == ["exact", *["performer"] * 2]
+
+
 def test_bad_input(trained, tmp_path, capsys):
     for arguments, said in (
         ([str(tmp_path)], "no run with a readable checkpoint"),

@@ -224,6 +224,21 @@ def test_the_card_tells_the_runs_accuracy(trained, tmp_path):
     assert "| accuracy | not tested as it is |" in card and "nystrom" in card
 
 
+def test_the_card_tells_no_other_runs_accuracy(trained, tmp_path):
+    """A run whose last test was of another run's checkpoint, of the same name."""
+    other = Path(shutil.copytree(trained, tmp_path / "other"))
+    results = json.loads((other / "test_results.json").read_text())
+    for changed, said in (
+        (results["checkpoint"], "top-1"),
+        (results["checkpoint"].replace(str(trained), "elsewhere"), "not tested as it is"),
+    ):
+        results["checkpoint"] = changed
+        (other / "test_results.json").write_text(json.dumps(results))
+        out = tmp_path / said[:3]
+        assert export_command([str(other), str(out)]) == 0
+        assert f"| accuracy | {said}" in (out / "README.md").read_text()
+
+
 def test_bad_input(trained, tmp_path, capsys):
     (tmp_path / "there").mkdir()
     (tmp_path / "file").touch()
@@ -232,6 +247,7 @@ def test_bad_input(trained, tmp_path, capsys):
     for arguments, said in (
         ([str(trained), str(tmp_path / "there")], "there is there already; a new folder"),
         ([str(trained), str(tmp_path / "file")], "file is there already; a new folder"),
+        ([str(trained), str(tmp_path / "file") + "/"], "file is there already; a new folder"),
         ([str(trained), str(tmp_path / "file" / "out")], "File exists"),
         ([str(trained), ""], "'' cannot be the name of a folder"),
         ([str(trained), "a\0b"], "cannot be the name of a folder"),

@@ -340,8 +340,10 @@ def test_another_attention_shares_the_weights(trained, videos):
 
 def test_options_of_the_same_attention_draw_anew(trained):
     """Its saved samples have the right shape, but were drawn otherwise."""
-    model = load(trained, attention="performer", num_landmarks=6)
+    model = load(trained, attention="performer", num_landmarks=np.int64(6))
+    assert not load(trained).from_seed
     other = model.with_attention(orthogonal=True)
+    assert other.from_seed == [f"blocks.{i}.attn.estimator.projection" for i in range(2)]
     before, after = (
         m.network.blocks[0].attn.estimator.projection[0].double() for m in (model, other)
     )
@@ -354,9 +356,13 @@ def test_options_of_the_same_attention_draw_anew(trained):
 
 def test_another_attention_that_cannot_be(trained):
     for options, said in (
-        ({"attention": "lora"}, "unknown attention 'lora'; known: softmax, lara"),
+        ({"attention": "lora"}, "unknown attention 'lora'; known: exact, softmax, lara"),
         ({"attention": "lara", "betta": 1}, "unknown option 'betta' of lara; allowed: proposal"),
         ({"attention": "lara", "num_landmarks": 9}, "at most 8 are allowed"),
+        (
+            {"attention": "performer", "num_landmarks": 10**15},
+            "a model of its config cannot be made",
+        ),
         ({"attention": "lara", "num_landmarks": 4, "beta": "x"}, "VIT.LARA.BETA is 'x'"),
         ({"attention": "lara", "num_landmarks": 4, "learned": True}, "it has no blocks.0.attn.est"),
     ):
@@ -376,6 +382,44 @@ def test_predict_and_visualize_want_no_flags(trained, videos, tmp_path, capsys):
     assert (tmp_path / "look" / "point_1.png").is_file()
 
 
+def test_a_compiled_model_is_used_without_a_compiler(trained, tmp_path):
+    content = torch.load(trained / "checkpoints" / LAST, weights_only=True)
+    content["cfg"] = content["cfg"].replace("COMPILE: false", "COMPILE: true")
+    torch.save(content, tmp_path / "model.pyth")
+    assert not load(tmp_path / "model.pyth").cfg.MODEL.COMPILE
+    asked = load(tmp_path / "model.pyth", overrides=["MODEL.COMPILE", True])
+    assert asked.cfg.MODEL.COMPILE
+
+
+def test_older_files_and_names_of_any_bytes(trained, videos, tmp_path, caplog):
+    """Neither can be mapped: config, names and averaged weights are read all the same."""
+    caplog.set_level("WARNING")  # pytest's workers hand over what is logged, as UTF-8
+    content = torch.load(trained / "checkpoints" / LAST, weights_only=True)
+    averaged = {
+        name: 2 * x if x.is_floating_point() else x for name, x in content["model_state"].items()
+    }
+    torch.save({**content, "ema_state": averaged, "ema_steps": 1}, tmp_path / "new.pyth")
+    content = torch.load(tmp_path / "new.pyth", weights_only=True)
+    torch.save(content, tmp_path / "old.pyth", _use_new_zipfile_serialization=False)
+    named = shutil.copy(tmp_path / "new.pyth", os.path.join(str(tmp_path), "\udcff.pyth"))
+    expected = load(tmp_path / "new.pyth")(videos[0]).scores
+    for path in (tmp_path / "old.pyth", named):
+        model = load(path)
+        assert model.averaged and model.class_names == NAMES
+        assert np.array_equal(model(videos[0]).scores, expected)
+
+
+def test_names_before_which_ddp_has_put_its_own(trained, videos, tmp_path):
+    run_folder = shutil.copytree(trained, tmp_path / "run")
+    path = run_folder / "checkpoints" / LAST
+    content = torch.load(path, weights_only=True)
+    content["model_state"] = {f"module.{name}": x for name, x in content["model_state"].items()}
+    torch.save(content, path)
+    expected = load(trained)(videos[0]).scores
+    for source in (run_folder, path):
+        assert np.array_equal(load(source)(videos[0]).scores, expected)
+
+
 def test_names_of_a_file_go_before_those_of_the_checkpoint(trained, tmp_path):
     (tmp_path / "other.txt").write_text("a\nb\nc\n")
     assert load(trained, classes=str(tmp_path / "other.txt")).class_names == ["a", "b", "c"]
@@ -393,6 +437,16 @@ def test_a_training_without_names_or_with_others(trained, video_set, tmp_path):
     path = tmp_path / "out" / "checkpoints" / "checkpoint_epoch_00001.pyth"
     assert torch.load(path, weights_only=True)["class_names"] is None
     assert "names 1 classes" in (tmp_path / "out" / "stdout.log").read_text()
+    assert load(path).class_names == ["class 0", "class 1", "class 2"]
+
+
+def test_names_are_not_those_of_the_folder_one_is_in(clips, tmp_path, monkeypatch):
+    files = write_model(tmp_path / "model", small_config())
+    (tmp_path / "classes.json").write_text(
+        json.dumps(["a"] * small_config()["MODEL"]["NUM_CLASSES"])
+    )
+    monkeypatch.chdir(tmp_path)
+    assert load(files.cfg, files.checkpoint).class_names[0] == "class 0"
 
 
 def test_bad_input(trained, videos, tmp_path, capsys):
@@ -435,12 +489,18 @@ def test_bad_videos(trained, videos, tmp_path):
         (frames.astype(np.float32), "of float32 are given"),
         (frames[:0], "frames .* are given"),
         (frames[:, :2], "too narrow"),
+        (frames[:, :0, :0], "frames of 0x0 pixels are empty"),
     ):
         with pytest.raises(DecodeError, match=said):
             model(bad)
+    tensor = torch.from_numpy(frames)
     with pytest.raises(DecodeError, match="of float32 are given"):
-        model(torch.from_numpy(frames).bfloat16())
-    for wrong in (-1, 0, float("nan"), float("inf"), "30"):
+        model(tensor.float().requires_grad_())
+    with pytest.raises(InputError, match="Tensor of torch.bfloat16 is given; a path, or frames"):
+        model(tensor.bfloat16())
+    with pytest.raises(InputError, match="is given; a path, or frames"):
+        model(tensor.to_sparse())
+    for wrong in (-1, 0, float("nan"), float("inf"), 1e40, "30"):
         for name, use in (("fps", model), ("fps", model.stream), ("window", model.stream)):
             with pytest.raises(InputError, match=f"{name} is .*; a positive number"):
                 use(frames, **{name: wrong})
@@ -452,8 +512,15 @@ def test_bad_videos(trained, videos, tmp_path):
             model(videos[0], views=views)
     with pytest.raises(InputError, match="NoneType is given; a path, or frames"):
         model.stream(None)
-    with pytest.raises(DecodeError, match="of float64 are given"):
-        next(model.stream([np.zeros((8, 8, 3))]))
+    for frame, said in (
+        (np.zeros((8, 8, 3)), "of float64 are given"),
+        (torch.zeros(8, 8, 3).requires_grad_(), "of float32 are given"),
+        (torch.zeros(8, 8, 3).bfloat16(), "Tensor of torch.bfloat16 is given"),
+        ([[1], [2, 3]], "list is given; a path, or frames"),
+        (np.zeros((0, 0, 3), np.uint8), "frames of 0x0 pixels are empty"),
+    ):
+        with pytest.raises(InputError, match=said):
+            next(model.stream([frame]))
 
 
 def test_scores_that_are_not_finite(clips, tmp_path):

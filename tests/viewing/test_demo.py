@@ -83,10 +83,13 @@ def test_length_is_limited_without_decoding(tmp_path):
         (["nowhere"], "nowhere: no such run"),
         (["--views", "31"], "views is 31; 1 to 30"),
         (["--port", "0"], "a whole number of at least 1"),
+        (["--port", "70000"], "1 to 65535 are allowed"),
+        (["--host", "192.0.2.1"], "192.0.2.1:7860 cannot be served: Cannot assign"),
+        (["--host", "no such host"], "cannot be served: "),
     ],
 )
 def test_bad_input_is_one_line(model, capsys, arguments, said):
-    flags = model.flags() if "--views" in arguments else []
+    flags = model.flags() if {"--views", "--host"} & {*arguments} else []
     try:
         code = main([*flags, *arguments])
     except SystemExit as ended:  # argparse
@@ -126,6 +129,17 @@ def test_a_video_is_taken_and_removed(page, clips, tmp_path):
     assert frame.shape == (384, 384, 3)
     np.testing.assert_array_equal(page.frame(scene, 0)[::12, ::12], scene.pixels[0])
     assert not list(tmp_path.iterdir())
+
+
+def test_the_same_video_dropped_again_meanwhile(page, clips, tmp_path, monkeypatch):
+    path = str(upload(clips[0], tmp_path / "hash"))
+    with monkeypatch.context() as patched:
+        patched.setattr(
+            "slowfast_lara.viewing.demo_page.check_length",
+            lambda *_: upload(clips[0], tmp_path / "hash"),
+        )
+        assert page.take(path)[0].startswith("The mean of")
+    assert page.take(path)[0].startswith("The mean of") and not list(tmp_path.iterdir())
 
 
 def test_a_click_shows_its_patch(page, clips, tmp_path):

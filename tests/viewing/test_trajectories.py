@@ -246,7 +246,7 @@ def test_bad_input_is_one_line(model, clips, tmp_path, capsys):
         "--moving is 0": [*flags, "--moving", "0", clips[0]],
         "--layer is 2": [*flags, "--layer", "2", clips[0]],
         "--head is -1": [*flags, "--head", "-1", clips[0]],
-        "unknown estimator 'lora'": [*flags, "--estimators", "lora", clips[0]],
+        "unknown attention 'lora'": [*flags, "--estimators", "lora", clips[0]],
         "4 videos given": [*flags, *clips],
         "no.mp4": [*flags, str(tmp_path / "no.mp4")],
     }
