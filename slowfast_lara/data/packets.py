@@ -17,15 +17,13 @@ import av
 import cv2
 import numpy as np
 
+from slowfast_lara.data.h264 import FRESH_SLICE, SLICE, WITHOUT_EFFECT, units
 from slowfast_lara.data.orientation import Orientation
 
 # What PyAV and OpenCV raise on damaged files.
 DAMAGE = (av.FFmpegError, OSError, ValueError, OverflowError, MemoryError, cv2.error)
 # Bits of `StoredPackets.kinds`.
 STARTS_ANEW, UNREFERENCED = 1, 2
-# Kinds of H.264's units: slices, of which 5 refer to nothing before; and those without
-# pictures or settings: additional information, the start of a picture, filling.
-_SLICE, _FRESH_SLICE, _WITHOUT_EFFECT = 1, 5, (6, 9, 12)
 
 
 class StoredPackets(NamedTuple):
@@ -128,18 +126,15 @@ class _Places:
 
 def _kind(content: bytes, length_bytes: int) -> int:
     """By the headers of its units, each of which stands after its length."""
-    place, slices, others = 0, [], False
-    while place + length_bytes < len(content):
-        length = int.from_bytes(content[place : place + length_bytes], "big")
-        header = content[place + length_bytes]
-        if header & 31 in (_SLICE, _FRESH_SLICE):
-            slices.append(header)
-        elif header & 31 not in _WITHOUT_EFFECT:
-            others = True
-        place += length_bytes + length
-    if not slices or place != len(content):
+    try:
+        headers = [unit[0] for unit in units(content, length_bytes)]
+    except ValueError:
         return 0
-    if all(header & 31 == _FRESH_SLICE for header in slices):
+    slices = [header for header in headers if header & 31 in (SLICE, FRESH_SLICE)]
+    others = any(header & 31 not in (SLICE, FRESH_SLICE, *WITHOUT_EFFECT) for header in headers)
+    if not slices:
+        return 0
+    if all(header & 31 == FRESH_SLICE for header in slices):
         return STARTS_ANEW
     is_referenced = any(header & 0x60 for header in slices)
     return 0 if is_referenced or others else UNREFERENCED
