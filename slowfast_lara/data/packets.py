@@ -47,13 +47,22 @@ class Packets(NamedTuple):
     stored: StoredPackets | None = None
 
 
-def demux(container: Any, stream: Any) -> Iterator[Any]:
-    """Packets up to the end, or to where the file is damaged beyond going on."""
+def demux(
+    container: Any, stream: Any = None, errors: list[Exception] | None = None
+) -> Iterator[Any]:
+    """Packets up to the end, or to where the file is damaged beyond going on: see `errors`.
+
+    Without a stream, those of all streams.
+    """
     packets = container.demux(stream)
     while True:
         try:
             packet = next(packets)
-        except (StopIteration, *DAMAGE):
+        except StopIteration:
+            return
+        except DAMAGE as error:
+            if errors is not None:
+                errors.append(error)
             return
         yield packet
 
