@@ -28,7 +28,7 @@ from slowfast_lara.data.packets import Packets, StoredPackets
 from slowfast_lara.files import written_aside
 
 FOLDER = "packets.index"
-_SUFFIX, _MAGIC = ".packets", b"packets1"
+_SUFFIX, _MAGIC = ".packets", b"packets2"
 _ROW = np.dtype(
     [
         ("video", "<u8"),

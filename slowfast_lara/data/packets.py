@@ -86,10 +86,17 @@ def scan(container: Any, stream: Any, path: str | None = None) -> Packets:
     seconds = float((known[-1] - known[0]) * stream.time_base) if known else 0.0
     by_time = (len(known) - 1) / seconds if seconds > 0 else None
     fps = float(stream.average_rate or 0) or by_time
-    if not pts or len(known) < len(pts):
+    if not pts or len(known) < len(pts) or _has_made_up_times(container, stream):
         return Packets(len(pts), None, fps)
     stored = None if places is None else places.stored()
     return Packets(len(pts), np.array(known, np.int64), fps, stored)
+
+
+def _has_made_up_times(container: Any, stream: Any) -> bool:
+    """An avi file has no times; FFmpeg numbers what these codecs reorder as it comes."""
+    context = stream.codec_context
+    is_avi = container.format.name == "avi"
+    return is_avi and context.name in ("h264", "hevc") and context.has_b_frames
 
 
 class _Places:
