@@ -110,6 +110,21 @@ def test_real_videos_take_the_short_way(path, whole_decodes):
     assert not whole_decodes
 
 
+def test_what_fails_is_not_decoded_to_its_end(tmp_path, monkeypatch):
+    path = write_video(tmp_path / "a.mp4", options=PYRAMID)
+    right, frames = decode.referenced_frames, []
+
+    def counted(*args):
+        for frame in right(*args):
+            frames.append(frame.pts)
+            yield frame
+
+    monkeypatch.setattr(decode, "referenced_frames", counted)
+    monkeypatch.setattr(decode, "_keep", lambda frames, *_: next(frames) and None)
+    read_all(str(path), lambda count, fps: np.arange(count), whole)
+    assert len(frames) == 1
+
+
 # Headers made by hand, by the standard
 
 
