@@ -1,11 +1,13 @@
 """H.264 by the headers of its units (ITU-T H.264, 7.3), so that some frames need no decoding.
 
-`FrameOrder` looks at the packets of a video one by one: is each a frame, and are all of those
-that others refer to there? Where it cannot tell, it says no.
+`FrameOrder` looks at the packets of a video one by one: is each a frame, are all of those that
+others refer to there, and do they come in the order of their times? Where it cannot tell, it
+says no.
 """
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterable, Iterator
 from typing import Any, NamedTuple
 
@@ -16,7 +18,7 @@ _SEQUENCE, _PICTURE = 7, 8
 # Whose settings say more of their colours.
 _HIGH_PROFILES = (44, 83, 86, 100, 110, 118, 122, 128, 134, 135, 138, 139, 144, 244)
 # What is read of a unit is within its first bytes.
-_HEADER_BYTES, _SETTINGS_BYTES = 16, 1024
+_HEADER_BYTES, _SETTINGS_BYTES = 24, 1024
 
 
 def referenced_frames(
@@ -34,7 +36,8 @@ def referenced_frames(
     missing = 0
     for packet in packets:
         # The decoder does not look at what it leaves out: whether that is a frame, say.
-        is_left_out = packet.size > 0 and not order.add(bytes(packet)) and packet.pts not in wanted
+        is_needed = packet.size == 0 or order.add(bytes(packet), packet.pts)
+        is_left_out = not is_needed and packet.pts not in wanted
         context.skip_frame = "NONREF" if is_left_out else "DEFAULT"
         if packet.is_corrupt:
             raise ValueError("a packet is damaged")
@@ -45,16 +48,29 @@ def referenced_frames(
             expected = None
             missing -= 1
             yield frame
-    if missing:
-        raise ValueError("not every packet became a frame")
+    if missing or not order.is_that_of_times():
+        raise ValueError("not every packet became a frame, in order")
 
 
 class _Sequence(NamedTuple):
     """What the settings of a sequence say of the headers of slices."""
 
     number_bits: int
+    order_bits: int  # 0 if pictures are shown as they come
     separate_colours: bool
     only_frames: bool
+
+
+class _Slice(NamedTuple):
+    """Of the frame that a slice belongs to: its number, and its place in the order of showing.
+
+    Both are told in so many bits that they begin again at `numbers` and `places`.
+    """
+
+    number: int
+    numbers: int
+    place: int
+    places: int
 
 
 class FrameOrder:
@@ -64,13 +80,15 @@ class FrameOrder:
         self._sequences: dict[int, _Sequence] = {}
         self._sequence_of: dict[int, int] = {}  # by the settings of pictures
         self._next_number: int | None = None
+        self._fresh = self._last_place = 0
+        self._shown: list[tuple[int, int, int]] = []  # start, place since then, time
         is_mp4 = extradata[:1] == b"\1"
         self._length_bytes = (int.from_bytes(extradata[4:5]) & 3) + 1 if is_mp4 else 0
         for unit in _settings(extradata) if is_mp4 else units(extradata, 0):
             self._take_settings(unit)
 
-    def add(self, content: bytes) -> bool:
-        """Whether others may refer to the frame of the next packet.
+    def add(self, content: bytes, time: int) -> bool:
+        """Whether others may refer to the frame of the next packet, which is shown at this time.
 
         A ValueError if the packet may not be one frame, or one is missing before it.
         """
@@ -86,16 +104,28 @@ class FrameOrder:
         if first[1:2] < b"\x80":
             raise ValueError("a packet without the first slice of a picture")
         is_fresh, is_reference = first[0] & 31 == FRESH_SLICE, first[0] & 0x60 > 0
-        number, numbers = self._frame_number(first)
+        header = self._header(first, is_fresh)
         # 7.4.3: one more than that of the last frame to which others may refer.
-        if number != (0 if is_fresh else self._next_number):
+        if header.number != (0 if is_fresh else self._next_number):
             raise ValueError("a frame is missing")
+        if is_fresh:
+            self._fresh, self._last_place = self._fresh + 1, 0
+        # 8.2.1.1: of all places that end in these bits, the one that is nearest to the last.
+        half = header.places // 2
+        step = (header.place - self._last_place + half - 1) % header.places - half + 1
+        place = self._last_place + step if header.places > 1 else len(self._shown)
+        self._shown.append((self._fresh, place, time))
         if is_reference:
-            self._next_number = (number + 1) % numbers
+            self._next_number = (header.number + 1) % header.numbers
+            self._last_place = place
         return is_reference
 
-    def _frame_number(self, unit: bytes) -> tuple[int, int]:
-        """Of the frame that a slice belongs to, and how many numbers there are."""
+    def is_that_of_times(self) -> bool:
+        """Whether the frames are shown in the order of their times."""
+        times = [time for *_, time in sorted(self._shown)]
+        return all(before < after for before, after in itertools.pairwise(times))
+
+    def _header(self, unit: bytes, is_fresh: bool) -> _Slice:
         bits = _Bits(unit[1:_HEADER_BYTES])
         bits.number()  # of the slice
         if bits.number() > 9:
@@ -107,7 +137,10 @@ class FrameOrder:
         number = bits.take(sequence.number_bits)
         if not sequence.only_frames and bits.take(1):
             raise ValueError("a field")
-        return number, 1 << sequence.number_bits
+        if is_fresh:
+            bits.number()  # of the start
+        place = bits.take(sequence.order_bits)
+        return _Slice(number, 1 << sequence.number_bits, place, 1 << sequence.order_bits)
 
     def _take_settings(self, unit: bytes) -> None:
         if unit[0] & 31 == _SEQUENCE:
@@ -132,17 +165,15 @@ def _read_sequence(bits: _Bits) -> tuple[int, _Sequence]:
     if number_bits > 16:
         raise ValueError("frames of longer numbers than there are")
     kind_of_order = bits.number()
-    if kind_of_order == 0:
-        bits.number()
-    elif kind_of_order == 1:
-        bits.take(1)
-        bits.number(), bits.number()
-        for _ in range(bits.number()):
-            bits.number()
+    if kind_of_order not in (0, 2):
+        raise ValueError("an order of pictures that is not read here")
+    order_bits = bits.number() + 4 if kind_of_order == 0 else 0
+    if order_bits > 16:
+        raise ValueError("more places than there are")
     bits.number()  # of references
     bits.take(1)
     bits.number(), bits.number()  # width and height
-    return name, _Sequence(number_bits, separate_colours, bool(bits.take(1)))
+    return name, _Sequence(number_bits, order_bits, separate_colours, bool(bits.take(1)))
 
 
 def _settings(extradata: bytes) -> Iterator[bytes]:

@@ -161,11 +161,7 @@ def settings(length: int, separate_colours: bool, only_frames: bool, order: str)
     return unit(0x67, *sequence) + unit(0x68, unsigned(31), unsigned(2), "1")
 
 
-ORDERS = {
-    "by numbers": unsigned(0) + unsigned(4),
-    "by steps": unsigned(1) + "0" + unsigned(3) * 2 + unsigned(2) + unsigned(5) * 2,
-    "as they come": unsigned(2),
-}
+ORDERS = {"by places": unsigned(0) + unsigned(4), "as they come": unsigned(2)}
 
 
 @pytest.mark.parametrize("length", [4, 16])
@@ -175,23 +171,19 @@ ORDERS = {
 def test_numbers_of_frames(length, order, separate_colours, only_frames):
     def frame(header: int, number: int, *, field: str = "0", kind: int = 0) -> bytes:
         colour = "00" if separate_colours else ""
-        parts = (
-            unsigned(0),
-            unsigned(kind),
-            unsigned(31),
-            colour,
-            f"{number % 2**length:0{length}b}",
-        )
-        return unit(header, *parts, "" if only_frames else field, "0" * 40)
+        number_bits = f"{number % 2**length:0{length}b}"
+        parts = (unsigned(0), unsigned(kind), unsigned(31), colour, number_bits)
+        start = unsigned(2) if header == 0x65 else ""
+        return unit(header, *parts, "" if only_frames else field, start, "0" * 40)
 
     frames = FrameOrder(settings(length, separate_colours, only_frames, ORDERS[order]))
     with pytest.raises(ValueError):
-        frames.add(frame(0x41, 1))
-    assert frames.add(frame(0x65, 0))
+        frames.add(frame(0x41, 1), 0)
+    assert frames.add(frame(0x65, 0), 0)
     for number in range(1, 40):
-        assert frames.add(frame(0x41, number))
-    assert not frames.add(frame(0x01, 40)) and not frames.add(frame(0x01, 40))
-    assert frames.add(frame(0x41, 40))
+        assert frames.add(frame(0x41, number), number)
+    assert not frames.add(frame(0x01, 40), 40) and not frames.add(frame(0x01, 40), 41)
+    assert frames.add(frame(0x41, 40), 42)
     for wrong in (
         frame(0x41, 42),
         frame(0x01, 40),
@@ -203,8 +195,50 @@ def test_numbers_of_frames(length, order, separate_colours, only_frames):
         b"",
     ):
         with pytest.raises(ValueError):
-            frames.add(wrong)
+            frames.add(wrong, 43)
     if not only_frames:
         with pytest.raises(ValueError, match="field"):
-            frames.add(frame(0x41, 41, field="1"))
-    assert frames.add(frame(0x41, 41)) and frames.add(frame(0x65, 0))
+            frames.add(frame(0x41, 41, field="1"), 43)
+    assert frames.add(frame(0x41, 41), 43) and frames.add(frame(0x65, 0), 44)
+    assert frames.is_that_of_times()
+
+
+@pytest.mark.parametrize("wrong", [None, 3, 150, 420])
+def test_places_of_frames(wrong):
+    """In 8 bits, two for each frame: every third is shown before the two that come first."""
+    shown = [place for group in range(0, 450, 3) for place in (group + 2, group, group + 1)]
+    frames = FrameOrder(settings(16, False, True, ORDERS["by places"]))
+    start = (unsigned(0), unsigned(7), unsigned(31), "0" * 16, unsigned(0), "0" * 8)
+    for fresh in range(2):
+        frames.add(unit(0x65, *start), 1000 * fresh)
+        number = 0
+        for place in shown:
+            is_reference = place % 3 == 2
+            place_bits = f"{2 * (place + 1) % 256:08b}"
+            parts = (unsigned(0), unsigned(5), unsigned(31), f"{number + 1:016b}", place_bits)
+            time = 1000 * fresh + 1 + place - (4 if place == wrong else 0)
+            assert frames.add(unit(0x41 if is_reference else 0x01, *parts), time) == is_reference
+            number += is_reference
+    assert frames.is_that_of_times() == (wrong is None)
+
+
+def test_an_order_that_is_not_read():
+    steps = unsigned(1) + "0" + unsigned(3) * 2 + unsigned(2) + unsigned(5) * 2
+    with pytest.raises(ValueError, match="order of pictures"):
+        FrameOrder(settings(16, False, True, steps))
+
+
+def test_times_that_are_not_in_the_order_of_showing(tmp_path):
+    """A whole decode gives frames as they are shown, whatever their times."""
+    path = write_video(tmp_path / "a.mp4", options=PYRAMID)
+    with av.open(str(path)) as container:
+        packets = [packet for packet in container.demux(video=0) if packet.size]
+        unreferenced = [n for n, packet in enumerate(packets[1:], 1) if not bytes(packet)[4] & 0x60]
+        times = [packet.pts for packet in packets]
+        times[unreferenced[1]] = times[unreferenced[-1]] + 1
+        with av.open(str(tmp_path / "b.mp4"), "w") as out:
+            copy = out.add_stream_from_template(container.streams.video[0])
+            for packet, time in zip(packets, times):
+                packet.pts, packet.stream = time, copy
+                out.mux(packet)
+    check_against_all_frames(tmp_path / "b.mp4", read_all)
