@@ -17,7 +17,7 @@ SLICE, FRESH_SLICE, WITHOUT_EFFECT = 1, 5, (6, 9, 12)
 _SEQUENCE, _PICTURE = 7, 8
 # Whose settings say more of their colours.
 _HIGH_PROFILES = (44, 83, 86, 100, 110, 118, 122, 128, 134, 135, 138, 139, 144, 244)
-# What is read of a unit is within its first bytes.
+# What is read of a unit is within its first bytes: the rest is not copied.
 _HEADER_BYTES, _SETTINGS_BYTES = 24, 1024
 
 
@@ -36,7 +36,7 @@ def referenced_frames(
     missing = 0
     for packet in packets:
         # The decoder does not look at what it leaves out: whether that is a frame, say.
-        is_needed = packet.size == 0 or order.add(bytes(packet), packet.pts)
+        is_needed = packet.size == 0 or order.add(memoryview(packet), packet.pts)
         is_left_out = not is_needed and packet.pts not in wanted
         context.skip_frame = "NONREF" if is_left_out else "DEFAULT"
         if packet.is_corrupt:
@@ -87,7 +87,7 @@ class FrameOrder:
         for unit in _settings(extradata) if is_mp4 else units(extradata, 0):
             self._take_settings(unit)
 
-    def add(self, content: bytes, time: int) -> bool:
+    def add(self, content: bytes | memoryview, time: int) -> bool:
         """Whether others may refer to the frame of the next packet, which is shown at this time.
 
         A ValueError if the packet may not be one frame, or one is missing before it.
@@ -144,10 +144,10 @@ class FrameOrder:
 
     def _take_settings(self, unit: bytes) -> None:
         if unit[0] & 31 == _SEQUENCE:
-            name, sequence = _read_sequence(_Bits(unit[1:_SETTINGS_BYTES]))
+            name, sequence = _read_sequence(_Bits(unit[1:]))
             self._sequences[name] = sequence
         elif unit[0] & 31 == _PICTURE:
-            bits = _Bits(unit[1:_SETTINGS_BYTES])
+            bits = _Bits(unit[1:])
             name = bits.number()
             self._sequence_of[name] = bits.number()
 
@@ -190,13 +190,13 @@ def _settings(extradata: bytes) -> Iterator[bytes]:
             yield extradata[start:place]
 
 
-def units(content: bytes, length_bytes: int) -> Iterator[bytes]:
-    """The units of a packet: each after its length, or after a start code if that has no bytes.
+def units(content: bytes | memoryview, length_bytes: int) -> Iterator[bytes]:
+    """The beginnings of a packet's units: each after its length, or if 0 after a start code.
 
     A ValueError if the lengths are not those of the packet.
     """
     if not length_bytes:
-        yield from filter(None, content.split(b"\0\0\1")[1:])
+        yield from (unit[:_SETTINGS_BYTES] for unit in bytes(content).split(b"\0\0\1")[1:] if unit)
         return
     place = 0
     while place < len(content):
@@ -204,7 +204,7 @@ def units(content: bytes, length_bytes: int) -> Iterator[bytes]:
         place = start + int.from_bytes(content[place:start])
         if not start < place <= len(content):
             raise ValueError("units of other lengths than the packet's")
-        yield content[start:place]
+        yield bytes(content[start : min(place, start + _SETTINGS_BYTES)])
 
 
 class _Bits:
