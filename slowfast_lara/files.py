@@ -28,7 +28,8 @@ def written_aside(path: str | os.PathLike[str]) -> Iterator[str]:
     aside = os.path.join(folder, f"{_ASIDE}{secrets.token_hex(6)}{os.path.splitext(name)[1]}")
     try:
         yield aside
-        _sync(aside, os.O_RDWR)
+        if not os.path.islink(aside):  # what it leads to is not ours, and may not be writable
+            _sync(aside, os.O_RDWR)
         os.replace(aside, path)
     except OSError as error:
         if error.filename is None:  # a full disk, say

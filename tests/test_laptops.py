@@ -25,15 +25,16 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import slowfast_lara
+from slowfast_lara import locks
 from slowfast_lara.attention import ESTIMATORS
 from slowfast_lara.attention.precision import without_autocast
 from slowfast_lara.config import check_machine, load_config
 from slowfast_lara.config.load import changed
-from slowfast_lara.engine import checkpoint, experiment
+from slowfast_lara.engine import checkpoint
 from slowfast_lara.engine.evaluate import autocast, count_correct, sent, view_outputs
 from slowfast_lara.engine.iteration import Numbers
 from slowfast_lara.engine.optimizer import build_optimizer, step_if_finite
-from slowfast_lara.errors import ConfigError
+from slowfast_lara.errors import ConfigError, InputError
 from slowfast_lara.models.build import build_model, device_of
 from slowfast_lara.models.motionformer import VisionTransformer
 from slowfast_lara.models.space_time import ATTENTION_LAYERS
@@ -96,7 +97,7 @@ if __name__ == "__main__":
     for module in pkgutil.walk_packages(slowfast_lara.__path__, "slowfast_lara."):
         if not any(word in module.name for word in ("triton_", "ahead_of_time", "plugin", "demo")):
             importlib.import_module(module.name)
-    assert slowfast_lara.engine.experiment.fcntl is None
+    assert slowfast_lara.locks.fcntl is None
     assert len(slowfast_lara.engine.signals.SIGNALS) == 2
     sys.modules["signal"] = signal
     from slowfast_lara.cli import main
@@ -167,15 +168,15 @@ def test_the_lock_of_windows(tmp_path, monkeypatch):
 
     msvcrt.locking = locking
     monkeypatch.setitem(sys.modules, "msvcrt", msvcrt)
-    monkeypatch.setattr(experiment, "fcntl", None)
+    monkeypatch.setattr(locks, "fcntl", None)
     folder = str(tmp_path / "run")
-    with experiment.held_alone(folder):
-        second = pytest.raises(ConfigError, match=f"another run is at work: process {os.getpid()}")
-        with second, experiment.held_alone(folder):
+    with locks.held_alone(folder, "OUTPUT_DIR"):
+        second = pytest.raises(InputError, match=f"another run is at work: process {os.getpid()}")
+        with second, locks.held_alone(folder, "OUTPUT_DIR"):
             pass
     assert not os.path.exists(folder)
-    with experiment.held_alone(folder):
-        assert os.listdir(folder) == [experiment.LOCK]
+    with locks.held_alone(folder, "OUTPUT_DIR"):
+        assert os.listdir(folder) == [locks.LOCK]
 
 
 # The device.

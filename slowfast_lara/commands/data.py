@@ -53,7 +53,7 @@ Reads the training list of a config as a training does, with each number of work
 says how many clips per second come, where the time of a sample goes, and, given the time of
 a step on your GPU, how many workers that needs or that the data will be the bottleneck.
 Times are of one process: with NUM_GPUS above 1 each has so many workers, and shares the
-cores. Videos that are read for the first time are scanned, and kept in
+cores. Videos that are read for the first time are scanned, which is told apart, and kept in
 DATA.PATH_TO_DATA_DIR/packets.index.
 """
 SYNTHETIC = """\

@@ -25,6 +25,7 @@ import cv2
 import numpy as np
 from av.video.reformatter import VideoReformatter
 
+from slowfast_lara.data.h264 import referenced_frames
 from slowfast_lara.data.orientation import Orientation
 from slowfast_lara.data.packet_index import PacketIndex, Version, version_of
 from slowfast_lara.data.packets import DAMAGE, Packets, StoredPackets, demux, scan, stored_frames
@@ -313,30 +314,16 @@ def _decode_referenced(
 
     None if they do not all come, in order, or if a packet may not be a frame of its own.
     """
-    frames = _referenced_frames(container, stream, set(wanted.tolist()), first)
+    packets, context = demux(container, stream), stream.codec_context
+    frames = referenced_frames(packets, context, set(wanted.tolist()), first)
     try:
         pixels = _keep(frames, wanted.tolist(), place)
-        for _ in frames:  # is the rest whole?
-            pass
+        if pixels is not None:
+            for _ in frames:  # is the rest whole?
+                pass
     except DAMAGE:
         return None
     return pixels
-
-
-def _referenced_frames(container: Any, stream: Any, wanted: set[int], first: int) -> Iterator[Any]:
-    """A ValueError where a packet is damaged, may be a field, or comes before a key frame."""
-    # Some damage is an error only if asked for, some is told by the packet or the frame alone.
-    stream.codec_context.options = {"err_detect": "explode"}
-    expected: int | None = first
-    for packet in demux(container, stream):
-        stream.codec_context.skip_frame = "DEFAULT" if packet.pts in wanted else "NONREF"
-        if packet.is_corrupt:
-            raise ValueError("a packet is damaged")
-        for frame in packet.decode():
-            if frame.is_corrupt or frame.interlaced_frame or expected not in (None, frame.pts):
-                raise ValueError("not every packet is a frame")
-            expected = None
-            yield frame
 
 
 def _decode_all(

@@ -1,9 +1,9 @@
 """Lists of extracted frames, of PySlowFast's form for Something-Something-v2: a line a frame.
 
 Such a list has millions of lines. Plain ones are taken apart by numpy, a few megabytes at a
-time; as soon as one is not plain (a tab, two spaces, letters beyond ASCII, frames out of
-order, a mistake) the whole list is read line by line, which allows more and names the
-mistake.
+time, and blank ones passed over; as soon as one is not plain (a tab, two spaces, letters beyond
+ASCII, frames out of order, a mistake) the whole list is read line by line, which allows more
+and names the mistake.
 """
 
 from __future__ import annotations
@@ -107,8 +107,11 @@ def _chunks(list_file: str) -> Iterator[bytes]:
             if not file.readline().startswith(HEADER.encode()):  # a blank line, or a mark
                 raise _NotPlain
             while chunk := file.read(_BYTES_AT_A_TIME):
-                chunk += file.readline()
-                yield chunk if chunk.endswith(b"\n") else chunk + b"\n"
+                lines = (chunk + file.readline()).replace(b"\r\n", b"\n")
+                while b"\n\n" in lines:  # blank lines
+                    lines = lines.replace(b"\n\n", b"\n")
+                if lines := lines.strip(b"\n"):
+                    yield lines + b"\n"
     except OSError as error:
         raise DataError(f"cannot read the list {list_file}: {error.strerror}") from None
 

@@ -8,7 +8,10 @@ from collections.abc import Iterator
 from slowfast_lara.errors import DataError
 from slowfast_lara.files import check_plain
 
-VIDEO_SUFFIXES = (".mp4", ".mkv", ".webm", ".avi", ".mov", ".flv", ".m4v", ".mpg", ".ts", ".wmv")
+VIDEO_SUFFIXES = (
+    *(".mp4", ".mkv", ".webm", ".avi", ".mov", ".flv", ".m4v", ".mpg", ".mpeg", ".ts", ".wmv"),
+    *(".3gp", ".3g2", ".ogv", ".m2ts", ".mts", ".vob", ".asf"),
+)
 
 
 def read_path_labels(
@@ -78,10 +81,24 @@ def parse_label(text: str, num_classes: int, where: str) -> int:
     return label
 
 
+def fits_in_a_list(path: str) -> bool:
+    """Whether it is one line of UTF-8."""
+    return len(path.splitlines()) == 1 and path == path.encode(errors="ignore").decode()
+
+
+def listed_videos_below(folder: str) -> Iterator[str]:
+    """As `videos_below`; a DataError for a path that does not fit in a list."""
+    for path in videos_below(folder):
+        if not fits_in_a_list(path):
+            raise DataError(f"{path!r}: a path with line breaks, or not of UTF-8, fits in no list")
+        yield path
+
+
 def videos_below(folder: str) -> Iterator[str]:
     """The paths of all videos below the folder, sorted; hidden files are not meant.
 
-    Links to folders elsewhere are followed, and each folder is visited once.
+    Links to folders elsewhere are followed, and each folder is visited once. A DataError for
+    a folder that cannot be read.
     """
     top = os.path.realpath(folder)
     seen: set[str] = set()
@@ -95,11 +112,11 @@ def videos_below(folder: str) -> Iterator[str]:
         seen.add(real)
         return True
 
-    for parent, folders, names in os.walk(folder, followlinks=True):
+    def refuse(error: OSError) -> None:
+        raise DataError(f"cannot read the folder {error.filename}: {error.strerror}")
+
+    for parent, folders, names in os.walk(folder, onerror=refuse, followlinks=True):
         folders[:] = [name for name in sorted(folders) if wanted(os.path.join(parent, name))]
         for name in sorted(names):
             if name.lower().endswith(VIDEO_SUFFIXES) and name[0] != ".":
-                path = os.path.join(parent, name)
-                if len(path.splitlines()) > 1:
-                    raise DataError(f"{path!r}: a path with line breaks does not fit in a list")
-                yield path
+                yield os.path.join(parent, name)

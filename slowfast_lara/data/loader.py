@@ -110,10 +110,13 @@ class TestVideos:
 
 
 def train_loader(
-    cfg: CfgNode, *, batch_size: int, rank: int = 0, world_size: int = 1
+    cfg: CfgNode, *, batch_size: int, rank: int = 0, world_size: int = 1, dataset: Any = None
 ) -> DataLoader:
-    """Yields Batch. Call `loader.batch_sampler.set_epoch` before each epoch."""
-    dataset = dataset_class(cfg, "TRAIN")(cfg, "train")
+    """Yields Batch, of the config's training list or of another dataset.
+
+    Call `loader.batch_sampler.set_epoch` before each epoch.
+    """
+    dataset = dataset or dataset_class(cfg, "TRAIN")(cfg, "train")
     if len(dataset) < batch_size * world_size:
         raise DataError(
             f"the training list has {len(dataset)} videos, fewer than one batch of "

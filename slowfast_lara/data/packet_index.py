@@ -2,8 +2,9 @@
 
 A video is scanned when it is first read; later epochs, runs and processes know its packets
 from here. Each process writes what it has found as a file of its own, aside and renamed, so
-that any number of them may work at once; all files are read, through shared memory. An
-entry counts only while its video has the size and the time of change that it had, and only
+that any number of them may work at once: now and then, ever more seldom, and when it ends. All
+files are read, through shared memory; who makes an index and finds many of them makes them one.
+An entry counts only while its video has the size and the time of change that it had, and only
 if its checksum is right. Where the folder cannot be written, a process remembers what it
 found itself.
 
@@ -12,11 +13,14 @@ A file: a magic word, the number of rows, the rows (`_ROW`), then the entries.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import os
 import struct
 import time
 import zlib
+from collections.abc import Iterable
+from multiprocessing.util import Finalize
 
 import numpy as np
 
@@ -24,7 +28,7 @@ from slowfast_lara.data.packets import Packets, StoredPackets
 from slowfast_lara.files import written_aside
 
 FOLDER = "packets.index"
-_SUFFIX, _MAGIC = ".packets", b"packets1"
+_SUFFIX, _MAGIC = ".packets", b"packets2"
 _ROW = np.dtype(
     [
         ("video", "<u8"),
@@ -36,8 +40,12 @@ _ROW = np.dtype(
     ]
 )
 _HEAD = struct.Struct("<dqII?")
-# What is found is written after so many videos, or so many seconds.
-_VIDEOS_OF_A_FILE, _SECONDS_OF_A_FILE = 1000, 10.0
+# What is found is written after so many videos, or so many seconds: at first, and at most.
+_VIDEOS_OF_A_FILE, _FIRST_SECONDS, _MOST_SECONDS = 1000, 10.0, 600.0
+# What others have written is looked for after so many seconds.
+_SECONDS_OF_A_LOOK = 10.0
+# More files become one.
+_MOST_FILES = 64
 # Where nothing can be written, a process remembers this many videos.
 _REMEMBERED = 10_000
 # Of a file changed a moment ago the time would not tell a second change.
@@ -55,13 +63,15 @@ class PacketIndex:
     """The index of the videos of a list, in `folder`; an object can be sent to a worker."""
 
     def __init__(self, folder: str) -> None:
-        self._folder = os.path.join(folder, FOLDER)
+        self._folder = os.path.join(os.path.abspath(folder), FOLDER)
         self._found: dict[tuple[int, Version], bytes] = {}
         self._unwritten: list[tuple[int, Version]] = []
         self._can_write = True
         self._last_write = self._last_look = time.monotonic()
+        self._seconds_of_a_file = _FIRST_SECONDS
         self._process = 0
         self._forget()
+        self._merge()
 
     def _forget(self) -> None:
         self._files: list[np.ndarray] = []
@@ -73,7 +83,7 @@ class PacketIndex:
         state = dict(self.__dict__)
         for name in ("_files", "_names", "_videos", "_where"):
             del state[name]
-        return {**state, "_process": 0}
+        return {**state, "_process": 0}  # it has not begun to work
 
     def __setstate__(self, state: dict) -> None:
         self.__dict__.update(state)
@@ -95,7 +105,7 @@ class PacketIndex:
 
     def add(self, path: str, version: Version, packets: Packets) -> None:
         """Remember what was found in the video, if it was this version before and still is."""
-        if version_of(os.stat(path)) != version or time.time_ns() - version[1] < _SETTLED_NS:
+        if version_of(os.stat(path)) != version or abs(time.time_ns() - version[1]) < _SETTLED_NS:
             return
         key = (_video_number(path), version)
         self._found[key] = pack(packets)
@@ -105,18 +115,14 @@ class PacketIndex:
     def _write_now_and_then(self) -> None:
         since = time.monotonic() - self._last_write
         if len(self._unwritten) >= _VIDEOS_OF_A_FILE or (
-            self._unwritten and since > _SECONDS_OF_A_FILE
+            self._unwritten and since > self._seconds_of_a_file
         ):
+            self._seconds_of_a_file = min(2 * self._seconds_of_a_file, _MOST_SECONDS)
             self.write()
 
     def write(self) -> None:
         """Write down what is not written yet, if the folder can be written."""
-        entries = [(*key, self._found[key]) for key in self._unwritten]
-        try:
-            if self._can_write and entries:
-                self._write_file(entries)
-        except OSError:  # nothing depends on it: the next run scans these videos again
-            self._can_write = False
+        self._write_found()
         self._last_write, self._unwritten = time.monotonic(), []
         if self._can_write:
             self._found.clear()
@@ -124,28 +130,52 @@ class PacketIndex:
         for key in list(self._found)[:-_REMEMBERED]:
             del self._found[key]
 
-    def _write_file(self, entries: list[tuple[int, Version, bytes]]) -> None:
-        sizes = [len(entry) for *_, entry in entries]
-        starts = len(_MAGIC) + 8 + len(entries) * _ROW.itemsize + np.cumsum([0, *sizes[:-1]])
-        rows = np.array(
-            [
-                (video, *version, start, len(entry), zlib.crc32(entry))
-                for start, (video, version, entry) in zip(starts, entries)
-            ],
-            _ROW,
-        )
+    def _write_found(self) -> None:
+        found = [(*key, self._found[key]) for key in self._unwritten]
+        rows = [(number, *version, 0, len(e), zlib.crc32(e)) for number, version, e in found]
+        # At the end of a process, a folder for the time being may be gone.
+        if rows and self._can_write and os.path.isdir(os.path.dirname(self._folder)):
+            try:
+                self._write_file(np.array(rows, _ROW), (entry for *_, entry in found))
+            except OSError:  # nothing depends on it: the next run scans these videos again
+                self._can_write = False
+
+    def _write_file(self, rows: np.ndarray, entries: Iterable[bytes]) -> None:
+        """The rows say all of their entries but where they will start."""
+        ends = len(_MAGIC) + 8 + rows.nbytes + np.cumsum(rows["length"], dtype=np.int64)
+        rows["start"] = ends - rows["length"]
         name = f"{os.getpid()}-{time.time_ns()}{_SUFFIX}"
         with written_aside(os.path.join(self._folder, name)) as aside, open(aside, "wb") as file:
             file.write(_MAGIC + struct.pack("<q", len(rows)) + rows.tobytes())
-            for *_, entry in entries:
-                file.write(entry)
+            file.writelines(entries)
+
+    def _merge(self) -> None:
+        """Make many files one. Who reads the others has them open, or finds them in that one."""
+        self._look()
+        if len(self._names) <= _MOST_FILES:
+            return
+        kept = {
+            row[["video", "size", "changed"]].tobytes(): (row, content)
+            for content in self._files
+            for row in _rows_of(content)
+            if _entry_of(content, row) is not None
+        }
+        entries = (_entry_of(content, row) or b"" for row, content in kept.values())
+        with contextlib.suppress(OSError):  # it can be read all the same
+            self._write_file(np.array([row for row, _ in kept.values()], _ROW), entries)
+            for name in self._names:
+                os.remove(os.path.join(self._folder, name))
+            self._forget()
+            self._look()
 
     def _stored_entry(self, video: int, version: Version) -> bytes | None:
         if self._process != os.getpid():  # a fork has its own view of what is there
             self._process = os.getpid()
+            self._unwritten = []  # the process that it was forked from will write these
+            Finalize(None, self._write_found, exitpriority=0)
             self._look()
         entry = self._in_files(video, version)
-        if entry is None and time.monotonic() - self._last_look > _SECONDS_OF_A_FILE:
+        if entry is None and time.monotonic() - self._last_look > _SECONDS_OF_A_LOOK:
             self._look()
             entry = self._in_files(video, version)
         return entry
@@ -158,9 +188,8 @@ class PacketIndex:
             content = self._files[number]
             row = _rows_of(content)[place]
             if (int(row["size"]), int(row["changed"])) == version:
-                start, length = int(row["start"]), int(row["length"])
-                entry = content[max(start, 0) : start + length].tobytes()
-                if len(entry) == length and zlib.crc32(entry) == int(row["checksum"]):
+                entry = _entry_of(content, row)
+                if entry is not None:
                     return entry
         return None
 
@@ -206,6 +235,13 @@ def _rows_of(content: np.ndarray) -> np.ndarray:
     head = len(_MAGIC) + 8
     count = struct.unpack("<q", content[len(_MAGIC) : head].tobytes())[0]
     return content[head : head + count * _ROW.itemsize].view(_ROW)
+
+
+def _entry_of(content: np.ndarray, row: np.void) -> bytes | None:
+    """The entry that a row of a file tells of, if it is as it was written."""
+    start, length = int(row["start"]), int(row["length"])
+    entry = content[max(start, 0) : start + length].tobytes()
+    return entry if len(entry) == length and zlib.crc32(entry) == row["checksum"] else None
 
 
 def pack(packets: Packets) -> bytes:

@@ -17,15 +17,13 @@ import av
 import cv2
 import numpy as np
 
+from slowfast_lara.data.h264 import FRESH_SLICE, SLICE, WITHOUT_EFFECT, units
 from slowfast_lara.data.orientation import Orientation
 
 # What PyAV and OpenCV raise on damaged files.
 DAMAGE = (av.FFmpegError, OSError, ValueError, OverflowError, MemoryError, cv2.error)
 # Bits of `StoredPackets.kinds`.
 STARTS_ANEW, UNREFERENCED = 1, 2
-# Kinds of H.264's units: slices, of which 5 refer to nothing before; and those without
-# pictures or settings: additional information, the start of a picture, filling.
-_SLICE, _FRESH_SLICE, _WITHOUT_EFFECT = 1, 5, (6, 9, 12)
 
 
 class StoredPackets(NamedTuple):
@@ -49,13 +47,22 @@ class Packets(NamedTuple):
     stored: StoredPackets | None = None
 
 
-def demux(container: Any, stream: Any) -> Iterator[Any]:
-    """Packets up to the end, or to where the file is damaged beyond going on."""
+def demux(
+    container: Any, stream: Any = None, errors: list[Exception] | None = None
+) -> Iterator[Any]:
+    """Packets up to the end, or to where the file is damaged beyond going on: see `errors`.
+
+    Without a stream, those of all streams.
+    """
     packets = container.demux(stream)
     while True:
         try:
             packet = next(packets)
-        except (StopIteration, *DAMAGE):
+        except StopIteration:
+            return
+        except DAMAGE as error:
+            if errors is not None:
+                errors.append(error)
             return
         yield packet
 
@@ -79,10 +86,17 @@ def scan(container: Any, stream: Any, path: str | None = None) -> Packets:
     seconds = float((known[-1] - known[0]) * stream.time_base) if known else 0.0
     by_time = (len(known) - 1) / seconds if seconds > 0 else None
     fps = float(stream.average_rate or 0) or by_time
-    if not pts or len(known) < len(pts):
+    if not pts or len(known) < len(pts) or _has_made_up_times(container, stream):
         return Packets(len(pts), None, fps)
     stored = None if places is None else places.stored()
     return Packets(len(pts), np.array(known, np.int64), fps, stored)
+
+
+def _has_made_up_times(container: Any, stream: Any) -> bool:
+    """An avi file has no times; FFmpeg numbers what these codecs reorder as it comes."""
+    context = stream.codec_context
+    is_avi = container.format.name == "avi"
+    return is_avi and context.name in ("h264", "hevc") and context.has_b_frames
 
 
 class _Places:
@@ -128,18 +142,15 @@ class _Places:
 
 def _kind(content: bytes, length_bytes: int) -> int:
     """By the headers of its units, each of which stands after its length."""
-    place, slices, others = 0, [], False
-    while place + length_bytes < len(content):
-        length = int.from_bytes(content[place : place + length_bytes], "big")
-        header = content[place + length_bytes]
-        if header & 31 in (_SLICE, _FRESH_SLICE):
-            slices.append(header)
-        elif header & 31 not in _WITHOUT_EFFECT:
-            others = True
-        place += length_bytes + length
-    if not slices or place != len(content):
+    try:
+        headers = [unit[0] for unit in units(content, length_bytes)]
+    except ValueError:
         return 0
-    if all(header & 31 == _FRESH_SLICE for header in slices):
+    slices = [header for header in headers if header & 31 in (SLICE, FRESH_SLICE)]
+    others = any(header & 31 not in (SLICE, FRESH_SLICE, *WITHOUT_EFFECT) for header in headers)
+    if not slices:
+        return 0
+    if all(header & 31 == FRESH_SLICE for header in slices):
         return STARTS_ANEW
     is_referenced = any(header & 0x60 for header in slices)
     return 0 if is_referenced or others else UNREFERENCED

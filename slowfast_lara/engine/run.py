@@ -24,8 +24,9 @@ from slowfast_lara.engine.signals import StopRequest, shield_workers
 from slowfast_lara.engine.threads import choose_threads
 from slowfast_lara.engine.train import train
 from slowfast_lara.engine.train_state import TrainState
-from slowfast_lara.errors import CheckpointError
+from slowfast_lara.errors import CheckpointError, ConfigError
 from slowfast_lara.files import remove_unfinished
+from slowfast_lara.locks import held_alone
 from slowfast_lara.models import build_model
 
 logger = logging.getLogger(__name__)
@@ -41,7 +42,7 @@ def run(cfg: CfgNode, stop: StopRequest) -> None:
     loaders = _build_loaders(cfg)
     with contextlib.ExitStack() as stack:
         # Process 0 holds the folder for all: it alone reads and writes checkpoints.
-        from_first(lambda: _enter(stack, experiment.held_alone(cfg.OUTPUT_DIR)))
+        from_first(lambda: _enter(stack, held_alone(cfg.OUTPUT_DIR, "OUTPUT_DIR", ConfigError)))
         state = _train_state(cfg, loaders["train"]) if cfg.TRAIN.ENABLE else None
         if state and cfg.TEST.CHECKPOINT_FILE_PATH and cfg.TEST.ENABLE:
             from_first(lambda: _weights_to_test(cfg) and None)  # its errors come first too

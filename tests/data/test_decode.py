@@ -15,6 +15,7 @@ VIDEOS = {
     "b_frames.mp4": {"options": B_FRAMES, "audio": True},
     "short_gops.mp4": {"options": {"g": "5", "bf": "0"}},
     "open_gops.mp4": {"options": {"g": "9", "bf": "2", "x264-params": "open-gop=1"}},
+    "b_frames.avi": {"options": B_FRAMES},
     "mpeg4.avi": {"codec": "mpeg4", "options": {"bf": "2", "g": "12"}},
     "vp9.webm": {"codec": "libvpx-vp9", "options": {"deadline": "realtime", "cpu-used": "8"}},
     "vp8_hidden_frames.webm": {
@@ -63,6 +64,18 @@ def test_frames_are_those_of_a_plain_decode(video, read):
     if read is read_span and "hidden" in video.name:
         pytest.skip("hidden packets shift a random clip by a frame; read_all must count right")
     check_against_all_frames(video, read)
+
+
+@pytest.mark.parametrize(
+    "codec, options", [("libx264", {"bf": "3", "g": "10"}), ("mpeg4", {"bf": "2", "g": "10"})]
+)
+def test_single_frames_of_avi(tmp_path, codec, options):
+    """It has no times by which a frame among B-frames could be found."""
+    path = write_video(tmp_path / "a.avi", 30, size=(64, 64), codec=codec, options=options)
+    frames, _ = decode_all(path)
+    for number, frame in enumerate(frames):
+        pixels, _ = read_span(str(path), lambda count, fps, n=number: np.array([n]), whole)
+        assert np.array_equal(pixels[0], frame), number
 
 
 @NEEDS_REAL_VIDEOS

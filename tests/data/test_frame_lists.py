@@ -44,6 +44,24 @@ def test_both_ways_say_the_same(tmp_path, monkeypatch, size, seed):
     assert plain.paths[0].endswith(".jpg\n")
 
 
+@pytest.mark.parametrize("size", [1, 7, 100, 1 << 24])
+@pytest.mark.parametrize("change", ["crlf", "blank lines", "blank end", "no end"])
+def test_ends_of_lines(tmp_path, monkeypatch, size, change):
+    """As Windows writes them, and with blank ones: still by numpy."""
+    path = write(tmp_path, lines_of(np.random.default_rng(0), 20))
+    expected = _read_one_by_one(path)
+    text = Path(path).read_text()
+    changed = {
+        "crlf": text.replace("\n", "\r\n") + "\r\n",
+        "blank lines": text.replace("\n", "\n\n\n"),
+        "blank end": text + "\n\n",
+        "no end": text[:-1],
+    }
+    Path(path).write_bytes(changed[change].encode())
+    monkeypatch.setattr(frame_lists, "_BYTES_AT_A_TIME", size)
+    assert _read_plain(path) == expected
+
+
 @pytest.mark.parametrize(
     "change",
     [

@@ -1,8 +1,11 @@
 from __future__ import annotations
 
+import errno
+import os
+
 import pytest
 
-from slowfast_lara.data.lists import read_path_labels, videos_below
+from slowfast_lara.data.lists import listed_videos_below, read_path_labels, videos_below
 from slowfast_lara.data.preparing.lists_folder import classes_of
 from slowfast_lara.errors import DataError
 
@@ -113,8 +116,36 @@ def test_links_do_not_change_the_labels(tmp_path):
 def test_a_line_break_in_a_path(tmp_path):
     make_files(tmp_path / "top", "a\nb.mp4")
     with pytest.raises(DataError, match="line breaks") as caught:
-        list(videos_below(str(tmp_path / "top")))
+        list(listed_videos_below(str(tmp_path / "top")))
     assert "\n" not in str(caught.value)
+
+
+def test_a_name_that_is_not_utf_8(tmp_path):
+    make_files(tmp_path / "top", os.fsdecode(b"a\xff.mp4"))
+    with pytest.raises(DataError, match="UTF-8") as caught:
+        list(listed_videos_below(str(tmp_path / "top")))
+    str(caught.value).encode()
+
+
+def test_every_kind_of_video_is_found(tmp_path):
+    names = ["1.3gp", "2.MPEG", "3.ogv", "4.m2ts", "5.mts", "6.vob", "7.3g2", "8.asf"]
+    top = make_files(tmp_path / "top", *names, "notes.txt", ".hidden.mp4")
+    assert list(videos_below(str(top))) == [f"{top}/{name}" for name in names]
+
+
+def test_a_folder_that_cannot_be_read_is_named(tmp_path, monkeypatch):
+    top = make_files(tmp_path / "top", "a.mp4")
+    make_files(top / "closed", "b.mp4")
+    scandir = os.scandir
+
+    def refuse(path):  # root may read any
+        if str(path).endswith("closed"):
+            raise PermissionError(errno.EACCES, "Permission denied", path)
+        return scandir(path)
+
+    monkeypatch.setattr(os, "scandir", refuse)
+    with pytest.raises(DataError, match="cannot read the folder .*closed: Permission denied"):
+        list(videos_below(str(top)))
 
 
 def test_a_device_or_pipe_is_not_waited_for(tmp_path):

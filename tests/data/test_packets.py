@@ -208,7 +208,7 @@ def test_a_damaged_index_does_no_harm(tmp_path):
         flipped = bytearray(content)
         flipped[rng.integers(len(content))] ^= 1 << rng.integers(8)
         damaged.append(bytes(flipped))
-    for other in (*damaged, rng.bytes(300), b"packets1" + b"\xff" * 400):
+    for other in (*damaged, rng.bytes(300), b"packets2" + b"\xff" * 400):
         file.write_bytes(other)
         later = PacketIndex(str(tmp_path))
         assert np.array_equal(read(path, later, np.arange(0, 40, 3)), expected)

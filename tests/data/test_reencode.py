@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import itertools
+import os
 import struct
 from fractions import Fraction
 from pathlib import Path
@@ -219,6 +221,7 @@ def test_edit_list(tmp_path, key_frames):
     source.write_bytes(content)
     outcome = check(source, Options())
     assert outcome.frames == 25 == count_frames(str(source))[0]
+    assert outcome.damage == ""
 
 
 def test_small_videos_are_not_encoded_again(tmp_path):
@@ -245,6 +248,21 @@ def test_link(tmp_path):
     outcome = prepare_video(str(source), str(result), SMALL._replace(link=True))
     assert outcome.how == "linked" and outcome.disk_space == 0
     assert result.is_symlink() and result.samefile(source)
+
+
+def test_link_to_what_cannot_be_written(tmp_path, monkeypatch):
+    """As on a disk that is only read: root may write any file elsewhere."""
+    source = write_video(tmp_path / "a.mp4", 40, options={"g": "16"})
+    opening = os.open
+
+    def read_only(path, flags, *rest, **more):
+        if os.path.realpath(path) == str(source) and flags & (os.O_RDWR | os.O_WRONLY):
+            raise OSError(errno.EROFS, os.strerror(errno.EROFS), path)
+        return opening(path, flags, *rest, **more)
+
+    monkeypatch.setattr(os, "open", read_only)
+    result = tmp_path / "out" / "a.mp4"
+    assert prepare_video(str(source), str(result), SMALL._replace(link=True)).how == "linked"
 
 
 def test_damaged_frames_are_named(tmp_path):

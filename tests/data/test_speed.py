@@ -3,8 +3,10 @@ from __future__ import annotations
 import pytest
 
 from slowfast_lara.commands.data import main
-from slowfast_lara.data.speed import STAGES, Speed, loader_speed, verdict
-from tests.data.helpers import config
+from slowfast_lara.data import decode
+from slowfast_lara.data.speed import STAGES, Speed, as_text, loader_speed, verdict
+from tests.data.helpers import config, write_video
+from tests.data.test_packets import settle
 
 
 def test_speed_of_a_loader(synthetic):
@@ -15,6 +17,27 @@ def test_speed_of_a_loader(synthetic):
     assert {*STAGES, "the rest", "put together"} <= speed.stages.keys()
     for stage in ("read, seek and decode", "convert to RGB", "crop and resize", "normalise"):
         assert speed.stages[stage] > 0
+
+
+@pytest.mark.parametrize("repeated", [False, True])
+def test_the_index_is_known_before_it_is_measured(tmp_path, monkeypatch, repeated):
+    """Each video is scanned once, whatever is measured then."""
+    paths = [settle(write_video(tmp_path / f"{n}.mp4", 20)) for n in range(5)]
+    (tmp_path / "train.csv").write_text("".join(f"{path} 0\n" for path in paths))
+    cfg = config(DATA__PATH_TO_DATA_DIR=str(tmp_path), TRAIN__BATCH_SIZE=4)
+    cfg.DATA.USE_REPEATED_AUG = repeated
+    scans = tmp_path / "scans"
+    scanned = decode.scanned
+
+    def noted(path, *args, **options):
+        with open(scans, "a") as file:  # a worker's memory is its own
+            file.write(f"{path}\n")
+        return scanned(path, *args, **options)
+
+    monkeypatch.setattr(decode, "scanned", noted)
+    speed = loader_speed(cfg, [0, 2], 0.5)
+    assert sorted(scans.read_text().splitlines()) == sorted(map(str, paths))
+    assert speed.scan > 0 and "a video that is new takes" in as_text(speed, None)
 
 
 def test_verdict():

@@ -19,6 +19,7 @@ from slowfast_lara.config.keys import all_keys
 from slowfast_lara.engine import checkpoint, experiment
 from slowfast_lara.engine.experiment import BEARS_ON, Bears, bears_on, list_sum
 from slowfast_lara.inference.load import load
+from slowfast_lara.locks import LOCK
 from tests.runs import kill_group, load_checkpoint, start, write_config
 
 pytestmark = pytest.mark.usefixtures("in_process")
@@ -401,8 +402,8 @@ def test_heads_are_compared_in_fine_tuning_and_predicting(trained, video_set, tm
 
 HOLD = """
 import os, sys, time
-from slowfast_lara.engine.experiment import held_alone
-with held_alone(sys.argv[1]):
+from slowfast_lara.locks import held_alone
+with held_alone(sys.argv[1], "OUTPUT_DIR"):
     if os.fork():
         print("held", flush=True)
     time.sleep(600)
@@ -424,9 +425,9 @@ def test_a_second_run_is_kept_out(trained, video_set, capsys, holder):
     assert_refused(capsys, video_set, trained, *mentions, **TESTING)
     os.kill(holder.pid, signal.SIGKILL)
     holder.wait()
-    assert (trained / experiment.LOCK).exists()  # left behind, and no reason to refuse
+    assert (trained / LOCK).exists()  # left behind, and no reason to refuse
     assert run(video_set, trained) == 0
-    assert not (trained / experiment.LOCK).exists()
+    assert not (trained / LOCK).exists()
 
 
 def test_a_file_system_without_locks_is_warned_of(trained, video_set, monkeypatch):

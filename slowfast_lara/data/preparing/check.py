@@ -14,7 +14,7 @@ from concurrent.futures import ProcessPoolExecutor
 from tqdm import tqdm
 
 from slowfast_lara.data.decode import count_frames
-from slowfast_lara.data.lists import find_prefix, read_lines, split_line, videos_below
+from slowfast_lara.data.lists import find_prefix, listed_videos_below, read_lines, split_line
 from slowfast_lara.errors import DataError, DecodeError, printable
 from slowfast_lara.files import parse_json, write_text
 
@@ -31,7 +31,7 @@ def check(path: str) -> tuple[str, str]:
 def videos_of(source: str, separator: str, prefix: str) -> Iterator[str]:
     """The videos of a list, below a folder, or the video itself."""
     if os.path.isdir(source):
-        yield from videos_below(source)
+        yield from listed_videos_below(source)
     elif source.endswith((".csv", ".txt")):
         for position, (number, line) in enumerate(read_lines(source)):
             path, _ = split_line(line, separator, f"{source}, line {number}")

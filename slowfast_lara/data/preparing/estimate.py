@@ -8,10 +8,11 @@ import time
 from functools import partial
 from typing import TYPE_CHECKING
 
+from slowfast_lara.data.lists import fits_in_a_list
 from slowfast_lara.data.preparing.prepare import CannotWrite, Video, find_set, in_bytes, prepare_one
 from slowfast_lara.data.preparing.reencode import Options, Outcome
 from slowfast_lara.data.preparing.workers import in_processes
-from slowfast_lara.errors import RunError
+from slowfast_lara.errors import RunError, printable
 from slowfast_lara.files import write_text
 
 if TYPE_CHECKING:
@@ -39,11 +40,11 @@ def estimate(videos: str, out: str, options: Options, *, jobs: int, time_limit: 
             if isinstance(outcome, Outcome):
                 done[video] = outcome
             else:
-                print(f"{video.source}: {outcome.reason}")
+                print(f"{printable(video.source)}: {outcome.reason}")
         print(f"{len(done)} of {len(chosen)} videos prepared as a trial, of {len(found)}")
         if done:
             _tell_cost(found, todo, done, jobs)
-            _tell_reading(folder, list(done))
+            _tell_reading(folder, [video for video in done if fits_in_a_list(video.source)])
     return len(chosen) - len(done)
 
 
@@ -66,6 +67,8 @@ def _bytes(videos: list[Video]) -> int:
 
 def _tell_reading(folder: str, videos: list[Video]) -> None:
     """The time of whole training samples, one thread, originals and results in turns."""
+    if not videos:
+        return
     import torch
 
     threads = torch.get_num_threads()

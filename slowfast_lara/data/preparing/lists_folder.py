@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 import random
 
-from slowfast_lara.data.lists import VIDEO_SUFFIXES, videos_below
+from slowfast_lara.data.lists import VIDEO_SUFFIXES, listed_videos_below
 from slowfast_lara.errors import DataError
 from slowfast_lara.files import write_json, write_text
 
@@ -25,7 +25,7 @@ def classes_of(folder: str) -> dict[str, list[str]]:
         raise DataError(f"cannot read {folder}: {error.strerror}") from None
     if not names:
         raise DataError(f"{folder}: one folder per class is expected in it")
-    videos = {name: list(videos_below(os.path.join(folder, name))) for name in names}
+    videos = {name: list(listed_videos_below(os.path.join(folder, name))) for name in names}
     for name, paths in videos.items():
         if len(paths) < 3:
             raise DataError(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import csv
 import os
 
-from slowfast_lara.data.lists import VIDEO_SUFFIXES, videos_below
+from slowfast_lara.data.lists import VIDEO_SUFFIXES, listed_videos_below
 from slowfast_lara.errors import DataError
 from slowfast_lara.files import write_json, write_text
 
@@ -30,7 +30,7 @@ def read_annotations(path: str) -> list[dict[str, str]]:
 def find_videos(folder: str) -> dict[str, str]:
     """The path of every video below the folder, by its name without suffix."""
     found: dict[str, str] = {}
-    for path in videos_below(folder):
+    for path in listed_videos_below(folder):
         found.setdefault(os.path.splitext(os.path.basename(path))[0], os.path.abspath(path))
     if not found:
         raise DataError(f"{folder}: no videos ({', '.join(VIDEO_SUFFIXES)}) below it")

@@ -27,8 +27,9 @@ from slowfast_lara.data.preparing.lists_prepared import (
 )
 from slowfast_lara.data.preparing.reencode import Options, Outcome, prepare_video
 from slowfast_lara.data.preparing.workers import in_processes
-from slowfast_lara.errors import DataError, DecodeError, InputError, RunError, first_line
+from slowfast_lara.errors import DataError, DecodeError, InputError, RunError, first_line, printable
 from slowfast_lara.files import parse_json, remove_unfinished, text_aside, write_text
+from slowfast_lara.locks import held_alone
 
 RECORD, FAILURES = "prepared.jsonl", "failures.csv"
 _SHOWN_FAILURES = 30
@@ -64,13 +65,19 @@ def find_set(videos: str, out: str) -> list[Video]:
     real, real_out = os.path.realpath(videos), os.path.realpath(out)
     if os.path.commonpath([real, real_out]) in (real, real_out):
         raise InputError(f"{videos} and {out}: neither may be within the other")
-    names = [os.path.relpath(path, videos) for path in videos_below(videos)]
+    # A link among the videos may lead to earlier results.
+    found = [path for path in videos_below(videos) if not _is_below(real_out, path)]
+    names = [os.path.relpath(path, videos) for path in found]
     if not names:
         raise DataError(f"{videos}: no videos ({', '.join(VIDEO_SUFFIXES)}) below it")
     return [
         Video(os.path.join(videos, name), os.path.join(out, result), _version(videos, name))
         for name, result in result_names(names).items()
     ]
+
+
+def _is_below(real_folder: str, path: str) -> bool:
+    return os.path.realpath(path).startswith(os.path.join(real_folder, ""))
 
 
 def result_names(names: list[str]) -> dict[str, str]:
@@ -102,14 +109,32 @@ def prepare_set(
     """Prepare all videos below a folder; how many failed."""
     found = find_set(videos, out)
     lists = read_lists(videos, separator)
-    os.makedirs(out, exist_ok=True)
+    with held_alone(out, "OUT"):
+        done, failed = _prepare(found, videos, out, options, jobs, time_limit)
+        with _stopping(out):
+            results_of = {place_of(video.source): video.result for video in done}
+            write_lists(lists, results_of, out, separator)
+            copy_class_files(videos, out)
+            _tell(found, done, failed, out)
+    return len(failed)
+
+
+def _prepare(
+    found: list[Video], videos: str, out: str, options: Options, jobs: int, time_limit: float
+) -> tuple[dict[Video, Outcome], dict[Video, str]]:
+    """What is done, and why the rest is not."""
     record = Record(out, options)
+    record.check_replaced(found, videos)
+    failed = {
+        video: "a path with line breaks fits in no list"
+        for video in found
+        if len(video.source.splitlines()) > 1
+    }
     done = {video: earlier for video in found if (earlier := record.find(video)) is not None}
-    failed: dict[Video, str] = {}
-    folders = {os.path.dirname(video.result) for video in found}
+    folders = {os.path.dirname(video.result) for video in found} | {out}
     with _stopping(out), record.opened(), _tidied(folders):
-        todo = [video for video in found if video not in done]
-        bar = tqdm(total=len(found), initial=len(done), unit="video", mininterval=1)
+        todo = [video for video in found if video not in done and video not in failed]
+        bar = tqdm(total=len(found), initial=len(found) - len(todo), unit="video", mininterval=1)
         results = in_processes(partial(prepare_one, options), todo, jobs, time_limit)
         with bar, contextlib.closing(results):
             for video, outcome in results:
@@ -122,12 +147,7 @@ def prepare_set(
                     failed[video] = outcome.reason
                     bar.set_postfix(failed=len(failed))
                 bar.update()
-    with _stopping(out):
-        results_of = {place_of(video.source): video.result for video in done}
-        write_lists(lists, results_of, out, separator)
-        copy_class_files(videos, out)
-        _tell(found, done, failed, out)
-    return len(failed)
+    return done, failed
 
 
 def prepare_one(options: Options, video: Video) -> Outcome | Failed | CannotWrite:
@@ -175,17 +195,33 @@ class Record:
         self._options = list(options)
         self._entries: dict[str, list] = {}
         if os.path.exists(self._path):
-            with open(self._path, encoding="utf-8") as file:
+            with open(self._path, encoding="utf-8", errors="replace") as file:
                 for line in file:
                     # A line that was cut short does not count.
                     with contextlib.suppress(ValueError, TypeError, IndexError):
                         name, *entry = parse_json(line)
                         self._entries[name] = entry
 
+    def check_replaced(self, found: list[Video], videos: str) -> None:
+        """A DataError if a result would take the place of that of a video elsewhere."""
+        # Records of earlier versions do not name the result.
+        sources = {str(entry[3]): str(name) for name, entry in self._entries.items() if entry[3:]}
+        for video in found:
+            other = sources.get(self._result(video))
+            if (
+                other is not None
+                and not _is_below(os.path.realpath(videos), other)
+                and os.path.lexists(video.result)
+            ):
+                raise DataError(
+                    f"{video.result} was made of {other}, and {video.source} would replace it: "
+                    f"give each its own OUT, or remove {self._path} if that one was moved here"
+                )
+
     def find(self, video: Video) -> Outcome | None:
         """The outcome of an earlier run, if nothing has changed since."""
         try:
-            version, options, outcome = self._entries[self._name(video)]
+            version, options, outcome, *_ = self._entries[self._name(video)]
             known = Outcome(*outcome)
             is_same = version == list(video.version or ()) and options == self._options
             return known if is_same and os.path.getsize(video.result) == known.size else None
@@ -201,13 +237,16 @@ class Record:
             yield
 
     def add(self, video: Video, outcome: Outcome) -> None:
-        line = [self._name(video), video.version, self._options, outcome]
+        line = [self._name(video), video.version, self._options, outcome, self._result(video)]
         self._file.write(json.dumps(line) + "\n")
         self._file.flush()
 
     def _name(self, video: Video) -> str:
         """The source is told by its path: two folders may be prepared into one."""
         return os.path.abspath(video.source)
+
+    def _result(self, video: Video) -> str:
+        return os.path.relpath(video.result, self._out)
 
 
 def in_bytes(size: float) -> str:
@@ -230,13 +269,14 @@ def _tell(
     rows = [(video.source, "no", reason) for video, reason in failed.items()]
     rows += [(video.source, "yes", done[video].damage) for video in done if done[video].damage]
     rows.sort()
-    with text_aside(os.path.join(out, FAILURES)) as file:
+    with text_aside(os.path.join(out, FAILURES), errors="surrogateescape") as file:
         csv.writer(file, lineterminator="\n").writerows([("video", "prepared", "reason"), *rows])
     if not rows:
         return
     print(f"{len(failed)} failed, {len(rows) - len(failed)} are damaged: {out}/{FAILURES}")
-    width = max(len(row[0]) for row in rows[:_SHOWN_FAILURES])
-    for source, prepared, reason in rows[:_SHOWN_FAILURES]:
+    shown = [(printable(source), *rest) for source, *rest in rows[:_SHOWN_FAILURES]]
+    width = max(len(source) for source, *_ in shown)
+    for source, prepared, reason in shown:
         outcome = "failed" if prepared == "no" else "damaged"
         print(f"  {source:<{width}}  {outcome:<7}  {reason}")
     if len(rows) > _SHOWN_FAILURES:

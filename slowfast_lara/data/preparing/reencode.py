@@ -28,6 +28,7 @@ from av.video.reformatter import Interpolation, VideoReformatter
 from slowfast_lara.data.decode import MAX_PIXELS, ONE_THREAD, decoded_frames, opened
 from slowfast_lara.data.orientation import Orientation
 from slowfast_lara.data.preparing.geometry import make_upright, target_size
+from slowfast_lara.data.preparing.missing import missing
 from slowfast_lara.data.preparing.timing import Timing, frame_rate, mux, timing_of
 from slowfast_lara.errors import DecodeError
 from slowfast_lara.files import written_aside
@@ -63,7 +64,7 @@ class Outcome(NamedTuple):
     frames: int
     size: int  # bytes of the result
     seconds: float
-    damage: str  # what did not decode; "" if nothing
+    damage: str  # what did not decode or is not there; "" if nothing
 
     @property
     def disk_space(self) -> int:
@@ -181,7 +182,7 @@ def _linked(source: str, options: Options) -> Content:
         for frame in decoded_frames(container, stream, log.errors):
             log.add(frame)
         timing = log.timing(stream)
-    if damage := log.damage():
+    if damage := log.damage() or missing(source):
         raise DecodeError(f"{source}: {damage}")
     return Content(None, timing, "")
 
@@ -215,7 +216,8 @@ def _encoded(source: str, options: Options) -> Content:
         if encoder is None:
             raise DecodeError(f"{source}: no frame decodes")
         timing = log.timing(stream)
-        return Content(encoder.finish(timing), timing, log.damage())
+        damage = ", ".join(filter(None, (log.damage(), missing(source))))
+        return Content(encoder.finish(timing), timing, damage)
 
 
 class _FrameLog:
