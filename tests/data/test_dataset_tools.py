@@ -182,6 +182,18 @@ def test_check_videos_and_its_progress(tmp_path):
     assert str(good) not in out.read_text() and len(progress.read_text().splitlines()) == 4
 
 
+def test_check_videos_of_any_names(tmp_path):
+    names = [os.fsencode(tmp_path / "a.mp4"), os.fsencode(tmp_path) + b"/b\xff.mp4"]
+    for name in (*names, os.fsencode(tmp_path / "c\nd.mp4")):
+        with open(name, "wb") as file:
+            file.write(b"no video")
+    run("datasets/check_videos.py", tmp_path / "bad.txt", tmp_path, expect=1)
+    bad = (tmp_path / "bad.txt").read_text(encoding="utf-8").splitlines()
+    assert [line.split("\t")[0] for line in bad] == [
+        f"{tmp_path}/{name}" for name in ("a.mp4", "b\\udcff.mp4", "c\\nd.mp4")
+    ]
+
+
 def test_check_videos_finds_nothing_wrong(synthetic, tmp_path):
     output = run("datasets/check_videos.py", tmp_path / "bad.txt", synthetic / "val.csv")
     assert "13 videos, 0 bad" in output and (tmp_path / "bad.txt").read_text() == ""

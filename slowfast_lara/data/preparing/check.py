@@ -14,7 +14,13 @@ from concurrent.futures import ProcessPoolExecutor
 from tqdm import tqdm
 
 from slowfast_lara.data.decode import count_frames
-from slowfast_lara.data.lists import find_prefix, listed_videos_below, read_lines, split_line
+from slowfast_lara.data.lists import (
+    find_prefix,
+    fits_in_a_list,
+    read_lines,
+    split_line,
+    videos_below,
+)
 from slowfast_lara.errors import DataError, DecodeError, printable
 from slowfast_lara.files import parse_json, write_text
 
@@ -31,7 +37,7 @@ def check(path: str) -> tuple[str, str]:
 def videos_of(source: str, separator: str, prefix: str) -> Iterator[str]:
     """The videos of a list, below a folder, or the video itself."""
     if os.path.isdir(source):
-        yield from listed_videos_below(source)
+        yield from videos_below(source)
     elif source.endswith((".csv", ".txt")):
         for position, (number, line) in enumerate(read_lines(source)):
             path, _ = split_line(line, separator, f"{source}, line {number}")
@@ -83,6 +89,7 @@ def check_videos(
             log.write(json.dumps([path, reason]) + "\n")
             log.flush()
     bad = [path for path in videos if done[path]]
-    write_text(out, "".join(f"{path}\t{done[path]}\n" for path in bad))
+    lines = [f"{path if fits_in_a_list(path) else printable(path)}\t{done[path]}\n" for path in bad]
+    write_text(out, "".join(lines))
     print(f"{len(videos)} videos, {len(bad)} bad: {printable(out)}")
     return len(bad)
