@@ -345,6 +345,35 @@ def meta() -> None:
     assert out.shape == (2, 2, 12, 3, 8) and q.grad is not None
 
 
+def refused() -> None:
+    """What PyTorch's operations cannot split into frames, in the same words, and other values."""
+    q = normal(1, 2, 12, 8)
+    for device in ("cpu", "meta"):
+        x = q.to(device)
+        for options in ({"proposal": "global"}, {"landmarks": "farthest"}):
+            for frames in (0, 5):
+                said = []
+                for kernels in ("triton", "torch"):
+                    built = build_estimator(
+                        "lara", head_dim=8, num_landmarks=4, kernels=kernels, **options
+                    )
+                    said.append(error_of(built, x, x, x, num_frames=frames))
+                assert said[0] == said[1] and "cannot be split" in said[0], said
+        performer = build_estimator("performer", head_dim=8, num_landmarks=4, kernels="triton")
+        assert "12 tokens cannot be split into 5" in error_of(performer, x, x, x, num_frames=5)
+        for v in (x[:, :, :6], x[..., :4]):
+            said = error_of(performer, x, x, v, num_frames=3)
+            assert "no kernel for values of another shape" in said, said
+
+
+def error_of(function: Callable[..., Tensor], *args: Tensor, **options: int) -> str:
+    try:
+        function(*args, **options)
+    except ValueError as error:
+        return str(error)
+    raise AssertionError("nothing was raised")
+
+
 def self_check_passes() -> None:
     assert self_check.agree(CPU, torch.float32)
 
@@ -386,7 +415,7 @@ def wrong_kernels_are_caught() -> None:
 
 
 add_cases()
-FAST |= {function.__name__: function for function in (same_draws, fake, meta)}
+FAST |= {function.__name__: function for function in (same_draws, fake, meta, refused)}
 SLOW |= {
     function.__name__: function
     for function in (

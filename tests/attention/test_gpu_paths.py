@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 from slowfast_lara import attention
 from slowfast_lara.attention import importance, importance_gpu, lara, ra
@@ -93,6 +94,28 @@ def test_performer_as_attention(on_gpu, sizes, dtype):
         [*of_a_layer(B, h, F, P, d), normal(h, C, d, seed=1)],
         dtype,
     )
+
+
+def test_only_where_pytorch_has_the_operator(monkeypatch):
+    """Apple's GPUs do not have it, and no device has it for float64."""
+    with FakeTensorMode():
+        for device in ("cuda", "mps", "cpu"):
+            half, double = torch.empty(2, device=device).half(), torch.empty(2, device=device)
+            assert importance_gpu.has_operators(half) is (device == "cuda")
+            assert not importance_gpu.has_operators(double.double())
+    monkeypatch.setattr(importance, "as_attention", None)
+    q, w = torch.empty(1, 2, 12, 8, device="meta").double(), torch.empty(2, 5, 8, device="meta")
+    out = attention.performer_attention(q, q, q, w.double(), num_frames=3)
+    assert out.shape == (1, 2, 12, 3, 8)
+
+
+def test_values_of_another_precision_or_width(on_gpu):
+    (q, k, v), w = of_a_layer(2, 2, 3, 5, 8), normal(2, 6, 8, seed=1)
+    out = attention.performer_attention(q.half(), k.half(), v.float(), w.half(), num_frames=3)
+    assert out.dtype == torch.float16
+    assert_close(out, reference.performer(q, k, v, w, 3), 1e-2)
+    q, k, v, w = (x.float().to("meta") for x in (q, k, torch.cat((v, v), -1), w))
+    assert attention.performer_attention(q, k, v, w, num_frames=3).shape == (2, 2, 15, 3, 16)
 
 
 # With a larger beta, a rounding decides whether an alpha is clamped, and so has no gradient.

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from slowfast_lara.attention import ESTIMATORS, build_estimator
-from slowfast_lara.attention.kernels import choice, traffic
+from slowfast_lara.attention.kernels import choice, estimates, seen, traffic
 from slowfast_lara.config import load_config
 from slowfast_lara.errors import ConfigError
 from tests.small_models import small_config
@@ -187,3 +187,18 @@ def test_every_operator_states_its_traffic():
     assert operators_of(lara, (q, k, v)) == expected
     wide, half = (traffic.mix_forward(8, 12, 1568, 8, 128, 64, size, True) for size in (4, 2))
     assert sum(x.bytes for x in half) < 0.6 * sum(x.bytes for x in wide)
+
+
+def test_kernels_are_given_one_precision(monkeypatch):
+    """They do not compile with two; PyTorch's operations take float32 values with half queries."""
+    given = []
+
+    def noted(samples, k, v, *rest):
+        given.extend([k.dtype, v.dtype])
+        return seen.seen(samples, k, v, *rest)
+
+    monkeypatch.setattr(estimates, "seen", noted)
+    q, k, v = torch.empty(3, 1, 2, 12, 8, device="meta").unbind()
+    lara = build_estimator("lara", head_dim=8, num_landmarks=5, kernels="triton")
+    assert lara(q.half(), k.half(), v, num_frames=2).dtype == torch.float16
+    assert given == [torch.float16] * 2

@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from slowfast_lara.attention.frames import split_frames
 from slowfast_lara.attention.kernels.launch import (
     cdiv,
     power_of_two,
@@ -51,6 +52,7 @@ def seen(
 
 
 def _empty(samples: Tensor, k: Tensor, num_frames: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    split_frames(k, num_frames)  # refuses what cannot be split
     B, h, C, d = samples.shape
     log_sums = samples.new_empty(B, h, num_frames, C)
     means = k.new_empty(B, h, num_frames, C, d)
