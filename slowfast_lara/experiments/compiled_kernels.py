@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from importlib.metadata import version
+from importlib.util import find_spec
 from typing import NamedTuple
 
 from slowfast_lara.attention.kernels.ahead_of_time import KERNELS, SHARED_MEMORY, Usage, usage
@@ -34,6 +36,8 @@ class Row(NamedTuple):
 
 def compiled_kernels(kernels: Sequence[str] = (), archs: Sequence[int] = ()) -> list[Row]:
     """Compile each kernel for each GPU, precision and size that its tile depends on."""
+    if find_spec("triton") is None:
+        raise InputError("the package triton, which compiles the kernels, is not installed")
     unknown = [name for name in kernels if name not in KERNELS]
     if unknown:
         raise InputError(f"unknown kernel {unknown[0]!r}; known: {', '.join(KERNELS)}")
@@ -67,9 +71,7 @@ def verdict(rows: Sequence[Row]) -> str:
 
 def write(rows: Sequence[Row], path: str) -> None:
     """path.csv, and path.md for people."""
-    import triton
-
-    made_with = f"triton {triton.__version__}; registers of a thread, spills and memory in bytes"
+    made_with = f"triton {version('triton')}; registers of a thread, spills and memory in bytes"
     cells = [row.cells() for row in rows]
     write_text(f"{path}.csv", csv_text([COLUMNS, *cells], [made_with]))
     table = markdown_table([COLUMNS, *cells])

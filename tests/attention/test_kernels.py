@@ -159,6 +159,48 @@ def test_the_config_key(tmp_path, layer, attention, allowed):
             load_config(file)
 
 
+@pytest.mark.parametrize(
+    "vit, said",
+    [
+        ({"APPROX_ATTN_TYPE": "performer", "APPROX_ATTN_DIM": 300}, "samples \\(300\\)"),
+        (
+            {
+                "APPROX_ATTN_TYPE": "performer",
+                "APPROX_ATTN_DIM": 200,
+                "PERFORMER": {"FEATURES": "hyperbolic"},
+            },
+            "samples \\(400\\)",
+        ),
+        ({"APPROX_ATTN_TYPE": "lara", "EMBED_DIM": 320, "NUM_HEADS": 2}, "128 numbers \\(160\\)"),
+    ],
+)
+def test_sizes_without_a_kernel_are_seen_in_the_config(tmp_path, vit, said):
+    import yaml
+
+    file = tmp_path / "config.yaml"
+    file.write_text(yaml.safe_dump(small_config(**{"APPROX_ATTN_DIM": 8, **vit})))
+    load_config(file)
+    with pytest.raises(ConfigError, match=f"VIT.KERNELS is 'triton'; there is no kernel .*{said}"):
+        load_config(file, ["VIT.KERNELS", "triton"])
+
+
+def test_kernels_are_for_nvidia(monkeypatch):
+    monkeypatch.delenv("TRITON_INTERPRET", raising=False)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: (9, 0))
+    assert choice.obstacle(torch.device("cuda", 0)) == ""
+    monkeypatch.setattr(torch.version, "hip", "6.2")
+    assert "AMD" in choice.obstacle(torch.device("cuda", 0))
+
+
+def test_bfloat16_is_not_interpreted(monkeypatch):
+    monkeypatch.setenv("TRITON_INTERPRET", "1")
+    q = torch.ones(1, 1, 8, 8)
+    assert choice.takes_triton("triton", q)
+    with pytest.raises(ValueError, match="interpreter multiplies bfloat16 wrongly"):
+        choice.takes_triton("triton", q.bfloat16())
+
+
 def operators_of(model: torch.nn.Module, inputs: Iterable[torch.Tensor]) -> list[str]:
     from torch.utils._python_dispatch import TorchDispatchMode
 
