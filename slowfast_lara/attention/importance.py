@@ -102,7 +102,7 @@ def estimate(
         h = q.shape[1]
         if is_exporting():
             return _mix_frames(statistics(slice(0, h))).to(q.dtype)
-        size = max(1, _CPU_GROUP // (q.shape[0] * q.shape[2] * given[0].shape[2]))
+        size = max(1, _CPU_GROUP // max(1, q.shape[0] * q.shape[2] * given[0].shape[2]))
         groups = [statistics(slice(start, start + size)) for start in range(0, h, size)]
         return _MixFrames.apply(*(x for group in groups for x in group)).to(q.dtype)
 

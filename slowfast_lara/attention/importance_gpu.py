@@ -61,7 +61,7 @@ def as_attention(q: Tensor, k: Tensor, v: Tensor, samples: Samples, num_frames: 
         attn_mask=mask,
         scale=1.0,
     )
-    return frames_last(out, q.shape[0])
+    return frames_last(out, q.shape[1])
 
 
 def _with_units(x: Tensor) -> Tensor:
