@@ -102,7 +102,7 @@ def seen_backward(
     grad_samples, grad_k = torch.empty_like(samples), k.new_empty(k.shape)
     grad_v = v.new_empty(v.shape if with_values else 0)
     shared = _constants(d, norms)
-    sizes = tile_for("seen_backward_keys", k, d=d, C=C)
+    sizes = tile_for("seen_backward_keys" if with_values else "seen_backward_same", k, d=d, C=C)
     run(
         triton_seen.seen_backward_keys,
         B * h * num_frames * cdiv(keys // num_frames, sizes["BLOCK_N"]),
