@@ -14,7 +14,8 @@ the mean of the values that sample c sees, the estimate is
 stable at any scale, and inside the range of the frame's values.
 
 On a CPU, frames are taken one by one, and the backward pass makes their weights anew:
-nothing of shape [N,F,C] is ever made. On a GPU (importance_gpu.py) it is one fused attention.
+nothing of shape [N,F,C] is ever made. On an NVIDIA GPU (importance_gpu.py) it is one fused
+attention.
 
 Shapes: B batch, h heads, N queries, F frames, P tokens of a frame, C samples, d head size.
 """
@@ -30,7 +31,7 @@ from torch import Tensor
 
 from slowfast_lara.attention.exporting import is_exporting
 from slowfast_lara.attention.frames import split_frames
-from slowfast_lara.attention.importance_gpu import as_attention
+from slowfast_lara.attention.importance_gpu import as_attention, has_operators
 from slowfast_lara.attention.kernels.choice import Kernels, missing_sizes, takes_triton
 from slowfast_lara.attention.precision import widened, without_autocast
 from slowfast_lara.attention.samples import SMALLEST_ALPHA, QueryWeights, Samples, scale_down
@@ -82,11 +83,14 @@ def estimate(
     """
     with without_autocast(q.device.type):
         given = tuple(map(widened, given))
-        if takes_triton(kernels, q, missing_sizes(q.shape[-1], given[0].shape[2])):
+        missing = missing_sizes(q.shape[-1], given[0].shape[2])
+        if k.shape != v.shape:
+            missing = missing or "values of another shape than the keys"
+        if takes_triton(kernels, q, missing):
             from slowfast_lara.attention.kernels.estimates import by_kernels
 
             return by_kernels(q, k, v, make_samples(k, *given), frames)
-        if q.device.type != "cpu" and not is_exporting():
+        if has_operators(q) and not is_exporting():
             return as_attention(q, k, v, make_samples(k, *given), frames)
         tensors = (*map(widened, (q, k, v)), *given)
 
@@ -98,7 +102,7 @@ def estimate(
         h = q.shape[1]
         if is_exporting():
             return _mix_frames(statistics(slice(0, h))).to(q.dtype)
-        size = max(1, _CPU_GROUP // (q.shape[0] * q.shape[2] * given[0].shape[2]))
+        size = max(1, _CPU_GROUP // max(1, q.shape[0] * q.shape[2] * given[0].shape[2]))
         groups = [statistics(slice(start, start + size)) for start in range(0, h, size)]
         return _MixFrames.apply(*(x for group in groups for x in group)).to(q.dtype)
 

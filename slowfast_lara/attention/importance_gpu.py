@@ -30,13 +30,20 @@ from slowfast_lara.attention.frames import split_frames
 from slowfast_lara.attention.samples import SMALLEST_ALPHA, QueryWeights, Samples, scale_down
 from slowfast_lara.attention.softmax import frames_last
 
+_DTYPES = (torch.float16, torch.bfloat16, torch.float32)
 _UNIT = 256.0
 # alpha is times this, which cancels between the samples: float16 has nothing below 6e-8.
 _ALPHA_UNIT = 1024.0
 
 
+def has_operators(x: Tensor) -> bool:
+    """Whether PyTorch has the fused attention of `_attention` for tensors like x."""
+    return x.device.type in ("cuda", "meta") and x.dtype in _DTYPES
+
+
 def as_attention(q: Tensor, k: Tensor, v: Tensor, samples: Samples, num_frames: int) -> Tensor:
     """q [B,h,N,d]; k, v [B,h,F*P,d] -> [B,h,N,F,d], in the precision of q."""
+    k, v = k.to(q.dtype), v.to(q.dtype)
     # q and k are not scaled, so the samples are scaled twice.
     points = scale_down(samples.points).to(q.dtype).flatten(0, 1)  # [B*h,C,d]
     log_sums, means = _seen(k, v, points, num_frames)
@@ -54,7 +61,7 @@ def as_attention(q: Tensor, k: Tensor, v: Tensor, samples: Samples, num_frames: 
         attn_mask=mask,
         scale=1.0,
     )
-    return frames_last(out, q.shape[0])
+    return frames_last(out, q.shape[1])
 
 
 def _with_units(x: Tensor) -> Tensor:
@@ -108,7 +115,7 @@ def _seen(k: Tensor, v: Tensor, points: Tensor, num_frames: int) -> tuple[Tensor
     if torch.is_grad_enabled():
         mean_keys, _ = _attention(queries.detach(), keys.detach(), keys)
         log_sums = _SumsWithGradient.apply(log_sums, queries, mean_keys)
-    return log_sums, means[..., :d]
+    return log_sums, means[..., : v.shape[-1]]
 
 
 class _SumsWithGradient(torch.autograd.Function):

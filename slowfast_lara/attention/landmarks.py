@@ -36,9 +36,8 @@ def farthest_tokens(x: Tensor, num_landmarks: int, *, num_frames: int = 1) -> Te
     chosen = []
     for part, total in zip(parts, sums):
         reference = (total / part.shape[3]).unsqueeze(3).lerp(mean, TOWARDS_ALL)
-        # Half precision stays so but for the sum: on a GPU the time is that of the bytes.
-        away = part.detach() - reference.to(part.dtype)
-        distances = torch.linalg.vector_norm(away, dim=-1, keepdim=True, dtype=wide)
+        # In float32, as the kernel: rounded differences would choose another token.
+        distances = torch.linalg.vector_norm(part.detach() - reference, dim=-1, keepdim=True)
         farthest = distances.argmax(3, keepdim=True)
         chosen.append(take_tokens(part, farthest).squeeze(3).to(wide))
     return torch.cat(chosen, dim=2)

@@ -180,7 +180,7 @@ class LaraAttention(Estimator):
         super().__init__()
         self.num_landmarks, self.proposal = num_landmarks, proposal
         self.landmarks = landmarks
-        self.kernels, self.without_kernel = kernels, missing_sizes(head_dim, num_landmarks)
+        self.kernels, self.kernel_sizes = kernels, (head_dim, num_landmarks)
         self.weighting, self.beta = weighting, beta
         self.noise = noise_size(noise, head_dim)
         self.project_q, self.project_k = (

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from slowfast_lara.attention.importance import estimate
-from slowfast_lara.attention.kernels.choice import Kernels, missing_sizes
+from slowfast_lara.attention.kernels.choice import Kernels
 from slowfast_lara.attention.registry import Estimator, register
 from slowfast_lara.attention.samples import Samples
 from slowfast_lara.attention.sampling import seeded_normal
@@ -66,7 +66,7 @@ class PerformerAttention(Estimator):
     ) -> None:
         super().__init__()
         count = num_landmarks * (2 if features == "hyperbolic" else 1)
-        self.kernels, self.without_kernel = kernels, missing_sizes(head_dim, count)
+        self.kernels, self.kernel_sizes = kernels, (head_dim, count)
         self.features, self.orthogonal = features, orthogonal
         samples = seeded_normal(torch.empty(num_heads, num_landmarks, head_dim), seed)
         self.register_buffer("projection", orthogonalise(samples) if orthogonal else samples)

@@ -82,7 +82,7 @@ def _ra(
     out = []
     for k_frame, v_frame in frames:
         if biased:
-            centre = functional.scaled_dot_product_attention(q, k_frame, k_frame, scale=1.0)
+            centre = _expected_key(q, k_frame)
         else:
             probabilities = (q @ k_frame.mT).detach().softmax(-1)
         estimates = []
@@ -98,6 +98,14 @@ def _ra(
         out.append((sum(estimates[1:], estimates[0]) / num_samples).transpose(1, 2))
     # The layout that the temporal stage of trajectory attention reads.
     return torch.stack(out, dim=1).permute(0, 3, 2, 1, 4)
+
+
+def _expected_key(q: Tensor, k: Tensor) -> Tensor:
+    """sum_p softmax_p(q_n.k_p) k_p: q [B,h,N,d]; k [B,h,P,d]."""
+    d = k.shape[-1]
+    if q.device.type != "cpu" and d % 8:  # as GPUs want it
+        q, k = (functional.pad(x, (0, -d % 8)) for x in (q, k))
+    return functional.scaled_dot_product_attention(q, k, k, scale=1.0)[..., :d]
 
 
 def _mean_seen_by(samples: Tensor, k: Tensor, v: Tensor, zeros: int) -> Tensor:

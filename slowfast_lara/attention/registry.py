@@ -23,7 +23,7 @@ from typing import Any
 
 from torch import nn
 
-from slowfast_lara.attention.kernels.choice import KERNELS
+from slowfast_lara.attention.kernels.choice import KERNELS, missing_sizes
 
 # What the model passes to the constructor of any estimator that asks for it: sizes,
 # the dropout of attention, the seed of draws in eval mode, and whether GPUs run kernels of
@@ -40,8 +40,13 @@ class Estimator(nn.Module):
     exact = False
     # Its landmarks are made of tokens: there can be no more of them.
     landmarks_are_tokens = False
-    # What of its options and sizes its kernels cannot do.
-    without_kernel = ""
+    # What its kernels are made for: the width of a head, and the number of samples.
+    kernel_sizes: tuple[int, int] | None = None
+
+    @property
+    def without_kernel(self) -> str:
+        """What of its sizes its kernels cannot do."""
+        return "" if self.kernel_sizes is None else missing_sizes(*self.kernel_sizes)
 
 
 @dataclass(frozen=True)

@@ -24,7 +24,7 @@ def softmax_attention(
     q_frames = frames_first(q.unsqueeze(2)).expand(num_frames, -1, -1, -1)
     k_frames, v_frames = (frames_first(split_frames(x, num_frames)) for x in (k, v))
     out = functional.scaled_dot_product_attention(q_frames, k_frames, v_frames, dropout_p=dropout)
-    return frames_last(out, q.shape[0])
+    return frames_last(out, q.shape[1])
 
 
 def frames_first(x: Tensor) -> Tensor:
@@ -35,9 +35,9 @@ def frames_first(x: Tensor) -> Tensor:
     return x.permute(2, 3, 0, 1, 4).flatten(2, 3).transpose(1, 2)
 
 
-def frames_last(x: Tensor, batch: int) -> Tensor:
+def frames_last(x: Tensor, heads: int) -> Tensor:
     """[F,B*h,N,d] -> [B,h,N,F,d]."""
-    return x.unflatten(1, (batch, -1)).permute(1, 2, 3, 0, 4)
+    return x.unflatten(1, (-1, heads)).permute(1, 2, 3, 0, 4)
 
 
 def softmax_weights(q: Tensor, k: Tensor) -> Tensor:

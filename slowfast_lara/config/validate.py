@@ -15,7 +15,8 @@ from typing import Any, NoReturn
 import torch
 from fvcore.common.config import CfgNode
 
-from slowfast_lara.attention import ESTIMATORS, estimator_options, has_kernels
+from slowfast_lara.attention import ESTIMATORS, build_estimator, estimator_options, has_kernels
+from slowfast_lara.attention.kernels.choice import obstacle
 from slowfast_lara.config.keys import all_keys
 from slowfast_lara.data.rand_augment import NOTATION, NOTATION_HELP
 from slowfast_lara.data.registry import dataset_class
@@ -58,6 +59,11 @@ def check_machine(cfg: CfgNode) -> None:
         _fail(cfg, "NUM_GPUS", f"this machine has {gpus}; 0 runs on the CPU")
     if cfg.DEVICE == "mps" and not torch.backends.mps.is_available():
         _fail(cfg, "DEVICE", "PyTorch finds no Apple GPU here; auto does without")
+    if cfg.VIT.KERNELS == "triton":
+        others = "mps" if cfg.DEVICE == "mps" else "cpu"
+        problem = obstacle(torch.device("cuda", 0) if cfg.NUM_GPUS else torch.device(others))
+        if problem:
+            _fail(cfg, "VIT.KERNELS", f"{problem}; auto and torch do without")
     if (cfg.TRAIN.ENABLE or cfg.TEST.ENABLE) and not os.path.isdir(cfg.DATA.PATH_TO_DATA_DIR):
         _fail(cfg, "DATA.PATH_TO_DATA_DIR", "an existing folder with the lists is expected")
     without = {
@@ -194,6 +200,8 @@ def _check_estimator(cfg: CfgNode) -> None:
         )
     if name == "none":
         return
+    if vit.KERNELS == "triton" and has_kernels(name):
+        _check_kernel_sizes(cfg, name)
     if vit.ATTN_DROPOUT > 0 and not ESTIMATORS[name].exact:
         _fail(cfg, "VIT.ATTN_DROPOUT", f"only exact attention has dropout, {name} allows 0")
     if ESTIMATORS[name].landmarks_are_tokens:
@@ -208,6 +216,16 @@ def _check_estimator(cfg: CfgNode) -> None:
                 f"{vit.ATTN_LAYER} attention has {tokens} tokens for {name}'s landmarks, "
                 f"at most {tokens} are allowed",
             )
+
+
+def _check_kernel_sizes(cfg: CfgNode, name: str) -> None:
+    options = {key: cfg.VIT[name.upper()][key.upper()] for key in estimator_options(name)}
+    head_dim = cfg.VIT.EMBED_DIM // cfg.VIT.NUM_HEADS
+    with torch.device("meta"):  # nothing is drawn
+        sizes = {"head_dim": head_dim, "num_landmarks": cfg.VIT.APPROX_ATTN_DIM}
+        missing = build_estimator(name, **sizes, **options).without_kernel
+    if missing:
+        _fail(cfg, "VIT.KERNELS", f"there is no kernel for {missing}; auto does without")
 
 
 def _check_data(cfg: CfgNode) -> None:

@@ -8,8 +8,8 @@ forward pass of a test and the step of a training.
 from __future__ import annotations
 
 import dataclasses
-import inspect
 import json
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -18,7 +18,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from slowfast_lara.attention import build_estimator
+from slowfast_lara.attention import build_estimator, has_kernels
+from slowfast_lara.attention.kernels.choice import obstacle
 from slowfast_lara.errors import InputError
 from slowfast_lara.experiments.gpu_checks import Check, checks
 from slowfast_lara.experiments.measure import best_times, environment
@@ -27,7 +28,6 @@ from slowfast_lara.experiments.roofline import DEVICES, HEADS, WIDTH, Sizes, sec
 from slowfast_lara.files import write_text
 from slowfast_lara.models import VisionTransformer
 from slowfast_lara.models.estimators import shown_name
-from slowfast_lara.models.temporal import temporal_attention
 
 ATTENTIONS = ("softmax", "lara", "performer", "nystrom")
 FRAMES, LANDMARKS, CLASSES = 8, 128, 400
@@ -59,14 +59,11 @@ class GpuTable:
     clips: int
     checks: list[Check]
     times: list[Times]
+    notes: list[str] = dataclasses.field(default_factory=list)
 
     def text(self) -> str:
         lines = [f"{self.clips} clips of {FRAMES} frames; milliseconds", measured_on()]
-        lines += [
-            f"{check.name} in {check.precision} by {check.kernels}: differs from float64 by "
-            f"{check.difference:.1e}, {'as it may' if check.agrees else 'TOO MUCH'}"
-            for check in self.checks
-        ]
+        lines += [*self.notes, *(check.text() for check in self.checks)]
         rows = [[field.name.replace("_", " ") for field in dataclasses.fields(Times)]]
         for times in self.times:
             crop, precision, attention, *figures = dataclasses.astuple(times)
@@ -83,7 +80,10 @@ class GpuTable:
                 (crop, min((t for t in of_precision if t.crop == crop), key=lambda t: t.both))
                 for crop in dict.fromkeys(times.crop for times in of_precision)
             ]
-            sizes = ", ".join(f"{crop} {times.attention}" for crop, times in best)
+            sizes = ", ".join(
+                f"{crop} {times.attention if times.both < float('inf') else 'none: no memory'}"
+                for crop, times in best
+            )
             parts.append(f"{precision}: {sizes}")
         return f"fastest attention, forward and backward: {'; '.join(parts)}"
 
@@ -95,6 +95,7 @@ class GpuTable:
         content = {
             "environment": environment(),
             "clips": self.clips,
+            "notes": self.notes,
             "checks": [check._asdict() for check in self.checks],
             "milliseconds": [dataclasses.asdict(times) for times in self.times],
             "fastest": self.fastest(),
@@ -122,9 +123,10 @@ def costs_on(
     **model_sizes: Any,
 ) -> GpuTable:
     """Everything, on any device; smaller models by `model_sizes`, arguments of the model."""
-    fused = "kernels" in inspect.signature(temporal_attention).parameters
-    ways = ("torch", "triton") if fused and device.type == "cuda" else ("torch",)
-    table = GpuTable(clips, checks(device, precisions, ways), [])
+    problem = obstacle(device)
+    ways = ("torch",) if problem else ("torch", "triton")
+    notes = [f"without our kernels: {problem}"] if problem else []
+    table = GpuTable(clips, checks(device, precisions, ways), [], notes)
     for crop in crops:
         sizes = Sizes(crop, FRAMES, clips, LANDMARKS)
         for precision in precisions:
@@ -133,7 +135,7 @@ def costs_on(
                 times = (
                     *_attention_times(name, sizes, device, dtype, repeats),
                     *_model_times(name, sizes, device, dtype, repeats, model_sizes),
-                    *_estimates(name, sizes, device, dtype),
+                    *_estimates(name, sizes, device, dtype, fused=not problem),
                 )
                 table.times.append(Times(crop, precision, shown_name(name), *times))
     return table
@@ -223,13 +225,15 @@ def _milliseconds(
         return None
 
 
-def _estimates(name: str, sizes: Sizes, device: torch.device, dtype: torch.dtype) -> Milliseconds:
+def _estimates(
+    name: str, sizes: Sizes, device: torch.device, dtype: torch.dtype, fused: bool
+) -> Milliseconds:
     """What the roofline says of a GPU that it knows, in half precision."""
     gpu = torch.cuda.get_device_name(device) if device.type == "cuda" else ""
-    known = next((figures for key, figures in DEVICES.items() if key in gpu), None)
+    # Whole words: an L40S is no L4.
+    known = next((DEVICES[word] for word in re.findall(r"\w+", gpu) if word in DEVICES), None)
     if known is None or dtype == torch.float32:
         return None, None
-    kernels = inspect.signature(type(build_estimator(name, head_dim=8))).parameters
-    options = {"kernels": "triton"} if "kernels" in kernels else {}
+    options = {"kernels": "triton"} if fused and has_kernels(name) else {}
     forward, backward = (seconds(c, known) * 1e3 for c in spatial_counts(name, sizes, **options))
     return forward, backward

@@ -3,7 +3,7 @@
 The function is run on the meta device, where tensors have shapes and no contents, and every
 operator that PyTorch calls is noted. An operator reads each of its tensors from memory once
 and writes its results once; views are free, and so is a stride of 0. The paths that the
-package has for GPUs are those of every device but the CPU, so they are what is counted.
+package has for NVIDIA's GPUs are those of the meta device too, so they are what is counted.
 
 Of itself the meta device takes `scaled_dot_product_attention` apart. Here it is the kernel that
 a GPU would choose: flash for half precision without a mask, else the memory-efficient one,

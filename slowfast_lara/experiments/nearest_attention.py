@@ -57,9 +57,13 @@ class Setting(NamedTuple):
         words = [key if value is True else str(value) for key, value in chosen]
         return " ".join([shown_name(self.name), *words])
 
-    def build(self, inputs: LayerInputs, cfg: CfgNode, seed: int) -> Estimator:
-        number = {} if self.landmarks is None else {"num_landmarks": self.landmarks}
-        return estimator_for(inputs, self.name, cfg, seed=seed, **self.options, **number)
+    def build(
+        self, inputs: LayerInputs, cfg: CfgNode, seed: int, kernels: str = "auto"
+    ) -> Estimator:
+        changes = {**self.options, "kernels": kernels}
+        if self.landmarks is not None:
+            changes["num_landmarks"] = self.landmarks
+        return estimator_for(inputs, self.name, cfg, seed=seed, **changes)
 
     def config_lines(self) -> str:
         """YAML for a config."""
@@ -271,6 +275,8 @@ def token_weights(view: Tensor, cfg: CfgNode) -> Tensor:
     """
     patch, frames = cfg.VIT.PATCH_SIZE, cfg.VIT.PATCH_SIZE_TEMP
     moments = view.unflatten(1, (-1, frames)).mean(2)  # [3,F,H,W]
+    if moments.shape[1] == 1:  # nothing comes before or after
+        return torch.ones(2, (view.shape[2] // patch) * (view.shape[3] // patch))
     steps = functional.avg_pool2d(moments.diff(dim=1).abs().mean(0), patch).flatten(1)  # [F-1,P]
     before, after = functional.pad(steps, (0, 0, 1, 0)), functional.pad(steps, (0, 0, 0, 1))
     # The first and the last frame have one neighbour.
@@ -285,12 +291,14 @@ def _costs(
     settings: Sequence[Setting], inputs: LayerInputs, cfg: CfgNode, notes: list[str]
 ) -> list[tuple[Setting, float]]:
     """The settings that can be, with their products; the others are noted."""
+    # The counter does not see into the kernels of GPUs.
+    inputs = inputs._replace(q=inputs.q.cpu(), k=inputs.k.cpu(), v=inputs.v.cpu())
     q, k, v, num_frames, _ = inputs
     found = []
     for setting in settings:
         some = _queries(setting, q.shape[2])
         try:
-            layer = _WithFrames(setting.build(inputs, cfg, seed=0), num_frames)
+            layer = _WithFrames(setting.build(inputs, cfg, seed=0, kernels="torch"), num_frames)
             products = count_flops(layer, q[:, :, some], k, v)
         except ValueError as error:
             number = "" if setting.landmarks is None else f" with {setting.landmarks}"

@@ -20,6 +20,7 @@ import torch
 from torch import Tensor, nn
 
 from slowfast_lara.attention import ESTIMATORS, build_estimator, has_kernels
+from slowfast_lara.attention.kernels.choice import missing_sizes
 from slowfast_lara.experiments.kernel_counts import Kernel, count_kernels
 from slowfast_lara.experiments.roofline_table import RooflineTable, Row
 from slowfast_lara.models.estimators import shown_name
@@ -99,9 +100,10 @@ def stages(sizes: Sizes) -> Iterator[tuple[str, Callable[[], Counts]]]:
     settings: list[tuple[str, str, dict[str, str]]]
     settings = [(name, shown_name(name), {}) for name in ESTIMATORS]
     settings.append(("lara", RECOMMENDED, RECOMMENDED_OPTIONS))
+    missing = missing_sizes(WIDTH // HEADS, min(sizes.landmarks, sizes.tokens))
     for name, shown, options in settings:
         yield shown, partial(spatial_counts, name, sizes, **options)
-        if has_kernels(name):
+        if has_kernels(name) and not missing:
             yield f"{shown}, fused", partial(spatial_counts, name, sizes, **options, **fused)
     yield TEMPORAL, partial(temporal_counts, sizes)
     yield f"{TEMPORAL}, fused", partial(temporal_counts, sizes, **fused)

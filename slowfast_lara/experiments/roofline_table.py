@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -76,6 +77,8 @@ class RooflineTable:
                 values = {
                     name: [
                         sum(row[place] for row in self.rows[key]) * (1e3 if place == 3 else 1e-9)
+                        if key in self.rows
+                        else math.nan  # no kernel has this size
                         for key in (
                             (s, numbers[0], name) if over_crops else (crops[0], s, name)
                             for s in sizes

@@ -7,7 +7,7 @@ from fvcore.common.config import CfgNode
 from torch import distributed, nn
 from torch.nn.parallel import DistributedDataParallel
 
-from slowfast_lara.attention import has_kernels
+from slowfast_lara.attention import Estimator, has_kernels
 from slowfast_lara.models.estimators import chosen_estimator
 from slowfast_lara.models.registry import MODEL_REGISTRY
 
@@ -19,7 +19,7 @@ def build_model(cfg: CfgNode) -> nn.Module:
     if device.type != "cpu":  # a model that is built on the meta device stays there
         model = model.to(device)
     if device.type == "cuda":
-        _agree_on_kernels(cfg, device)
+        _agree_on_kernels(model, cfg, device)
     if cfg.MODEL.COMPILE:
         model.compile()  # in place: parameter names stay
     if distributed.is_initialized() and distributed.get_world_size() > 1:
@@ -35,11 +35,13 @@ def device_of(cfg: CfgNode) -> torch.device:
     return torch.device("mps" if cfg.DEVICE == "mps" else "cpu")
 
 
-def _agree_on_kernels(cfg: CfgNode, device: torch.device) -> None:
+def _agree_on_kernels(model: nn.Module, cfg: CfgNode, device: torch.device) -> None:
     """Before the first step: all processes of a run compute with the same kernels."""
     in_use = cfg.VIT.ATTN_LAYER == "trajectory" or has_kernels(chosen_estimator(cfg))
     if cfg.VIT.KERNELS == "auto" and in_use:
         from slowfast_lara.attention.kernels.self_check import agree
 
         mixed = cfg.SOLVER.USE_MIXED_PRECISION
-        agree(device, getattr(torch, cfg.SOLVER.PRECISION) if mixed else torch.float32)
+        dtype = getattr(torch, cfg.SOLVER.PRECISION) if mixed else torch.float32
+        sizes = (x.kernel_sizes for x in model.modules() if isinstance(x, Estimator))
+        agree(device, dtype, next(sizes, None))

@@ -77,14 +77,14 @@ class DividedAttention(SpaceTimeAttention):
 
     def forward(self, x: Tensor, num_frames: int) -> Tensor:
         q, k, v = self.queries_keys_values(x)
+        number = (x.shape[1] - 1) // num_frames if self.over_time else num_frames
         groups = [self.group(tokens, num_frames) for tokens in (q, k, v)]
         if self.estimator.exact:
             for i, tokens in ((1, k), (2, v)):
-                repeats = groups[i].shape[0] // x.shape[0]
-                cls = tokens[:, :, :1].repeat_interleave(repeats, dim=0)
+                cls = tokens[:, :, :1].repeat_interleave(number, dim=0)
                 groups[i] = torch.cat((cls, groups[i]), dim=2)
         out = self.estimator(*groups).squeeze(3)  # [B*groups,h,tokens of a group,d]
-        out = out.unflatten(0, (x.shape[0], -1))
+        out = out.unflatten(0, (-1, number))
         order = (0, 3, 1, 2, 4) if self.over_time else (0, 1, 3, 2, 4)
         patches = out.permute(order).flatten(1, 2).flatten(2)
         return self.project(cls_attention(q, k, v), patches)

@@ -20,6 +20,7 @@ Shapes: B batch, h heads, N queries, F frames, d head size, D = h*d.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from typing import Any
 
@@ -49,7 +50,7 @@ def temporal_attention(
     With `project_values` False the values are x, and the lower half is unused.
     """
     # The kernels count the numbers of a clip in 32 bits.
-    if takes_triton(kernels, x, "so long a clip" if x[0].numel() >= 2**31 else ""):
+    if takes_triton(kernels, x, "so long a clip" if math.prod(x.shape[1:]) >= 2**31 else ""):
         from slowfast_lara.attention.kernels.temporal import temporal
 
         return temporal(q, x, weight, bias, project_values)[0]
@@ -61,7 +62,7 @@ def temporal_attention(
 
 def _chunks(x: Tensor) -> Iterator[slice]:
     budget = _CPU_CHUNK if x.device.type == "cpu" else _ACCELERATOR_CHUNK
-    size = max(1, budget // x.shape[0])
+    size = max(1, budget // max(1, x.shape[0]))
     for start in range(0, x.shape[2], size):
         yield slice(start, min(start + size, x.shape[2]))
 
@@ -89,7 +90,7 @@ def _attend(
     q: Tensor, x: Tensor, weight: Tensor, bias: Tensor | None, project_values: bool, part: slice
 ) -> Tensor:
     """The output of a chunk's tokens, [B,n,h,d]."""
-    B, _, h, d = q.shape
+    h, d = q.shape[2:]
     w_k, w_v = weight.unflatten(0, (2, h, d))  # [h,d,D] each
     tokens = _tokens(x, part)
     _, attention = _weights_of_frames(_heads_first(q, part), tokens, w_k)
@@ -100,7 +101,7 @@ def _attend(
             y = y + bias.unflatten(0, (2, h, d))[1]
     else:
         y = torch.einsum("nhf,nfhd->nhd", attention, tokens.unflatten(2, (h, d)))
-    return y.unflatten(0, (B, -1))
+    return y.unflatten(0, (-1, part.stop - part.start))
 
 
 class _TemporalAttention(torch.autograd.Function):
@@ -118,7 +119,7 @@ class _TemporalAttention(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         q, x, weight = ctx.saved_tensors
-        B, N, h, d = q.shape
+        h, d = q.shape[2:]
         w_k, w_v = weight.unflatten(0, (2, h, d))
         grad_q, grad_x = torch.empty_like(q), torch.empty_like(x)
         # Summed over the chunks, which half precision would not survive.
@@ -126,6 +127,7 @@ class _TemporalAttention(torch.autograd.Function):
         grad_weight = torch.zeros_like(weight, dtype=wide)
         grad_k, grad_v = grad_weight.unflatten(0, (2, h, d))
         for part in _chunks(x):
+            sizes = (-1, part.stop - part.start)
             tokens, q_part = _tokens(x, part), _heads_first(q, part)
             absorbed, attention = _weights_of_frames(q_part, tokens, w_k)
             g = grad[:, part].flatten(0, 1)  # [n,h,d]
@@ -142,10 +144,10 @@ class _TemporalAttention(torch.autograd.Function):
             mean_grad = (attention * grad_attention).sum(-1, keepdim=True)
             grad_logits = grad_attention.sub_(mean_grad).mul_(attention)
             grad_tokens.baddbmm_(grad_logits.mT, absorbed)
-            grad_x[:, :, part] = grad_tokens.unflatten(0, (B, -1)).transpose(1, 2)
+            grad_x[:, :, part] = grad_tokens.unflatten(0, sizes).transpose(1, 2)
             grad_absorbed = torch.bmm(grad_logits, tokens).transpose(0, 1)  # [h,n,D]
             grad_q_part = torch.bmm(grad_absorbed, w_k.mT).transpose(0, 1)
-            grad_q[:, part] = grad_q_part.unflatten(0, (B, -1))
+            grad_q[:, part] = grad_q_part.unflatten(0, sizes)
             grad_k += torch.bmm(q_part.mT, grad_absorbed)
         grad_bias = None
         if ctx.has_bias:

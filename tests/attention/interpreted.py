@@ -147,7 +147,8 @@ def add_cases() -> None:
         add(SLOW, f"temporal, {values}", temporal_case, (2, 9, 3, 2, 24), full, project, True)
         name, sizes = f"temporal, {values}, float16", (1, 19, 5, 3, 8)
         add(FAST, name, temporal_case, sizes, half, project, False)
-        for size in ((1, 5, 2, 2, 128), (1, 6, 3, 1, 80), (1, 5, 33, 2, 8), (1, 4, 2, 17, 8)):
+        odd = ((1, 5, 2, 2, 128), (1, 6, 3, 1, 80), (1, 4, 2, 17, 8))
+        for size in (*odd, (1, 5, 20, 2, 8), (1, 5, 33, 2, 8)):
             add(SLOW, f"temporal, {values}, {size}", temporal_case, size, full, project, True)
         for factor in (10.0, 100.0):
             for dtype in (full, half):
@@ -345,19 +346,69 @@ def meta() -> None:
     assert out.shape == (2, 2, 12, 3, 8) and q.grad is not None
 
 
+def refused() -> None:
+    """What PyTorch's operations cannot split into frames, in the same words, and other values."""
+    q = normal(1, 2, 12, 8)
+    for device in ("cpu", "meta"):
+        x = q.to(device)
+        for options in ({"proposal": "global"}, {"landmarks": "farthest"}):
+            for frames in (0, 5):
+                said = []
+                for kernels in ("triton", "torch"):
+                    built = build_estimator(
+                        "lara", head_dim=8, num_landmarks=4, kernels=kernels, **options
+                    )
+                    said.append(error_of(built, x, x, x, num_frames=frames))
+                assert said[0] == said[1] and "cannot be split" in said[0], said
+        performer = build_estimator("performer", head_dim=8, num_landmarks=4, kernels="triton")
+        assert "12 tokens cannot be split into 5" in error_of(performer, x, x, x, num_frames=5)
+        for v in (x[:, :, :6], x[..., :4]):
+            said = error_of(performer, x, x, v, num_frames=3)
+            assert "no kernel for values of another shape" in said, said
+
+
+def error_of(function: Callable[..., Tensor], *args: Tensor, **options: int) -> str:
+    try:
+        function(*args, **options)
+    except ValueError as error:
+        return str(error)
+    raise AssertionError("nothing was raised")
+
+
 def self_check_passes() -> None:
     assert self_check.agree(CPU, torch.float32)
 
 
+class Wrong:
+    """A kernel that is changed when it is started."""
+
+    def __init__(self, kernel, change):
+        self.kernel, self.change = kernel, change
+
+    def __getitem__(self, grid):
+        return lambda *args, **options: self.change(self.kernel[grid], args, options)
+
+
+def too_large_for_this_gpu() -> None:
+    """A kernel that has no room at the sizes of a run, and has it for the small case."""
+
+    def with_little_room(kernel, args, options):
+        if options["BLOCK_C"] > 32:
+            raise RuntimeError("out of resource: shared memory")
+        kernel(*args, **options)
+
+    right = triton_mix.mix_forward
+    triton_mix.mix_forward = Wrong(right, with_little_room)
+    assert self_check.agree(CPU, torch.float32)
+    problem = self_check.first_difference(CPU, torch.float32, (8, 33))
+    assert problem == "LARA: RuntimeError: out of resource: shared memory", problem
+    assert not self_check.agree(CPU, torch.float32, (8, 33))
+    assert self_check.agree(CPU, torch.float32, (8, 300))  # for which there is no kernel
+    triton_mix.mix_forward = right
+
+
 def wrong_kernels_are_caught() -> None:
     """A kernel whose scale is off by 1 %, one that does nothing, and one that raises."""
-
-    class Wrong:
-        def __init__(self, kernel, change):
-            self.kernel, self.change = kernel, change
-
-        def __getitem__(self, grid):
-            return lambda *args, **options: self.change(self.kernel[grid], args, options)
 
     def off_by_a_little(kernel, args, options):
         scale = next(i for i, x in enumerate(args) if isinstance(x, float))
@@ -369,7 +420,11 @@ def wrong_kernels_are_caught() -> None:
     def zeros(place):
         return lambda kernel, args, options: args[place].zero_()
 
+    def without_noise(kernel, args, options):
+        kernel(*args, **{**options, "NOISE": False})
+
     changes = (
+        (triton_proposals, "proposals_forward", without_noise, "LARA with noise"),
         (triton_mix_backward, "mix_backward_means", zeros(9), "LARA"),
         (triton_landmarks, "farthest_of_segment", zeros(3), "landmarks"),
         (triton_proposals, "proposals_forward", off_by_a_little, "LARA"),
@@ -386,7 +441,7 @@ def wrong_kernels_are_caught() -> None:
 
 
 add_cases()
-FAST |= {function.__name__: function for function in (same_draws, fake, meta)}
+FAST |= {function.__name__: function for function in (same_draws, fake, meta, refused)}
 SLOW |= {
     function.__name__: function
     for function in (
@@ -397,6 +452,7 @@ SLOW |= {
         checkpointing,
         compiled,
         self_check_passes,
+        too_large_for_this_gpu,
         wrong_kernels_are_caught,
     )
 }

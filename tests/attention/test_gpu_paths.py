@@ -2,10 +2,12 @@
 
 import pytest
 import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 from slowfast_lara import attention
 from slowfast_lara.attention import importance, importance_gpu, lara, ra
-from slowfast_lara.attention.landmarks import segment_means
+from slowfast_lara.attention.landmarks import farthest_tokens, segment_means
+from slowfast_lara.experiments.kernel_counts import count_kernels
 from tests.attention import reference
 from tests.attention.test_estimators import SIZES, normal, qkv
 from tests.comparing import assert_close, assert_same_function
@@ -25,6 +27,13 @@ def test_ra_with_components_of_zeros(sizes, dtype, zeros):
         [samples, k, v],
         dtype,
     )
+
+
+def test_biased_ra_of_an_odd_width_makes_no_matrices():
+    q = torch.empty(2, 3, 40, 18, device="meta")
+    kernels, out = count_kernels(lambda: attention.ra_attention(q, q, q, num_frames=2, biased=True))
+    assert out.shape == (2, 3, 40, 2, 18)
+    assert "bmm" not in {kernel.name for kernel in kernels}
 
 
 def of_a_layer(B, h, F, P, d):
@@ -93,6 +102,35 @@ def test_performer_as_attention(on_gpu, sizes, dtype):
         [*of_a_layer(B, h, F, P, d), normal(h, C, d, seed=1)],
         dtype,
     )
+
+
+def test_only_where_pytorch_has_the_operator(monkeypatch):
+    """Apple's GPUs do not have it, and no device has it for float64."""
+    with FakeTensorMode():
+        for device in ("cuda", "mps", "cpu"):
+            half, double = torch.empty(2, device=device).half(), torch.empty(2, device=device)
+            assert importance_gpu.has_operators(half) is (device == "cuda")
+            assert not importance_gpu.has_operators(double.double())
+    monkeypatch.setattr(importance, "as_attention", None)
+    q, w = torch.empty(1, 2, 12, 8, device="meta").double(), torch.empty(2, 5, 8, device="meta")
+    out = attention.performer_attention(q, q, q, w.double(), num_frames=3)
+    assert out.shape == (1, 2, 12, 3, 8)
+
+
+def test_values_of_another_precision_or_width(on_gpu):
+    (q, k, v), w = of_a_layer(2, 2, 3, 5, 8), normal(2, 6, 8, seed=1)
+    out = attention.performer_attention(q.half(), k.half(), v.float(), w.half(), num_frames=3)
+    assert out.dtype == torch.float16
+    assert_close(out, reference.performer(q, k, v, w, 3), 1e-2)
+    q, k, v, w = (x.float().to("meta") for x in (q, k, torch.cat((v, v), -1), w))
+    assert attention.performer_attention(q, k, v, w, num_frames=3).shape == (2, 2, 15, 3, 16)
+
+
+def test_the_farthest_tokens_of_half_precision_are_those_of_float32():
+    """Neighbours in time that differ less than half precision tells apart from their mean."""
+    x = (10 + normal(1, 2, 4 * 16, 8) / 10).bfloat16()
+    chosen = farthest_tokens(x, 16, num_frames=4)
+    assert torch.equal(chosen, farthest_tokens(x.float(), 16, num_frames=4))
 
 
 # With a larger beta, a rounding decides whether an alpha is clamped, and so has no gradient.

@@ -371,6 +371,12 @@ class TestMachine:
         with pytest.raises(ConfigError, match=r"TRAIN.BATCH_SIZE is 30; a multiple of NUM_GPUS"):
             check_machine(cfg)
 
+    def test_kernels_that_cannot_run_here(self, base, tmp_path, monkeypatch):
+        monkeypatch.delenv("TRITON_INTERPRET", raising=False)
+        cfg = self.config(base, tmp_path, "VIT.KERNELS", "triton")
+        with pytest.raises(ConfigError, match="VIT.KERNELS is 'triton'; .*; auto and torch do"):
+            check_machine(cfg)
+
     def test_no_data(self, base, tmp_path):
         cfg = self.config(base, tmp_path, "DATA.PATH_TO_DATA_DIR", str(tmp_path / "no"))
         with pytest.raises(ConfigError, match="DATA.PATH_TO_DATA_DIR is .*an existing folder with"):

@@ -1,6 +1,7 @@
 """`benchmark gpu`, on the CPU: all of it but the device."""
 
 import json
+import sys
 
 import pytest
 import torch
@@ -8,7 +9,7 @@ import torch
 from slowfast_lara.commands.benchmark import main
 from slowfast_lara.experiments import gpu_checks, gpu_speed
 from slowfast_lara.experiments.gpu_checks import checks
-from slowfast_lara.experiments.gpu_speed import GpuTable, Times, costs_on
+from slowfast_lara.experiments.gpu_speed import GpuTable, Sizes, Times, costs_on
 from tests.small_models import only_error
 
 CPU = torch.device("cpu")
@@ -51,6 +52,50 @@ def test_a_wrong_kernel_is_seen(monkeypatch):
     assert failed == {"temporal", "temporal, projected values"}
 
 
+def test_a_kernel_that_fails_is_a_row(monkeypatch):
+    right = gpu_checks.temporal_attention
+
+    def failing(q, *rest, **options):
+        if q.dtype == torch.float32:
+            raise RuntimeError("out of resource: shared memory\nand more")
+        return right(q, *rest, **options)
+
+    monkeypatch.setattr(gpu_checks, "temporal_attention", failing)
+    found = checks(CPU, ["float32"], ["torch"])
+    failed = [check for check in found if not check.agrees]
+    said = "temporal in float32 by torch: fails: RuntimeError: out of resource: shared memory"
+    assert failed[0].text() == said and len(failed) == 2
+    assert "lara-farthest" in {check.name for check in found if check.agrees}
+    json.dumps([check._asdict() for check in found], allow_nan=False)
+
+
+@pytest.mark.parametrize(
+    "gpu, known",
+    [
+        ("NVIDIA L40S", False),
+        ("NVIDIA L4", True),
+        ("NVIDIA A100-SXM4-80GB", True),
+        ("NVIDIA H100 80GB HBM3", True),
+    ],
+)
+def test_estimates_are_of_the_gpu_that_is_named(gpu, known, monkeypatch):
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda _: gpu)
+    given = ("softmax", Sizes(32, 8, 1, 4), torch.device("cuda", 0), torch.bfloat16)
+    assert (gpu_speed._estimates(*given, fused=True) != (None, None)) is known
+
+
+def test_why_there_are_no_kernels(monkeypatch):
+    monkeypatch.delenv("TRITON_INTERPRET", raising=False)
+    table = costs_on(CPU, [], 1, [], 1)
+    assert "without our kernels: they run on NVIDIA GPUs" in table.text()
+
+
+def test_the_kernels_without_triton(monkeypatch, capsys):
+    monkeypatch.setitem(sys.modules, "triton", None)
+    assert main(["kernels"]) == 2
+    assert "the package triton, which compiles the kernels, is not" in only_error(capsys)
+
+
 def test_the_fastest_in_one_line():
     def times(crop, precision, name, forward):
         unknown = [None] * 4
@@ -62,7 +107,9 @@ def test_the_fastest_in_one_line():
         times(448, "bfloat16", "exact", None),  # out of memory
         times(448, "bfloat16", "lara", 3.0),
         times(224, "float32", "exact", 5.0),
+        times(448, "float32", "exact", None),
+        times(448, "float32", "lara", None),
     ]
-    line = "bfloat16: 224 exact, 448 lara; float32: 224 exact"
+    line = "bfloat16: 224 exact, 448 lara; float32: 224 exact, 448 none: no memory"
     assert GpuTable(8, [], rows).fastest() == f"fastest attention, forward and backward: {line}"
     assert "\n 448   bfloat16  exact            -" in GpuTable(8, [], rows).text()

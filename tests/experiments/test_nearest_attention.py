@@ -11,7 +11,14 @@ import torch
 import yaml
 from PIL import Image
 
-from slowfast_lara.attention import ESTIMATORS, Estimator, build_estimator, estimator_options
+from slowfast_lara.attention import (
+    ESTIMATORS,
+    Estimator,
+    build_estimator,
+    estimator_options,
+    importance,
+    lara,
+)
 from slowfast_lara.commands.approximation_error import main as approximation_error
 from slowfast_lara.config import get_cfg, load_config
 from slowfast_lara.experiments.approximation_error import smooth_inputs
@@ -98,6 +105,8 @@ def test_weights_of_moving_tokens(frames, patch):
     np.testing.assert_allclose(moving, changes_of(view, patch, 2), rtol=1e-5)
     still = token_weights(torch.ones(3, frames, 32, 32), cfg)
     assert (still == 1).all()
+    alone = token_weights(view[:, :2], cfg)  # tokens of one moment
+    assert alone.shape == (2, (32 // patch) ** 2) and (alone == 1).all()
 
 
 def test_errors_are_those_of_a_slow_reference(table, model, clips):
@@ -171,6 +180,15 @@ def test_products_are_counted_for_all_queries():
         layer = _WithFrames(setting.build(inputs, get_cfg(), seed=0), frames)
         with torch.no_grad():
             assert products == pytest.approx(count_flops(layer, q, k, v), rel=1e-6)
+
+
+def test_products_are_counted_without_the_kernels_of_gpus(monkeypatch):
+    """`auto` takes them on a GPU, and the counter does not see into them."""
+    settings, inputs = settings_of(["lara", "performer"], [5]), smooth_inputs(2, 6, d=8)
+    expected = _costs(settings, inputs, get_cfg(), [])
+    for module in (importance, lara):
+        monkeypatch.setattr(module, "takes_triton", lambda choice, *_: choice != "torch")
+    assert _costs(settings, inputs, get_cfg(), []) == expected
 
 
 class Picky(Estimator):

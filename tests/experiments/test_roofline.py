@@ -118,6 +118,15 @@ def test_command_gives_the_same_figures_again(tmp_path, capsys):
     assert "counted, not measured" in texts[0][0]
 
 
+def test_sizes_that_no_kernel_has(tmp_path):
+    """400 tokens have room for 300 landmarks, 64 have not."""
+    sizes = ["--crops", "128", "320", "--frames", "1", "--landmarks", "300"]
+    assert main(["roofline", *sizes, "--out", str(tmp_path / "out")]) == 0
+    rows = (tmp_path / "out.csv").read_text()
+    assert '\n128,1,"lara, fused",forward' in rows and "\n320,1,lara,forward," in rows
+    assert '\n320,1,"lara, fused"' not in rows
+
+
 def test_unknown_devices_and_crops_are_refused(capsys):
     for flags in (["--device", "C64"], ["--crops", "100"]):
         with pytest.raises(SystemExit) as ended:

@@ -4,10 +4,15 @@ import pytest
 import torch
 from torch import nn
 
-from slowfast_lara.attention import build_estimator
+from slowfast_lara.attention import ESTIMATORS, build_estimator
 from slowfast_lara.experiments.textbook import TextbookTrajectoryAttention
 from slowfast_lara.models import temporal
-from slowfast_lara.models.space_time import DividedAttention, JointAttention, TrajectoryAttention
+from slowfast_lara.models.space_time import (
+    ATTENTION_LAYERS,
+    DividedAttention,
+    JointAttention,
+    TrajectoryAttention,
+)
 from tests.comparing import assert_close
 
 
@@ -56,6 +61,18 @@ def test_trajectory_equals_the_textbook(B, F, P, heads, head_dim, qkv_bias, proj
     )
     x = torch.randn(B, 1 + F * P, heads * head_dim, dtype=torch.float64)
     assert_same(layer, TextbookTrajectoryAttention(layer), x, F)
+
+
+@pytest.mark.parametrize("layer", ATTENTION_LAYERS)
+@pytest.mark.parametrize("name", ESTIMATORS)
+def test_a_batch_of_nothing(layer, name):
+    estimator = build_estimator(name, head_dim=8, num_heads=2, num_landmarks=2)
+    built = ATTENTION_LAYERS[layer](16, 2, estimator, True, 0.0)
+    x = torch.empty(0, 1 + 3 * 4, 16, requires_grad=True)
+    out = built(x, 3)
+    assert out.shape == (0, 13, 16)
+    out.sum().backward()
+    assert x.grad.shape == x.shape
 
 
 @pytest.mark.parametrize("chunk", [1, 3, 1000])

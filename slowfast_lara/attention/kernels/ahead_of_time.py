@@ -18,10 +18,12 @@ from slowfast_lara.attention.kernels.launch import power_of_two
 from slowfast_lara.attention.kernels.tiles import tile
 from slowfast_lara.attention.kernels.traffic import FRAME_GROUP
 
-# The most shared memory that a program may ask for, in bytes.
-SHARED_MEMORY = {80: 166912, 90: 232448, 100: 232448}
+ARCHS = (80, 90, 100)
+# The most shared memory that a program may ask for, in bytes: GPUs of 8.6, 8.9 and 12.0 have least.
+SHARED_MEMORY = 101376
 DTYPES = {"bf16": 2, "fp16": 2, "fp32": 4}
 
+_MIX = ("forward", "backward_queries", "backward_samples", "backward_means")
 # By the names of tiles.py: the file of the Triton function, its name if it is another, and
 # what is fixed in it.
 KERNELS: dict[str, tuple[str, str, dict[str, Any]]] = {
@@ -37,6 +39,11 @@ KERNELS: dict[str, tuple[str, str, dict[str, Any]]] = {
     "seen_forward": ("seen", "", {"VALUES": True, "NORMS": True}),
     "column_sums": ("seen", "seen_forward", {"VALUES": False, "NORMS": False}),
     "seen_backward_keys": ("seen", "", {"VALUES": True, "NORMS": True, "SAME": False}),
+    "seen_backward_same": (
+        "seen",
+        "seen_backward_keys",
+        {"VALUES": True, "NORMS": False, "SAME": True, "F": 1},
+    ),
     "column_gradient": (
         "seen",
         "seen_backward_keys",
@@ -53,6 +60,25 @@ KERNELS: dict[str, tuple[str, str, dict[str, Any]]] = {
     "temporal_spread": ("temporal", "", {"PROJECT": True}),
     "temporal_weight": ("temporal", "", {}),
 }
+# Other forms of them: what is fixed in another way.
+VARIANTS: list[tuple[str, dict[str, Any]]] = [
+    ("segment_sums", {"MEANS": False}),
+    ("spread_over_segments", {"MEANS": False}),
+    ("proposals_forward", {"NOISE": False}),
+    ("proposals_backward", {"NOISE": False, "LANDMARKS": False}),
+    ("seen_forward", {"NORMS": False, "F": 1}),
+    ("seen_backward_samples", {"NORMS": False, "F": 1}),
+    *((f"mix_{name}", {"FAVOURED": False}) for name in _MIX),
+    *((f"mix_{name}", {"F": 1}) for name in _MIX),
+    ("mix_backward_samples", {"BLOCK_F": 32}),
+    ("mix_backward_samples", {"BLOCK_F": 64}),
+    ("temporal_scores", {"THEN": "gradient"}),
+    ("temporal_scores", {"THEN": "gradient", "PROJECT": False}),
+    *(("temporal_scores", {"BLOCK_F": 32, "THEN": then}) for then in ("softmax", "gradient", "")),
+    ("temporal_scores", {"BLOCK_F": 32, "THEN": "gradient", "PROJECT": False}),
+    ("temporal_pool", {"BIAS": False}),
+    ("temporal_spread", {"PROJECT": False}),
+]
 # Pointers to float32 whatever the precision of q, k and v.
 _WIDE = re.compile(
     r"(grad_)?(w|log_sums|landmarks|numbers|scores)_ptr"
@@ -78,8 +104,8 @@ class Usage(NamedTuple):
     shared: int
 
 
-def usage(name: str, arch: int, dtype: str, *, d: int = 0, C: int = 0) -> Usage:
-    """Compile one kernel for a target, such as 80 for sm_80."""
+def usage(name: str, arch: int, dtype: str, *, d: int = 0, C: int = 0, **changes: Any) -> Usage:
+    """Compile one kernel for a target, such as 80 for sm_80, in the form of some `changes`."""
     import triton
     from triton.backends.compiler import GPUTarget
     from triton.compiler import ASTSource
@@ -88,7 +114,8 @@ def usage(name: str, arch: int, dtype: str, *, d: int = 0, C: int = 0) -> Usage:
     chosen = tile(name, element_size=DTYPES[dtype], d=d, C=C)
     options = {key: chosen.pop(key) for key in ("num_warps", "num_stages")}
     whole = {"D": d, "BLOCK_D": power_of_two(d), "BLOCK_C": power_of_two(C), "BLOCK_F": 16}
-    constants = {**whole, "PRECISION": "tf32", **KERNELS[name][2], **chosen}
+    precision = "ieee" if dtype == "fp32" else "tf32"
+    constants = {**whole, "PRECISION": precision, **chosen, **KERNELS[name][2], **changes}
     constants = {key: value for key, value in constants.items() if key in function.arg_names}
     signature = {
         key: "constexpr" if key in constants else _type(name, key, dtype)

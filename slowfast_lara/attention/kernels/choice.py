@@ -49,6 +49,8 @@ def takes_triton(choice: str, x: Tensor, missing: str = "") -> bool:
     # On the meta device and with fake tensors nothing runs.
     if x.device.type != "meta" and not isinstance(x, FakeTensor):
         problem = _obstacle(x.device.type, x.device.index)
+        if interpreted() and x.dtype == torch.bfloat16:
+            problem = problem or "Triton's interpreter multiplies bfloat16 wrongly"
         if problem:
             raise ValueError(f"kernels='triton': {problem}; 'auto' and 'torch' do without")
     return True
@@ -84,6 +86,8 @@ def _obstacle(device_type: str, index: int | None) -> str:
         return "the package triton is not installed"
     if interpreted():
         return ""
+    if torch.version.hip is not None:
+        return "they run on NVIDIA GPUs, and this PyTorch is for AMD's"
     if device_type != "cuda" or not torch.cuda.is_available():
         return (
             f"they run on NVIDIA GPUs, not on the device {device_type!r} without TRITON_INTERPRET=1"

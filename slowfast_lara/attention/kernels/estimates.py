@@ -14,6 +14,7 @@ from slowfast_lara.attention.samples import Samples, scale_down
 
 def by_kernels(q: Tensor, k: Tensor, v: Tensor, samples: Samples, num_frames: int) -> Tensor:
     """q [B,h,N,d]; k, v [B,h,F*P,d] -> [B,h,N,F,d], in the precision of q."""
+    k, v = k.to(q.dtype), v.to(q.dtype)
     log_sums, means, *_ = seen(samples.points, k, v, num_frames, True)
     if samples.log_weights is not None:
         log_sums = log_sums + samples.log_weights.unsqueeze(2)

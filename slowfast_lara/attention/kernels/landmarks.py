@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from slowfast_lara.attention.frames import split_frames
 from slowfast_lara.attention.kernels.launch import power_of_two, rows_in_place, run, tile_for
 from slowfast_lara.attention.landmarks import TOWARDS_ALL, check_landmarks
 
@@ -19,9 +20,8 @@ def landmarks(x: Tensor, number: int, num_frames: int, farthest: bool) -> tuple[
     """
     from slowfast_lara.attention.kernels import triton_landmarks
 
-    check_landmarks(number, x.shape[2])
     x = rows_in_place(x)
-    (B, h, _, _), (out, chosen) = x.shape, _empty(x, number, farthest)
+    (B, h, _, _), (out, chosen) = x.shape, _empty(x, number, num_frames, farthest)
     sizes = _sizes(x, number, num_frames)
     of_x, constants = (*x.stride()[:3], h), _constants("segment_sums", x)
     sums = torch.empty_like(out) if farthest else out
@@ -35,7 +35,9 @@ def landmarks(x: Tensor, number: int, num_frames: int, farthest: bool) -> tuple[
     return out, chosen
 
 
-def _empty(x: Tensor, number: int, farthest: bool) -> tuple[Tensor, Tensor]:
+def _empty(x: Tensor, number: int, num_frames: int, farthest: bool) -> tuple[Tensor, Tensor]:
+    check_landmarks(number, x.shape[2])
+    split_frames(x, num_frames)  # refuses what cannot be split
     B, h, _, d = x.shape
     out = x.new_empty(B, h, number, d, dtype=torch.float32)
     return out, x.new_empty(B, h, number if farthest else 0, dtype=torch.int32)
@@ -55,7 +57,7 @@ def _constants(kernel: str, x: Tensor) -> dict[str, int]:
 
 @landmarks.register_fake
 def _(x: Tensor, number: int, num_frames: int, farthest: bool) -> tuple[Tensor, Tensor]:
-    return _empty(x, number, farthest)
+    return _empty(x, number, num_frames, farthest)
 
 
 @torch.library.custom_op("slowfast_lara::landmarks_backward", mutates_args=())

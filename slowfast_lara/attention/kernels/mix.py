@@ -131,6 +131,7 @@ def mix_backward(
     own = (*given, grad, rows, pull, grad_samples, grad_log_sums, grad_landmarks, grad_numbers)
     programs = B * h * cdiv(C, sizes["BLOCK_C"])
     kernel = triton_mix_backward.mix_backward_samples
+    # Of more than 64 frames some registers spill, which takes time and no more.
     run(kernel, programs, q, *own, *strides, **shared, BLOCK_F=power_of_two(F), **sizes)
 
     sizes = tile_for("mix_backward_means", q, d=d, C=C)

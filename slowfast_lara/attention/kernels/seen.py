@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from slowfast_lara.attention.frames import split_frames
 from slowfast_lara.attention.kernels.launch import (
     cdiv,
     power_of_two,
@@ -51,6 +52,7 @@ def seen(
 
 
 def _empty(samples: Tensor, k: Tensor, num_frames: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    split_frames(k, num_frames)  # refuses what cannot be split
     B, h, C, d = samples.shape
     log_sums = samples.new_empty(B, h, num_frames, C)
     means = k.new_empty(B, h, num_frames, C, d)
@@ -100,7 +102,7 @@ def seen_backward(
     grad_samples, grad_k = torch.empty_like(samples), k.new_empty(k.shape)
     grad_v = v.new_empty(v.shape if with_values else 0)
     shared = _constants(d, norms)
-    sizes = tile_for("seen_backward_keys", k, d=d, C=C)
+    sizes = tile_for("seen_backward_keys" if with_values else "seen_backward_same", k, d=d, C=C)
     run(
         triton_seen.seen_backward_keys,
         B * h * num_frames * cdiv(keys // num_frames, sizes["BLOCK_N"]),

@@ -1,8 +1,9 @@
 """Before kernels are used on a GPU: do they give there what PyTorch's operations give?
 
 Nobody has run them on every GPU, driver and version of Triton. So a small case of each is
-compared, output and gradients, in the precision of the run, and on any difference PyTorch's
-operations are used, by all processes of a run alike.
+compared, output and gradients, in the precision of the run, also with its width of a head and
+its number of samples, by which some GPUs run out of shared memory; and on any difference
+PyTorch's operations are used, by all processes of a run alike.
 """
 
 from __future__ import annotations
@@ -10,16 +11,17 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, distributed
 
-from slowfast_lara.attention.kernels.choice import obstacle
+from slowfast_lara.attention.kernels.choice import missing_sizes, obstacle
 from slowfast_lara.attention.kernels.estimates import attention_of_landmarks
 from slowfast_lara.attention.kernels.landmarks import landmarks
 from slowfast_lara.attention.kernels.launch import precision
 from slowfast_lara.attention.kernels.temporal import temporal
+from slowfast_lara.errors import first_line
 
 logger = logging.getLogger(__name__)
 
@@ -43,19 +45,24 @@ class Case(NamedTuple):
 def works_here(device: torch.device, dtype: torch.dtype) -> bool:
     """The verdict on the kernels; found once for each device and precision."""
     if (device, dtype) not in _verdicts:
-        _settle(device, dtype, together=False)
+        _settle(device, dtype, None, together=False)
     return _verdicts[device, dtype]
 
 
-def agree(device: torch.device, dtype: torch.dtype) -> bool:
-    """The verdict of all processes together: every one of them calls this at the same place."""
-    _settle(device, dtype, together=True)
+def agree(device: torch.device, dtype: torch.dtype, sizes: tuple[int, int] | None = None) -> bool:
+    """The verdict of all processes together: every one of them calls this at the same place.
+
+    `sizes`: the width of a head and the number of samples that a run will have.
+    """
+    _settle(device, dtype, sizes, together=True)
     return _verdicts[device, dtype]
 
 
-def _settle(device: torch.device, dtype: torch.dtype, together: bool) -> None:
+def _settle(
+    device: torch.device, dtype: torch.dtype, sizes: tuple[int, int] | None, together: bool
+) -> None:
     impossible = obstacle(device)
-    wrong = "" if impossible else first_difference(device, dtype)
+    wrong = "" if impossible else first_difference(device, dtype, sizes)
     usable = not impossible and not wrong
     if together and distributed.is_initialized() and distributed.get_world_size() > 1:
         place = device if distributed.get_backend() == "nccl" else torch.device("cpu")
@@ -74,16 +81,20 @@ def _settle(device: torch.device, dtype: torch.dtype, together: bool) -> None:
         logger.info("kernels on %s in %s: ours, equal to PyTorch's in a check", device, name)
 
 
-def first_difference(device: torch.device, dtype: torch.dtype) -> str:
+def first_difference(
+    device: torch.device, dtype: torch.dtype, sizes: tuple[int, int] | None = None
+) -> str:
     """The first kernel that does not do what PyTorch does, and how; or nothing."""
     tf32 = dtype == torch.float32 and precision() == "tf32"
     allowed = _ALLOWED_TF32 if tf32 else _ALLOWED[dtype]
-    for case in small_cases():
+    cases = small_cases()
+    if sizes is not None and not missing_sizes(*sizes):
+        cases += small_cases(*sizes)
+    for case in cases:
         try:
             problem = _difference(case, device, dtype, allowed)
         except Exception as error:  # one that does not compile or start is of no use either
-            lines = str(error).strip().splitlines() or [""]
-            problem = f"{type(error).__name__}: {lines[0][:200]}"
+            problem = f"{type(error).__name__}: {first_line(error)}"
         if problem:
             return f"{case.name}: {problem}"
     return ""
@@ -112,15 +123,16 @@ def _with_gradients(function: Callable[..., Tensor], inputs: Sequence[Tensor]) -
     return [out.detach(), *torch.autograd.grad(out, given, direction)]
 
 
-def small_cases() -> list[Case]:
+def small_cases(d: int = 24, C: int = 19) -> list[Case]:
     """Odd sizes, one case for each way that the kernels are used."""
     from slowfast_lara.attention.landmarks import farthest_tokens, segment_means
     from slowfast_lara.attention.lara import lara_attention
     from slowfast_lara.attention.performer import performer_attention
 
-    B, h, N, C, d = 1, 2, 7 * _FRAMES, 19, 24
+    B, h, N = 1, 2, 7 * _FRAMES
     qkv = list(_normal(3, B, h, N, d))
     both = list(_normal(2, B, h, C, d, seed=1) / 2)
+    noise = _normal(B, h, C, d, seed=5) / 2
     tokens = [_normal(B, N, h, d), _normal(B, _FRAMES, N, h * d, seed=2)]
     weights = [_normal(2 * h * d, h * d, seed=3) * (h * d) ** -0.5, _normal(2 * h * d, seed=4)]
 
@@ -137,6 +149,7 @@ def small_cases() -> list[Case]:
         Case("landmarks", partial(_segments, True), partial(_plain_segments, farthest_tokens), [k]),
         Case("attention of landmarks", _of_landmarks, _plain_of_landmarks, [both[0], k]),
         of("LARA", lara_attention, [*qkv, *both]),
+        of("LARA with noise", partial(_with_noise, lara_attention), [*qkv, *both, noise]),
         of("Performer", performer_attention, [*qkv, both[0][0]]),
     ]
     temporal_cases = (("projected", [*tokens, *weights]), ("plain", [*tokens, weights[0]]))
@@ -144,6 +157,10 @@ def small_cases() -> list[Case]:
         name = f"the temporal stage, {values} values"
         cases.append(Case(name, _temporal, _plain_temporal, inputs))
     return cases
+
+
+def _with_noise(attention: Callable[..., Tensor], *inputs: Tensor, **options: Any) -> Tensor:
+    return attention(*inputs[:-1], noise=inputs[-1], **options)
 
 
 def _segments(farthest: bool, x: Tensor) -> Tensor:

@@ -17,7 +17,7 @@ from slowfast_lara.attention.kernels.launch import (
 )
 from slowfast_lara.attention.kernels.traffic import temporal_weight_parts
 
-# So many frames are in one tile; of more, the softmax is taken by PyTorch.
+# So many frames are in one tile of scores; of more, the softmax is taken by PyTorch.
 MOST_FRAMES_OF_A_TILE = 32
 
 
@@ -52,7 +52,7 @@ def _pool(over_frames: Tensor, x: Tensor, weight: Tensor, bias: Tensor | None = 
 
     (B, N, h, F), d = over_frames.shape, weight.shape[1]
     out = x.new_empty(B, N, h, d)
-    sizes = _tile("temporal_pool", x, F)
+    sizes = tile_for("temporal_pool", x)
     run(
         temporal_pool,
         B * cdiv(N, sizes["BLOCK_N"]) * cdiv(h, sizes["BLOCK_H"]) * cdiv(d, sizes["BLOCK_E"]),
@@ -79,10 +79,6 @@ def _sum(attention: Tensor, x: Tensor) -> Tensor:
     return out
 
 
-def _tile(kernel: str, x: Tensor, F: int) -> dict[str, int]:
-    return {"BLOCK_F": min(power_of_two(F), MOST_FRAMES_OF_A_TILE), **tile_for(kernel, x)}
-
-
 def _scores(
     q: Tensor,
     x: Tensor,
@@ -97,7 +93,8 @@ def _scores(
 
     (B, N, h, d), F = q.shape, x.shape[1]
     out = q.new_empty(B, N, h, F, dtype=torch.float32)
-    sizes = _tile("temporal_scores", q, F)
+    sizes = tile_for("temporal_scores", q)
+    sizes["BLOCK_F"] = min(power_of_two(F), MOST_FRAMES_OF_A_TILE)
     run(
         temporal_scores,
         B * cdiv(N, sizes["BLOCK_N"]) * cdiv(F, sizes["BLOCK_F"]) * cdiv(h, sizes["BLOCK_H"]),
@@ -142,7 +139,7 @@ def temporal_backward(
         mean = (attention * grad_attention).sum(-1, keepdim=True)
         grad_scores = scale * attention * (grad_attention - mean)
     grad_x = x.new_empty(x.shape)
-    sizes = _tile("temporal_spread", q, F)
+    sizes = tile_for("temporal_spread", q)
     columns = cdiv(h * d, sizes["BLOCK_X"]) * cdiv(F, sizes["BLOCK_F"])
     run(
         temporal_spread,
@@ -166,7 +163,7 @@ def _weight_gradient(q: Tensor, x: Tensor, over_frames: Tensor) -> Tensor:
     from slowfast_lara.attention.kernels.triton_temporal import temporal_weight
 
     (B, N, h, d), F = q.shape, x.shape[1]
-    sizes = _tile("temporal_weight", q, F)
+    sizes = tile_for("temporal_weight", q)
     blocks = B * cdiv(N, sizes["BLOCK_N"])
     steps = cdiv(blocks, temporal_weight_parts(B * N))
     tiles_of_weight = cdiv(h, sizes["BLOCK_H"]) * cdiv(d, sizes["BLOCK_E"])

@@ -1,8 +1,10 @@
 """Tile sizes, fixed for each kernel: nothing is tried at run time.
 
 They were chosen so that the compiled kernel spills no register and fits into the shared memory
-of sm_80, sm_90 and sm_100; `slowfast-lara benchmark kernels` makes the table, and says so if
-one no longer does. They are the same for all three, because the smallest, sm_80, decides.
+of all GPUs that are accepted; `slowfast-lara benchmark kernels` makes the table for sm_80, sm_90
+and sm_100, and says so if one no longer does. They are the same for all, because the smallest
+decides. (In float32, with heads of 128 and 256 samples, some spill, and one is too large for GPUs
+of 8.6, 8.9 and 12.0, which self_check.py finds out.)
 """
 
 from __future__ import annotations
@@ -13,10 +15,17 @@ _OWN_SAMPLES = {
     "seen_forward": ((64, 64, 8, 2), (64, 64, 8, 2)),
     "column_sums": ((64, 64, 4, 2), (64, 64, 4, 2)),
     "seen_backward_keys": ((64, 32, 4, 2), (32, 32, 4, 1)),
+    "seen_backward_same": ((64, 32, 4, 1), (32, 32, 4, 1)),
     "column_gradient": ((32, 64, 8, 1), (32, 64, 8, 1)),
     "seen_backward_samples": ((64, 32, 4, 2), (64, 32, 8, 1)),
     "mix_backward_samples": ((32, 64, 8, 1), (16, 64, 8, 1)),
     "mix_backward_means": ((32, 64, 8, 1), (16, 32, 8, 1)),
+}
+# Those that float32 needs smaller still.
+_OWN_SAMPLES_IN_FLOAT32 = {
+    "seen_backward_keys": ((16, 16, 4, 1), (16, 16, 8, 1)),
+    "seen_backward_same": ((16, 16, 4, 1), (16, 16, 8, 1)),
+    "seen_backward_samples": ((32, 16, 4, 1), (16, 16, 8, 1)),
 }
 # Kernels whose programs hold all samples: queries of a tile, by whether both the head and the
 # number of samples are small (64, 128), or not.
@@ -33,11 +42,18 @@ def tile(kernel: str, *, element_size: int, d: int = 0, C: int = 0) -> dict[str,
         small = d <= 64 and C <= 128 and not wide
         block_n = _ALL_SAMPLES[kernel][0 if small else 1]
         # How many numbers of a head are multiplied at a time: fewer take fewer registers.
-        step = 32 if kernel == "mix_backward_queries" and d <= 64 else 64
+        if kernel == "mix_forward":
+            step, warps = 32 if small or wide else 64, 4 if wide and d <= 64 else 8
+        else:
+            step, warps = 16 if d <= 64 or wide else 64, 8
         block_n = 16 if wide else block_n
-        return {"BLOCK_N": block_n, "STEP": step, **_program(8, 2 if small else 1)}
+        return {"BLOCK_N": block_n, "STEP": step, **_program(warps, 2 if small else 1)}
     if kernel in _OWN_SAMPLES:
-        block_c, block_n, warps, stages = _OWN_SAMPLES[kernel][0 if d <= 64 and not wide else 1]
+        if wide and kernel in _OWN_SAMPLES_IN_FLOAT32:
+            chosen = _OWN_SAMPLES_IN_FLOAT32[kernel][0 if d <= 64 else 1]
+        else:
+            chosen = _OWN_SAMPLES[kernel][0 if d <= 64 and not wide else 1]
+        block_c, block_n, warps, stages = chosen
         block_n = 16 if wide else block_n
         return {"BLOCK_C": block_c, "BLOCK_N": block_n, **_program(warps, stages)}
     if kernel in ("segment_sums", "farthest_of_segment", "spread_over_segments"):
@@ -47,8 +63,8 @@ def tile(kernel: str, *, element_size: int, d: int = 0, C: int = 0) -> dict[str,
     if kernel == "temporal_sum":
         return {"BLOCK_N": 16, "BLOCK_X": 128, **_program(4, 2)}
     columns = 16 if wide else _TEMPORAL[kernel]
-    block = {"BLOCK_H": 16, "BLOCK_E": columns, "BLOCK_N": 16, "BLOCK_X": 16}
-    return {**block, **_program(8, 1)}
+    block = {"BLOCK_H": 16, "BLOCK_E": columns, "BLOCK_N": 16, "BLOCK_X": 16, "BLOCK_F": 16}
+    return {**block, **_program(4 if wide and kernel == "temporal_weight" else 8, 1)}
 
 
 def _program(warps: int, stages: int) -> dict[str, int]:

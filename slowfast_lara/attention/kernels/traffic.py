@@ -162,7 +162,10 @@ def temporal_forward(
 def temporal_backward(
     B: int, N: int, F: int, h: int, d: int, size: int, project_values: bool
 ) -> list[Launch]:
-    """The gradients of the attention, of x and of q, then of the weight, keys and values."""
+    """The gradients of the attention, of x and of q, then of the weight, keys and values.
+
+    Each tile of 16 frames absorbs the queries for itself to make the gradients of x.
+    """
     D, tokens, sides = h * d, B * N, 1 + project_values
     row, attention = tokens * D * size, tokens * h * F * FLOAT32
     scores = _temporal_scores(B, N, F, h, d, size, projected=project_values, twice=False)
@@ -177,7 +180,7 @@ def temporal_backward(
     ]
     return [
         scores,
-        Launch("temporal_spread", spread, sides * square + 2 * of_frames),
+        Launch("temporal_spread", spread, -(-F // 16) * sides * square + 2 * of_frames),
         _temporal_pool(B, N, F, h, d, size),
         *weight * sides,
     ]
