@@ -17,12 +17,11 @@ from torch import Tensor, nn
 
 from slowfast_lara.attention import ESTIMATORS, Estimator, build_estimator
 from slowfast_lara.attention.softmax import softmax_weights
-from slowfast_lara.errors import InputError
 from slowfast_lara.experiments.measure import best_times, count_flops, peak_memory
 from slowfast_lara.experiments.speed_table import Cost, SpeedTable
 from slowfast_lara.experiments.textbook import TextbookTrajectoryAttention
 from slowfast_lara.models import VisionTransformer
-from slowfast_lara.models.estimators import EXACT, shown_name
+from slowfast_lara.models.estimators import EXACT, estimator_named, shown_name
 from slowfast_lara.models.motionformer import Block
 from slowfast_lara.models.space_time import JointAttention, TrajectoryAttention
 
@@ -67,10 +66,7 @@ def length_costs(
 
 
 def _chosen(names: Sequence[str] | None) -> Sequence[str]:
-    for name in names or ():
-        if name not in ESTIMATORS:
-            raise InputError(f"unknown estimator {name!r}; known: {', '.join(ESTIMATORS)}")
-    return names or list(ESTIMATORS)
+    return [estimator_named(name) for name in names or ESTIMATORS]
 
 
 def trajectory_layer(name: str) -> TrajectoryAttention:

@@ -28,7 +28,7 @@ from slowfast_lara.config.yaml_files import to_yaml
 from slowfast_lara.data.registry import dataset_class
 from slowfast_lara.drawing import plain_text, saved_figure
 from slowfast_lara.engine.progress import progress_bar
-from slowfast_lara.errors import InputError, first_line
+from slowfast_lara.errors import first_line
 from slowfast_lara.experiments.approximation_error import RA_QUERIES, those_that_fit
 from slowfast_lara.experiments.measure import count_flops
 from slowfast_lara.experiments.result_files import aligned_table, csv_text, measured_on
@@ -37,7 +37,7 @@ from slowfast_lara.inference.layers import LayerInputs, estimator_for, layer_inp
 from slowfast_lara.inference.load import load
 from slowfast_lara.inference.model import TrainedModel
 from slowfast_lara.inference.videos import find_videos
-from slowfast_lara.models.estimators import EXACT, shown_name
+from slowfast_lara.models.estimators import EXACT, estimator_named, shown_name
 
 # Options of an estimator that say what its samples or landmarks are: all choices are tried.
 RANGED = ("proposal", "landmarks", "biased")
@@ -261,10 +261,7 @@ def measure_settings(
 
 def _with_exact(names: Sequence[str]) -> list[str]:
     """Exact attention first, whose cost is the measure of the others'."""
-    for name in names:
-        if name not in ESTIMATORS:
-            raise InputError(f"unknown attention {name!r}; known: {', '.join(ESTIMATORS)}")
-    return list(dict.fromkeys([EXACT, *names]))
+    return list(dict.fromkeys([EXACT, *map(estimator_named, names)]))
 
 
 def token_weights(view: Tensor, cfg: CfgNode) -> Tensor:
