@@ -172,6 +172,8 @@ def _serve(requests: socket.socket) -> dict[str, Any]:
 def _become(request: dict[str, Any]) -> None:
     """Do what `python COMMAND` does."""
     os.setsid()
+    # What a shell runs in the background, these tests perhaps, ignores it, and so would we.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     os.chdir(request["folder"])
     os.environ.clear()
     os.environ.update(request["env"])

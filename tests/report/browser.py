@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import base64
 import json
+import os
 import re
 import shutil
 import subprocess
 from pathlib import Path
 from typing import Any
+from urllib.error import HTTPError
 from urllib.request import Request, urlopen
 
 _DRIVER = shutil.which("chromedriver")
@@ -40,7 +42,10 @@ class Browser:
         }
 
     def __enter__(self) -> Browser:
-        self._process = subprocess.Popen([_DRIVER, "--port=0"], stdout=subprocess.PIPE, text=True)
+        # Chromium's socket is in TMPDIR, and its whole path has to fit into 108 characters.
+        env = {name: value for name, value in os.environ.items() if name != "TMPDIR"}
+        command = [_DRIVER, "--port=0"]
+        self._process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=env)
         try:
             for line in self._process.stdout:
                 found = re.search(r"started successfully on port (\d+)", line)
@@ -116,5 +121,8 @@ class Browser:
         request = Request(
             self._base + path, data, {"Content-Type": "application/json"}, method=method
         )
-        with urlopen(request, timeout=120) as answer:
-            return json.load(answer)["value"]
+        try:
+            with urlopen(request, timeout=120) as answer:
+                return json.load(answer)["value"]
+        except HTTPError as error:  # its text alone says what was wrong
+            raise RuntimeError(error.read().decode(errors="replace")) from None

@@ -173,6 +173,8 @@ def served(model, names, tmp_path, monkeypatch):
     pytest.importorskip("gradio", reason="the extra `demo` is not installed")
     (tmp_path / "temporary").mkdir()
     monkeypatch.setenv("TMPDIR", str(tmp_path / "temporary"))
+    # PyTorch makes this one, below TMPDIR if it is not said.
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path / "cache"))
     port = free_port()
     flags = (*model.flags(), "--classes", names, "--port", port, "--megabytes", 1, "--minutes", 1)
     process = start("demo", *flags, program=("-m", "slowfast_lara.cli"), folder=tmp_path)
