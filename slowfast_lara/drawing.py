@@ -17,7 +17,7 @@ from matplotlib.figure import Figure
 from PIL import Image, ImageDraw, ImageFont
 
 from slowfast_lara.errors import RunError
-from slowfast_lara.files import written_aside
+from slowfast_lara.files import atomic_write
 
 # The first of these that this build of FFmpeg has.
 ENCODERS = {"libx264": {"preset": "veryfast", "crf": "20"}, "mpeg4": {"qscale": "4"}}
@@ -39,7 +39,7 @@ def saved_figure(
         axis.grid(alpha=0.3)
         axis.set_axisbelow(True)
     yield figure, axes
-    with written_aside(path) as aside:
+    with atomic_write(path) as aside:
         figure.savefig(aside, dpi=120)
 
 

@@ -98,19 +98,19 @@ def exit_code_of(command: Callable[[], int | None], *, os_error: int = BAD_INPUT
         if _said_by_another(message):
             _log(message)
         else:
-            complain(message)
+            print_error(message)
         return error.exit_code
     except BrokenPipeError:  # `| head` has seen enough
         close_stdout()
         return BAD_INPUT
     except OSError as error:
-        complain(f"{error.filename}: {error.strerror}" if error.filename else str(error))
+        print_error(f"{error.filename}: {error.strerror}" if error.filename else str(error))
         return os_error
     except KeyboardInterrupt:
-        complain("interrupted")
+        print_error("interrupted")
         return INTERRUPTED
     except Exception:
-        complain(traceback.format_exc())
+        print_error(traceback.format_exc())
         return FAILED
 
 
@@ -119,7 +119,7 @@ def close_stdout() -> None:
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
-def complain(message: str) -> None:
+def print_error(message: str) -> None:
     """An error on stderr, and in the log if there is one."""
     print(f"error: {printable(message, keep=LINES)}", file=sys.stderr, flush=True)
     _log(message)

@@ -16,7 +16,7 @@ _ASIDE = ".writing-"
 
 
 @contextlib.contextmanager
-def written_aside(path: str | os.PathLike[str]) -> Iterator[str]:
+def atomic_write(path: str | os.PathLike[str]) -> Iterator[str]:
     """A name to write to; it becomes `path` at the end, or is removed if that fails.
 
     The name has the suffix of `path`, by which video and picture writers choose a
@@ -42,7 +42,7 @@ def written_aside(path: str | os.PathLike[str]) -> Iterator[str]:
 
 
 @contextlib.contextmanager
-def folder_aside(path: str | os.PathLike[str]) -> Iterator[str]:
+def atomic_folder(path: str | os.PathLike[str]) -> Iterator[str]:
     """A folder to write into; it becomes `path` at the end, or is removed if that fails.
 
     `path` must not exist: a FileExistsError, before anything is written.
@@ -68,17 +68,17 @@ def folder_aside(path: str | os.PathLike[str]) -> Iterator[str]:
 
 
 @contextlib.contextmanager
-def text_aside(path: str | os.PathLike[str], errors: str = "strict") -> Iterator[TextIO]:
+def atomic_text(path: str | os.PathLike[str], errors: str = "strict") -> Iterator[TextIO]:
     """A text file, written aside and renamed; `errors` as of open: what UTF-8 cannot say."""
     with (
-        written_aside(path) as aside,
+        atomic_write(path) as aside,
         open(aside, "w", encoding="utf-8", newline="", errors=errors) as file,
     ):
         yield file
 
 
 def write_text(path: str | os.PathLike[str], text: str) -> None:
-    with text_aside(path) as file:
+    with atomic_text(path) as file:
         file.write(text)
 
 
@@ -86,7 +86,7 @@ def write_json(path: str | os.PathLike[str], content: Any, indent: int | None = 
     write_text(path, json.dumps(content, indent=indent) + "\n")
 
 
-def check_plain(path: str | os.PathLike[str]) -> None:
+def check_regular_file(path: str | os.PathLike[str]) -> None:
     """An OSError if a path is no plain file: a FIFO is waited for, a device read, without end."""
     mode = os.stat(path).st_mode
     if stat.S_ISDIR(mode):

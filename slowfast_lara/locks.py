@@ -28,7 +28,7 @@ class _Taken(Exception):
 
 
 @contextlib.contextmanager
-def held_alone(folder: str, name: str, error: type[InputError] = InputError) -> Iterator[None]:
+def exclusive_lock(folder: str, name: str, error: type[InputError] = InputError) -> Iterator[None]:
     """Keep other runs out of a folder. If nothing is written meanwhile, it is as it was.
 
     An `error` that calls it by its `name` if another run has it, or if it cannot be written.

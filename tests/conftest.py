@@ -10,12 +10,12 @@ from pathlib import Path
 import pytest
 import torch
 
-from tests.runs import STARTED, kill_group, write_set
-from tests.small_models import NAMES, ModelFiles, make_videos, small_config, write_model
+from tests.helpers.runs import STARTED, kill_group, write_set
+from tests.helpers.small_models import NAMES, ModelFiles, make_videos, small_config, write_model
 
 # The folders whose tests start processes and take longest come first: what is begun last should
 # be short, so that no process is left with a long file while the others have none.
-_FIRST = ("engine", "experiments", "data", "inference", "models", "plugin", "commands", "configs")
+_FIRST = ("engine", "studies", "prepare", "data", "inference", "models", "plugin", "cli")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

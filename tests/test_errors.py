@@ -9,22 +9,22 @@ import sys
 
 import pytest
 
-from slowfast_lara.commands.predict import main as predict
-from slowfast_lara.commands.report import main as report
+from slowfast_lara.cli.predict import main as predict
+from slowfast_lara.cli.report import main as report
 from slowfast_lara.data.bad_videos import BadVideos, Failure
-from slowfast_lara.engine.record import open_log, set_up_logging
-from slowfast_lara.engine.run_folder import LOG, TEST_RESULTS, read_stats
+from slowfast_lara.engine.run_logging import open_log, set_up_logging
 from slowfast_lara.errors import (
     BAD_INPUT,
     DecodeError,
     RunError,
     TooManyBadVideos,
-    complain,
     exit_code_of,
+    print_error,
     printable,
 )
-from tests.preloaded import environment
-from tests.small_models import NAMES
+from slowfast_lara.runs.folder import LOG, TEST_RESULTS, read_stats
+from tests.helpers.preloaded import environment
+from tests.helpers.small_models import NAMES
 
 RED = "\x1b[31m"
 FEIGNED = (
@@ -59,7 +59,7 @@ def test_errors_on_a_terminal(capsys):
 
         return exit_code_of(command)
 
-    complain(f"{RED}\udcff")
+    print_error(f"{RED}\udcff")
     assert end_with(DecodeError(f"{RED}video: bad")) == BAD_INPUT
     end_with(RunError(f"{RED}\rrun"))
     end_with(OSError(2, "absent", f"{RED}file"))
@@ -87,7 +87,8 @@ def test_log_and_console(tmp_path, capsys, in_process):
 def test_a_console_that_nobody_reads(tmp_path):
     """A process of its own: it closes the stdout that it has."""
     script = (
-        "import logging, sys; from slowfast_lara.engine.record import open_log, set_up_logging;"
+        "import logging, sys;"
+        "from slowfast_lara.engine.run_logging import open_log, set_up_logging;"
         "set_up_logging(); open_log(sys.argv[1]); log = logging.getLogger('slowfast_lara.test');"
         "[log.info('line %d', number) for number in range(3)]"
     )

@@ -8,11 +8,11 @@ import json
 import pytest
 
 from slowfast_lara.data.classes import read_names
-from slowfast_lara.data.preparing.check import read_progress
 from slowfast_lara.data.ssv2 import PREFIX, read_annotations
-from slowfast_lara.engine.run_folder import CONFIG, LOG, TEST_RESULTS, read_run, read_stats
 from slowfast_lara.errors import DataError, InputError
-from slowfast_lara.files import folder_aside, parse_json, remove_unfinished
+from slowfast_lara.files import atomic_folder, parse_json, remove_unfinished
+from slowfast_lara.prepare.check import read_progress
+from slowfast_lara.runs.folder import CONFIG, LOG, TEST_RESULTS, read_run, read_stats
 
 LONG = "9" * 5000
 BAD = {
@@ -163,6 +163,6 @@ def test_what_a_killed_process_was_writing_goes(tmp_path):
 
 def test_a_folder_that_fails_leaves_none_above_it(tmp_path):
     (tmp_path / "there").mkdir()
-    with pytest.raises(OSError, match="full"), folder_aside(tmp_path / "there" / "a" / "b" / "c"):
+    with pytest.raises(OSError, match="full"), atomic_folder(tmp_path / "there" / "a" / "b" / "c"):
         raise OSError("full")
     assert not list((tmp_path / "there").iterdir())

@@ -29,17 +29,18 @@ from slowfast_lara import locks
 from slowfast_lara.attention import ESTIMATORS
 from slowfast_lara.attention.precision import without_autocast
 from slowfast_lara.config import check_machine, load_config
-from slowfast_lara.config.load import changed
-from slowfast_lara.engine import checkpoint
-from slowfast_lara.engine.evaluate import autocast, count_correct, sent, view_outputs
+from slowfast_lara.config.load import with_overrides
+from slowfast_lara.engine.evaluate import count_correct
 from slowfast_lara.engine.iteration import Numbers
 from slowfast_lara.engine.optimizer import build_optimizer, step_if_finite
 from slowfast_lara.errors import ConfigError, InputError
+from slowfast_lara.inference.scoring import autocast, to_device, view_outputs
 from slowfast_lara.models.build import build_model, device_of
 from slowfast_lara.models.motionformer import VisionTransformer
 from slowfast_lara.models.space_time import ATTENTION_LAYERS
-from tests.preloaded import environment
-from tests.runs import json_stats, write_config
+from slowfast_lara.runs import checkpoint
+from tests.helpers.preloaded import environment
+from tests.helpers.runs import json_stats, write_config
 
 # What PyTorch and multiprocessing ask Linux for stays theirs; the package sees the rest alone.
 AS_ON_WINDOWS = """
@@ -170,12 +171,12 @@ def test_the_lock_of_windows(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "msvcrt", msvcrt)
     monkeypatch.setattr(locks, "fcntl", None)
     folder = str(tmp_path / "run")
-    with locks.held_alone(folder, "OUTPUT_DIR"):
+    with locks.exclusive_lock(folder, "OUTPUT_DIR"):
         second = pytest.raises(InputError, match=f"another run is at work: process {os.getpid()}")
-        with second, locks.held_alone(folder, "OUTPUT_DIR"):
+        with second, locks.exclusive_lock(folder, "OUTPUT_DIR"):
             pass
     assert not os.path.exists(folder)
-    with locks.held_alone(folder, "OUTPUT_DIR"):
+    with locks.exclusive_lock(folder, "OUTPUT_DIR"):
         assert os.listdir(folder) == [locks.LOCK]
 
 
@@ -211,7 +212,7 @@ def test_a_model_trained_on_mps_is_used_elsewhere(tmp_path, monkeypatch):
     cfg = load_config("quick/lara", ["VIT.DEPTH", 1])
     content = {"epoch": 0, "model_state": build_model(cfg).state_dict()}
     path = str(tmp_path / "of_a_mac.pyth")
-    checkpoint.save(path, {**content, "cfg": changed(cfg, ["DEVICE", "mps"]).dump()})
+    checkpoint.save(path, {**content, "cfg": with_overrides(cfg, ["DEVICE", "mps"]).dump()})
     monkeypatch.setattr(torch.backends.mps, "is_available", lambda: False)
     model = slowfast_lara.load(path)
     assert model.cfg.DEVICE == "auto" and next(model.network.parameters()).device.type == "cpu"
@@ -285,12 +286,12 @@ def test_a_training_step_on_a_device_without_float64(any_generator, name, layer)
     size = cfg.DATA.TRAIN_CROP_SIZE
     clips, labels = torch.randn(2, 3, cfg.DATA.NUM_FRAMES, size, size), torch.tensor([0, 1])
     with _NothingWide():
-        logits, labels = model([sent(clips, device)]), sent(labels, device)
+        logits, labels = model([to_device(clips, device)]), to_device(labels, device)
         loss = functional.cross_entropy(logits.float(), labels, label_smoothing=0.1)
         (loss * torch.where(loss.detach().isfinite(), 1.0, math.nan)).backward()
         norm = torch.nn.utils.clip_grad_norm_(model.parameters(), math.inf)
         counts = count_correct(logits.detach(), labels)
-        # They too are widened on the host, to which these have no numbers to bring.
+        # They too are to_float32 on the host, to which these have no numbers to bring.
         with pytest.raises(NotImplementedError, match="Cannot copy out of meta tensor"):
             Numbers([loss, *counts, norm])
     assert {x.device.type for x in (logits, loss, norm, *counts)} == {"meta"}
@@ -328,7 +329,7 @@ def test_mixed_precision_is_that_of_the_device(precision):
 def test_copies_to_and_from_mps_are_waited_for():
     """Nobody waits for those to CUDA, which takes a tensor before it may be freed."""
     with _Copies() as copies:
-        x = sent(torch.ones(()), torch.device("mps"))
+        x = to_device(torch.ones(()), torch.device("mps"))
         Numbers([x, x])
-        sent(x, torch.device("cuda"))
+        to_device(x, torch.device("cuda"))
     assert copies.made == [("mps", True), ("cpu", True), ("cuda", False)]

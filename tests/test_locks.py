@@ -8,14 +8,14 @@ import os
 import pytest
 
 from slowfast_lara.errors import ConfigError
-from slowfast_lara.locks import LOCK, held_alone
+from slowfast_lara.locks import LOCK, exclusive_lock
 
 
 def test_unwritten_folders_do_not_stay(tmp_path):
-    with held_alone(str(tmp_path / "a" / "b"), "OUTPUT_DIR", ConfigError):
+    with exclusive_lock(str(tmp_path / "a" / "b"), "OUTPUT_DIR", ConfigError):
         assert (tmp_path / "a" / "b" / LOCK).read_text().startswith("process ")
     assert os.listdir(tmp_path) == []
-    with held_alone(str(tmp_path / "a" / "b"), "OUTPUT_DIR", ConfigError):
+    with exclusive_lock(str(tmp_path / "a" / "b"), "OUTPUT_DIR", ConfigError):
         (tmp_path / "a" / "b" / "log").touch()
     assert os.listdir(tmp_path / "a" / "b") == ["log"]
 
@@ -30,12 +30,12 @@ def test_a_lock_on_a_file_that_was_removed_is_none(tmp_path, monkeypatch):
         real(file, flags)
 
     monkeypatch.setattr(fcntl, "lockf", lockf)
-    with held_alone(str(tmp_path), "OUTPUT_DIR", ConfigError):
+    with exclusive_lock(str(tmp_path), "OUTPUT_DIR", ConfigError):
         assert removed and (tmp_path / LOCK).exists()
 
 
 def test_a_folder_that_cannot_be_made_is_one_line(tmp_path):
     (tmp_path / "file").touch()
-    context = held_alone(str(tmp_path / "file" / "out"), "OUTPUT_DIR", ConfigError)
+    context = exclusive_lock(str(tmp_path / "file" / "out"), "OUTPUT_DIR", ConfigError)
     with pytest.raises(ConfigError, match="OUTPUT_DIR is .* a folder that can be written"):
         context.__enter__()

@@ -8,7 +8,7 @@ import sys
 import pytest
 
 import slowfast_lara
-from tests.preloaded import environment
+from tests.helpers.preloaded import environment
 
 
 def loaded_by(statement: str) -> set[str]:

@@ -3,7 +3,7 @@
 
 import sys
 
-from slowfast_lara.commands.approximation_error import main
+from slowfast_lara.cli.approximation_error import main
 
 if __name__ == "__main__":
     sys.exit(main())

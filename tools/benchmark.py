@@ -3,7 +3,7 @@
 
 import sys
 
-from slowfast_lara.commands.benchmark import main
+from slowfast_lara.cli.benchmark import main
 
 if __name__ == "__main__":
     sys.exit(main())

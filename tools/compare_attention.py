@@ -3,7 +3,7 @@
 
 import sys
 
-from slowfast_lara.commands.compare_attention import main
+from slowfast_lara.cli.compare_attention import main
 
 if __name__ == "__main__":
     sys.exit(main())

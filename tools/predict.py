@@ -3,7 +3,7 @@
 
 import sys
 
-from slowfast_lara.commands.predict import main
+from slowfast_lara.cli.predict import main
 
 if __name__ == "__main__":
     sys.exit(main())

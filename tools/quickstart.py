@@ -15,7 +15,7 @@ import sys
 import time
 from pathlib import Path
 
-from slowfast_lara.commands.shared import OneLineParser
+from slowfast_lara.cli.shared import OneLineParser
 
 ROOT = Path(__file__).resolve().parents[1]
 CONFIG = ROOT / "configs" / "quick" / "lara.yaml"

@@ -3,7 +3,7 @@
 
 import sys
 
-from slowfast_lara.commands.run import main
+from slowfast_lara.cli.run import main
 
 if __name__ == "__main__":
     sys.exit(main())

@@ -3,7 +3,7 @@
 
 import sys
 
-from slowfast_lara.commands.visualize import main
+from slowfast_lara.cli.visualize import main
 
 if __name__ == "__main__":
     sys.exit(main())

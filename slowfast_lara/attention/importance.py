@@ -33,8 +33,8 @@ from slowfast_lara.attention.exporting import is_exporting
 from slowfast_lara.attention.frames import split_frames
 from slowfast_lara.attention.importance_gpu import as_attention, has_operators
 from slowfast_lara.attention.kernels.choice import Kernels, missing_sizes, takes_triton
-from slowfast_lara.attention.precision import widened, without_autocast
-from slowfast_lara.attention.samples import SMALLEST_ALPHA, QueryWeights, Samples, scale_down
+from slowfast_lara.attention.precision import to_float32, without_autocast
+from slowfast_lara.attention.samples import SMALLEST_ALPHA, QueryWeights, Samples, scaled
 
 # Two limits on a CPU, in elements; the result is the same with any.
 # The weights of a frame, [N,C] for a few heads at once, are made and used while they
@@ -82,7 +82,7 @@ def estimate(
     it is called for a few heads at a time.
     """
     with without_autocast(q.device.type):
-        given = tuple(map(widened, given))
+        given = tuple(map(to_float32, given))
         missing = missing_sizes(q.shape[-1], given[0].shape[2])
         if k.shape != v.shape:
             missing = missing or "values of another shape than the keys"
@@ -92,7 +92,7 @@ def estimate(
             return by_kernels(q, k, v, make_samples(k, *given), frames)
         if has_operators(q) and not is_exporting():
             return as_attention(q, k, v, make_samples(k, *given), frames)
-        tensors = (*map(widened, (q, k, v)), *given)
+        tensors = (*map(to_float32, (q, k, v)), *given)
 
         def statistics(heads: slice) -> Statistics:
             some: list[Any] = [x if x is None else x[:, heads] for x in tensors]
@@ -109,12 +109,12 @@ def estimate(
 
 def _statistics(q: Tensor, k: Tensor, v: Tensor, samples: Samples, frames: int) -> Statistics:
     points, log_weights, query_weights = samples
-    q, w = scale_down(q), points.mT
+    q, w = scaled(q), points.mT
     if query_weights is None:
         scores = q @ w
     else:
         scores = add_product(_LogOfClamped.apply(alpha(q, query_weights)), q, w)
-    k_frames, v_frames = split_frames(scale_down(k), frames), split_frames(v, frames)
+    k_frames, v_frames = split_frames(scaled(k), frames), split_frames(v, frames)
     each_frame = points.unsqueeze(2).expand(-1, -1, frames, -1, -1)
     logits = log_xi(k_frames, each_frame)  # [B,h,F,C,P]
     shares = logits.softmax(-1)

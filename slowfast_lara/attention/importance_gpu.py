@@ -27,7 +27,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from slowfast_lara.attention.frames import split_frames
-from slowfast_lara.attention.samples import SMALLEST_ALPHA, QueryWeights, Samples, scale_down
+from slowfast_lara.attention.samples import SMALLEST_ALPHA, QueryWeights, Samples, scaled
 from slowfast_lara.attention.softmax import frames_last
 
 _DTYPES = (torch.float16, torch.bfloat16, torch.float32)
@@ -45,7 +45,7 @@ def as_attention(q: Tensor, k: Tensor, v: Tensor, samples: Samples, num_frames: 
     """q [B,h,N,d]; k, v [B,h,F*P,d] -> [B,h,N,F,d], in the precision of q."""
     k, v = k.to(q.dtype), v.to(q.dtype)
     # q and k are not scaled, so the samples are scaled twice.
-    points = scale_down(samples.points).to(q.dtype).flatten(0, 1)  # [B*h,C,d]
+    points = scaled(samples.points).to(q.dtype).flatten(0, 1)  # [B*h,C,d]
     log_sums, means = _seen(k, v, points, num_frames)
     if samples.log_weights is not None:
         log_sums = log_sums + samples.log_weights.flatten(0, 1).unsqueeze(1)
@@ -156,7 +156,7 @@ def _for_products(weights: QueryWeights, dtype: torch.dtype) -> list[Tensor]:
     """Landmarks [B*h,C,d], balance, gain and shares [B*h,C,1] as `_LogAlpha` takes them."""
     landmarks, balance, gain, shares = (x.flatten(0, 1) for x in weights)
     columns = (balance * _ALPHA_UNIT, gain * _ALPHA_UNIT, shares)
-    return [scale_down(landmarks).to(dtype), *(x.unsqueeze(-1).to(dtype) for x in columns)]
+    return [scaled(landmarks).to(dtype), *(x.unsqueeze(-1).to(dtype) for x in columns)]
 
 
 class _LogAlpha(torch.autograd.Function):

@@ -27,9 +27,9 @@ from torch import Tensor, nn
 from slowfast_lara.attention.importance import estimate, log_xi
 from slowfast_lara.attention.kernels.choice import Kernels, missing_sizes, takes_triton
 from slowfast_lara.attention.landmarks import farthest_tokens, segment_means
-from slowfast_lara.attention.precision import widened, without_autocast
+from slowfast_lara.attention.precision import to_float32, without_autocast
 from slowfast_lara.attention.registry import Estimator, register
-from slowfast_lara.attention.samples import SMALLEST_ALPHA, QueryWeights, Samples, scale_down
+from slowfast_lara.attention.samples import SMALLEST_ALPHA, QueryWeights, Samples, scaled
 from slowfast_lara.attention.sampling import Noise, draw_components, noise_size, take_tokens
 from slowfast_lara.attention.softmax import softmax_attention
 
@@ -63,8 +63,8 @@ def lara_attention(
 
             points, q_landmarks, own, balance = proposals(q_landmarks, k_landmarks, noise)
             return weighted(points, q_landmarks, own, balance, weighting, beta)
-        q_landmarks = scale_down(q_landmarks)
-        means = q_landmarks + scale_down(k_landmarks)
+        q_landmarks = scaled(q_landmarks)
+        means = q_landmarks + scaled(k_landmarks)
         points = means if noise is None else means + noise
         own, balance = own_shares(log_xi(means, points))
         return weighted(points, q_landmarks, own, balance, weighting, beta)
@@ -93,7 +93,7 @@ def lara_mixture_attention(
     """
 
     def samples(k: Tensor, q_landmarks: Tensor, uniform: Tensor | None, noise: Tensor | None):
-        k, q_landmarks = scale_down(widened(k)), scale_down(q_landmarks)
+        k, q_landmarks = scaled(to_float32(k)), scaled(q_landmarks)
         logits = q_landmarks @ k.mT  # [B,h,C,F*P]
         if uniform is None:
             points = q_landmarks + logits.softmax(-1) @ k
@@ -211,7 +211,7 @@ class LaraAttention(Estimator):
     def query_landmarks(self, q: Tensor, num_frames: int) -> Tensor:
         """q~ [B,h,C,d], float32 of half precision; so are the keys'."""
         if self.proposal == "single":
-            mean = widened(q).mean(2, keepdim=True)
+            mean = to_float32(q).mean(2, keepdim=True)
             return self.project_q(mean.expand(-1, -1, self.num_landmarks, -1))
         return self.project_q(self.landmarks_of(q, num_frames))
 
@@ -230,7 +230,7 @@ class LaraAttention(Estimator):
                 from slowfast_lara.attention.kernels.estimates import attention_of_landmarks
 
                 return attention_of_landmarks(q_landmarks, k)
-            k = widened(k)
+            k = to_float32(k)
             return softmax_attention(q_landmarks, k, k).squeeze(3)
         landmarks = self.project_k(self.landmarks_of(k, num_frames))
         if self.proposal == "mixed":

@@ -16,7 +16,7 @@ from torch import Tensor
 
 
 def at_least_float32(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
-    """Decorator: tensors are widened, autocast is off inside, the result is as q.
+    """Decorator: tensors are to_float32, autocast is off inside, the result is as q.
 
     For a function or method whose first tensor is q.
     """
@@ -25,13 +25,13 @@ def at_least_float32(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
     def wide(*args: Any, **kwargs: Any) -> Tensor:
         q = args[0] if isinstance(args[0], Tensor) else args[1]
         with without_autocast(q.device.type):
-            wide_kwargs = {name: widened(value) for name, value in kwargs.items()}
-            return function(*map(widened, args), **wide_kwargs).to(q.dtype)
+            wide_kwargs = {name: to_float32(value) for name, value in kwargs.items()}
+            return function(*map(to_float32, args), **wide_kwargs).to(q.dtype)
 
     return wide
 
 
-def widened(value: Any) -> Any:
+def to_float32(value: Any) -> Any:
     """A tensor of half precision in float32; anything else as it is."""
     if isinstance(value, Tensor) and value.dtype in (torch.float16, torch.bfloat16):
         return value.float()

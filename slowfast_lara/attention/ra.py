@@ -27,7 +27,7 @@ from torch.nn import functional
 from slowfast_lara.attention.frames import split_frames
 from slowfast_lara.attention.precision import at_least_float32
 from slowfast_lara.attention.registry import Estimator, register
-from slowfast_lara.attention.samples import scale_down
+from slowfast_lara.attention.samples import scaled
 from slowfast_lara.attention.sampling import (
     Noise,
     draw_components,
@@ -74,7 +74,7 @@ def _ra(
     draw: Draw | None,
     noise: float = 1.0,
 ) -> Tensor:
-    q, k = scale_down(q), scale_down(k)
+    q, k = scaled(q), scaled(k)
     # The fused kernels of GPUs want a multiple of 8 components, one of which is the norms';
     # without one, PyTorch makes the N x P matrix. A CPU would lose a tenth of its time.
     zeros = 0 if q.device.type == "cpu" else -(q.shape[-1] + 1) % 8

@@ -33,6 +33,6 @@ class Samples(NamedTuple):
     query_weights: QueryWeights | None = None
 
 
-def scale_down(x: Tensor) -> Tensor:
+def scaled(x: Tensor) -> Tensor:
     """Into the scaled space, where q.k is the usual logit."""
     return x * x.shape[-1] ** -0.25

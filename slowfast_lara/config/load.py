@@ -41,10 +41,10 @@ def config_of(tree: dict[str, Any], where: str, opts: Sequence[Any] = ()) -> Cfg
     """The config of a mapping that was read from `where`, with `opts` laid over it."""
     cfg = get_cfg()
     _merge(tree, cfg, all_keys(), "", f" in {where}")
-    return changed(cfg, opts)
+    return with_overrides(cfg, opts)
 
 
-def changed(cfg: CfgNode, opts: Sequence[Any]) -> CfgNode:
+def with_overrides(cfg: CfgNode, opts: Sequence[Any]) -> CfgNode:
     """A frozen, validated copy of a config, with KEY VALUE pairs laid over it."""
     cfg = cfg.clone()
     cfg.defrost()

@@ -22,13 +22,13 @@ import torch
 from fvcore.common.config import CfgNode
 
 from slowfast_lara.data import transforms
+from slowfast_lara.data.augment import random_blur, random_erase, random_grey
 from slowfast_lara.data.bad_videos import Failure
 from slowfast_lara.data.decode import Choose, Frames, Place
 from slowfast_lara.data.packet_index import PacketIndex
 from slowfast_lara.data.rand_augment import RandAugment
-from slowfast_lara.data.random_changes import random_blur, random_erase, random_grey
 from slowfast_lara.data.sources import Files, Source, read_frames
-from slowfast_lara.data.texts import Texts
+from slowfast_lara.data.string_array import Texts
 from slowfast_lara.data.views import crop_views
 from slowfast_lara.errors import DataError, DecodeError, UserError
 

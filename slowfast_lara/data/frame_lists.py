@@ -16,9 +16,9 @@ from typing import NamedTuple
 import numpy as np
 
 from slowfast_lara.data.lists import read_lines
-from slowfast_lara.data.texts import Texts
+from slowfast_lara.data.string_array import Texts
 from slowfast_lara.errors import DataError
-from slowfast_lara.files import check_plain
+from slowfast_lara.files import check_regular_file
 
 HEADER = "original_vido_id video_id frame_id path labels"
 _BYTES_AT_A_TIME = 1 << 24
@@ -102,7 +102,7 @@ def _read_plain(list_file: str) -> FrameList:
 def _chunks(list_file: str) -> Iterator[bytes]:
     """Whole lines, without the header."""
     try:
-        check_plain(list_file)
+        check_regular_file(list_file)
         with open(list_file, "rb") as file:
             if not file.readline().startswith(HEADER.encode()):  # a blank line, or a mark
                 raise _NotPlain

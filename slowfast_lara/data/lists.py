@@ -6,7 +6,7 @@ import os
 from collections.abc import Iterator
 
 from slowfast_lara.errors import DataError
-from slowfast_lara.files import check_plain
+from slowfast_lara.files import check_regular_file
 
 VIDEO_SUFFIXES = (
     *(".mp4", ".mkv", ".webm", ".avi", ".mov", ".flv", ".m4v", ".mpg", ".mpeg", ".ts", ".wmv"),
@@ -56,7 +56,7 @@ def find_prefix(prefix: str, first_path: str, list_file: str) -> str:
 def read_lines(list_file: str) -> Iterator[tuple[int, str]]:
     """Number and content of the lines that are not blank."""
     try:
-        check_plain(list_file)
+        check_regular_file(list_file)
         with open(list_file, encoding="utf-8-sig") as file:
             for number, line in enumerate(file, start=1):
                 if line.strip():

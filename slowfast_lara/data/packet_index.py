@@ -25,7 +25,7 @@ from multiprocessing.util import Finalize
 import numpy as np
 
 from slowfast_lara.data.packets import Packets, StoredPackets
-from slowfast_lara.files import written_aside
+from slowfast_lara.files import atomic_write
 
 FOLDER = "packets.index"
 _SUFFIX, _MAGIC = ".packets", b"packets2"
@@ -145,7 +145,7 @@ class PacketIndex:
         ends = len(_MAGIC) + 8 + rows.nbytes + np.cumsum(rows["length"], dtype=np.int64)
         rows["start"] = ends - rows["length"]
         name = f"{os.getpid()}-{time.time_ns()}{_SUFFIX}"
-        with written_aside(os.path.join(self._folder, name)) as aside, open(aside, "wb") as file:
+        with atomic_write(os.path.join(self._folder, name)) as aside, open(aside, "wb") as file:
             file.write(_MAGIC + struct.pack("<q", len(rows)) + rows.tobytes())
             file.writelines(entries)
 

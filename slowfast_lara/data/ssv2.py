@@ -28,9 +28,9 @@ from slowfast_lara.data.frame_lists import has_header, read_frame_list
 from slowfast_lara.data.lists import find_prefix, parse_label, read_path_labels
 from slowfast_lara.data.sampling import segment_indices, segment_view_indices
 from slowfast_lara.data.sources import Files
-from slowfast_lara.data.texts import Texts
+from slowfast_lara.data.string_array import Texts
 from slowfast_lara.errors import DataError
-from slowfast_lara.files import check_plain, parse_json
+from slowfast_lara.files import check_regular_file, parse_json
 
 PREFIX = "something-something-v2-"
 
@@ -135,7 +135,7 @@ def read_annotations(folder: str, split: str, num_classes: int) -> dict[str, int
 
 def _read_json(path: str, kind: type, expected: str) -> Any:
     try:
-        check_plain(path)
+        check_regular_file(path)
         with open(path, encoding="utf-8-sig") as file:
             content = parse_json(file.read())
     except OSError as error:

@@ -54,7 +54,7 @@ def gather_on_first(item: T) -> list[T] | None:
     return items
 
 
-def from_first(make: Callable[[], T]) -> T:
+def broadcast_from_rank0(make: Callable[[], T]) -> T:
     """What `make` returns or raises on process 0, on every process.
 
     Process 0 reads checkpoints for all: nodes need share no file system, and

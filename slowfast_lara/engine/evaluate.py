@@ -10,7 +10,7 @@ import contextlib
 import logging
 import os
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, NamedTuple, cast
 
@@ -30,15 +30,14 @@ from slowfast_lara.engine.distributed import (
     sum_over_processes,
     without_ddp,
 )
-from slowfast_lara.engine.gpu_arithmetic import gpu_arithmetic_of_a_run
-from slowfast_lara.engine.progress import progress_bar
-from slowfast_lara.engine.run_folder import TEST_RESULTS
 from slowfast_lara.engine.score_files import Score, ScoreFiles, identity_of_test
 from slowfast_lara.engine.signals import StopRequest
-from slowfast_lara.engine.threads import threads_of_a_run
 from slowfast_lara.errors import RunError, Stopped
-from slowfast_lara.files import write_json, written_aside
+from slowfast_lara.files import atomic_write, write_json
+from slowfast_lara.inference.scoring import autocast, score_views, to_device
 from slowfast_lara.models.build import device_of
+from slowfast_lara.progress import progress_bar
+from slowfast_lara.runs.folder import TEST_RESULTS
 
 logger = logging.getLogger(__name__)
 
@@ -71,22 +70,6 @@ class TestedWeights(NamedTuple):
     averaged: bool
 
 
-def sent(x: Tensor, device: torch.device) -> Tensor:
-    """A tensor on its way to a device.
-
-    Only for CUDA does the host not wait for the copy: on its way to mps, a tensor that is freed
-    meanwhile arrives as something else (pytorch issue 189690).
-    """
-    return x.to(device, non_blocking=device.type == "cuda")
-
-
-def autocast(cfg: CfgNode, device: torch.device) -> contextlib.AbstractContextManager[None]:
-    """Mixed precision, if the config has it."""
-    if not cfg.SOLVER.USE_MIXED_PRECISION:
-        return contextlib.nullcontext()
-    return torch.autocast(device.type, dtype=getattr(torch, cfg.SOLVER.PRECISION))
-
-
 def count_correct(scores: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
     """How many labels are the first guess, and among the first five (if there are five).
 
@@ -117,8 +100,8 @@ def validate(
             logger.warning("not counted: %s: %s", failure.path, failure.reason)
         if batch.clips:
             with autocast(cfg, device):
-                scores = model([sent(clip, device) for clip in batch.clips])
-            labels = sent(batch.labels, device)
+                scores = model([to_device(clip, device) for clip in batch.clips])
+            labels = to_device(batch.labels, device)
             correct += torch.stack(count_correct(scores.float(), labels))
             count += len(batch.labels)
     model.train()
@@ -134,42 +117,6 @@ def validate(
         "num_videos": int(count),
         "num_failed": int(failed),
     }
-
-
-def views_at_a_time(cfg: CfgNode) -> int:
-    """A process's share of TEST.BATCH_SIZE."""
-    return max(1, cfg.TEST.BATCH_SIZE // max(1, cfg.NUM_GPUS))
-
-
-@torch.no_grad()
-def view_outputs(
-    model: nn.Module, views: Tensor, cfg: CfgNode, compute: Callable[..., Tensor] | None = None
-) -> Tensor:
-    """Scores of views, float64 [views, classes] on the CPU, or what another method computes.
-
-    They are the same to the last bit in a test and in a user's process. On a CPU they are in
-    float32, whatever the config says: without instructions for them, products in half precision
-    took 20 times as long.
-    """
-    weight = next(model.parameters())
-    on_cpu = weight.device.type == "cpu"
-    precision = contextlib.nullcontext() if on_cpu else autocast(cfg, weight.device)
-    with precision, threads_of_a_run(cfg), gpu_arithmetic_of_a_run(cfg):
-        outputs = [
-            (compute or model)([part.to(weight.device, weight.dtype)])
-            for part in views.split(views_at_a_time(cfg))
-        ]
-    # On the host, because mps knows no float64.
-    return torch.cat(outputs).cpu().double()
-
-
-def score_views(model: nn.Module, views: Tensor, cfg: CfgNode) -> Tensor:
-    """A video's class scores, float32 [classes]: the mean softmax of its views.
-
-    Each video goes through the model by itself: scores do not depend on the number of
-    processes.
-    """
-    return view_outputs(model, views, cfg).mean(dim=0).float()
 
 
 def run_test(
@@ -337,5 +284,5 @@ def _save_scores(path: str, videos: list[ScoredVideo], scores: Tensor) -> None:
         "labels": np.array([video.label for video in videos]),
         "num_views": np.array([video.num_views for video in videos]),
     }
-    with written_aside(path) as aside, open(aside, "wb") as file:
+    with atomic_write(path) as aside, open(aside, "wb") as file:
         np.savez(file, **arrays)

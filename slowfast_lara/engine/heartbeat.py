@@ -19,9 +19,9 @@ from collections.abc import Callable
 
 import torch.distributed as dist
 
-from slowfast_lara.engine.failures import end_process
+from slowfast_lara.engine.shutdown import end_process
 from slowfast_lara.engine.signals import StopRequest
-from slowfast_lara.errors import FAILED, complain
+from slowfast_lara.errors import FAILED, print_error
 
 PERIOD = 3.0
 # 7 turns until a loss is seen, at most 2 more until all have read of it: under 30 s.
@@ -38,7 +38,7 @@ class Watchdog(threading.Thread):
         self._calls = 0
         self._stopped = threading.Event()
 
-    def came_back(self) -> None:
+    def mark_alive(self) -> None:
         """Called after each call to the store."""
         self._calls += 1
 
@@ -110,10 +110,10 @@ class Heartbeat(threading.Thread):
         if request is not None and self._store.add("stop requests", int(request.requested)):
             request.request("a signal to another process")
         self._each_beat()
-        self._watchdog.came_back()
+        self._watchdog.mark_alive()
         return f"process {lost - 1}" if lost else ""
 
 
 def _end(lost: str, rank: int) -> None:
-    complain(f"{lost} of this run is gone, so process {rank} ends")
+    print_error(f"{lost} of this run is gone, so process {rank} ends")
     end_process(FAILED)

@@ -17,10 +17,10 @@ import torch
 from fvcore.common.config import CfgNode
 from torch import Tensor
 
-from slowfast_lara.engine.checkpoint import Position
 from slowfast_lara.engine.distributed import gather, sum_over_processes, world_size
 from slowfast_lara.engine.optimizer import lr_at
 from slowfast_lara.errors import RunError
+from slowfast_lara.runs.checkpoint import Position
 
 
 @dataclass(frozen=True)

@@ -34,9 +34,9 @@ import torch.distributed as dist
 from fvcore.common.config import CfgNode
 
 from slowfast_lara.config import check_machine, load_config
-from slowfast_lara.engine.failures import end_process, plain_reasons
 from slowfast_lara.engine.heartbeat import Heartbeat
-from slowfast_lara.engine.meeting import meet
+from slowfast_lara.engine.rendezvous import meet
+from slowfast_lara.engine.shutdown import end_process, friendly_errors
 from slowfast_lara.engine.signals import StopRequest, ignore_signals
 from slowfast_lara.errors import (
     DONE,
@@ -46,9 +46,9 @@ from slowfast_lara.errors import (
     InputError,
     RunError,
     UserError,
-    complain,
     exit_code_of,
     first_line,
+    print_error,
 )
 
 logger = logging.getLogger(__name__)
@@ -177,7 +177,7 @@ def _wait_for(children: Sequence[BaseProcess]) -> int:
                 code, deadline = child.exitcode, time.monotonic() + GRACE_SECONDS
                 if code < 0:
                     name = signal.Signals(-code).name
-                    complain(f"process {children.index(child)} of this machine died of {name}")
+                    print_error(f"process {children.index(child)} of this machine died of {name}")
                     code = FAILED
         if deadline is not None and time.monotonic() >= deadline:
             for child in alive:
@@ -216,7 +216,7 @@ def _run_to_the_end(work: Callable[[], None], *, alone: bool) -> int:
     """The exit code. After a failure, a process with others around it ends here."""
     errors = []
 
-    @plain_reasons()
+    @friendly_errors()
     def keep_error() -> None:
         try:
             work()

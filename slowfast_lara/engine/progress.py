@@ -19,12 +19,12 @@ import torch
 from fvcore.common.config import CfgNode
 from fvcore.common.history_buffer import HistoryBuffer
 from slowfast.utils.logging import log_json_stats
-from tqdm import tqdm
 
 from slowfast_lara.data.dataset import VideoDataset
 from slowfast_lara.engine.distributed import rank
 from slowfast_lara.engine.iteration import Outcome
 from slowfast_lara.engine.tensorboard import write_clips
+from slowfast_lara.progress import progress_bar
 
 T = TypeVar("T")
 
@@ -163,18 +163,6 @@ def _main_memory() -> dict[str, str]:
     # Kilobytes, but bytes on a Mac.
     unit = 2**30 if sys.platform == "darwin" else 2**20
     return {"ram": f"{resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / unit:.2f}G"}
-
-
-def progress_bar(total: int, description: str, *, unit: str, initial: int = 0) -> tqdm:
-    """A bar on the terminal of process 0, and nothing elsewhere."""
-    return tqdm(
-        total=total,
-        initial=initial,
-        leave=False,
-        unit=unit,
-        desc=description,
-        disable=rank() != 0 or not sys.stdout.isatty(),
-    )
 
 
 def _tensorboard(cfg: CfgNode) -> Any:

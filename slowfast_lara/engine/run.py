@@ -15,19 +15,25 @@ from torch.utils.data import DataLoader
 from slowfast_lara.config import check_machine
 from slowfast_lara.data.dataset import VideoDataset
 from slowfast_lara.data.loader import test_loader, train_loader, val_loader
-from slowfast_lara.engine import checkpoint, experiment
-from slowfast_lara.engine.distributed import from_first, per_process, rank, without_ddp, world_size
+from slowfast_lara.engine import resume_policy
+from slowfast_lara.engine.distributed import (
+    broadcast_from_rank0,
+    per_process,
+    rank,
+    without_ddp,
+    world_size,
+)
 from slowfast_lara.engine.evaluate import TestedWeights, run_test
-from slowfast_lara.engine.gpu_arithmetic import choose_gpu_arithmetic
-from slowfast_lara.engine.record import open_log, set_up_logging, write_records
+from slowfast_lara.engine.run_logging import open_log, set_up_logging, write_records
 from slowfast_lara.engine.signals import StopRequest, shield_workers
-from slowfast_lara.engine.threads import choose_threads
 from slowfast_lara.engine.train import train
 from slowfast_lara.engine.train_state import TrainState
 from slowfast_lara.errors import CheckpointError, ConfigError
 from slowfast_lara.files import remove_unfinished
-from slowfast_lara.locks import held_alone
+from slowfast_lara.locks import exclusive_lock
 from slowfast_lara.models import build_model
+from slowfast_lara.models.numerics import choose_gpu_arithmetic, choose_threads
+from slowfast_lara.runs import checkpoint, saved_config
 
 logger = logging.getLogger(__name__)
 
@@ -42,10 +48,14 @@ def run(cfg: CfgNode, stop: StopRequest) -> None:
     loaders = _build_loaders(cfg)
     with contextlib.ExitStack() as stack:
         # Process 0 holds the folder for all: it alone reads and writes checkpoints.
-        from_first(lambda: _enter(stack, held_alone(cfg.OUTPUT_DIR, "OUTPUT_DIR", ConfigError)))
+        broadcast_from_rank0(
+            lambda: _enter(stack, exclusive_lock(cfg.OUTPUT_DIR, "OUTPUT_DIR", ConfigError))
+        )
         state = _train_state(cfg, loaders["train"]) if cfg.TRAIN.ENABLE else None
         if state and cfg.TEST.CHECKPOINT_FILE_PATH and cfg.TEST.ENABLE:
-            from_first(lambda: _weights_to_test(cfg) and None)  # its errors come first too
+            broadcast_from_rank0(
+                lambda: _weights_to_test(cfg) and None
+            )  # its errors come first too
         tested = None if state or not cfg.TEST.ENABLE else _model_to_test(cfg)
         if rank() == 0:
             _begin_records(cfg, threads)
@@ -87,12 +97,12 @@ def _build_loaders(cfg: CfgNode) -> dict[str, Any]:
 
 def _train_state(cfg: CfgNode, loader: DataLoader) -> TrainState:
     videos = cast(VideoDataset, loader.dataset)
-    return TrainState(cfg, experiment.list_sum(videos.paths, videos.labels))
+    return TrainState(cfg, resume_policy.list_sum(videos.paths, videos.labels))
 
 
 def _model_to_test(cfg: CfgNode) -> tuple[nn.Module, TestedWeights]:
     """The model with its weights, and what these are."""
-    weights, states, attention = from_first(lambda: _weights_to_test(cfg))
+    weights, states, attention = broadcast_from_rank0(lambda: _weights_to_test(cfg))
     torch.manual_seed(cfg.RNG_SEED)
     model = build_model(cfg)
     checkpoint.load_weights(without_ddp(model), states, weights.checkpoint, attention)
@@ -113,6 +123,6 @@ def _weights_to_test(
     path, content = found
     attention = checkpoint.TrainedAttention.SAME
     if given or not cfg.TRAIN.ENABLE:  # a training has compared the folder's own
-        attention = experiment.check_model(path, content, cfg, swap_attention=bool(given))
+        attention = saved_config.check_model(path, content, cfg, swap_attention=bool(given))
     states, averaged = checkpoint.weights_to_use(content, path, averaged=cfg.TEST.USE_EMA)
     return TestedWeights(path, averaged), states, attention

@@ -21,8 +21,8 @@ from typing import Any, TypeVar
 
 from torch.utils.data import DataLoader
 
-from slowfast_lara.engine.failures import end_process
-from slowfast_lara.errors import INTERRUPTED, complain
+from slowfast_lara.engine.shutdown import end_process
+from slowfast_lara.errors import INTERRUPTED, print_error
 
 T = TypeVar("T")
 
@@ -124,7 +124,7 @@ class StopRequest:
                 if urgent_since is None:
                     urgent_since = time.monotonic()
                 elif time.monotonic() - urgent_since > SAME_REQUEST_SECONDS:
-                    complain("interrupted; nothing was saved since the last checkpoint")
+                    print_error("interrupted; nothing was saved since the last checkpoint")
                     end_process(INTERRUPTED)
 
 

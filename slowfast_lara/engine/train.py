@@ -44,10 +44,8 @@ from torch.utils.data import DataLoader
 from slowfast_lara.data.bad_videos import BadVideos, Failure
 from slowfast_lara.data.dataset import VideoDataset
 from slowfast_lara.data.loader import Batch, TrainBatches
-from slowfast_lara.engine.checkpoint import Position
 from slowfast_lara.engine.distributed import gather, rank, world_size
-from slowfast_lara.engine.evaluate import autocast, count_correct, sent, validate
-from slowfast_lara.engine.failures import is_connection_loss
+from slowfast_lara.engine.evaluate import count_correct, validate
 from slowfast_lara.engine.iteration import (
     Iteration,
     Numbers,
@@ -60,11 +58,14 @@ from slowfast_lara.engine.iteration import (
 from slowfast_lara.engine.mixup import draw_mix, main_labels, mix_clips, mixed_loss
 from slowfast_lara.engine.optimizer import lr_scale, set_lr, step_if_finite
 from slowfast_lara.engine.progress import TrainProgress
+from slowfast_lara.engine.shutdown import is_connection_loss
 from slowfast_lara.engine.signals import StopRequest
 from slowfast_lara.engine.train_state import TrainState
 from slowfast_lara.errors import Stopped
+from slowfast_lara.inference.scoring import autocast, to_device
+from slowfast_lara.models.attention_config import shown_name
 from slowfast_lara.models.build import device_of
-from slowfast_lara.models.estimators import shown_name
+from slowfast_lara.runs.checkpoint import Position
 
 logger = logging.getLogger(__name__)
 
@@ -166,8 +167,8 @@ class Trainer:
         device = device_of(self.cfg)
         height, width = batch.clips[0].shape[-2:]
         mix = draw_mix(self.cfg.MIXUP, height, width, seed)
-        clips = [mix_clips(sent(clip, device), mix) for clip in batch.clips]
-        labels = sent(batch.labels, device)
+        clips = [mix_clips(to_device(clip, device), mix) for clip in batch.clips]
+        labels = to_device(batch.labels, device)
         with autocast(self.cfg, device):
             logits = self.model(clips)
         logits = logits.float()

@@ -12,15 +12,22 @@ import torch.distributed as dist
 from fvcore.common.config import CfgNode
 
 from slowfast_lara.data.classes import names_in
-from slowfast_lara.engine import checkpoint, experiment
-from slowfast_lara.engine.checkpoint import Position
-from slowfast_lara.engine.distributed import from_first, per_process, rank, without_ddp, world_size
+from slowfast_lara.engine import resume_policy
+from slowfast_lara.engine.distributed import (
+    broadcast_from_rank0,
+    per_process,
+    rank,
+    without_ddp,
+    world_size,
+)
 from slowfast_lara.engine.optimizer import build_optimizer, load_optimizer, scales_loss
 from slowfast_lara.engine.weight_average import WeightAverage
 from slowfast_lara.errors import CheckpointError, ConfigError, DataError, WeightsError, first_line
 from slowfast_lara.models import MODEL_REGISTRY, build_model
 from slowfast_lara.models.build import device_of
 from slowfast_lara.models.weights.pretrained import image_weights, load_pretrained
+from slowfast_lara.runs import checkpoint, saved_config
+from slowfast_lara.runs.checkpoint import Position
 
 logger = logging.getLogger(__name__)
 
@@ -29,7 +36,7 @@ class TrainState:
     """Model, its average, optimiser and loss scaler, at `start`: where training is to go on.
 
     There is no more to it: random states follow from the seed and the place in the run.
-    `train_list` says which videos are trained on (`experiment.list_sum`).
+    `train_list` says which videos are trained on (`resume_policy.list_sum`).
     """
 
     def __init__(self, cfg: CfgNode, train_list: str) -> None:
@@ -39,7 +46,7 @@ class TrainState:
         if cfg.MIXUP.ENABLE and batch_size < 2:
             raise ConfigError("MIXUP.ENABLE is True; at least 2 clips for each process are needed")
         self.global_batch = batch_size * world_size()
-        found = from_first(lambda: _find_start(cfg, train_list))
+        found = broadcast_from_rank0(lambda: _find_start(cfg, train_list))
         torch.manual_seed(cfg.RNG_SEED)
         self.model = build_model(cfg)
         self.optimizer = build_optimizer(without_ddp(self.model), cfg)
@@ -123,10 +130,10 @@ class TrainState:
 
     def _restore_optimizer(self, content: dict[str, Any]) -> None:
         before, method = (
-            experiment.saved_value(content, experiment.METHOD),
+            saved_config.saved_value(content, resume_policy.METHOD),
             self.cfg.SOLVER.OPTIMIZING_METHOD,
         )
-        decay = experiment.saved_value(content, "SOLVER.LAYER_DECAY")
+        decay = saved_config.saved_value(content, "SOLVER.LAYER_DECAY")
         if before not in (None, method):
             logger.warning("%s begins anew: what %s has gathered is not for it", method, before)
         elif (decay in (None, 1)) != (self.cfg.SOLVER.LAYER_DECAY == 1):
@@ -174,7 +181,7 @@ def _find_start(cfg: CfgNode, train_list: str) -> tuple[str, dict[str, Any], boo
     if not found and path and not cfg.TRAIN.CHECKPOINT_EPOCH_RESET:
         found = path, checkpoint.load(path)
     if found:
-        experiment.check_continued(*found, cfg, train_list)
+        resume_policy.check_continued(*found, cfg, train_list)
         return (*found, True)
     if not path and cfg.VIT.IM_PRETRAINED:
         path = image_weights(cfg)
@@ -183,8 +190,8 @@ def _find_start(cfg: CfgNode, train_list: str) -> tuple[str, dict[str, Any], boo
 
 def _adapted_weights(cfg: CfgNode, path: str) -> dict[str, Any]:
     """The weights of a file of any known kind, made to fit this model."""
-    content = checkpoint.look_into(path)
-    experiment.check_start(path, content, cfg)
+    content = checkpoint.peek_checkpoint(path)
+    resume_policy.check_start(path, content, cfg)
     if checkpoint.EMA_STATE in content:
         logger.info("Of %s, the moving average of the weights", path)
     torch.manual_seed(cfg.RNG_SEED)

@@ -22,12 +22,12 @@ import torch
 from torch import Tensor, nn
 
 from slowfast_lara.errors import InputError, RunError, first_line
-from slowfast_lara.files import folder_aside, write_json, write_text
+from slowfast_lara.files import atomic_folder, write_json, write_text
 from slowfast_lara.inference.export_folder import DESCRIPTION, SAFETENSORS, description_of
 from slowfast_lara.inference.model import TrainedModel
 from slowfast_lara.inference.model_card import model_card
 from slowfast_lara.lazy import check_installed
-from slowfast_lara.models.estimators import chosen_estimator
+from slowfast_lara.models.attention_config import chosen_estimator
 from slowfast_lara.models.weights.files import read_weights
 
 CARD = "README.md"
@@ -56,7 +56,7 @@ def export(model: TrainedModel, folder: str | os.PathLike[str], to: str = "safet
         raise InputError("a model in float32 is expected, not one after half()")
     if weight.device.type != "cpu":
         network = copy.deepcopy(network).cpu()
-    with folder_aside(folder) as aside:
+    with atomic_folder(folder) as aside:
         try:
             checked = write(network, model, aside)
             description = description_of(model.cfg, model.class_names, to)

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from slowfast_lara.attention import ESTIMATORS, Estimator, build_estimator
 from slowfast_lara.data import load_views
 from slowfast_lara.errors import InputError
-from slowfast_lara.models.estimators import estimator_settings
+from slowfast_lara.models.attention_config import estimator_settings
 
 
 class LayerInputs(NamedTuple):

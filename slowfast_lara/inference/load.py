@@ -10,16 +10,16 @@ from typing import Any, NamedTuple
 import torch
 from fvcore.common.config import CfgNode
 
-from slowfast_lara.config.load import changed, config_of
+from slowfast_lara.config.load import config_of, with_overrides
 from slowfast_lara.config.shipped import find_config
 from slowfast_lara.config.yaml_files import read_with_bases, to_yaml
 from slowfast_lara.data.classes import class_names, numbered
-from slowfast_lara.engine import checkpoint, experiment
-from slowfast_lara.engine.run_folder import CONFIG
 from slowfast_lara.errors import CheckpointError, ConfigError, DataError, InputError
 from slowfast_lara.inference.export_folder import DESCRIPTION, SAFETENSORS, read_description
 from slowfast_lara.inference.model import TrainedModel, new_network
 from slowfast_lara.models.weights.files import bare_names, read_weights
+from slowfast_lara.runs import checkpoint, saved_config
+from slowfast_lara.runs.folder import CONFIG
 
 
 class Saved(NamedTuple):
@@ -61,7 +61,7 @@ def load(
     """
     saved = _find(os.fspath(source), None if weights is None else os.fspath(weights))
     cfg = _for_one_process(config_of(saved.config, saved.config_path, overrides), overrides)
-    trained = experiment.check_model(saved.path, saved.content, cfg, swap_attention=True)
+    trained = saved_config.check_model(saved.path, saved.content, cfg, swap_attention=True)
     use_ema = cfg.TEST.USE_EMA
     states, averaged = checkpoint.weights_to_use(saved.content, saved.path, averaged=use_ema)
     states = bare_names(states, saved.path)
@@ -111,12 +111,12 @@ def _in_export(folder: str, description: dict[str, Any]) -> Saved:
 def _content(path: str) -> dict[str, Any]:
     """What a checkpoint says, with the weights of any file of weights."""
     weights = read_weights(path)
-    return {**checkpoint.look_into(path), "model_state": weights}
+    return {**checkpoint.peek_checkpoint(path), "model_state": weights}
 
 
 def _with_config(path: str, content: dict[str, Any], beside: str) -> Saved:
     """The config in a checkpoint; those of version 0.1 have theirs in the run's folder alone."""
-    tree = experiment.saved_config(content)
+    tree = saved_config.saved_config(content)
     if tree is not None:
         return Saved(path, content, tree, path)
     if os.path.isfile(beside):
@@ -135,7 +135,7 @@ def _check_sizes(
         )
     try:
         with torch.device("meta"):
-            own = new_network(changed(cfg, ["NUM_GPUS", 0, "DEVICE", "auto"])).state_dict()
+            own = new_network(with_overrides(cfg, ["NUM_GPUS", 0, "DEVICE", "auto"])).state_dict()
     except ConfigError as error:  # sizes beyond any memory
         raise CheckpointError(f"{path}: {error}") from None
     if trained != checkpoint.TrainedAttention.SAME:  # another attention has its own
@@ -154,19 +154,19 @@ def _for_one_process(cfg: CfgNode, overrides: Sequence[Any]) -> CfgNode:
     where there is no compiler.
     """
     if "DEVICE" not in overrides[::2] and not torch.backends.mps.is_available():
-        cfg = changed(cfg, ["DEVICE", "auto"])
+        cfg = with_overrides(cfg, ["DEVICE", "auto"])
     gpus = min(1, torch.cuda.device_count()) if cfg.DEVICE == "auto" else 0
     for key, value in (("VIT.KERNELS", "auto"), ("MODEL.COMPILE", False)):
         if key not in overrides[::2]:
-            cfg = changed(cfg, [key, value])
+            cfg = with_overrides(cfg, [key, value])
     if "NUM_GPUS" not in overrides[::2]:
         share = max(1, cfg.TEST.BATCH_SIZE // max(1, cfg.NUM_GPUS))
-        cfg = changed(cfg, ["NUM_GPUS", gpus, "TEST.BATCH_SIZE", share])
+        cfg = with_overrides(cfg, ["NUM_GPUS", gpus, "TEST.BATCH_SIZE", share])
     if cfg.NUM_GPUS > gpus:
         raise ConfigError(f"NUM_GPUS is {cfg.NUM_GPUS}; at most {gpus} is used here")
     if cfg.DEVICE == "mps" and not torch.backends.mps.is_available():
         raise ConfigError("DEVICE is 'mps'; PyTorch finds no Apple GPU here")
-    return changed(cfg, ["SHARD_ID", 0, "NUM_SHARDS", 1])
+    return with_overrides(cfg, ["SHARD_ID", 0, "NUM_SHARDS", 1])
 
 
 def _class_names(saved: Saved, cfg: CfgNode, classes: str | None) -> list[str]:

@@ -12,16 +12,16 @@ from fvcore.common.config import CfgNode
 from torch import Tensor, nn
 
 from slowfast_lara.attention import estimator_options
-from slowfast_lara.config.load import changed
+from slowfast_lara.config.load import with_overrides
 from slowfast_lara.data.registry import dataset_class
 from slowfast_lara.data.sources import FrameArray, Source, open_frames
-from slowfast_lara.engine.checkpoint import TrainedAttention, load_weights
-from slowfast_lara.engine.evaluate import view_outputs, views_at_a_time
 from slowfast_lara.errors import ConfigError, DecodeError, InputError, first_line, printable
 from slowfast_lara.inference.prediction import Prediction
+from slowfast_lara.inference.scoring import view_outputs, views_at_a_time
 from slowfast_lara.inference.stream import Window, WindowScorer
 from slowfast_lara.models import build_model
-from slowfast_lara.models.estimators import chosen_estimator, estimator_named, shown_name
+from slowfast_lara.models.attention_config import chosen_estimator, estimator_named, shown_name
+from slowfast_lara.runs.checkpoint import TrainedAttention, load_weights
 
 MOST_VIEWS = 30
 # No video has more frames a second, and no window more seconds.
@@ -172,7 +172,7 @@ class TrainedModel:
         `options`: num_landmarks (or samples), and the attention's own. Without a name they
         are those of the model's attention.
         """
-        cfg = changed(self.cfg, _attention_opts(self.cfg, attention, options))
+        cfg = with_overrides(self.cfg, _attention_opts(self.cfg, attention, options))
         weight = next(self.network.parameters())
         network = new_network(cfg).to(weight.device, weight.dtype)
         states = self.network.state_dict()
@@ -235,7 +235,7 @@ def with_views(cfg: CfgNode, views: int | None) -> CfgNode:
     views = int(views)
     crops = 1 if views % 3 else 3
     opts = ["TEST.NUM_ENSEMBLE_VIEWS", views // crops, "TEST.NUM_SPATIAL_CROPS", crops]
-    return changed(cfg, opts)
+    return with_overrides(cfg, opts)
 
 
 def _listed(videos: Video | Listed) -> Listed:

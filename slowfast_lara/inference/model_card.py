@@ -8,11 +8,11 @@ from typing import Any
 
 from slowfast.utils.checkpoint import get_checkpoint_dir
 
-from slowfast_lara.engine import checkpoint, experiment
-from slowfast_lara.engine.run_folder import CONFIG, OF_TEST, Run, read_run
 from slowfast_lara.errors import UserError
 from slowfast_lara.inference.model import TrainedModel
-from slowfast_lara.models.estimators import chosen_estimator, shown_name
+from slowfast_lara.models.attention_config import chosen_estimator, shown_name
+from slowfast_lara.runs import checkpoint, saved_config
+from slowfast_lara.runs.folder import CONFIG, OF_TEST, Run, read_run
 
 _USE = {
     "safetensors": """```python
@@ -39,7 +39,7 @@ def model_card(model: TrainedModel, form: str, checked: str) -> str:
     attention = shown_name(chosen_estimator(model.cfg))
     if attention not in ("exact", "ra"):
         attention += f" ({vit.APPROX_ATTN_DIM} landmarks or samples)"
-    content = checkpoint.look_into(model.path)
+    content = checkpoint.peek_checkpoint(model.path)
     parameters = sum(x.numel() for x in model.network.parameters())
     rows = {
         "model": f"Motionformer ({vit.ATTN_LAYER} attention), {parameters / 1e6:.2f} million "
@@ -86,11 +86,11 @@ def _accuracy(model: TrainedModel) -> str:
 def _tested_as(model: TrainedModel, run: Run) -> bool:
     with open(os.path.join(run.folder, OF_TEST + CONFIG), encoding="utf-8") as file:
         tested = {"cfg": file.read()}
-    experiment.check_model(run.folder, tested, model.cfg)  # or an error
-    if experiment.saved_value(tested, "TEST.USE_EMA") != model.cfg.TEST.USE_EMA:
+    saved_config.check_model(run.folder, tested, model.cfg)  # or an error
+    if saved_config.saved_value(tested, "TEST.USE_EMA") != model.cfg.TEST.USE_EMA:
         return False
     # A test may have been of another run's checkpoint; both paths are of the test's time.
-    own = get_checkpoint_dir(experiment.saved_value(tested, "OUTPUT_DIR"))
+    own = get_checkpoint_dir(saved_config.saved_value(tested, "OUTPUT_DIR"))
     return _same_place(os.path.dirname(run.checkpoint), own)
 
 

@@ -17,10 +17,10 @@ from slowfast_lara.errors import (
     INTERRUPTED,
     DecodeError,
     InputError,
-    complain,
+    print_error,
     printable,
 )
-from slowfast_lara.files import written_aside
+from slowfast_lara.files import atomic_write
 from slowfast_lara.inference.load import load
 from slowfast_lara.inference.model import MOST_VIEWS, TrainedModel, check_positive
 from slowfast_lara.inference.prediction import Ranking, shown
@@ -64,11 +64,11 @@ def predict_videos(
             try:
                 predictor.predict(video, copy, plot, out)
             except DecodeError as error:
-                complain(str(error))
+                print_error(str(error))
                 out.fail(video, str(error).removeprefix(f"{video}: "))
                 failed = True
             except KeyboardInterrupt:  # the files are finished with what is there
-                complain(f"interrupted at {video}; the files have what was done before")
+                print_error(f"interrupted at {video}; the files have what was done before")
                 return INTERRUPTED
     return BAD_INPUT if failed else DONE
 
@@ -98,7 +98,7 @@ class Predictor:
         timeline = Timeline(len(names)) if plot else None
         with contextlib.ExitStack() as stack:
             # First the place for the copy: its errors are not the video's.
-            aside = stack.enter_context(written_aside(copy)) if copy else None
+            aside = stack.enter_context(atomic_write(copy)) if copy else None
             target_fps = self._model.cfg.DATA.TARGET_FPS
             fps, frames = stack.enter_context(open_frames(video, target_fps))
             scorer = self._model.scorer(fps, self._window, self._stride)

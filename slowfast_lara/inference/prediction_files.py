@@ -8,7 +8,7 @@ import json
 from collections.abc import Sequence
 from typing import Any, TextIO
 
-from slowfast_lara.files import text_aside
+from slowfast_lara.files import atomic_text
 from slowfast_lara.inference.prediction import Ranking
 
 
@@ -41,7 +41,7 @@ class PredictionFiles:
         self._files = contextlib.ExitStack()
         # The name of a video may hold bytes of any kind.
         json_file, csv_file = (
-            self._files.enter_context(text_aside(path, "backslashreplace")) if path else None
+            self._files.enter_context(atomic_text(path, "backslashreplace")) if path else None
             for path in self._paths
         )
         if json_file:

@@ -17,8 +17,8 @@ from torch import nn
 
 from slowfast_lara.data.registry import dataset_class
 from slowfast_lara.data.transforms import Normalize, uniform_crop, whole_frame
-from slowfast_lara.engine.evaluate import score_views
 from slowfast_lara.inference.prediction import Ranking, rank, shown
+from slowfast_lara.inference.scoring import score_views
 
 
 class Window(NamedTuple):

@@ -8,7 +8,7 @@ from torch import distributed, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from slowfast_lara.attention import Estimator, has_kernels
-from slowfast_lara.models.estimators import chosen_estimator
+from slowfast_lara.models.attention_config import chosen_estimator
 from slowfast_lara.models.registry import MODEL_REGISTRY
 
 

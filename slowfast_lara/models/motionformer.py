@@ -21,7 +21,7 @@ from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
 from slowfast_lara.attention import build_estimator, has_kernels
-from slowfast_lara.models.estimators import chosen_estimator, estimator_settings
+from slowfast_lara.models.attention_config import chosen_estimator, estimator_settings
 from slowfast_lara.models.registry import MODEL_REGISTRY
 from slowfast_lara.models.space_time import ATTENTION_LAYERS
 

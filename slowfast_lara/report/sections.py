@@ -12,10 +12,10 @@ import numpy as np
 
 from slowfast_lara.data.sources import read_frames
 from slowfast_lara.data.transforms import whole_frame
-from slowfast_lara.engine.run_folder import Run, Video
 from slowfast_lara.errors import DecodeError
-from slowfast_lara.models.estimators import shown_name
+from slowfast_lara.models.attention_config import shown_name
 from slowfast_lara.report.page import chart, document, picture, safe, table, tile
+from slowfast_lara.runs.folder import Run, Video
 
 # More classes than this are a picture, not a table.
 MOST_CELLS = 25

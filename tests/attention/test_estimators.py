@@ -8,8 +8,8 @@ import torch
 from slowfast_lara import attention
 from slowfast_lara.attention import importance, lara, ra
 from slowfast_lara.attention.landmarks import farthest_tokens, segment_means
-from tests.attention import reference
-from tests.comparing import assert_close, assert_same_function
+from tests.helpers import reference
+from tests.helpers.comparing import assert_close, assert_same_function
 
 # B, h, F, P, d, C: one frame and several, N not divisible by C, d from 8 to 64.
 SIZES = [(2, 2, 1, 23, 8, 5), (1, 3, 2, 16, 16, 8), (2, 1, 5, 9, 64, 7), (1, 2, 5, 13, 24, 13)]

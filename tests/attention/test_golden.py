@@ -15,7 +15,7 @@ from slowfast_lara.attention import (
     segment_means,
     softmax_attention,
 )
-from tests.comparing import assert_close
+from tests.helpers.comparing import assert_close
 
 TOLERANCE = 2e-5
 

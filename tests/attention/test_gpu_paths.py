@@ -4,13 +4,13 @@ import pytest
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
+from benchmarks.kernel_counts import count_kernels
 from slowfast_lara import attention
 from slowfast_lara.attention import importance, importance_gpu, lara, ra
 from slowfast_lara.attention.landmarks import farthest_tokens, segment_means
-from slowfast_lara.experiments.kernel_counts import count_kernels
-from tests.attention import reference
 from tests.attention.test_estimators import SIZES, normal, qkv
-from tests.comparing import assert_close, assert_same_function
+from tests.helpers import reference
+from tests.helpers.comparing import assert_close, assert_same_function
 
 over_sizes = pytest.mark.parametrize("sizes", SIZES, ids=str)
 
@@ -55,7 +55,7 @@ def on_gpu(monkeypatch):
     """Importance sampling takes the path of GPUs."""
 
     def estimate(make_samples, q, k, v, *given, frames, kernels):
-        given = map(importance.widened, given)
+        given = map(importance.to_float32, given)
         return importance_gpu.as_attention(q, k, v, make_samples(k, *given), frames)
 
     monkeypatch.setattr(attention.lara, "estimate", estimate)

@@ -11,16 +11,18 @@ from pathlib import Path
 import pytest
 import torch
 
+from benchmarks import kernel_traffic as traffic
 from slowfast_lara.attention import ESTIMATORS, build_estimator
-from slowfast_lara.attention.kernels import choice, estimates, seen, self_check, temporal, traffic
+from slowfast_lara.attention.kernels import choice, estimates, self_check, temporal
+from slowfast_lara.attention.kernels import key_stats as seen
 from slowfast_lara.config import get_cfg, load_config
 from slowfast_lara.errors import ConfigError
 from slowfast_lara.models import VisionTransformer, build
-from tests.small_models import small_config
+from tests.helpers.small_models import small_config
 
 ROOT = Path(__file__).resolve().parents[2]
 # The names of the cases, without importing Triton here: in this process it is not interpreted.
-INTERPRETED = "tests.attention.interpreted"
+INTERPRETED = "tests.helpers.interpreted"
 
 
 def interpreted(group: str) -> dict[str, str]:
@@ -73,7 +75,7 @@ def test_two_processes_fall_back_alike(tmp_path):
 @pytest.mark.slow
 @pytest.mark.parametrize("arch", [80, 90, 100])
 def test_some_kernels_compile_without_spills(arch):
-    from slowfast_lara.experiments.compiled_kernels import compiled_kernels
+    from benchmarks.compiled_kernels import compiled_kernels
 
     rows = compiled_kernels(["mix_forward", "seen_forward", "temporal_scores"], [arch])
     assert len(rows) == 38 and all(row.fits() for row in rows), rows

@@ -15,7 +15,7 @@ from slowfast_lara.attention import (
     estimator_options,
     register,
 )
-from tests.comparing import assert_close
+from tests.helpers.comparing import assert_close
 
 
 def all_options(name):

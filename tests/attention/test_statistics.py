@@ -8,10 +8,10 @@ from slowfast_lara.attention import importance
 from slowfast_lara.attention.landmarks import segment_means
 from slowfast_lara.attention.lara import WEIGHTINGS, own_shares, weighted
 from slowfast_lara.attention.performer import orthogonalise
-from slowfast_lara.attention.samples import Samples, scale_down
+from slowfast_lara.attention.samples import Samples, scaled
 from slowfast_lara.attention.sampling import draw_components
-from tests.attention import reference
-from tests.comparing import assert_close
+from tests.helpers import reference
+from tests.helpers.comparing import assert_close
 
 DRAWS = 20_000
 
@@ -170,7 +170,7 @@ def test_lara_with_standard_normal_proposals_is_performer(weighting):
 
 def test_lara_with_a_proposal_for_each_query_and_delta_weights_is_ra():
     unscaled_q, unscaled_k, v = qkv(2, 3, 10, 4)
-    q, k = scale_down(unscaled_q), scale_down(unscaled_k)
+    q, k = scaled(unscaled_q), scaled(unscaled_k)
     generator = torch.Generator().manual_seed(7)
     component = torch.randint(10, (2, 3, 10, 1), generator=generator).expand(-1, -1, -1, 4)
     noise = torch.randn(q.shape, generator=generator, dtype=torch.float64)

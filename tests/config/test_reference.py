@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from fvcore.common.config import CfgNode
 
-from slowfast_lara.commands.configs import main
+from slowfast_lara.cli.configs import main
 from slowfast_lara.config import get_cfg
 from slowfast_lara.config.defaults import walk
 from slowfast_lara.config.keys import all_keys

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from slowfast_lara.commands.configs import main
+from slowfast_lara.cli.configs import main
 from slowfast_lara.config import load_config
 from slowfast_lara.config.shipped import description, find_config, shipped_folder, shipped_names
 from slowfast_lara.errors import ConfigError
-from tests.small_models import only_error
+from tests.helpers.small_models import only_error
 
 
 def test_names_are_those_of_the_files():

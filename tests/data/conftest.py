@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.runs import MAKE_SYNTHETIC, finish, start
+from tests.helpers.runs import MAKE_SYNTHETIC, finish, start
 
 
 def make_synthetic(folder, *arguments: str) -> None:

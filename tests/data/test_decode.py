@@ -7,7 +7,7 @@ import pytest
 from slowfast_lara.data import decode
 from slowfast_lara.data.decode import Region, count_frames, read_all, read_span
 from slowfast_lara.errors import DecodeError
-from tests.data.helpers import NEEDS_REAL_VIDEOS, decode_all, real_videos, write_video
+from tests.helpers.videos import NEEDS_REAL_VIDEOS, decode_all, real_videos, write_video
 
 B_FRAMES = {"bf": "3", "g": "50", "b-pyramid": "normal"}
 UNEVEN = np.cumsum([20, 55, 35, 20, 80] * 8).tolist()

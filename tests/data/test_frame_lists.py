@@ -12,7 +12,7 @@ import torch
 
 from slowfast_lara.data import frame_lists
 from slowfast_lara.data.frame_lists import HEADER, _read_one_by_one, _read_plain, read_frame_list
-from slowfast_lara.data.texts import Texts
+from slowfast_lara.data.string_array import Texts
 from slowfast_lara.errors import DataError
 
 

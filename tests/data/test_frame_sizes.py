@@ -12,12 +12,12 @@ import pytest
 from slowfast_lara.data import load_views
 from slowfast_lara.data.decode import MAX_ASPECT, check_size
 from slowfast_lara.data.kinetics import Kinetics
-from slowfast_lara.data.preparing.check import check
 from slowfast_lara.data.sources import open_frames
 from slowfast_lara.data.ssv2 import Ssv2
 from slowfast_lara.errors import DecodeError
+from slowfast_lara.prepare.check import check
 from slowfast_lara.report.sections import thumbnail
-from tests.data.helpers import config, write_image, write_video
+from tests.helpers.videos import config, write_image, write_video
 
 NARROW = (16, 2000)  # scaled to 224 pixels, a frame would be 224 x 28000
 

@@ -9,8 +9,8 @@ import pytest
 from slowfast_lara.data import decode
 from slowfast_lara.data.decode import read_all
 from slowfast_lara.data.h264 import FrameOrder
-from tests.data.helpers import NEEDS_REAL_VIDEOS, decode_all, real_videos, write_video
 from tests.data.test_decode import check_against_all_frames, whole
+from tests.helpers.videos import NEEDS_REAL_VIDEOS, decode_all, real_videos, write_video
 
 PYRAMID = {"bf": "3", "g": "20", "b-pyramid": "normal", "sc_threshold": "0"}
 # In one packet: additional information, the start of a picture, filling.

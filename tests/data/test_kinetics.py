@@ -10,7 +10,7 @@ import torch
 from slowfast_lara.data import load_views
 from slowfast_lara.data.kinetics import Kinetics
 from slowfast_lara.errors import DataError
-from tests.data.helpers import config, decode_all, write_video
+from tests.helpers.videos import config, decode_all, write_video
 
 
 @pytest.fixture

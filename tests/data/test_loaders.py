@@ -16,8 +16,8 @@ from slowfast_lara.data.bad_videos import BadVideos, Failure
 from slowfast_lara.data.loader import test_loader as make_test_loader
 from slowfast_lara.data.loader import train_loader, val_loader
 from slowfast_lara.errors import DataError, RunError, TooManyBadVideos
-from tests.data.helpers import config
-from tests.runs import finish, start
+from tests.helpers.runs import finish, start
+from tests.helpers.videos import config
 
 
 @pytest.fixture
@@ -176,7 +176,7 @@ START_WORKERS = """
 import multiprocessing, sys
 if __name__ == "__main__":
     multiprocessing.set_start_method(sys.argv[2])
-    from tests.data.helpers import config
+    from tests.helpers.videos import config
     from slowfast_lara.data.loader import train_loader
     cfg = config(DATA__PATH_TO_DATA_DIR=sys.argv[1], DATA_LOADER__NUM_WORKERS=1,
                  DATA__USE_RAND_AUGMENT=True)

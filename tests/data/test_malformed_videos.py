@@ -14,7 +14,7 @@ import pytest
 from slowfast_lara.data import load_views
 from slowfast_lara.data.kinetics import Kinetics
 from slowfast_lara.errors import DecodeError
-from tests.data.helpers import REPOSITORY, config, write_silence, write_video
+from tests.helpers.videos import REPOSITORY, config, write_silence, write_video
 
 CFG = config(TEST__NUM_ENSEMBLE_VIEWS=2)
 

@@ -14,13 +14,13 @@ from slowfast_lara.data import packet_index
 from slowfast_lara.data.decode import opened
 from slowfast_lara.data.packet_index import PacketIndex, version_of
 from slowfast_lara.data.packets import Packets, scan
-from tests.data.helpers import REPOSITORY, decode_all, write_video
 from tests.data.test_packets import index_files, read, settle
+from tests.helpers.videos import REPOSITORY, decode_all, write_video
 
 FIND = """
 import sys
 from slowfast_lara.data.loader import train_loader
-from tests.data.helpers import config
+from tests.helpers.videos import config
 folder, workers = sys.argv[1], int(sys.argv[2])
 cfg = config(DATA__PATH_TO_DATA_DIR=folder, DATA_LOADER__NUM_WORKERS=workers)
 assert len(list(train_loader(cfg, batch_size=1))) == 3

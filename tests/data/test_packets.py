@@ -17,8 +17,8 @@ from slowfast_lara.data.decode import Region, read_span
 from slowfast_lara.data.packet_index import PacketIndex, pack, unpack, version_of
 from slowfast_lara.data.packets import Packets, needed_packets, scan
 from slowfast_lara.errors import DecodeError
-from tests.data.helpers import NEEDS_REAL_VIDEOS, REPOSITORY, decode_all, real_videos, write_video
 from tests.data.test_decode import VIDEOS, whole
+from tests.helpers.videos import NEEDS_REAL_VIDEOS, REPOSITORY, decode_all, real_videos, write_video
 
 H264 = {
     "prepared.mp4": {"options": {"bf": "7", "g": "16", "x264-params": "b-pyramid=none:b-adapt=0"}},
@@ -240,7 +240,7 @@ def test_a_folder_that_cannot_be_written(tmp_path, kind, monkeypatch):
         def refuse(*_):  # root may write anywhere
             raise PermissionError(13, "Permission denied")
 
-        monkeypatch.setattr(packet_index, "written_aside", refuse)
+        monkeypatch.setattr(packet_index, "atomic_write", refuse)
     else:
         (lists / packet_index.FOLDER).touch()
     index = PacketIndex(str(lists))
@@ -257,7 +257,7 @@ def test_a_full_disk_ends_only_the_writing(tmp_path, monkeypatch):
     def full(*_):
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(packet_index, "written_aside", full)
+    monkeypatch.setattr(packet_index, "atomic_write", full)
     read(path, index, np.arange(3))
     index.write()
     assert len(read(path, index, np.arange(5))) == 5

@@ -17,7 +17,7 @@ from slowfast_lara.data.loader import train_loader
 from slowfast_lara.data.registry import dataset_class
 from slowfast_lara.data.ssv2 import Ssv2
 from slowfast_lara.errors import ConfigError
-from tests.data.helpers import REPOSITORY, config
+from tests.helpers.videos import REPOSITORY, config
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ from slowfast_lara.data import decode
 from slowfast_lara.data.decode import Region
 from slowfast_lara.data.sources import list_images, open_frames, read_frames
 from slowfast_lara.errors import DecodeError
-from tests.data.helpers import decode_all, write_image, write_video
+from tests.helpers.videos import decode_all, write_image, write_video
 
 
 @pytest.fixture

@@ -15,12 +15,12 @@ from slowfast_lara.data import load_views
 from slowfast_lara.data.decode import count_frames, read_span
 from slowfast_lara.data.kinetics import Kinetics
 from slowfast_lara.data.packet_index import PacketIndex
-from slowfast_lara.data.preparing.reencode import Options, prepare_video
 from slowfast_lara.data.sources import open_frames
 from slowfast_lara.data.transforms import pixels_of
-from tests.data.helpers import config, decode_all
+from slowfast_lara.prepare.reencode import Options, prepare_video
 from tests.data.test_decode import whole
-from tests.data.test_reencode import upright, write
+from tests.helpers.videos import config, decode_all
+from tests.prepare.test_reencode import upright, write
 
 FRAMES = 35
 KINDS = {

@@ -12,7 +12,7 @@ from slowfast_lara.data import load_views
 from slowfast_lara.data.frame_lists import HEADER
 from slowfast_lara.data.ssv2 import PREFIX, Ssv2
 from slowfast_lara.errors import DataError
-from tests.data.helpers import config, decode_all, write_image, write_video
+from tests.helpers.videos import config, decode_all, write_image, write_video
 
 TEMPLATES = ["Pushing something from left to right", "Turning something upside down"]
 

@@ -9,7 +9,7 @@ from slowfast_lara.config import load_config
 from slowfast_lara.data import rand_augment, transforms
 from slowfast_lara.data.rand_augment import RandAugment
 from slowfast_lara.errors import ConfigError
-from tests.data.helpers import REPOSITORY
+from tests.helpers.videos import REPOSITORY
 
 
 @pytest.fixture

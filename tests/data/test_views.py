@@ -12,7 +12,7 @@ import torch
 from slowfast_lara.data import load_views
 from slowfast_lara.data.sources import list_images
 from slowfast_lara.errors import DecodeError
-from tests.data.helpers import (
+from tests.helpers.videos import (
     NEEDS_REAL_VIDEOS,
     config,
     decode_all,

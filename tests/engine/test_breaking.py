@@ -7,9 +7,9 @@ import os
 import pytest
 import torch
 
-from slowfast_lara.commands.run import main
-from tests.engine.breaking import break_training, keep_weights
-from tests.runs import (
+from slowfast_lara.cli.run import main
+from tests.helpers.fault_injection import break_training, keep_weights
+from tests.helpers.runs import (
     finish,
     free_port,
     json_stats,
@@ -86,7 +86,7 @@ def run_two(folder, video_set, what, steps, iteration):
         (lists / f"{split}.csv").write_text(text * (2 if split == "train" else 1))
     config = write_config(folder / "c.yaml", lists, folder / "out", **changes(steps, iteration))
     address = f"tcp://localhost:{free_port()}"
-    program = ("-m", "tests.engine.breaking", what, str(iteration), "1", str(folder), "--")
+    program = ("-m", "tests.helpers.fault_injection", what, str(iteration), "1", str(folder), "--")
     common = ("--cfg", config, "--num_shards", 2, "--init_method", address)
     nodes = [start(*common, "--shard_id", i, program=program) for i in range(2)]
     return [finish(node) for node in nodes]
@@ -131,7 +131,7 @@ def test_torchrun_prints_the_reason_of_any_process(tmp_path, video_set):
     """Also of bad data, which all processes would see in most cases."""
     config = write_config(tmp_path / "c.yaml", video_set, tmp_path / "out", **changes(1, 6))
     agent = ("-m", "torch.distributed.run", "--nproc-per-node", "2")
-    broken = ("-m", "tests.engine.breaking", "data", "6", "1", str(tmp_path), "--")
+    broken = ("-m", "tests.helpers.fault_injection", "data", "6", "1", str(tmp_path), "--")
     program = (*agent, "--master-port", str(free_port()), *broken)
     code, _, stderr = finish(start("--cfg", config, program=program))
     assert code != 0

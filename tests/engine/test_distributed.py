@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 import torch
 
-from tests.runs import (
+from tests.helpers.runs import (
     RUN_NET,
     finish,
     free_port,

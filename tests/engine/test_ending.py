@@ -16,14 +16,14 @@ from typing import Any
 
 import pytest
 
-from slowfast_lara.commands.predict import main as predict_main
+from slowfast_lara.cli.predict import main as predict_main
 from slowfast_lara.config import load_config
-from slowfast_lara.engine.checkpoint import save
 from slowfast_lara.engine.launch import _run_alone
 from slowfast_lara.engine.signals import SAME_REQUEST_SECONDS, SIGNALS
 from slowfast_lara.errors import LAUNCHERS_FOLDER, InputError, exit_code_of
 from slowfast_lara.inference.predict import Predictor
 from slowfast_lara.models import build_model
+from slowfast_lara.runs.checkpoint import save
 from tests.engine.test_distributed import (
     children,
     iterations,
@@ -32,8 +32,8 @@ from tests.engine.test_distributed import (
     start_spawning,
     start_torchrun,
 )
-from tests.preloaded import environment
-from tests.runs import (
+from tests.helpers.preloaded import environment
+from tests.helpers.runs import (
     RUN_NET,
     finish,
     load_checkpoint,

@@ -18,7 +18,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.runs import finish, free_port, start, wait_for, write_config
+from tests.helpers.runs import finish, free_port, start, wait_for, write_config
 
 IDLE = """
 import pathlib, sys, time

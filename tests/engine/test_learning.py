@@ -10,8 +10,8 @@ import pytest
 
 from slowfast_lara.attention import ESTIMATORS
 from slowfast_lara.config import load_config
-from tests.preloaded import environment
-from tests.runs import ROOT, finish, json_stats, start
+from tests.helpers.preloaded import environment
+from tests.helpers.runs import ROOT, finish, json_stats, start
 
 QUICK = ROOT / "configs" / "quick"
 CLASSES = 4

@@ -10,8 +10,8 @@ import subprocess
 import sys
 import termios
 
-from tests.preloaded import environment
-from tests.runs import RUN_NET, json_stats, write_config
+from tests.helpers.preloaded import environment
+from tests.helpers.runs import RUN_NET, json_stats, write_config
 
 
 def test_terminal_has_a_bar_and_the_log_has_lines(tmp_path, video_set):

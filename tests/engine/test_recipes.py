@@ -12,17 +12,24 @@ import pytest
 import torch
 
 import slowfast_lara
-from slowfast_lara.commands.run import main
+from slowfast_lara.cli.run import main
 from slowfast_lara.config import load_config
 from slowfast_lara.data.loader import train_loader
-from slowfast_lara.engine import checkpoint
 from slowfast_lara.engine.mixup import draw_mix
 from slowfast_lara.engine.train import _seed
 from slowfast_lara.models import build_model
+from slowfast_lara.runs import checkpoint
 from tests.engine.test_distributed import start_torchrun
 from tests.engine.test_mixup import reference_clips
-from tests.runs import NUM_CLASSES, finish, json_stats, load_checkpoint, same_tensors, write_config
-from tests.small_models import only_error
+from tests.helpers.runs import (
+    NUM_CLASSES,
+    finish,
+    json_stats,
+    load_checkpoint,
+    same_tensors,
+    write_config,
+)
+from tests.helpers.small_models import only_error
 
 pytestmark = pytest.mark.usefixtures("in_process")
 

@@ -10,9 +10,9 @@ import time
 import pytest
 import torch
 
-from slowfast_lara.commands.run import main
-from slowfast_lara.engine import checkpoint
-from tests.runs import (
+from slowfast_lara.cli.run import main
+from slowfast_lara.runs import checkpoint
+from tests.helpers.runs import (
     finish,
     json_stats,
     kill_group,

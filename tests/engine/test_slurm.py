@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.preloaded import environment
-from tests.runs import ROOT, json_stats, kill_group, wait_for, write_config
+from tests.helpers.preloaded import environment
+from tests.helpers.runs import ROOT, json_stats, kill_group, wait_for, write_config
 
 SRUN = """#!/bin/bash
 # Runs the command once for each node, as srun does with one task a node.

@@ -6,10 +6,10 @@ import socket
 
 import pytest
 
-from slowfast_lara.engine import meeting
-from slowfast_lara.engine.meeting import listen, open_store
-from tests.engine.test_meeting import linux_only
-from tests.runs import free_port
+from slowfast_lara.engine import rendezvous as meeting
+from slowfast_lara.engine.rendezvous import listen, open_store
+from tests.engine.test_rendezvous import linux_only
+from tests.helpers.runs import free_port
 
 
 @linux_only

@@ -12,7 +12,7 @@ from PIL import Image
 from slowfast_lara.config import load_config
 from slowfast_lara.data.kinetics import Kinetics
 from slowfast_lara.engine.tensorboard import write_clips
-from tests.small_models import NAMES, make_videos
+from tests.helpers.small_models import NAMES, make_videos
 
 events = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
 

@@ -7,8 +7,8 @@ import os
 import pytest
 import torch
 
-from slowfast_lara.commands.run import main
-from tests.runs import json_stats, load_checkpoint, same_tensors, write_config
+from slowfast_lara.cli.run import main
+from tests.helpers.runs import json_stats, load_checkpoint, same_tensors, write_config
 
 pytestmark = pytest.mark.usefixtures("in_process")
 

@@ -17,17 +17,16 @@ import pytest
 import torch
 
 from slowfast_lara.attention import build_estimator
-from slowfast_lara.commands.export import main as export_command
-from slowfast_lara.commands.predict import main as predict
-from slowfast_lara.commands.run import main as run
+from slowfast_lara.cli.export import main as export_command
+from slowfast_lara.cli.predict import main as predict
+from slowfast_lara.cli.run import main as run
 from slowfast_lara.data import load_views
 from slowfast_lara.errors import InputError, RunError, UserError
 from slowfast_lara.inference import export as export_module
 from slowfast_lara.inference.export import export
 from slowfast_lara.inference.load import load
-from tests.data.helpers import real_videos
-from tests.runs import ROOT, write_config, write_video
-from tests.small_models import (
+from tests.helpers.runs import ROOT, write_config, write_video
+from tests.helpers.small_models import (
     NAMES,
     files_of_at_most,
     make_videos,
@@ -35,6 +34,7 @@ from tests.small_models import (
     small_config,
     write_model,
 )
+from tests.helpers.videos import real_videos
 
 onnx, onnxruntime, _ = (
     pytest.importorskip(name, reason="the extra `export` is not installed")

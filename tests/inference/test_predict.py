@@ -13,14 +13,14 @@ import numpy as np
 import pytest
 import torch
 
-from slowfast_lara.commands.predict import main
+from slowfast_lara.cli.predict import main
 from slowfast_lara.config import load_config
 from slowfast_lara.data import load_views
-from slowfast_lara.engine import checkpoint
-from slowfast_lara.files import written_aside
+from slowfast_lara.files import atomic_write
 from slowfast_lara.models import build_model
-from tests.runs import finish, start
-from tests.small_models import (
+from slowfast_lara.runs import checkpoint
+from tests.helpers.runs import finish, start
+from tests.helpers.small_models import (
     NAMES,
     ROOT,
     ModelFiles,
@@ -315,11 +315,11 @@ def test_folder_of_frames(tmp_path, capsys):
 def test_written_aside_is_whole_or_absent(tmp_path):
     path = tmp_path / "file.txt"
     path.write_text("old")
-    with pytest.raises(KeyError), written_aside(str(path)) as aside:
+    with pytest.raises(KeyError), atomic_write(str(path)) as aside:
         Path(aside).write_text("half")
         raise KeyError
     assert path.read_text() == "old" and os.listdir(tmp_path) == ["file.txt"]
-    with written_aside(str(path)) as aside:
+    with atomic_write(str(path)) as aside:
         Path(aside).write_text("new")
         assert path.read_text() == "old"
     assert path.read_text() == "new" and os.listdir(tmp_path) == ["file.txt"]

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from slowfast_lara.models import VisionTransformer
-from tests.comparing import assert_close
+from tests.helpers.comparing import assert_close
 
 GOLDEN = sorted((Path(__file__).parents[1] / "golden").glob("motionformer_*.npz"))
 

@@ -10,7 +10,7 @@ from torch.nn import functional
 from slowfast_lara.attention import ESTIMATORS
 from slowfast_lara.config import load_config
 from slowfast_lara.models import VisionTransformer, build_model
-from tests.comparing import OUTPUT, assert_close
+from tests.helpers.comparing import OUTPUT, assert_close
 
 LAYERS = ("trajectory", "joint", "divided")
 EVERY_ATTENTION = list(itertools.product(LAYERS, ESTIMATORS))

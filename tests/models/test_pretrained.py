@@ -8,8 +8,18 @@ import torch
 
 from slowfast_lara.models import VisionTransformer
 from slowfast_lara.models.weights.pretrained import load_pretrained
-
-from .made_up_weights import CLASSES, DEPTH, DIM, GRID, PATCH, build, refused, save, vit, vit_npz
+from tests.helpers.made_up_weights import (
+    CLASSES,
+    DEPTH,
+    DIM,
+    GRID,
+    PATCH,
+    build,
+    refused,
+    save,
+    vit,
+    vit_npz,
+)
 
 
 def check_image_weights(model, start, state, hidden=True):

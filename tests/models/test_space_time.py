@@ -4,8 +4,8 @@ import pytest
 import torch
 from torch import nn
 
+from benchmarks.textbook import TextbookTrajectoryAttention
 from slowfast_lara.attention import ESTIMATORS, build_estimator
-from slowfast_lara.experiments.textbook import TextbookTrajectoryAttention
 from slowfast_lara.models import temporal
 from slowfast_lara.models.space_time import (
     ATTENTION_LAYERS,
@@ -13,7 +13,7 @@ from slowfast_lara.models.space_time import (
     JointAttention,
     TrajectoryAttention,
 )
-from tests.comparing import assert_close
+from tests.helpers.comparing import assert_close
 
 
 def outputs_and_gradients(layer, x, num_frames):

@@ -14,8 +14,16 @@ import pytest
 import torch
 
 from slowfast_lara.models.weights.pretrained import load_pretrained
-
-from .made_up_weights import DIM, build, refused, safetensors, save, vit, vit_npz, write_safetensors
+from tests.helpers.made_up_weights import (
+    DIM,
+    build,
+    refused,
+    safetensors,
+    save,
+    vit,
+    vit_npz,
+    write_safetensors,
+)
 
 
 class Trap:

@@ -10,11 +10,10 @@ from pathlib import Path
 import pytest
 import yaml
 
-from slowfast_lara.commands.report import main
-from tests.runs import run_ok
-from tests.small_models import NAMES, make_videos, only_error, small_config
-
-from .browser import CHROMIUM, Browser
+from slowfast_lara.cli.report import main
+from tests.helpers.browser import CHROMIUM, Browser
+from tests.helpers.runs import run_ok
+from tests.helpers.small_models import NAMES, make_videos, only_error, small_config
 
 
 @pytest.fixture(scope="module")
@@ -203,7 +202,7 @@ def test_log_of_a_run_that_went_on(tmp_path):
         'x json_stats: {"_type": "train_ep',
     ]
     (tmp_path / "stdout.log").write_text("\n".join(lines))
-    from slowfast_lara.engine.run_folder import read_run
+    from slowfast_lara.runs.folder import read_run
 
     assert read_run(str(tmp_path), None).curve("train_epoch", "loss") == [(1.0, 1.5)]
     assert main([str(tmp_path)]) == 0

@@ -15,8 +15,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tests.engine.test_distributed import SPAWN, TORCHRUN
-from tests.preloaded import environment
-from tests.runs import RUN_NET, free_port
+from tests.helpers.preloaded import environment
+from tests.helpers.runs import RUN_NET, free_port
 
 MARK = "SLOWFAST_LARA_TORTURE"
 _OURS = f"{MARK}={os.getpid()}-"

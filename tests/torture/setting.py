@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from tests.runs import write_config, write_set
+from tests.helpers.runs import write_config, write_set
 
 TRAIN_VIDEOS, VAL_VIDEOS, TEST_VIDEOS = 24, 5, 24
 EPOCHS = 6

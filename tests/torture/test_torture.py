@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.preloaded import environment
-from tests.runs import ROOT
+from tests.helpers.preloaded import environment
+from tests.helpers.runs import ROOT
 from tests.torture import checks
 from tests.torture.experiment import draw_plan
 from tests.torture.faults import FAULTS, SORTS

@@ -7,9 +7,9 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from slowfast_lara.attention.kernels.mix import mix
-from slowfast_lara.attention.kernels.seen import seen
-from slowfast_lara.attention.samples import Samples, scale_down
+from slowfast_lara.attention.kernels.combine import mix
+from slowfast_lara.attention.kernels.key_stats import seen
+from slowfast_lara.attention.samples import Samples, scaled
 
 
 def by_kernels(q: Tensor, k: Tensor, v: Tensor, samples: Samples, num_frames: int) -> Tensor:
@@ -24,6 +24,6 @@ def by_kernels(q: Tensor, k: Tensor, v: Tensor, samples: Samples, num_frames: in
 
 def attention_of_landmarks(landmarks: Tensor, k: Tensor) -> Tensor:
     """softmax_attention(landmarks, k, k) for few queries, in float32: [B,h,C,d]."""
-    _, means, rest, _ = seen(scale_down(landmarks), k, None, 1, False)
+    _, means, rest, _ = seen(scaled(landmarks), k, None, 1, False)
     # Samples are made of them, and stand in an exponent: with what rounding took.
     return (means if rest.numel() == 0 else means.float() + rest).squeeze(2)

@@ -15,7 +15,7 @@ from slowfast_lara.attention.kernels.launch import (
     run,
     tile_for,
 )
-from slowfast_lara.attention.kernels.traffic import temporal_weight_parts
+from slowfast_lara.attention.kernels.tiles import temporal_weight_parts
 
 # So many frames are in one tile of scores; of more, the softmax is taken by PyTorch.
 MOST_FRAMES_OF_A_TILE = 32

@@ -9,6 +9,10 @@ of 8.6, 8.9 and 12.0, which self_check.py finds out.)
 
 from __future__ import annotations
 
+# Frames of which one program of the mixing step's backward pass collects the gradients
+# (triton_mix_backward.py): the scores are made once for each group of them.
+FRAME_GROUP = 4
+
 # Samples (BLOCK_C) and queries or keys (BLOCK_N) of a tile, warps, and stages of the pipeline:
 # for heads of up to 64 numbers, and of up to 128.
 _OWN_SAMPLES = {
@@ -69,3 +73,8 @@ def tile(kernel: str, *, element_size: int, d: int = 0, C: int = 0) -> dict[str,
 
 def _program(warps: int, stages: int) -> dict[str, int]:
     return {"num_warps": warps, "num_stages": stages}
+
+
+def temporal_weight_parts(tokens: int) -> int:
+    """Into how many parts the tokens are cut for the weights' gradients: enough programs."""
+    return max(1, min(16, tokens // 256))

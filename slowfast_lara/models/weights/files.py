@@ -22,7 +22,7 @@ import torch
 from torch import Tensor
 
 from slowfast_lara.errors import WeightsError, first_line
-from slowfast_lara.files import check_plain, parse_json
+from slowfast_lara.files import check_regular_file, parse_json
 
 # Where checkpoints keep their weights: PySlowFast and ours; Lightning, MoCo; DeiT, MAE.
 _WRAPPERS = ("model_state", "state_dict", "model")
@@ -92,7 +92,7 @@ def _tensors_in(content: Any, seen: dict[int, Any]) -> Iterator[Tensor]:
 @contextlib.contextmanager
 def _one_line_errors(path: str) -> Iterator[None]:
     try:
-        check_plain(path)
+        check_regular_file(path)
         yield
     except WeightsError:
         raise

@@ -1,0 +1,1 @@
+"""Benchmarks that compare implementations: run from a checkout, not installed."""

@@ -1,0 +1,143 @@
+"""Time and memory of the attentions, over the crop and over the sequence length.
+
+`crop`: the trajectory layer of ViT-B on 8 frames, forward and backward, against
+the textbook layer. `length`: the paper's efficiency table (appendix H.5), whole
+encoders of 8 layers, 192 wide, 3 heads, 16 samples, all keys in one group,
+against exact attention that makes its matrix.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from benchmarks.speed_table import Cost, SpeedTable
+from benchmarks.textbook import TextbookTrajectoryAttention
+from slowfast_lara.analysis.measure import best_times, count_flops, peak_memory
+from slowfast_lara.attention import ESTIMATORS, Estimator, build_estimator
+from slowfast_lara.attention.softmax import softmax_weights
+from slowfast_lara.models import VisionTransformer
+from slowfast_lara.models.attention_config import EXACT, estimator_named, shown_name
+from slowfast_lara.models.motionformer import Block
+from slowfast_lara.models.space_time import JointAttention, TrajectoryAttention
+
+WIDTH, HEADS, FRAMES, LANDMARKS = 768, 12, 8, 128
+BASELINE = "textbook"
+
+
+def crop_costs(
+    crops: Sequence[int], estimators: Sequence[str] | None, repeats: int, flops: bool
+) -> SpeedTable:
+    """A trajectory layer over the size of the crop; with the GFLOPs of whole models if wanted."""
+    chosen = _chosen(estimators)
+    table = SpeedTable("trajectory layer, ViT-B, 8 frames, batch 1", "crop", BASELINE)
+    for crop in crops:
+        tokens = torch.randn(1, 1 + FRAMES * (crop // 16) ** 2, WIDTH, requires_grad=True)
+        textbook = TextbookTrajectoryAttention(trajectory_layer(EXACT))
+        layers: dict[str, nn.Module] = {BASELINE: textbook}
+        layers.update((shown_name(name), trajectory_layer(name)) for name in chosen)
+        table.costs += _costs(crop, layers, tokens, FRAMES, repeats=repeats)
+    if flops:
+        counts = model_gflops(crops[0], chosen)
+        figures = ", ".join(f"{name} {gflops:.1f}" for name, gflops in counts.items())
+        table.notes.append(f"GFLOPs of the whole model at {crops[0]} pixels (fvcore): {figures}")
+    return table
+
+
+def length_costs(
+    lengths: Sequence[int], estimators: Sequence[str] | None, repeats: int
+) -> SpeedTable:
+    """The paper's encoder over the number of tokens."""
+    chosen = _chosen(estimators)
+    title = "encoder of 8 layers, 192 wide, 3 heads, 16 samples, batch 1"
+    table = SpeedTable(title, "tokens", BASELINE)
+    for length in lengths:
+        tokens = torch.randn(1, 1 + length, 192, requires_grad=True)
+        encoders: dict[str, nn.Module] = {BASELINE: encoder(TextbookSoftmax)}
+        for name in chosen:
+            build = partial(build_estimator, name, head_dim=64, num_heads=3, num_landmarks=16)
+            encoders[shown_name(name)] = encoder(build)
+        table.costs += _costs(length, encoders, tokens, repeats=repeats)
+    return table
+
+
+def _chosen(names: Sequence[str] | None) -> Sequence[str]:
+    return [estimator_named(name) for name in names or ESTIMATORS]
+
+
+def trajectory_layer(name: str) -> TrajectoryAttention:
+    estimator = build_estimator(
+        name, head_dim=WIDTH // HEADS, num_heads=HEADS, num_landmarks=LANDMARKS
+    )
+    return TrajectoryAttention(WIDTH, HEADS, estimator, qkv_bias=True, drop=0.0)
+
+
+def _costs(
+    size: int, models: Mapping[str, nn.Module], *inputs: Any, repeats: int
+) -> Iterator[Cost]:
+    """What each model takes for the inputs, without and with its backward pass."""
+
+    @torch.no_grad()
+    def forward(model: nn.Module) -> None:
+        model(*inputs)
+
+    def both(model: nn.Module) -> None:
+        model(*inputs).sum().backward()
+
+    for model in models.values():
+        model.eval()
+    times = best_times({name: partial(forward, m) for name, m in models.items()}, repeats)
+    for model in models.values():
+        model.train()
+    both_times = best_times({name: partial(both, m) for name, m in models.items()}, repeats)
+    for name, model in models.items():
+        yield Cost(size, name, times[name], both_times[name], peak_memory(partial(both, model)))
+
+
+class TextbookSoftmax(Estimator):
+    """Exact attention that makes its N x N matrix, the paper's baseline."""
+
+    exact = True
+
+    def forward(self, q: Tensor, k: Tensor, v: Tensor, *, num_frames: int = 1) -> Tensor:
+        return (softmax_weights(q, k) @ v).unsqueeze(3)
+
+
+class _Encoder(nn.Module):
+    def __init__(self, blocks: list[Block]) -> None:
+        super().__init__()
+        self.blocks = nn.ModuleList(blocks)
+
+    def forward(self, x: Tensor) -> Tensor:
+        for block in self.blocks:
+            x = block(x, 1)
+        return x
+
+
+def encoder(make_estimator: Callable[[], Any]) -> nn.Module:
+    """The paper's encoder, whose layers attend to all tokens at once."""
+    layers = (JointAttention(192, 3, make_estimator(), True, 0.0) for _ in range(8))
+    return _Encoder([Block(192, layer, None, 4.0, 0.0, 0.0) for layer in layers])
+
+
+def model_gflops(crop: int, estimators: Sequence[str]) -> dict[str, float]:
+    """GFLOPs of a whole ViT-B Motionformer by attention, the textbook layer's first."""
+    clip = torch.zeros(1, 3, 2 * FRAMES, crop, crop)
+    textbook = VisionTransformer(num_classes=400, estimator=EXACT)
+    blocks: Iterable[Any] = textbook.blocks
+    for block in blocks:
+        block.attn = TextbookTrajectoryAttention(block.attn)
+    counts = {BASELINE: _gflops(textbook, clip)}
+    for name in estimators:
+        model = VisionTransformer(num_classes=400, estimator=name)
+        counts[shown_name(name)] = _gflops(model, clip)
+    return counts
+
+
+@torch.no_grad()
+def _gflops(model: nn.Module, clip: Tensor) -> float:
+    return count_flops(model.eval(), [clip]) / 1e9

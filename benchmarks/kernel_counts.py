@@ -1,0 +1,165 @@
+"""What a function asks of a GPU, counted without one: kernels, bytes and FLOPs.
+
+The function is run on the meta device, where tensors have shapes and no contents, and every
+operator that PyTorch calls is noted. An operator reads each of its tensors from memory once
+and writes its results once; views are free, and so is a stride of 0. The paths that the
+package has for NVIDIA's GPUs are those of the meta device too, so they are what is counted.
+
+Of itself the meta device takes `scaled_dot_product_attention` apart. Here it is the kernel that
+a GPU would choose: flash for half precision without a mask, else the memory-efficient one,
+or PyTorch's matrices where the sizes suit neither. Our own fused kernels state what they move
+and compute (attention/kernels/traffic.py).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+from benchmarks.kernel_traffic import OPERATORS
+
+aten = torch.ops.aten
+HALF = (torch.float16, torch.bfloat16)
+
+# They allocate or look at memory, and move none of it.
+_FREE = {"empty", "empty_like", "empty_strided", "new_empty", "new_empty_strided", "detach"}
+_FREE |= {"_unsafe_view", "_reshape_alias"}
+# They write a tensor that they are given without reading it.
+_FILL = {"copy_", "zero_", "fill_", "normal_", "uniform_", "bernoulli_", "zeros_like", "ones_like"}
+_FILL |= {"randn_like", "rand_like", "new_full", "new_zeros", "new_ones", "full_like"}
+
+
+class Kernel(NamedTuple):
+    """One operator's launches, and what they move and compute."""
+
+    name: str
+    launches: int
+    bytes: int
+    flops: int
+    half: bool  # whether the FLOPs are those of half precision
+
+
+def count_kernels(function: Callable[[], Any]) -> tuple[list[Kernel], Any]:
+    """The kernels of a function of tensors on the meta device, and what it returns."""
+    counter = _Counter()
+    with _GpuAttention(), counter:
+        result = function()
+    return counter.kernels, result
+
+
+class _GpuAttention(TorchFunctionMode):
+    """scaled_dot_product_attention as the operator that a GPU would run."""
+
+    def __torch_function__(
+        self, function: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        if function is functional.scaled_dot_product_attention:
+            return _attention(*args, **(kwargs or {}))
+        return function(*args, **(kwargs or {}))
+
+
+def _attention(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    attn_mask: Tensor | None = None,
+    dropout_p: float = 0.0,
+    scale: float | None = None,
+) -> Tensor:
+    if q.dtype in HALF and attn_mask is None and q.shape[-1] == v.shape[-1]:
+        scale = q.shape[-1] ** -0.5 if scale is None else scale
+        width = v.shape[-1]
+        q, k, v = (functional.pad(x, (0, -width % 8)) if width % 8 else x for x in (q, k, v))
+        out = aten._scaled_dot_product_flash_attention(q, k, v, dropout_p, False, scale=scale)[0]
+        return out[..., :width]
+    aligned = 8 if q.dtype in HALF else 4
+    if q.shape[-1] % aligned or v.shape[-1] % aligned:
+        return functional.scaled_dot_product_attention(q, k, v, attn_mask, dropout_p, scale=scale)
+    if attn_mask is not None:
+        attn_mask = attn_mask.expand(*q.shape[:3], k.shape[2])
+    options = {"dropout_p": dropout_p, "is_causal": False, "scale": scale}
+    return aten._scaled_dot_product_efficient_attention(q, k, v, attn_mask, True, **options)[0]
+
+
+class _Counter(TorchDispatchMode):
+    def __init__(self) -> None:
+        super().__init__()
+        self.kernels: list[Kernel] = []
+
+    def __torch_dispatch__(
+        self, function: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        result = function(*args, **kwargs)
+        name = function.overloadpacket.__name__
+        fused = OPERATORS.get(f"{function.namespace}::{name}")
+        if fused is not None:
+            half = args[0].dtype in HALF or args[1].dtype in HALF
+            self.kernels += [Kernel(k, 1, moved, flops, half) for k, moved, flops in fused(*args)]
+        elif not function.is_view and name not in _FREE:
+            given = {key: value for key, value in kwargs.items() if key != "out"}
+            self.kernels += _kernel(name, _tensors((args, given)), _tensors(result))
+        return result
+
+
+def _tensors(tree: Any) -> list[Tensor]:
+    return [leaf for leaf in tree_leaves(tree) if isinstance(leaf, Tensor)]
+
+
+def _kernel(name: str, given: list[Tensor], made: list[Tensor]) -> Iterable[Kernel]:
+    if not made or name == "copy_" and _same_place(*given[:2]):
+        return []
+    read = given[1:] if name in _FILL else given
+    if name in ("gather", "index_select"):  # only what is picked is read
+        read = [*given[1:], *made]
+    size = sum(map(_bytes, {id(x): x for x in read}.values())) + sum(map(_bytes, made))
+    launches, flops = 1, 0
+    if name in ("mm", "bmm", "addmm", "baddbmm", "baddbmm_"):
+        left, right = given[-2:]
+        flops = 2 * left.numel() * right.shape[-1]
+        if name == "baddbmm":  # first the sum's other term is copied to where the product goes
+            launches, size = 2, size + _bytes(given[0]) + _bytes(made[0])
+    elif name == "constant_pad_nd":  # filled, then copied into
+        launches, size = 2, size + sum(map(_bytes, made))
+    elif "attention" in name:
+        launches, extra, flops = _attention_costs(name, given)
+        size += extra
+    half = bool(given) and given[0].dtype in HALF
+    return [Kernel(name, launches, size, flops, half)]
+
+
+def _attention_costs(name: str, given: list[Tensor]) -> tuple[int, int, int]:
+    """Launches, bytes beyond its tensors, and FLOPs of a fused attention."""
+    backward = name.endswith("backward")
+    q, k, v = given[1:4] if backward else given[:3]
+    pairs = math.prod(q.shape[:-1]) * k.shape[-2]
+    if not backward:
+        return 1, 0, 2 * pairs * (q.shape[-1] + v.shape[-1])
+    # A kernel before the main one multiplies outputs and gradients. The gradient of q is summed
+    # over blocks of 128 keys in float32, in memory: flash sets it to zero, adds to it and
+    # rounds it in a kernel of its own; the other one keeps the last block's sum to itself.
+    passes = 3 if "flash" in name else 2 * (-(-k.shape[-2] // 128) - 1)
+    launches = 3 if "flash" in name else 2
+    return launches, passes * 4 * q.shape.numel(), 2 * pairs * (3 * q.shape[-1] + 2 * v.shape[-1])
+
+
+def _same_place(a: Tensor, b: Tensor) -> bool:
+    return a.untyped_storage()._cdata == b.untyped_storage()._cdata and (
+        a.storage_offset(),
+        a.shape,
+        a.stride(),
+    ) == (b.storage_offset(), b.shape, b.stride())
+
+
+def _bytes(x: Tensor) -> int:
+    """Bytes that differ: what a stride of 0 repeats is counted once."""
+    sizes = (size for size, stride in zip(x.shape, x.stride()) if stride)
+    return math.prod(sizes) * x.element_size()

@@ -1,0 +1,162 @@
+"""What attention costs on a GPU, estimated without one.
+
+Kernels, bytes and FLOPs are counted from the code (kernel_counts.py); a kernel takes as long
+as its bytes at the device's bandwidth or its FLOPs at its peak, whichever is longer, and
+5 microseconds to start. These are estimates, to compare designs and sizes by: a kernel that
+reaches half of a peak takes twice as long. The same code gives the same figures.
+
+A layer of ViT-B in bfloat16, in training: the estimators of its spatial stage, its temporal
+stage, and the rest of a block (projections, MLP, norms).
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from benchmarks.kernel_counts import Kernel, count_kernels
+from benchmarks.roofline_table import RooflineTable, Row
+from slowfast_lara.attention import ESTIMATORS, build_estimator, has_kernels
+from slowfast_lara.attention.kernels.choice import missing_sizes
+from slowfast_lara.models.attention_config import shown_name
+from slowfast_lara.models.motionformer import Block
+from slowfast_lara.models.space_time import SpaceTimeAttention
+from slowfast_lara.models.temporal import temporal_attention
+
+WIDTH, HEADS = 768, 12
+LAUNCH = 5e-6  # seconds
+# LARA's defaults are those of the paper; these are the settings of configs/*/best.yaml.
+RECOMMENDED_OPTIONS = {"proposal": "global", "landmarks": "farthest", "weighting": "balance"}
+RECOMMENDED, TEMPORAL, REST = "lara, recommended", "temporal stage", "rest of the block"
+
+
+class Device(NamedTuple):
+    """Bytes, and FLOPs in half precision and in float32, of a second; from data sheets."""
+
+    bandwidth: float
+    half: float
+    single: float
+
+
+DEVICES = {
+    "A100": Device(1.555e12, 312e12, 19.5e12),
+    "H100": Device(3.35e12, 989e12, 67e12),
+    "B200": Device(8.0e12, 2250e12, 80e12),
+    "L4": Device(0.3e12, 121e12, 30.3e12),
+}
+
+
+class Sizes(NamedTuple):
+    crop: int
+    frames: int
+    clips: int
+    landmarks: int
+
+    @property
+    def tokens(self) -> int:
+        return self.frames * (self.crop // 16) ** 2
+
+
+def seconds(kernels: Sequence[Kernel], device: Device) -> float:
+    """The estimate of the time that kernels take one after the other."""
+    return sum(
+        max(k.bytes / device.bandwidth, k.flops / (device.half if k.half else device.single))
+        + k.launches * LAUNCH
+        for k in kernels
+    )
+
+
+def roofline(
+    device: str, crops: Sequence[int], frames: Sequence[int], clips: int, landmarks: int
+) -> RooflineTable:
+    """Every attention and the rest of a block, over the sizes."""
+    table = RooflineTable(device, clips, landmarks)
+    for crop, number in itertools.product(crops, frames):
+        sizes = Sizes(crop, number, clips, landmarks)
+        for name, stage in stages(sizes):
+            forward, backward = (_row(kernels, DEVICES[device]) for kernels in stage())
+            table.add(crop, number, name, forward, backward)
+    return table
+
+
+def _row(kernels: Sequence[Kernel], device: Device) -> Row:
+    launches, moved, flops = (
+        sum(getattr(k, key) for k in kernels) for key in ("launches", "bytes", "flops")
+    )
+    return Row(launches, moved, flops, seconds(kernels, device))
+
+
+Counts = tuple[list[Kernel], list[Kernel]]  # forward, backward
+
+
+def stages(sizes: Sizes) -> Iterator[tuple[str, Callable[[], Counts]]]:
+    """The parts of a layer by name, exact attention first, each as what counts it."""
+    fused = {"kernels": "triton"}
+    settings: list[tuple[str, str, dict[str, str]]]
+    settings = [(name, shown_name(name), {}) for name in ESTIMATORS]
+    settings.append(("lara", RECOMMENDED, RECOMMENDED_OPTIONS))
+    missing = missing_sizes(WIDTH // HEADS, min(sizes.landmarks, sizes.tokens))
+    for name, shown, options in settings:
+        yield shown, partial(spatial_counts, name, sizes, **options)
+        if has_kernels(name) and not missing:
+            yield f"{shown}, fused", partial(spatial_counts, name, sizes, **options, **fused)
+    yield TEMPORAL, partial(temporal_counts, sizes)
+    yield f"{TEMPORAL}, fused", partial(temporal_counts, sizes, **fused)
+    yield REST, partial(_block_counts, sizes)
+
+
+def spatial_counts(name: str, sizes: Sizes, **options: Any) -> Counts:
+    """An estimator, from the layer's projection to all gradients of it."""
+    estimator = build_estimator(
+        name,
+        head_dim=WIDTH // HEADS,
+        num_heads=HEADS,
+        num_landmarks=min(sizes.landmarks, sizes.tokens),
+        **options,
+    ).to("meta")
+    projected = _leaf(sizes.clips, 1 + sizes.tokens, 3 * WIDTH)
+    q, k, v = projected.unflatten(2, (3, HEADS, -1)).permute(2, 0, 3, 1, 4)[:, :, :, 1:]
+    forward, out = count_kernels(lambda: estimator(q, k, v, num_frames=sizes.frames))
+    return forward, _backward(out, [projected])
+
+
+def temporal_counts(sizes: Sizes, **options: Any) -> Counts:
+    q = _leaf(sizes.clips, sizes.tokens, HEADS, WIDTH // HEADS)
+    x = _leaf(sizes.clips, sizes.frames, sizes.tokens, WIDTH)
+    weight, bias = _leaf(2 * WIDTH, WIDTH), _leaf(2 * WIDTH)
+    forward, out = count_kernels(lambda: temporal_attention(q, x, weight, bias, False, **options))
+    return forward, _backward(out, [q, x, weight, bias])
+
+
+def _leaf(*shape: int) -> Tensor:
+    return torch.empty(shape, device="meta", dtype=torch.bfloat16, requires_grad=True)
+
+
+def _backward(out: Tensor, inputs: Sequence[Tensor]) -> list[Kernel]:
+    grad = torch.empty_like(out)
+    return count_kernels(lambda: torch.autograd.grad(out, inputs, grad, allow_unused=True))[0]
+
+
+class _Projections(SpaceTimeAttention):
+    """What a trajectory layer projects, without its attention."""
+
+    def __init__(self) -> None:
+        super().__init__(WIDTH, HEADS, build_estimator("softmax", head_dim=64), True, 0.0)
+        self.proj_q = nn.Linear(WIDTH, WIDTH)
+
+    def forward(self, x: Tensor, num_frames: int) -> Tensor:
+        q, _, _ = self.queries_keys_values(x)
+        own = self.proj_q(q[:, :, 1:].transpose(1, 2).flatten(2))
+        return self.project(q[:, :, :1], own)
+
+
+def _block_counts(sizes: Sizes) -> Counts:
+    block = Block(WIDTH, _Projections(), None, 4.0, 0.0, 0.0).to("meta", torch.bfloat16)
+    x = _leaf(sizes.clips, 1 + sizes.tokens, WIDTH)
+    forward, out = count_kernels(lambda: block(x, sizes.frames))
+    return forward, _backward(out, [x, *block.parameters()])

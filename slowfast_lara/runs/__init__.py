@@ -1,0 +1,1 @@
+"""The files a run leaves in OUTPUT_DIR: checkpoints, logs, results."""

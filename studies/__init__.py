@@ -1,0 +1,1 @@
+"""Studies of many training runs: run from a checkout, not installed."""

@@ -1,0 +1,86 @@
+"""A study: every attention trained and tested on one synthetic set, over several seeds."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from slowfast_lara.errors import InputError
+from studies.study_landmarks import write_landmarks
+from studies.study_results import write
+from studies.study_rows import ABLATION, LANDMARKS, VIDEO, StudyTable
+from studies.study_runs import make_set, plan, run_all, write_finetune_lists
+
+PARTS = {"compare_attention": VIDEO, "ablation": ABLATION, "landmarks": LANDMARKS}
+# The sets: twelve motions at 64 pixels, as many videos as the configs of a protocol expect.
+_SET = {"classes": 12, "size": 64, "frames": 16, "seed": 0}
+VIDEOS = {
+    "finetune": {**_SET, "train": 4096, "val": 240, "test": 960},  # configs/study/exact.yaml
+    "scratch": {**_SET, "train": 8192, "val": 240, "test": 1920},  # configs/study/base.yaml
+}
+# Those of one object: with two, and a camera that moves, so small a model learns too little.
+TEXTURED_CLASSES = 8
+
+
+def study(
+    *,
+    part: str,
+    protocol: str,
+    rows: Sequence[str] | None,
+    seeds: int | None,
+    jobs: int,
+    work: str,
+    out: str,
+    textures: str | None,
+    train: int | None,
+    val: int | None,
+    test: int | None,
+    opts: Sequence[str],
+) -> str:
+    """Do a study, as the flags of `slowfast-lara compare-attention` say; its tables."""
+    parts = list(PARTS) if part == "all" else [part]
+    if protocol == "scratch" and "landmarks" in parts:
+        raise InputError(
+            "the landmarks are of --protocol finetune; with scratch, name another --part"
+        )
+    tables = {name: _chosen(PARTS[name], rows) for name in parts}
+    folder = Path(work).resolve()
+    given = {"train": train, "val": val, "test": test}
+    videos: dict[str, int | str] = {**VIDEOS[protocol]}
+    videos.update({split: count for split, count in given.items() if count})
+    if textures:
+        videos.update(classes=TEXTURED_CLASSES, textures=str(Path(textures).resolve()))
+    all_opts = ["MODEL.NUM_CLASSES", str(videos["classes"]), *opts]
+    # All of them before the first video is made: a wrong key is told at once.
+    plans = {
+        name: plan(table.rows, range(seeds or table.seeds), folder, all_opts, protocol)
+        for name, table in tables.items()
+    }
+    make_set(folder / "data", videos)
+    write_finetune_lists(folder / "data")
+    words = ["--protocol", protocol]
+    words += ["--rows", *rows] if rows else []
+    words += ["--textures", "FOLDER"] if textures else []
+    words += [word for split in given for word in (f"--{split}", str(videos[split]))]
+    words += ["--opts", *opts] if opts else []
+    contents = ", ".join(f"{key} {value}" for key, value in videos.items() if key != "textures")
+    ending = ("_textures" if textures else "") + ("_from_scratch" if protocol == "scratch" else "")
+    texts = []
+    for name, table in tables.items():
+        run_all(plans[name], jobs)
+        numbers = range(seeds or table.seeds)
+        first_words = ["slowfast-lara compare-attention", "--part", name, "--seeds"]
+        command = " ".join([*first_words, str(len(numbers)), *words])
+        notes = [f"`{command}`", f"Set: {contents}"]
+        write_part = write_landmarks if name == "landmarks" else write
+        path = Path(out) / (name + ending)
+        texts.append(write_part(path, table, plans[name], numbers, notes))
+    return "\n".join(texts)
+
+
+def _chosen(table: StudyTable, names: Sequence[str] | None) -> StudyTable:
+    known = {row.name: row for row in table.rows}
+    for name in names or ():
+        if name not in known:
+            raise InputError(f"unknown row {name!r}; known: {', '.join(known)}")
+    return table._replace(rows=tuple(r for r in table.rows if not names or r.name in names))

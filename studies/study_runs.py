@@ -1,0 +1,188 @@
+"""The runs of a study: each started when the weights it goes on from are there, never twice.
+
+A run is a call of `slowfast-lara run` in a process of its own, with one thread, so that
+its numbers do not depend on the number of cores. A run that has its result is left alone;
+one that was interrupted goes on from its last checkpoint.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+from fvcore.common.config import CfgNode
+
+from slowfast_lara.config import load_config
+from slowfast_lara.errors import InputError, RunError
+from slowfast_lara.files import write_json, write_text
+from slowfast_lara.prepare.synthetic import SPLITS
+from slowfast_lara.runs.checkpoint import Position, path_of
+from slowfast_lara.runs.folder import TEST_RESULTS, json_object
+from studies.study_rows import EXACT_FIRST, StudyRow
+
+_SETTINGS = "study.yaml"
+_SET_NOTE = "made_with.json"
+_FINETUNE_LISTS = "finetune"
+_COMMAND = [sys.executable, "-m", "slowfast_lara.cli"]
+
+
+class StudyRun(NamedTuple):
+    """A row with a seed."""
+
+    row: StudyRow
+    seed: int
+    folder: Path
+    # Resolved, which is what is run: a file edited meanwhile changes nothing.
+    config: CfgNode
+    # The run from whose weights it goes on, if any.
+    after: StudyRun | None = None
+
+    @property
+    def name(self) -> str:
+        return f"{self.row.name}, seed {self.seed}"
+
+    @property
+    def done(self) -> bool:
+        return (self.folder / TEST_RESULTS).is_file()
+
+    def weights(self) -> str:
+        """Where its last checkpoint is, or will be."""
+        return path_of(str(self.folder), Position(self.config.SOLVER.MAX_EPOCH), 1)
+
+    def accuracy(self) -> float:
+        """Of its test, in percent."""
+        path = self.folder / TEST_RESULTS
+        value = json_object(path.read_text(encoding="utf-8"), path).get("top1_acc")
+        if not isinstance(value, (int, float)):
+            raise InputError(f"{path}: a number is expected as its 'top1_acc'")
+        return value
+
+
+def plan(
+    rows: Sequence[StudyRow], seeds: Sequence[int], work: Path, opts: Sequence[str], protocol: str
+) -> list[StudyRun]:
+    """The runs of all rows, seed by seed: a study cut short has a whole table of fewer seeds.
+
+    "finetune", as in the paper: exact attention is trained for each seed, and each row goes on
+    from its weights. "scratch": each row is trained from random weights.
+    """
+    runs = []
+    data = work / "data"
+    for seed in seeds:
+        common = ["RNG_SEED", str(seed), *opts]
+        all_videos = ["DATA.PATH_TO_DATA_DIR", str(data), *common]
+        if protocol == "scratch":
+            runs += [study_run("study/base", row, seed, work / "runs", all_videos) for row in rows]
+            continue
+        exact = study_run("study/exact", EXACT_FIRST, seed, work, all_videos)
+        lists = ["DATA.PATH_TO_DATA_DIR", str(data / _FINETUNE_LISTS)]
+        fewer_videos = [*lists, "DATA.PATH_PREFIX", str(data), *common]
+        for row in rows:
+            runs.append(
+                study_run("study/finetune", row, seed, work / protocol, fewer_videos, exact)
+            )
+    return runs
+
+
+def study_run(
+    config: str,
+    row: StudyRow,
+    seed: int,
+    parent: Path,
+    opts: Sequence[str],
+    after: StudyRun | None = None,
+) -> StudyRun:
+    folder = parent / row.name / f"seed_{seed}"
+    keys = ["OUTPUT_DIR", str(folder), *row.opts, *opts]
+    if after:
+        keys += ["TRAIN.CHECKPOINT_FILE_PATH", after.weights()]
+    return StudyRun(row, seed, folder, load_config(config, keys), after)
+
+
+def make_set(folder: Path, arguments: dict[str, int | str]) -> None:
+    """The synthetic videos, unless they are there."""
+    note = folder / _SET_NOTE
+    if note.is_file():
+        made_with = json_object(note.read_text(encoding="utf-8"), note)
+        if made_with != arguments:
+            raise InputError(
+                f"{folder} was made with {made_with}, not {arguments}; remove it, or "
+                "choose another --work"
+            )
+        return
+    flags = [word for key, value in arguments.items() for word in (f"--{key}", str(value))]
+    command = [*_COMMAND, "data", "synthetic", str(folder), *flags]
+    if subprocess.run(command, env=_environment()).returncode:
+        raise RunError(f"the videos could not be made: {' '.join(command)}")
+    write_json(note, arguments)
+
+
+def write_finetune_lists(folder: Path) -> None:
+    """The lists of the rows that go on from a training with all videos of a set."""
+    for split in SPLITS:
+        lines = (folder / f"{split}.csv").read_text(encoding="utf-8").splitlines()
+        # Every other video, for the time that it takes.
+        some = lines[::2] if split == "train" else lines
+        write_text(folder / _FINETUNE_LISTS / f"{split}.csv", "\n".join(some) + "\n")
+
+
+def run_all(runs: Sequence[StudyRun], jobs: int) -> None:
+    """Do what is not done, `jobs` at a time. Stopped runs save themselves."""
+    first = {run.after.folder: run.after for run in runs if run.after}
+    waiting = [run for run in (*first.values(), *runs) if not _is_done(run)]
+    # What a seed's rows wait for is done beside the rows of the seed before.
+    waiting.sort(key=lambda run: run.seed if run.after else run.seed - 1)
+    running: dict[subprocess.Popen, StudyRun] = {}
+    total = len(waiting)
+    try:
+        while waiting or running:
+            ready = [run for run in waiting if not run.after or run.after.done]
+            for run in ready[: jobs - len(running)]:
+                waiting.remove(run)
+                running[_start(run)] = run
+            for process in [process for process in running if process.poll() is not None]:
+                run = running.pop(process)
+                _check_end(run, process.returncode)
+                finished = total - len(waiting) - len(running)
+                print(f"{finished}/{total} {run.name}: {run.accuracy():.1f} %", flush=True)
+            time.sleep(0.1)
+    finally:
+        for process in running:
+            process.terminate()
+        for process in running:
+            process.wait()
+
+
+def _is_done(run: StudyRun) -> bool:
+    settings = run.folder / _SETTINGS
+    if settings.is_file() and settings.read_text(encoding="utf-8") != run.config.dump():
+        raise InputError(
+            f"{run.folder} holds a run with other settings; remove it, or choose another --work"
+        )
+    return run.done
+
+
+def _start(run: StudyRun) -> subprocess.Popen:
+    run.folder.mkdir(parents=True, exist_ok=True)
+    write_text(run.folder / _SETTINGS, run.config.dump())
+    command = [*_COMMAND, "run", "--cfg", str(run.folder / _SETTINGS)]
+    with open(run.folder / "errors.log", "wb") as errors:
+        return subprocess.Popen(
+            command, stdout=subprocess.DEVNULL, stderr=errors, env=_environment()
+        )
+
+
+def _check_end(run: StudyRun, code: int) -> None:
+    if code or not run.done:
+        lines = (run.folder / "errors.log").read_text(errors="replace").strip().splitlines()
+        reason = lines[-1] if lines else f"exit code {code}"
+        raise RunError(f"{run.name}: {reason} (see {run.folder})")
+
+
+def _environment() -> dict[str, str]:
+    return {**os.environ, "OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}

@@ -1,0 +1,104 @@
+"""swap: the accuracies of tests with other attentions, in one table."""
+
+from __future__ import annotations
+
+import csv
+import json
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from slowfast_lara.cli.run import main as run
+from slowfast_lara.cli.swap import main as swap
+from tests.helpers.runs import write_config
+from tests.helpers.small_models import only_error
+
+pytestmark = pytest.mark.usefixtures("in_process")
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory, video_set):
+    folder = tmp_path_factory.mktemp("trained")
+    changes = {"SOLVER__MAX_EPOCH": 1, "VIT__APPROX_ATTN_DIM": 4, "VIT__ATTN_DROPOUT": 0.1}
+    config = write_config(folder / "c.yaml", video_set, folder / "out", **changes)
+    assert run(["--cfg", str(config)]) == 0
+    return folder / "out"
+
+
+def test_rows_are_those_of_tests(trained, video_set, tmp_path, capsys):
+    out = tmp_path / "table"
+    command = [
+        str(trained),
+        "--attentions",
+        "lara",
+        "performer",
+        "ra",
+        "--landmarks",
+        "3",
+        "8",
+        "9",
+    ]
+    assert swap([*command, "--out", str(out)]) == 0
+    printed = capsys.readouterr().out
+    assert "left out: lara with 9: VIT.APPROX_ATTN_DIM is 9" in printed
+    lines = (tmp_path / "table.csv").read_text().splitlines()
+    rows = list(csv.DictReader(line for line in lines if not line.startswith("#")))
+    assert [(row["attention"], row["landmarks"]) for row in rows] == [
+        ("exact (as trained)", ""),
+        *(("lara", "3"), ("lara", "8")),
+        *(("performer", "3"), ("performer", "8"), ("performer", "9")),
+        ("ra", ""),
+    ]
+    own = json.loads((trained / "test_results.json").read_text())
+    assert float(rows[0]["top-1, %"]) == round(own["top1_acc"], 1)
+    assert rows[0]["same guess, %"] == "100.0"
+    guesses = {}
+    for row in rows[1:3]:
+        changes = {
+            "TRAIN__ENABLE": False,
+            "TEST__CHECKPOINT_FILE_PATH": own["checkpoint"],
+            "VIT__APPROX_ATTN_TYPE": row["attention"],
+            "VIT__APPROX_ATTN_DIM": int(row["landmarks"]),
+        }
+        folder = tmp_path / row["landmarks"]
+        config = write_config(tmp_path / "c.yaml", video_set, folder, **changes)
+        assert run(["--cfg", str(config)]) == 0
+        test = json.loads((folder / "test_results.json").read_text())
+        assert float(row["top-1, %"]) == round(test["top1_acc"], 1)
+        assert float(row["top-5, %"]) == round(test["top5_acc"], 1)
+        guesses[row["landmarks"]] = [video["top5"][0] for video in test["videos"]]
+        same = np.mean(np.array(guesses[row["landmarks"]]) == [v["top5"][0] for v in own["videos"]])
+        assert float(row["same guess, %"]) == pytest.approx(100 * same, abs=0.051)
+    assert all(float(row["ms a view"]) > 0 for row in rows)
+    assert np.asarray(Image.open(f"{out}.png")).std() > 1
+
+
+def test_some_videos_and_views(trained, capsys):
+    assert swap([str(trained), "--attentions", "nystrom", "--videos", "2", "--views", "1"]) == 0
+    rows = [line.split() for line in capsys.readouterr().out.splitlines()[-2:]]
+    assert [row[0] for row in rows] == ["exact", "nystrom"]
+    assert rows[1][2] in ("0.0", "50.0", "100.0")
+
+
+def test_what_was_not_trained_is_noted_once(trained, capsys):
+    """And exact attention goes by the name that the table has for it."""
+    names, numbers = ["exact", "performer", "lara"], ["--landmarks", "5", "6"]
+    few = ["--videos", "1", "--views", "1", "VIT.LARA.LEARNED", "True"]
+    assert swap([str(trained), "--attentions", *names, *numbers, *few]) == 0
+    printed = capsys.readouterr().out
+    assert printed.count("performer was not trained; start from their seed: blocks.0.attn.") == 1
+    assert "left out: lara with 5" in printed and "it has no blocks.0.attn" in printed
+    assert [line.split()[0] for line in printed.splitlines()[-3:]] == ["exact", *["performer"] * 2]
+
+
+def test_bad_input(trained, tmp_path, capsys):
+    for arguments, said in (
+        ([str(tmp_path)], "no run with a readable checkpoint"),
+        ([str(trained), "--attentions", "lora"], "unknown attention 'lora'"),
+        ([str(trained), "video.mp4"], "'video.mp4' is neither the run nor a config key"),
+        ([str(trained), "--views", "31"], "1 to 30 are allowed"),
+        ([str(trained), "DATA.PATH_TO_DATA_DIR", "nowhere"], "nowhere"),
+    ):
+        assert swap(arguments) == 2, said
+        assert said in only_error(capsys)

@@ -1,0 +1,160 @@
+"""The command line: flags, pairs, and bad input in one line with exit code 2."""
+
+from __future__ import annotations
+
+import os
+import shutil
+
+import pytest
+import torch
+
+from slowfast_lara.cli import run as command
+from slowfast_lara.cli.run import main
+from slowfast_lara.engine import launch
+from tests.helpers.runs import json_stats, run_net, write_config
+
+pytestmark = pytest.mark.usefixtures("in_process")
+
+
+@pytest.fixture()
+def setup(tmp_path, video_set):
+    """A config in `tmp_path`, its folder of lists, and its output."""
+    lists = tmp_path / "lists"
+    lists.mkdir()
+    for split in ("train", "val", "test"):
+        shutil.copy(video_set / f"{split}.csv", lists)
+    return write_config(tmp_path / "c.yaml", lists, tmp_path / "out"), lists, tmp_path / "out"
+
+
+def assert_refused(capsys, arguments, *mentions):
+    try:
+        code = main([str(argument) for argument in arguments])
+    except SystemExit as end:
+        code = end.code
+    captured = capsys.readouterr()
+    assert code == 2, captured.err
+    assert len(captured.err.splitlines()) == 1, captured.err
+    for mention in mentions:
+        assert str(mention) in captured.err
+    assert "json_stats" not in captured.out
+
+
+def test_pairs_bare_and_with_opts():
+    parse = command.parse
+    pairs = ["A.B", "1", "C", "-1e-4"]
+    assert parse(["--cfg", "f", *pairs])[1] == pairs
+    assert parse(["--cfg", "f", "--opts", *pairs])[1] == pairs
+    assert parse([*pairs[:2], "--cfg", "f", "--opts", *pairs[2:]])[1] == pairs
+    args, opts = parse(["--cfg", "f", "A", "1", "--num_shards", "2", "--shard_id", "1"])
+    assert opts == ["A", "1", "NUM_SHARDS", 2, "SHARD_ID", 1]
+    assert args.init_method is None
+
+
+def test_num_shards_of_the_file_counts(tmp_path, setup, monkeypatch):
+    config = write_config(tmp_path / "two.yaml", setup[1], setup[2], NUM_SHARDS=2, SHARD_ID=1)
+    seen = []
+    monkeypatch.setattr(launch, "launch", lambda run, cfg, init: seen.append(cfg) or 0)
+    assert main(["--cfg", str(config)]) == 0
+    assert main(["--cfg", str(config), "--num_shards", "3", "--shard_id", "0"]) == 0
+    assert [(cfg.NUM_SHARDS, cfg.SHARD_ID) for cfg in seen] == [(2, 1), (3, 0)]
+
+
+def test_a_file_for_several_machines_started_on_one(tmp_path, setup, capsys, monkeypatch):
+    """It does not wait for the others: nobody said that there are any."""
+    config = write_config(tmp_path / "four.yaml", setup[1], setup[2], NUM_SHARDS=4)
+    assert_refused(capsys, ["--cfg", config], "NUM_SHARDS 1 for this one alone")
+    seen = []
+    monkeypatch.setattr(launch, "launch", lambda run, cfg, init: seen.append(cfg.NUM_SHARDS) or 0)
+    for words in (
+        ["NUM_SHARDS", "1"],
+        ["--num_shards", "1"],
+        ["--shard_id", "0"],
+        ["--init_method", "tcp://localhost:9999"],
+    ):
+        assert main(["--cfg", str(config), *words]) == 0
+    assert seen == [1, 1, 4, 4]
+
+
+def test_unknown_flag_in_a_real_process(setup):
+    code, stdout, stderr = run_net("--cfg", setup[0], "--bogus", "1")
+    assert (code, stdout, len(stderr.splitlines())) == (2, "", 1)
+    assert "--bogus" in stderr
+
+
+@pytest.mark.parametrize(
+    "extra, mention",
+    [
+        (["--bogus"], "--bogus"),
+        (["--num_shards", "two"], "--num_shards"),
+        (["--num_shards", "2", "--shard_id", "2"], "SHARD_ID"),
+        (["--num_shards", "2", "--init_method", "nowhere"], "--init_method"),
+        (["SOLVER.MAX_EPOCHS", "3"], "SOLVER.MAX_EPOCH"),
+        (["SOLVER.MAX_EPOCH"], "no value"),
+        (["SOLVER.MAX_EPOCH", "many"], "SOLVER.MAX_EPOCH"),
+        (["DATA.PATH_TO_DATA_DIR", "/not/there"], "/not/there"),
+        (["TRAIN.BATCH_SIZE", "17"], "17"),
+        (["VIT.IM_PRETRAINED", "True"], "VIT.PRETRAINED_WEIGHTS is 'vit_1k'"),
+        (["TRAIN.CHECKPOINT_FILE_PATH", "/not/there.pyth"], "/not/there.pyth"),
+        (["TRAIN.ENABLE", "False"], "no readable checkpoint"),
+        (["SOLVER.OPTIMIZING_METHOD", "sgd", "SOLVER.DAMPENING", "0.5"], "Nesterov"),
+        (["NUM_GPUS", "99"], "NUM_GPUS"),
+    ],
+)
+def test_bad_arguments(setup, capsys, extra, mention):
+    assert_refused(capsys, ["--cfg", setup[0], *extra], mention)
+
+
+def test_no_config(capsys, tmp_path):
+    assert_refused(capsys, [], "--cfg")
+    assert_refused(capsys, ["--cfg", tmp_path / "none.yaml"], "none.yaml")
+
+
+@pytest.mark.parametrize("split", ["train", "val", "test"])
+@pytest.mark.parametrize(
+    "text, mention",
+    [("", "test.csv"), ("a.mp4 3\n", "3"), ("a.mp4 -1\n", "-1"), ("a.mp4\n", "a.mp4")],
+)
+def test_bad_lists(setup, capsys, split, text, mention):
+    config, lists, output = setup
+    (lists / f"{split}.csv").write_text(text)
+    assert_refused(capsys, ["--cfg", config], mention.replace("test.csv", f"{split}.csv"))
+    assert not (output / "checkpoints").exists()
+
+
+def test_missing_list(setup, capsys):
+    (setup[1] / "val.csv").unlink()
+    assert_refused(capsys, ["--cfg", setup[0]], "val.csv")
+
+
+def test_output_that_cannot_be_written(setup, capsys, tmp_path):
+    (tmp_path / "file").write_text("")
+    assert_refused(
+        capsys, ["--cfg", setup[0], "OUTPUT_DIR", tmp_path / "file" / "out"], "OUTPUT_DIR"
+    )
+
+
+def test_checkpoints_that_cannot_be_used(setup, capsys, tmp_path):
+    torn = tmp_path / "torn.pyth"
+    torn.write_bytes(b"PK\x03\x04 half")
+    for key in ("TRAIN.CHECKPOINT_FILE_PATH", "TEST.CHECKPOINT_FILE_PATH"):
+        enable = "TEST.ENABLE" if key.startswith("TRAIN") else "TRAIN.ENABLE"
+        assert_refused(capsys, ["--cfg", setup[0], key, torn, enable, "False"], torn)
+    other = tmp_path / "other.pyth"
+    torch.save({"epoch": 0, "model_state": {"head.weight": torch.zeros(2, 2)}}, other)
+    assert_refused(
+        capsys,
+        ["--cfg", setup[0], "TRAIN.ENABLE", "False", "TEST.CHECKPOINT_FILE_PATH", other],
+        other,
+        "does not fit",
+    )
+
+
+def test_run_leaves_its_records(setup):
+    assert main(["--cfg", str(setup[0]), "--opts", "SOLVER.MAX_EPOCH", "1"]) == 0
+    left = set(os.listdir(setup[2]))
+    assert {"stdout.log", "config.yaml", "environment.json", "test_results.json"} <= left
+    stats = json_stats(setup[2])
+    assert stats[-1]["split"] == "test_final" and stats[-1]["num_videos"] == 7
+    assert "MAX_EPOCH: 1" in (setup[2] / "config.yaml").read_text()
+    log = (setup[2] / "stdout.log").read_text()
+    assert "Effective batch 4" in log and "Learning rate 0.001" in log

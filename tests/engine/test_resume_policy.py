@@ -1,0 +1,440 @@
+"""A folder holds one experiment: what may change, what is refused, and one run at a time."""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import os
+import shutil
+import signal
+from pathlib import Path
+
+import pytest
+import torch
+import yaml
+
+from slowfast_lara.cli.predict import main as predict_main
+from slowfast_lara.cli.run import main
+from slowfast_lara.config.keys import all_keys
+from slowfast_lara.engine.resume_policy import list_sum
+from slowfast_lara.inference.load import load
+from slowfast_lara.locks import LOCK
+from slowfast_lara.runs import checkpoint, saved_config
+from slowfast_lara.runs.saved_config import BEARS_ON, Bears, bears_on
+from tests.helpers.runs import kill_group, load_checkpoint, start, write_config
+
+pytestmark = pytest.mark.usefixtures("in_process")
+
+LAST = "checkpoint_epoch_00001.pyth"
+BASE = {"SOLVER__MAX_EPOCH": 1, "TEST__ENABLE": False}
+TESTING = {"TRAIN__ENABLE": False, "TEST__ENABLE": True}
+
+
+@pytest.fixture(scope="module")
+def trained_once(tmp_path_factory, video_set):
+    """The folder of a finished training."""
+    folder = tmp_path_factory.mktemp("trained")
+    config = write_config(folder / "c.yaml", video_set, folder / "out", **BASE)
+    code = main(["--cfg", str(config)])
+    assert code == 0
+    return folder / "out"
+
+
+@pytest.fixture()
+def trained(trained_once, tmp_path):
+    """A copy of it, to be changed."""
+    return Path(shutil.copytree(trained_once, tmp_path / "out"))
+
+
+def run(video_set, output, **changes):
+    config = write_config(output.parent / "again.yaml", video_set, output, **{**BASE, **changes})
+    return main(["--cfg", str(config)])
+
+
+def all_files(folder):
+    return {
+        str(path.relative_to(folder)): path.read_bytes() if path.is_file() else None
+        for path in folder.rglob("*")
+    }
+
+
+def assert_refused(capsys, video_set, output, *mentions, **changes):
+    """One line that mentions these, code 2, and a folder that is as it was."""
+    before = all_files(output)
+    capsys.readouterr()
+    assert run(video_set, output, **changes) == 2
+    errors = capsys.readouterr().err.splitlines()
+    assert len(errors) == 1, errors
+    for mention in mentions:
+        assert str(mention) in errors[0]
+    assert all_files(output) == before
+
+
+def test_each_pattern_decides_for_some_key():
+    patterns = [pattern for _, _, group in BEARS_ON for pattern in group.split()]
+    assert len(set(patterns)) == len(patterns)
+    for pattern in patterns:
+        assert any(saved_config.fnmatchcase(key, pattern) for key in all_keys()), pattern
+
+
+@pytest.mark.parametrize(
+    "bears, keys",
+    [
+        (Bears.WEIGHTS, "VIT.NUM_HEADS VIT.USE_ORIGINAL_TRAJ_ATTN_CODE"),
+        (Bears.MODEL, "VIT.DEPTH VIT.HEAD_ACT VIT.POS_EMBED MODEL.NUM_CLASSES DATA.MEAN"),
+        (Bears.MODEL, "DATA.NUM_FRAMES DATA.SAMPLING_RATE DATA.STD DATA.REVERSE_INPUT_CHANNEL"),
+        (Bears.ATTENTION, "VIT.APPROX_ATTN_TYPE VIT.APPROX_ATTN_DIM VIT.LARA.BETA VIT.RA.BIASED"),
+        (Bears.TRAINING, "VIT.DROP VIT.ATTN_DROPOUT RNG_SEED TRAIN.DATASET DATA.TRAIN_CROP_SIZE"),
+        (Bears.TRAINING, "ALLOW_TF32 DATA.RANDOM_FLIP DATA.RAND_AUGMENT SOLVER.PRECISION"),
+        (Bears.TRAINING, " ".join(key for key in all_keys() if key.startswith("SOLVER."))),
+        (Bears.NOTHING, "DATA_LOADER.NUM_WORKERS LOG_PERIOD NUM_GPUS NUM_SHARDS SHARD_ID"),
+        (Bears.NOTHING, "DIST_TIMEOUT OUTPUT_DIR CUDNN_BENCHMARK TENSORBOARD.ENABLE TEST.DATASET"),
+        (Bears.NOTHING, "TRAIN.BATCH_SIZE TRAIN.EVAL_PERIOD TRAIN.CHECKPOINT_KEEP VIT.KERNELS"),
+        (Bears.NOTHING, "DATA.PATH_TO_DATA_DIR DATA.PATH_PREFIX VIT.PRETRAINED_WEIGHTS"),
+    ],
+)
+def test_what_keys_bear_on(bears, keys):
+    assert {key: bears_on(key) for key in keys.split()} == dict.fromkeys(keys.split(), bears)
+
+
+@pytest.mark.parametrize(
+    "changes, mention",
+    [
+        ({"SOLVER__WEIGHT_DECAY": 0.25}, "SOLVER.WEIGHT_DECAY is 0.0001 in it and 0.25 here"),
+        ({"SOLVER__OPTIMIZING_METHOD": "adam"}, "SOLVER.OPTIMIZING_METHOD is 'adamw' in it"),
+        ({"SOLVER__OPTIMIZING_METHOD": "sgd"}, "and 'sgd' here"),
+        ({"SOLVER__BASE_LR": 0.5}, "SOLVER.BASE_LR is 0.001 in it and 0.5 here"),
+        ({"SOLVER__MAX_EPOCH": 2}, "SOLVER.MAX_EPOCH is 1 in it and 2 here"),
+        ({"VIT__NUM_HEADS": 4}, "VIT.NUM_HEADS is 2 in it and 4 here"),
+        ({"VIT__APPROX_ATTN_TYPE": "lara", "VIT__APPROX_ATTN_DIM": 3}, "VIT.APPROX_ATTN_TYPE is"),
+        ({"VIT__DROP": 0.1, "RNG_SEED": 7}, "VIT.DROP is 0.0 in it and 0.1 here; RNG_SEED is 1 in"),
+        ({"DATA__MEAN": [0.5, 0.5, 0.5]}, "DATA.MEAN is [0.45, 0.45, 0.45] in it and [0.5, "),
+    ],
+)
+def test_another_training_is_refused(trained, video_set, capsys, changes, mention):
+    assert_refused(
+        capsys, video_set, trained, mention, LAST, "TRAIN.ACCEPT_CHANGES True", **changes
+    )
+
+
+def copied_lists(video_set, folder):
+    folder.mkdir()
+    for split in ("train", "val", "test"):
+        shutil.copy(video_set / f"{split}.csv", folder)
+    return folder
+
+
+@pytest.mark.parametrize("change", ["fewer", "order", "label"])
+def test_another_list_is_refused(trained, video_set, tmp_path, capsys, change):
+    lists = copied_lists(video_set, tmp_path / "lists")
+    lines = (lists / "train.csv").read_text().splitlines()
+    path, label = lines[0].split()
+    lines = {
+        "fewer": lines[:-1],
+        "order": lines[::-1],
+        "label": [f"{path} {1 - int(label)}", *lines[1:]],
+    }[change]
+    (lists / "train.csv").write_text("\n".join(lines))
+    assert_refused(capsys, lists, trained, "the training list is '16 videos, sha256 ")
+
+
+def test_a_list_is_known_again_in_another_place():
+    paths = ["/a/set/x/1.mp4", "/a/set/y/2.mp4"]
+    moved = [path.replace("/a/set", "/mnt/other") for path in paths]
+    short = ["x/1.mp4", "y/2.mp4"]
+    assert len({list_sum(known, [0, 1]) for known in (paths, moved, short)}) == 1
+    assert list_sum(paths, [0, 1]) != list_sum(paths, [1, 0])
+    assert list_sum(paths, [0, 1]) != list_sum(paths[::-1], [1, 0])
+    assert list_sum(paths[:1], [0]) == list_sum(["/b/1.mp4"], [0]) != list_sum(["/b/2.mp4"], [0])
+
+
+def test_what_changes_no_number_goes_on(trained, video_set, tmp_path):
+    moved = tmp_path / "moved"
+    shutil.copytree(video_set, moved)
+    for split in ("train", "val", "test"):
+        text = (moved / f"{split}.csv").read_text()
+        (moved / f"{split}.csv").write_text(text.replace(str(video_set), str(moved)))
+    changes = {
+        "DATA_LOADER__NUM_WORKERS": 1,
+        "LOG_PERIOD": 3,
+        "DIST_TIMEOUT": 99,
+        "CUDNN_BENCHMARK": True,
+        "TRAIN__BATCH_SIZE": 2,
+        "TRAIN__EVAL_PERIOD": 1,
+        "TRAIN__CHECKPOINT_PERIOD": 3,
+        "TRAIN__DATASET": "Kinetics",
+        "VIT__PRETRAINED_WEIGHTS": "elsewhere",
+        "DATA__TEST_CROP_SIZE": 48,
+        "TEST__ENABLE": True,
+    }
+    assert run(moved, trained, **changes) == 0
+    assert "Training is finished" in (trained / "stdout.log").read_text()
+
+
+def test_checkpoints_of_earlier_versions_go_on(trained, video_set, capsys):
+    """They know nothing of their list, nor of keys that are newer."""
+    path = trained / "checkpoints" / LAST
+    content = checkpoint.load(str(path))
+    del content["train_list"]
+    tree = yaml.safe_load(content["cfg"])
+    del tree["VIT"]["LARA"], tree["SOLVER"]["ACCUMULATE_STEPS"]
+    checkpoint.save(str(path), {**content, "cfg": yaml.safe_dump(tree)})
+    assert run(video_set, trained) == 0
+    assert_refused(capsys, video_set, trained, "VIT.LARA.BETA", **{"VIT__LARA": {"BETA": 0.5}})
+    checkpoint.save(str(path), {key: content[key] for key in content if key != "cfg"})
+    assert run(video_set, trained, SOLVER__WEIGHT_DECAY=0.25) == 0
+
+
+@pytest.mark.parametrize("text", ["a: [", "- 1", "VIT: 3", "&a [*a]", "x: &a [*a]\nVIT: {DROP: 0}"])
+def test_a_config_that_is_none_ends_in_no_traceback(trained, video_set, capsys, text):
+    path = str(trained / "checkpoints" / LAST)
+    checkpoint.save(path, {**checkpoint.load(path), "cfg": text})
+    assert run(video_set, trained) in (0, 2)
+    assert "Traceback" not in capsys.readouterr().err
+
+
+SPOILT = {
+    "no state": lambda saved: saved.pop("state"),
+    "no groups": lambda saved: saved.pop("param_groups"),
+    "state of nothing": lambda saved: saved.update(state=None),
+    "state as a list": lambda saved: saved.update(state=[1]),
+    "state of text": lambda saved: saved.update(state={0: "x"}),
+    "state of numbers": lambda saved: saved.update(state={0: 3}),
+    "names that are none": lambda saved: saved.update(state={0: {3: 1}}),
+    "groups of text": lambda saved: saved.update(param_groups=["x"]),
+    "groups without parameters": lambda saved: saved.update(param_groups=[{}, {}]),
+    "no group": lambda saved: saved.update(param_groups=[]),
+    "parameters of nothing": lambda saved: saved["param_groups"][0].update(params=None),
+    "parameters of lists": lambda saved: saved["param_groups"][0].update(params=[[1]]),
+    "a text for a mean": lambda saved: saved["state"][0].update(exp_avg="x"),
+    "a mean of another shape": lambda saved: saved["state"][0].update(exp_avg=torch.zeros(3)),
+    "a step of another shape": lambda saved: saved["state"][0].update(step=torch.zeros(3)),
+    "a mean alone": lambda saved: saved["state"][0].pop("exp_avg_sq"),
+}
+
+
+@pytest.mark.parametrize("spoil", SPOILT.values(), ids=list(SPOILT))
+def test_an_optimiser_that_is_none_is_one_line(trained, video_set, capsys, spoil):
+    path = str(trained / "checkpoints" / LAST)
+    content = checkpoint.load(path)
+    spoil(content["optimizer_state"])
+    checkpoint.save(path, content)
+    assert_refused(capsys, video_set, trained, path, "cannot be continued: its optimiser's state")
+
+
+def test_a_scaler_that_is_none_is_one_line(trained, video_set, capsys):
+    path = str(trained / "checkpoints" / LAST)
+    checkpoint.save(path, {**checkpoint.load(path), "scaler_state": {"scale": "x"}})
+    assert_refused(capsys, video_set, trained, path, "cannot be continued", "scaler_state")
+
+
+def test_a_best_checkpoint_that_says_no_error_is_replaced(trained, video_set):
+    best = str(trained / "checkpoints" / "best.pyth")
+    content = checkpoint.load(str(trained / "checkpoints" / LAST))
+    for val in ("x", {"top1_err": "x"}, {"top1_err": None}, {}):
+        checkpoint.save(best, {**content, "val": val})
+        assert run(video_set, trained, TRAIN__CHECKPOINT_BEST=True) == 0
+        assert checkpoint.load(best)["val"]["top1_err"] >= 0
+
+
+def accept(video_set, output, **changes):
+    more = {"SOLVER__MAX_EPOCH": 2, "TRAIN__ACCEPT_CHANGES": True}
+    assert run(video_set, output, **{**more, **changes}) == 0
+    return load_checkpoint(output, "checkpoint_epoch_00002.pyth")
+
+
+def test_accepted_weight_decay_is_applied(trained, video_set):
+    plain = accept(video_set, Path(shutil.copytree(trained, trained.parent / "plain")))
+    changed = accept(video_set, trained, SOLVER__WEIGHT_DECAY=0.25)
+    decays = [group["weight_decay"] for group in changed["optimizer_state"]["param_groups"]]
+    assert decays == [0.25, 0.0]
+    sizes = [state["model_state"]["blocks.0.mlp.fc1.weight"].norm() for state in (changed, plain)]
+    assert sizes[0] < sizes[1]
+    assert "WEIGHT_DECAY is 0.0001 in it and 0.25 here" in (trained / "stdout.log").read_text()
+    assert "WEIGHT_DECAY: 0.25" in changed["cfg"]
+    assert run(video_set, trained, SOLVER__MAX_EPOCH=2, SOLVER__WEIGHT_DECAY=0.25) == 0
+
+
+@pytest.mark.parametrize("method", ["adam", "sgd"])
+def test_accepted_method_begins_anew(trained, video_set, method):
+    changed = accept(video_set, trained, SOLVER__OPTIMIZING_METHOD=method, SOLVER__MOMENTUM=0.5)
+    log = (trained / "stdout.log").read_text()
+    assert f"{method} begins anew: what adamw has gathered is not for it" in log
+    states = changed["optimizer_state"]["state"].values()
+    group = changed["optimizer_state"]["param_groups"][0]
+    if method == "sgd":
+        assert all(state.keys() == {"momentum_buffer"} for state in states)
+        assert group["momentum"] == 0.5
+    else:
+        assert all(state["step"] == 4 for state in states)  # those of the second epoch
+        assert not group.get("decoupled_weight_decay")
+
+
+def test_longer_training_is_the_same_as_a_long_one(trained, video_set, tmp_path):
+    steps = {
+        "SOLVER__LR_POLICY": "steps_with_relative_lrs",
+        "SOLVER__STEPS": [0],
+        "SOLVER__LRS": [1],
+    }
+    long = tmp_path / "long"
+    assert run(video_set, long, **steps, SOLVER__MAX_EPOCH=2) == 0
+    short = tmp_path / "short"
+    assert run(video_set, short, **steps) == 0
+    extended = accept(video_set, short, **steps)["model_state"]
+    straight = load_checkpoint(long, "checkpoint_epoch_00002.pyth")["model_state"]
+    assert all(torch.equal(extended[name], straight[name]) for name in straight)
+
+
+def test_a_test_of_other_attention_is_refused_unless_asked_for(trained, video_set, capsys):
+    """The folder's own weights are taken for what they are; given ones may be swapped into."""
+    lara = {**TESTING, "VIT__APPROX_ATTN_TYPE": "lara", "VIT__APPROX_ATTN_DIM": 3}
+    assert_refused(capsys, video_set, trained, "VIT.APPROX_ATTN_TYPE is 'none' in it", **lara)
+    assert run(video_set, trained, **TESTING) == 0
+    given = {"TEST__CHECKPOINT_FILE_PATH": str(trained / "checkpoints" / LAST)}
+    assert run(video_set, trained.parent / "swapped", **lara, **given) == 0
+    log = (trained.parent / "swapped" / "stdout.log").read_text()
+    assert "Another attention with the weights of" in log
+    assert "VIT.APPROX_ATTN_TYPE is 'none' in it and 'lara' here" in log
+
+
+def test_what_a_new_attention_has_of_its_own_starts_from_its_seed(
+    trained, video_set, tmp_path, capsys
+):
+    """Only buffers do, and each is told; nothing else may be missing."""
+    given = {**TESTING, "TEST__CHECKPOINT_FILE_PATH": str(trained / "checkpoints" / LAST)}
+    performer = {**given, "VIT__APPROX_ATTN_TYPE": "performer", "VIT__APPROX_ATTN_DIM": 3}
+    assert run(video_set, tmp_path / "swapped", **performer) == 0
+    log = (tmp_path / "swapped" / "stdout.log").read_text()
+    names = ", ".join(f"blocks.{i}.attn.estimator.projection" for i in range(2))
+    assert f"start from their seed: {names}" in log
+    assert (tmp_path / "swapped" / "test_results.json").exists()
+    learned = {**given, "VIT__APPROX_ATTN_TYPE": "lara", "VIT__LARA": {"LEARNED": True}}
+    assert run(video_set, tmp_path / "learned", **learned, VIT__APPROX_ATTN_DIM=3) == 2
+    assert "it has no blocks.0.attn.estimator.project_q" in capsys.readouterr().err
+    assert not (tmp_path / "learned").exists()
+    # A training goes on with what it had, whole.
+    path = trained / "checkpoints" / LAST
+    content = torch.load(path, weights_only=True)
+    del content["model_state"]["blocks.0.norm1.bias"]
+    checkpoint.save(str(path), content)
+    assert run(video_set, tmp_path / "torn", **performer) == 2
+    assert "it has no blocks.0.norm1.bias" in capsys.readouterr().err
+
+
+def test_a_buffer_that_is_lost_is_an_error_unless_the_attention_is_new(video_set, tmp_path, capsys):
+    performer = {"VIT__APPROX_ATTN_TYPE": "performer", "VIT__APPROX_ATTN_DIM": 3}
+    assert run(video_set, tmp_path / "out", **performer) == 0
+    path = tmp_path / "out" / "checkpoints" / LAST
+    given = {**TESTING, "TEST__CHECKPOINT_FILE_PATH": str(path)}
+    assert run(video_set, tmp_path / "exact", **given) == 0
+    log = (tmp_path / "exact" / "stdout.log").read_text()
+    assert "are not needed: blocks.0.attn.estimator.projection" in log
+    content = torch.load(path, weights_only=True)
+    del content["model_state"]["blocks.1.attn.estimator.projection"]
+    checkpoint.save(str(path), content)
+    assert run(video_set, tmp_path / "again", **given, **performer) == 2
+    assert "it has no blocks.1.attn.estimator.projection" in capsys.readouterr().err
+    assert not (tmp_path / "again").exists()
+
+
+@pytest.mark.parametrize(
+    "changes, key",
+    [
+        ({"VIT__NUM_HEADS": 4}, "VIT.NUM_HEADS"),
+        ({"DATA__STD": [0.5, 0.5, 0.5]}, "DATA.STD"),
+        ({"DATA__SAMPLING_RATE": 3}, "DATA.SAMPLING_RATE"),
+        ({"DATA__REVERSE_INPUT_CHANNEL": True}, "DATA.REVERSE_INPUT_CHANNEL"),
+    ],
+)
+@pytest.mark.parametrize("given", [True, False])
+def test_a_test_of_another_model_is_refused(trained, video_set, capsys, changes, key, given):
+    path = {"TEST__CHECKPOINT_FILE_PATH": str(trained / "checkpoints" / LAST)} if given else {}
+    assert_refused(capsys, video_set, trained, key, **TESTING, **changes, **path)
+
+
+def test_given_weights_are_looked_at_before_a_training(trained, video_set, tmp_path, capsys):
+    changes = {
+        "VIT__NUM_HEADS": 4,
+        "TEST__ENABLE": True,
+        "TEST__CHECKPOINT_FILE_PATH": str(trained / "checkpoints" / LAST),
+    }
+    assert run(video_set, tmp_path / "new", **changes) == 2
+    assert "VIT.NUM_HEADS" in capsys.readouterr().err
+    assert not (tmp_path / "new").exists()
+
+
+def test_a_test_keeps_its_own_record(trained, video_set):
+    names = ("config.yaml", "environment.json")
+    before = [(trained / name).read_bytes() for name in names]
+    assert run(video_set, trained, **TESTING, DATA__TEST_CROP_SIZE=48) == 0
+    assert [(trained / name).read_bytes() for name in names] == before
+    assert "TEST_CROP_SIZE: 48" in (trained / "test_config.yaml").read_text()
+    assert (trained / "test_environment.json").exists()
+    load(trained / "checkpoints" / LAST)  # as `predict` does
+
+
+def test_a_report_of_a_test_alone_has_its_config(trained, video_set, tmp_path):
+    from slowfast_lara.runs.folder import read_run
+
+    given = {"TEST__CHECKPOINT_FILE_PATH": str(trained / "checkpoints" / LAST)}
+    assert run(video_set, tmp_path / "alone", **TESTING, **given) == 0
+    assert not (tmp_path / "alone" / "config.yaml").exists()
+    report = read_run(str(tmp_path / "alone"), None)
+    assert report.setting("VIT.NUM_HEADS") == 2 and report.environment["command"]
+
+
+def test_heads_are_compared_in_fine_tuning_and_predicting(trained, video_set, tmp_path, capsys):
+    path = str(trained / "checkpoints" / LAST)
+    tuning = {"TRAIN__CHECKPOINT_FILE_PATH": path, "TRAIN__CHECKPOINT_EPOCH_RESET": True}
+    changes = {**tuning, "VIT__NUM_HEADS": 4, "SOLVER__WEIGHT_DECAY": 0.25}
+    assert run(video_set, tmp_path / "tuned", **changes) == 2
+    error = capsys.readouterr().err
+    assert "VIT.NUM_HEADS is 2 in it and 4 here" in error and "WEIGHT_DECAY" not in error
+    assert not (tmp_path / "tuned").exists()
+    changes["VIT__NUM_HEADS"] = 2
+    assert run(video_set, tmp_path / "tuned", **changes) == 0
+    flags = ["--cfg", str(trained / "config.yaml"), "--checkpoint", path]
+    video = (video_set / "test.csv").read_text().split()[0]
+    assert predict_main([*flags, video]) == 0
+    capsys.readouterr()
+    assert predict_main([*flags, video, "VIT.NUM_HEADS", "4"]) == 2
+    assert "VIT.NUM_HEADS is 2 in it and 4 here" in capsys.readouterr().err
+
+
+HOLD = """
+import os, sys, time
+from slowfast_lara.locks import exclusive_lock
+with exclusive_lock(sys.argv[1], "OUTPUT_DIR"):
+    if os.fork():
+        print("held", flush=True)
+    time.sleep(600)
+"""
+
+
+@pytest.fixture()
+def holder(trained):
+    """A process that holds the folder, with a child that outlives it as a worker may."""
+    process = start(trained, program=("-c", HOLD))
+    assert process.stdout.readline() == "held\n"
+    yield process
+    kill_group(process)
+
+
+def test_a_second_run_is_kept_out(trained, video_set, capsys, holder):
+    mentions = ("another run is at work", f"process {holder.pid} on {os.uname().nodename} since 20")
+    assert_refused(capsys, video_set, trained, *mentions)
+    assert_refused(capsys, video_set, trained, *mentions, **TESTING)
+    os.kill(holder.pid, signal.SIGKILL)
+    holder.wait()
+    assert (trained / LOCK).exists()  # left behind, and no reason to refuse
+    assert run(video_set, trained) == 0
+    assert not (trained / LOCK).exists()
+
+
+def test_a_file_system_without_locks_is_warned_of(trained, video_set, monkeypatch):
+    def lockf(file, flags):
+        raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
+
+    monkeypatch.setattr(fcntl, "lockf", lockf)
+    assert run(video_set, trained) == 0
+    assert "cannot be locked" in (trained / "stdout.log").read_text()

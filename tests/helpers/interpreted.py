@@ -1,0 +1,473 @@
+"""The kernels in Triton's interpreter: python -m tests.helpers.interpreted CASE ...
+
+The interpreter is chosen when Triton is imported, so this is a program of its own, which
+test_kernels.py starts. A line for each case says that it passed, or what was wrong.
+"""
+
+from __future__ import annotations
+
+import logging
+import sys
+import traceback
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensorMode
+
+from slowfast_lara.attention import build_estimator
+from slowfast_lara.attention.kernels import (
+    self_check,
+    triton_landmarks,
+    triton_mix,
+    triton_mix_backward,
+    triton_proposals,
+    triton_temporal,
+)
+from slowfast_lara.attention.kernels.combine import mix
+from slowfast_lara.attention.kernels.key_stats import seen
+from slowfast_lara.attention.kernels.landmarks import landmarks as landmarks_operator
+from slowfast_lara.attention.kernels.proposals import proposals
+from slowfast_lara.attention.kernels.temporal import temporal
+from slowfast_lara.models.temporal import temporal_attention
+
+# Largest difference to float64, as a share of the largest number.
+ALLOWED = {torch.float32: 1e-5, torch.float16: 1e-2}
+CPU = torch.device("cpu")
+FAST: dict[str, Callable[[], None]] = {}
+SLOW: dict[str, Callable[[], None]] = {}
+
+
+def normal(*shape: int, seed: int = 0) -> Tensor:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
+
+
+def with_gradients(function: Callable[..., Tensor], inputs: list[Tensor]) -> list[Tensor]:
+    given = [x.detach().requires_grad_() for x in inputs]
+    out = function(*given)
+    direction = normal(*out.shape, seed=9).half().to(out.dtype)
+    grads = torch.autograd.grad(out, given, direction, allow_unused=True)
+    return [out.detach(), *(torch.zeros_like(x) if g is None else g for g, x in zip(grads, given))]
+
+
+def shares(actual: list[Tensor], expected: list[Tensor]) -> list[float]:
+    # A saturated softmax has gradients so small that half precision does not have them.
+    smallest = [
+        1e-12 if ours.dtype == torch.float32 else torch.finfo(ours.dtype).smallest_normal
+        for ours in actual
+    ]
+    return [
+        (ours.double() - theirs).abs().max().item() / max(theirs.abs().max().item(), least)
+        for ours, theirs, least in zip(actual, expected, smallest)
+    ]
+
+
+def compare(
+    kernel: Callable[..., Tensor], reference: Callable[..., Tensor], inputs: list[Tensor]
+) -> None:
+    """Against float64, and against what float32 without a kernel makes of the same numbers.
+
+    Scores of inputs ten times as large have errors of 1e-5 themselves, and their exponentials
+    larger ones. There each result may be five times as far from float64 as PyTorch's float32 is.
+    """
+    expected = with_gradients(reference, [x.double() for x in inputs])
+    plain = shares(with_gradients(reference, [x.float() for x in inputs]), expected)
+    found = shares(with_gradients(kernel, inputs), expected)
+    for i, (ours, theirs) in enumerate(zip(found, plain)):
+        allowed = max(ALLOWED[inputs[0].dtype], 5 * theirs)
+        assert ours <= allowed, f"result {i}: {ours:.1e}, PyTorch {theirs:.1e}"
+
+
+def estimator_case(
+    name: str, sizes: tuple[int, ...], dtype: torch.dtype, factor: float = 1.0, **options: object
+) -> None:
+    B, h, F, P, C, d = sizes
+    # Views of one tensor, as in a layer: strided, and not from its beginning.
+    whole = (normal(B, 1 + F * P, 3, h, d) * factor).to(dtype)
+    qkv = [x[:, :, 1:] for x in whole.permute(2, 0, 3, 1, 4)]
+    built = {
+        kernels: build_estimator(
+            name, head_dim=d, num_heads=h, num_landmarks=C, kernels=kernels, **options
+        ).eval()
+        for kernels in ("triton", "torch")
+    }
+
+    built["torch"].load_state_dict(built["triton"].state_dict())
+
+    def kernel(*inputs: Tensor) -> Tensor:
+        return built["triton"](*inputs, num_frames=F)
+
+    def reference(*inputs: Tensor) -> Tensor:
+        return built["torch"].to(inputs[0].dtype)(*inputs, num_frames=F)
+
+    compare(kernel, reference, qkv)
+
+
+def temporal_case(
+    sizes: tuple[int, ...], dtype: torch.dtype, project: bool, bias: bool, factor: float = 1.0
+) -> None:
+    B, N, F, h, d = sizes
+    D = h * d
+    x = (normal(B, F, N, D + 3, seed=1) * factor).to(dtype)[..., :D]  # strided
+    inputs = [(normal(B, N, h, d) * factor).to(dtype), x]
+    inputs += [(normal(2 * D, D, seed=2) * D**-0.5).to(dtype)]
+    inputs += [normal(2 * D, seed=3).to(dtype)] if bias and project else []
+
+    def kernel(q: Tensor, x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+        return temporal_attention(q, x, weight, bias, project, "triton")
+
+    def reference(q: Tensor, x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+        return temporal_attention(q, x, weight, bias, project, "torch")
+
+    if len(inputs) == 4:  # the keys' part has no gradient, so that its size says nothing
+        given, only_values = inputs.pop(), torch.arange(2 * D) >= D
+        inputs.append(given[only_values])
+
+        def padded(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
+            return lambda q, x, w, b: function(q, x, w, torch.cat((torch.zeros_like(b), b)))
+
+        compare(padded(kernel), padded(reference), inputs)
+        return
+    compare(kernel, reference, inputs)
+
+
+def add(cases: dict[str, Callable[[], None]], name: str, run: Callable[..., None], *args, **kwargs):
+    assert name not in FAST and name not in SLOW, name
+    cases[name] = lambda: run(*args, **kwargs)
+
+
+def add_cases() -> None:
+    full, half = torch.float32, torch.float16
+    small = (2, 2, 3, 7, 11, 24)
+    add(FAST, "lara, float32", estimator_case, "lara", small, full)
+    add(FAST, "lara, float16, x 10", estimator_case, "lara", small, half, 10.0, beta=2.0)
+    add(FAST, "performer, float16", estimator_case, "performer", (1, 2, 2, 9, 37, 8), half)
+    for project in (True, False):
+        values = "projected" if project else "plain"
+        add(SLOW, f"temporal, {values}", temporal_case, (2, 9, 3, 2, 24), full, project, True)
+        name, sizes = f"temporal, {values}, float16", (1, 19, 5, 3, 8)
+        add(FAST, name, temporal_case, sizes, half, project, False)
+        odd = ((1, 5, 2, 2, 128), (1, 6, 3, 1, 80), (1, 4, 2, 17, 8))
+        for size in (*odd, (1, 5, 20, 2, 8), (1, 5, 33, 2, 8)):
+            add(SLOW, f"temporal, {values}, {size}", temporal_case, size, full, project, True)
+        for factor in (10.0, 100.0):
+            for dtype in (full, half):
+                name = f"temporal, {values}, x {factor}, {dtype}"
+                add(SLOW, name, temporal_case, (1, 7, 4, 2, 64), dtype, project, True, factor)
+    for proposal in ("local", "global", "mixed", "mixture", "single"):
+        for weighting in ("balance", "coupled", "decoupled"):
+            name = f"lara, {proposal}, {weighting}"
+            options = {"proposal": proposal, "weighting": weighting}
+            add(SLOW, name, estimator_case, "lara", (1, 2, 3, 7, 5, 16), full, **options)
+    recommended = {"proposal": "global", "landmarks": "farthest", "weighting": "balance"}
+    add(FAST, "lara, farthest", estimator_case, "lara", small, full, **recommended)
+    add(SLOW, "lara, farthest, float16", estimator_case, "lara", small, half, 10.0, **recommended)
+    coupled = {"landmarks": "farthest", "weighting": "coupled"}
+    add(SLOW, "lara, farthest, coupled", estimator_case, "lara", small, half, **coupled)
+    add(SLOW, "lara, nine frames", estimator_case, "lara", (1, 1, 9, 4, 7, 8), half)
+    add(SLOW, "lara, C 256", estimator_case, "lara", (1, 1, 2, 130, 256, 128), half)
+    add(SLOW, "lara, one landmark", estimator_case, "lara", (1, 1, 1, 40, 1, 8), full)
+    for dtype in (full, half):
+        for d, C, P in ((8, 3, 5), (64, 70, 37), (80, 33, 19), (128, 17, 9)):
+            name = f"lara, d {d}, C {C}, {dtype}"
+            add(SLOW, name, estimator_case, "lara", (1, 2, 2, P, C, d), dtype)
+        for factor in (10.0, 100.0):
+            name = f"lara, x {factor}, {dtype}"
+            add(SLOW, name, estimator_case, "lara", (1, 2, 3, 13, 11, 16), dtype, factor)
+    add(
+        SLOW,
+        "performer, hyperbolic",
+        estimator_case,
+        "performer",
+        small,
+        full,
+        1.0,
+        features="hyperbolic",
+    )
+    add(SLOW, "lara, learned", estimator_case, "lara", small, full, 1.0, learned=True)
+
+
+def operator_inputs() -> list[tuple]:
+    B, h, F, P, C, d = 1, 2, 2, 5, 4, 8
+    q, k, v = (x.requires_grad_() for x in normal(3, B, h, F * P, d).unbind())
+    w, landmarks = (x.requires_grad_() for x in normal(2, B, h, C, d, seed=1).unbind())
+    noise = normal(B, h, C, d, seed=3).requires_grad_()
+    numbers = [x.requires_grad_() for x in normal(3, B, h, C, seed=2).abs().unbind()]
+    log_sums, means, *_ = (x.detach().requires_grad_() for x in seen(w, k, v, F, True))
+    tokens = [normal(1, 5, 2, 8).requires_grad_(), normal(1, 3, 5, 16).requires_grad_()]
+    weights = [normal(32, 16).requires_grad_(), normal(32).requires_grad_()]
+    return [
+        (landmarks_operator, (k, C, F, False)),
+        (landmarks_operator, (k, C, F, True)),
+        (proposals, (w, landmarks, None)),
+        (proposals, (w, landmarks, noise)),
+        (seen, (w, k, v, F, True)),
+        (seen, (w, k, None, F, False)),
+        (mix, (q, w, log_sums, means, landmarks, *numbers)),
+        (mix, (q, w, log_sums, means, None, None, None, None)),
+        (temporal, (*tokens, *weights, True)),
+        (temporal, (*tokens, weights[0], None, False)),
+    ]
+
+
+def citizens() -> None:
+    """torch's own check of operators: schema, fake tensors, autograd, tracing."""
+    for operator, args in operator_inputs():
+        torch.library.opcheck(operator, args)
+
+
+def backward_citizens() -> None:
+    for operator, args in operator_inputs():
+        args = [x.detach() if isinstance(x, Tensor) else x for x in args]
+        out = operator(*args)
+        if operator is landmarks_operator:
+            given = (args[0], out[1], args[2], torch.ones_like(out[0]))
+        elif operator is proposals:
+            w, landmarks, noise = args
+            points, _, *numbers = out
+            kept = (w, landmarks, points, *numbers, noise is not None)
+            given = (*kept, *(torch.ones_like(x) for x in out))
+        elif operator is seen:
+            given = (*args, *out, torch.ones_like(out[0]), torch.ones_like(out[1]))
+        else:
+            given = (*args, out[1], torch.ones_like(out[0]))
+        backward = getattr(torch.ops.slowfast_lara, f"{operator._name}_backward")
+        torch.library.opcheck(
+            backward.default, given, test_utils=("test_schema", "test_faketensor")
+        )
+
+
+def equal_bits() -> None:
+    for operator, args in operator_inputs():
+        given = [x for x in args if isinstance(x, Tensor)]
+        runs = []
+        for _ in range(2):
+            out = operator(*args)[0]
+            runs.append(
+                [out, *torch.autograd.grad(out, given, torch.ones_like(out), allow_unused=True)]
+            )
+        assert all(a is b or torch.equal(a, b) for a, b in zip(*runs))
+
+
+def same_draws() -> None:
+    """In training the noise of a seed is the same with and without kernels."""
+    q, k, v = normal(3, 1, 2, 12, 8)
+    for options in ({}, {"proposal": "mixture"}):
+        outs = []
+        for kernels in ("triton", "torch"):
+            torch.manual_seed(5)
+            estimator = build_estimator(
+                "lara", head_dim=8, num_landmarks=5, kernels=kernels, **options
+            )
+            outs.append(estimator.train()(q, k, v, num_frames=2))
+        assert shares(outs[:1], outs[1:])[0] < 1e-5
+
+
+def small_model(kernels: str = "triton", **vit: object) -> torch.nn.Module:
+    from slowfast_lara.config import get_cfg
+    from slowfast_lara.models.registry import MODEL_REGISTRY
+    from tests.helpers.small_models import small_config
+
+    cfg = get_cfg()
+    config = small_config(DEPTH=1, KERNELS=kernels, APPROX_ATTN_DIM=5, **vit)
+    for node, values in config.items():
+        if isinstance(values, dict):
+            cfg[node].update(values)
+        else:
+            cfg[node] = values
+    torch.manual_seed(0)
+    return MODEL_REGISTRY.get(cfg.MODEL.MODEL_NAME).from_config(cfg)
+
+
+def compiled() -> None:
+    model = small_model().eval()
+    clip = normal(1, 3, 4, 16, 16)
+    whole = torch.compile(model, fullgraph=True, backend="aot_eager")
+    assert (whole([clip]) - model([clip])).abs().max() < 1e-6
+    whole.train()([clip]).sum().backward()
+    assert all(p.grad is not None for p in model.parameters() if p.requires_grad)
+
+
+def step(model: torch.nn.Module, autocast: bool = False) -> list[Tensor]:
+    """A training step's logits and gradients, with the draws of one seed."""
+    torch.manual_seed(3)
+    with torch.autocast("cpu", torch.float16, enabled=autocast):
+        out = model.train()([normal(2, 3, 4, 16, 16)])
+    out.float().square().sum().backward()
+    return [out, *(p.grad for p in model.parameters() if p.grad is not None)]
+
+
+def autocast() -> None:
+    """A float32 model gives the kernels half precision, and gets float32 gradients."""
+    ours, theirs = (step(small_model(kernels), True) for kernels in ("triton", "torch"))
+    assert ours[0].dtype == torch.float16 and {x.dtype for x in ours[1:]} == {torch.float32}
+    assert max(shares(ours, [x.double() for x in theirs])) < 2e-2
+
+
+def checkpointing() -> None:
+    """Blocks that are run again in the backward pass give the same bits."""
+    plain, again = small_model(), small_model()
+    again.act_checkpoint = True
+    results = [step(model) for model in (plain, again)]
+    assert all(torch.equal(a, b) for a, b in zip(*results))
+
+
+def as_rank(rank: int, store: str) -> None:
+    """One of two processes: gradients under DDP, then a kernel that is wrong in the second."""
+    from torch import distributed
+
+    torch.set_num_threads(1)
+    logging.basicConfig(level=logging.INFO, stream=sys.stdout, format="log %(message)s")
+    distributed.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=2)
+    alone = step(small_model())
+    together = step(torch.nn.parallel.DistributedDataParallel(small_model()))
+    assert max(shares(together, [x.double() for x in alone])) < 1e-5  # both see the same clips
+    if rank == 1:
+        triton_mix.mix_forward = None
+    print("agreed", self_check.agree(CPU, torch.float32), self_check.works_here(CPU, torch.float32))
+    distributed.destroy_process_group()
+
+
+def fake() -> None:
+    with FakeTensorMode():
+        model = small_model()
+        out = model([torch.empty(2, 3, 4, 16, 16)])
+        out.sum().backward()
+        assert out.shape == (2, 6)
+
+
+def meta() -> None:
+    with torch.device("meta"):
+        q = torch.empty(2, 2, 12, 8, dtype=torch.bfloat16, requires_grad=True)
+        out = build_estimator("lara", head_dim=8, num_landmarks=5, kernels="triton")(
+            q, q, q, num_frames=3
+        )
+        out.sum().backward()
+    assert out.shape == (2, 2, 12, 3, 8) and q.grad is not None
+
+
+def refused() -> None:
+    """What PyTorch's operations cannot split into frames, in the same words, and other values."""
+    q = normal(1, 2, 12, 8)
+    for device in ("cpu", "meta"):
+        x = q.to(device)
+        for options in ({"proposal": "global"}, {"landmarks": "farthest"}):
+            for frames in (0, 5):
+                said = []
+                for kernels in ("triton", "torch"):
+                    built = build_estimator(
+                        "lara", head_dim=8, num_landmarks=4, kernels=kernels, **options
+                    )
+                    said.append(error_of(built, x, x, x, num_frames=frames))
+                assert said[0] == said[1] and "cannot be split" in said[0], said
+        performer = build_estimator("performer", head_dim=8, num_landmarks=4, kernels="triton")
+        assert "12 tokens cannot be split into 5" in error_of(performer, x, x, x, num_frames=5)
+        for v in (x[:, :, :6], x[..., :4]):
+            said = error_of(performer, x, x, v, num_frames=3)
+            assert "no kernel for values of another shape" in said, said
+
+
+def error_of(function: Callable[..., Tensor], *args: Tensor, **options: int) -> str:
+    try:
+        function(*args, **options)
+    except ValueError as error:
+        return str(error)
+    raise AssertionError("nothing was raised")
+
+
+def self_check_passes() -> None:
+    assert self_check.agree(CPU, torch.float32)
+
+
+class Wrong:
+    """A kernel that is changed when it is started."""
+
+    def __init__(self, kernel, change):
+        self.kernel, self.change = kernel, change
+
+    def __getitem__(self, grid):
+        return lambda *args, **options: self.change(self.kernel[grid], args, options)
+
+
+def too_large_for_this_gpu() -> None:
+    """A kernel that has no room at the sizes of a run, and has it for the small case."""
+
+    def with_little_room(kernel, args, options):
+        if options["BLOCK_C"] > 32:
+            raise RuntimeError("out of resource: shared memory")
+        kernel(*args, **options)
+
+    right = triton_mix.mix_forward
+    triton_mix.mix_forward = Wrong(right, with_little_room)
+    assert self_check.agree(CPU, torch.float32)
+    problem = self_check.first_difference(CPU, torch.float32, (8, 33))
+    assert problem == "LARA: RuntimeError: out of resource: shared memory", problem
+    assert not self_check.agree(CPU, torch.float32, (8, 33))
+    assert self_check.agree(CPU, torch.float32, (8, 300))  # for which there is no kernel
+    triton_mix.mix_forward = right
+
+
+def wrong_kernels_are_caught() -> None:
+    """A kernel whose scale is off by 1 %, one that does nothing, and one that raises."""
+
+    def off_by_a_little(kernel, args, options):
+        scale = next(i for i, x in enumerate(args) if isinstance(x, float))
+        kernel(*args[:scale], args[scale] * 1.01, *args[scale + 1 :], **options)
+
+    def raising(kernel, args, options):
+        raise RuntimeError("out of resource: shared memory")
+
+    def zeros(place):
+        return lambda kernel, args, options: args[place].zero_()
+
+    def without_noise(kernel, args, options):
+        kernel(*args, **{**options, "NOISE": False})
+
+    changes = (
+        (triton_proposals, "proposals_forward", without_noise, "LARA with noise"),
+        (triton_mix_backward, "mix_backward_means", zeros(9), "LARA"),
+        (triton_landmarks, "farthest_of_segment", zeros(3), "landmarks"),
+        (triton_proposals, "proposals_forward", off_by_a_little, "LARA"),
+        (triton_mix, "mix_forward", off_by_a_little, "LARA"),
+        (triton_temporal, "temporal_scores", raising, "temporal stage, projected"),
+    )
+    for module, name, change, said in changes:
+        right = getattr(module, name)
+        setattr(module, name, Wrong(right, change))
+        problem = self_check.first_difference(CPU, torch.float32)
+        assert said in problem, problem
+        assert not self_check.agree(CPU, torch.float32)
+        setattr(module, name, right)
+
+
+add_cases()
+FAST |= {function.__name__: function for function in (same_draws, fake, meta, refused)}
+SLOW |= {
+    function.__name__: function
+    for function in (
+        citizens,
+        backward_citizens,
+        equal_bits,
+        autocast,
+        checkpointing,
+        compiled,
+        self_check_passes,
+        too_large_for_this_gpu,
+        wrong_kernels_are_caught,
+    )
+}
+
+
+def main(names: list[str]) -> None:
+    torch.set_num_threads(1)
+    for name in names:
+        try:
+            {**FAST, **SLOW}[name]()
+        except Exception:
+            print(f"{name}\t{traceback.format_exc()!r}", flush=True)
+        else:
+            print(f"{name}\tpassed", flush=True)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

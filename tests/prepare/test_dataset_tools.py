@@ -1,0 +1,218 @@
+"""The list builders, the check of videos and the benchmark, as a user runs them."""
+
+from __future__ import annotations
+
+import json
+import os
+
+import pytest
+
+from slowfast_lara.data.kinetics import Kinetics
+from slowfast_lara.data.ssv2 import Ssv2
+from tests.data.test_ssv2 import write_annotations
+from tests.helpers.runs import ROOT, finish, start
+from tests.helpers.videos import config, write_video
+
+
+def run(script: str, *arguments, expect: int = 0) -> str:
+    code, stdout, stderr = finish(start(*arguments, program=tuple(script.split()), folder=ROOT))
+    assert code == expect, stderr
+    return stdout + stderr
+
+
+def test_kinetics_lists(tmp_path):
+    (tmp_path / "videos" / "air drumming").mkdir(parents=True)
+    write_video(tmp_path / "videos" / "air drumming" / "abc_000003_000013.mp4", 10)
+    write_video(tmp_path / "videos" / "-d_e.mkv", 10)
+    annotations = tmp_path / "k400.csv"
+    annotations.write_text(
+        "label,youtube_id,time_start,time_end,split\r\n"
+        '"zumba, fast",-d_e,1.0,11.0,train\r\nair drumming,abc,3,13,train\r\n'
+        "air drumming,gone,5,15,train\r\n"
+    )
+    output = run(
+        "datasets/build_kinetics_lists.py",
+        tmp_path / "videos",
+        tmp_path / "out",
+        "--train",
+        annotations,
+        "--separator",
+        ",",
+    )
+    assert "train: 2 of 3 videos found, 1 missing" in output
+    assert (tmp_path / "out/missing_train.txt").read_text() == "gone_000005_000015\n"
+    assert json.loads((tmp_path / "out/classes.json").read_text()) == [
+        "air drumming",
+        "zumba, fast",
+    ]
+    dataset = Kinetics(
+        config(
+            DATA__PATH_TO_DATA_DIR=str(tmp_path / "out"),
+            MODEL__NUM_CLASSES=2,
+            DATA__PATH_LABEL_SEPARATOR=",",
+        ),
+        "train",
+    )
+    assert dataset.labels == [1, 0] and all(dataset[i].failures == [] for i in range(2))
+
+
+@pytest.mark.parametrize(
+    "content, expected",
+    [
+        ("a,b\n1,2\n", "line 1: columns label, youtube_id"),
+        ("label,youtube_id,time_start,time_end\nx,y,a,b\n", "line 2: numbers are expected"),
+    ],
+)
+def test_wrong_annotations(tmp_path, content, expected):
+    (tmp_path / "k400.csv").write_text(content)
+    write_video(tmp_path / "a.mp4", 2)
+    output = run(
+        "datasets/build_kinetics_lists.py",
+        tmp_path,
+        tmp_path / "out",
+        "--val",
+        tmp_path / "k400.csv",
+        expect=2,
+    )
+    assert expected in output and "Traceback" not in output
+
+
+def folder_of_classes(folder, **counts):
+    for name, count in counts.items():
+        (folder / name / "taken in may").mkdir(parents=True)
+        for number in range(count):
+            below = folder / name / ("taken in may" if number % 2 else "")
+            (below / f"{number}.{'MP4' if number % 3 else 'webm'}").touch()
+        (folder / name / "notes.txt").touch()
+        (folder / name / "._0.mp4").touch()
+
+
+def test_folder_lists(tmp_path):
+    folder_of_classes(tmp_path / "my clips", opening=23, closing=3)
+    (tmp_path / "my clips" / ".cache").mkdir()
+    output = run("datasets/build_folder_lists.py", tmp_path / "my clips", tmp_path / "out")
+    assert "2 classes: MODEL.NUM_CLASSES" in output
+    assert json.loads((tmp_path / "out/classes.json").read_text()) == ["closing", "opening"]
+    seen = []
+    for split, labels in (("train", [0] + [1] * 19), ("val", [0, 1, 1]), ("test", [0, 1, 1])):
+        assert f"{split}: {len(labels)} videos" in output
+        dataset = Kinetics(
+            config(DATA__PATH_TO_DATA_DIR=str(tmp_path / "out"), MODEL__NUM_CLASSES=2), split
+        )
+        assert dataset.labels == labels
+        for path, label in zip(dataset.paths, labels):
+            assert ("closing", "opening")[label] in path and os.path.exists(path)
+        seen += dataset.paths
+    assert len(set(seen)) == len(seen) == 26
+    before = (tmp_path / "out/train.csv").read_bytes()
+    run("datasets/build_folder_lists.py", tmp_path / "my clips", tmp_path / "out")
+    assert (tmp_path / "out/train.csv").read_bytes() == before
+
+
+@pytest.mark.parametrize(
+    "counts, expected",
+    [({}, "one folder per class is expected"), ({"a": 3, "b": 2}, "b: 2 videos")],
+)
+def test_folders_without_enough_videos(tmp_path, counts, expected):
+    folder_of_classes(tmp_path, **counts)
+    out = tmp_path.parent / f"{tmp_path.name}_lists"
+    output = run("datasets/build_folder_lists.py", tmp_path, out, expect=2)
+    assert expected in output and len(output.strip().splitlines()) == 1 and not out.exists()
+
+
+def test_ssv2_lists_of_videos(tmp_path):
+    write_annotations(tmp_path, train=[("1", 0), ("2", 1)], validation=[("3", 1)])
+    (tmp_path / "videos").mkdir()
+    for name in ("1", "3"):
+        write_video(
+            tmp_path / "videos" / f"{name}.webm",
+            10,
+            codec="libvpx-vp9",
+            options={"deadline": "realtime"},
+        )
+    output = run("datasets/build_ssv2_lists.py", tmp_path, tmp_path / "videos", tmp_path / "out")
+    assert "train: 1 of 2 videos found, 1 missing" in output
+    assert (tmp_path / "out/missing_train.txt").read_text() == "2\n"
+    cfg = config(DATA__PATH_TO_DATA_DIR=str(tmp_path / "out"), TEST__DATASET="Ssv2")
+    assert Ssv2(cfg, "train").labels == [0] and Ssv2(cfg, "test")[0].error is None
+    output = run("datasets/build_ssv2_lists.py", tmp_path, tmp_path / "videos", tmp_path, expect=2)
+    assert "error: OUT is ANNOTATIONS" in output
+
+
+def test_ssv2_lists_of_frames(synthetic_frames, tmp_path):
+    output = run(
+        "datasets/build_ssv2_lists.py",
+        synthetic_frames,
+        synthetic_frames / "frames",
+        tmp_path,
+        "--classes",
+        "5",
+    )
+    assert "train: 20 of 20 videos found, 0 missing" in output
+    cfg = config(DATA__PATH_TO_DATA_DIR=str(synthetic_frames))
+    theirs = Ssv2(cfg, "train")
+    cfg.DATA.PATH_TO_DATA_DIR = str(tmp_path)
+    ours = Ssv2(cfg, "train")
+    assert (ours.paths, ours.labels) == (theirs.paths, theirs.labels)
+    assert bool((ours[3].clip == theirs[3].clip).all())
+
+
+def test_check_videos_and_its_progress(tmp_path):
+    good = write_video(tmp_path / "good one.mp4", 10)
+    cut = tmp_path / "empty.mp4"
+    cut.touch()
+    damaged = tmp_path / "damaged.ts"
+    content = bytearray(write_video(damaged, 30, codec="mpeg2video").read_bytes())
+    content[len(content) // 3 : len(content) // 2] = bytes(len(content) // 2 - len(content) // 3)
+    damaged.write_bytes(content)
+    (tmp_path / "list.csv").write_text(f"\n{good.name} 0\n{cut.name} 1\nabsent.mp4 2\n")
+    out = tmp_path / "bad.txt"
+    output = run("datasets/check_videos.py", out, tmp_path / "list.csv", tmp_path, expect=1)
+    assert "4 videos, " in output
+    bad = dict(line.split("\t") for line in out.read_text().splitlines())
+    assert {str(cut), str(tmp_path / "absent.mp4")} <= set(bad) and str(good) not in bad
+    progress = tmp_path / "bad.txt.progress"
+    lines = progress.read_text().splitlines()
+    assert len(lines) == 4
+    # Stopped in the middle of a line: what is whole is not decoded again.
+    kept = [line for line in lines if str(good) in line or str(cut) in line]
+    progress.write_text("\n".join(kept) + '\n["' + str(damaged))
+    good.unlink()
+    output = run("datasets/check_videos.py", out, tmp_path / "list.csv", tmp_path, expect=1)
+    assert str(good) not in out.read_text() and len(progress.read_text().splitlines()) == 4
+
+
+def test_check_videos_of_any_names(tmp_path):
+    names = [os.fsencode(tmp_path / "a.mp4"), os.fsencode(tmp_path) + b"/b\xff.mp4"]
+    for name in (*names, os.fsencode(tmp_path / "c\nd.mp4")):
+        with open(name, "wb") as file:
+            file.write(b"no video")
+    run("datasets/check_videos.py", tmp_path / "bad.txt", tmp_path, expect=1)
+    bad = (tmp_path / "bad.txt").read_text(encoding="utf-8").splitlines()
+    assert [line.split("\t")[0] for line in bad] == [
+        f"{tmp_path}/{name}" for name in ("a.mp4", "b\\udcff.mp4", "c\\nd.mp4")
+    ]
+
+
+def test_check_videos_finds_nothing_wrong(synthetic, tmp_path):
+    output = run("datasets/check_videos.py", tmp_path / "bad.txt", synthetic / "val.csv")
+    assert "13 videos, 0 bad" in output and (tmp_path / "bad.txt").read_text() == ""
+
+
+@pytest.mark.slow
+def test_benchmark(tmp_path):
+    video = write_video(tmp_path / "a b.mp4", 70, size=(48, 64))
+    flags = ("--rounds", "1", "--train-samples", "1", "--before", ROOT)
+    output = run("tools/benchmark.py data", video, *flags)
+    assert "all views of a video: " in output and "a training sample: " in output
+    assert output.count(" times as fast as PySlowFast") == 5
+    assert output.count("pixels that are not those of before: 0 of 4 clips") == 2
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("start", ["fork", "spawn"])
+def test_benchmark_of_lists(start):
+    flags = ("--videos", "3000", "--frames", "5000", "--workers", "2", "--start", start)
+    output = run("tools/benchmark.py lists", *flags, "--before", ROOT)
+    rows = [line.split() for line in output.splitlines()]
+    assert [row[0] for row in rows[1:]] == ["3,000", "3,000", "5,000", "5,000"]

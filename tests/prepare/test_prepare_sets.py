@@ -1,0 +1,140 @@
+"""Preparing sets with odd names, into a folder that holds something already."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+
+import pytest
+
+from slowfast_lara.data.decode import count_frames
+from tests.helpers.videos import REPOSITORY, write_video
+from tests.prepare.test_prepare import failures, prepare, results
+
+NOT_UTF_8 = os.fsdecode(b"b\xff.mp4")
+
+
+@pytest.fixture
+def videos(tmp_path):
+    """A folder with one video."""
+    folder = tmp_path / "videos"
+    folder.mkdir()
+    write_video(folder / "1.mp4", 20)
+    return folder
+
+
+def test_names_that_are_not_utf_8(videos, tmp_path, capsys):
+    os.rename(videos / "1.mp4", videos / NOT_UTF_8)
+    (videos / os.fsdecode(b"c\xff.mp4")).write_bytes(b"not a video")
+    assert prepare(videos, tmp_path / "out") == 1
+    assert [os.path.basename(path) for path in results(tmp_path / "out")] == [NOT_UTF_8]
+    assert b"/c\xff.mp4,no," in (tmp_path / "out" / "failures.csv").read_bytes()
+    capsys.readouterr().out.encode()
+    assert prepare(videos, tmp_path / "out") == 1
+    assert prepare(videos, tmp_path / "none", "--dry-run") == 1
+    assert "1 of 2 videos prepared as a trial" in capsys.readouterr().out
+
+
+def test_a_line_break_in_a_name(videos, tmp_path, capsys):
+    shutil.copyfile(videos / "1.mp4", videos / "a\nb.mp4")
+    assert prepare(videos, tmp_path / "out") == 1
+    assert [path.name for path in results(tmp_path / "out")] == ["1.mp4"]
+    assert failures(tmp_path / "out")["a\nb.mp4"][0] == "no"
+    assert "a\\nb.mp4  failed" in capsys.readouterr().out
+
+
+HOLD = """
+import sys
+from slowfast_lara.locks import exclusive_lock
+with exclusive_lock(sys.argv[1], "OUT"):
+    print("held", flush=True)
+    sys.stdin.read()
+"""
+
+
+def test_one_at_a_time(videos, tmp_path, capsys):
+    out = tmp_path / "out"
+    other = subprocess.Popen(
+        [sys.executable, "-c", HOLD, out],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        cwd=REPOSITORY,
+        env={**os.environ, "PYTHONPATH": str(REPOSITORY)},
+    )
+    try:
+        assert other.stdout.readline() == b"held\n"
+        (out / ".writing-theirs.mp4").touch()
+        assert prepare(videos, out) == 2
+        (line,) = capsys.readouterr().err.splitlines()
+        assert f"another run is at work: process {other.pid}" in line
+        assert (out / ".writing-theirs.mp4").exists()
+    finally:
+        other.communicate()
+    assert prepare(videos, out) == 0
+    assert not (out / ".lock").exists()
+
+
+def test_leftovers_in_the_folder_itself(videos, tmp_path):
+    out = tmp_path / "out"
+    (videos / "sub").mkdir()
+    os.rename(videos / "1.mp4", videos / "sub" / "1.mp4")
+    for folder in (out, out / "sub"):
+        folder.mkdir()
+        (folder / ".writing-1234.csv").touch()
+    assert prepare(videos, out) == 0
+    assert not list(out.rglob(".writing-*"))
+
+
+def test_another_set_does_not_replace_results(videos, tmp_path, capsys):
+    out, others = tmp_path / "out", tmp_path / "others"
+    assert prepare(videos, out) == 0
+    others.mkdir()
+    write_video(others / "1.avi", 30, codec="mpeg4")
+    write_video(others / "2.mp4", 30)
+    capsys.readouterr()
+    assert prepare(others, out) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert all(str(path) in line for path in (videos / "1.mp4", others / "1.avi", out))
+    assert count_frames(str(out / "1.mp4")) == (20, 0) and not (out / "2.mp4").exists()
+    os.rename(others / "1.avi", others / "3.avi")
+    assert prepare(others, out) == 0
+    assert len(results(out)) == 3
+    assert prepare(videos, out) == prepare(others, out) == 0
+    # Of the same folder, by a link too, it is the same set.
+    (tmp_path / "link").symlink_to(videos)
+    assert prepare(tmp_path / "link", out) == 0
+    (videos / "1.mp4").unlink()
+    write_video(videos / "1.avi", 25, codec="mpeg4")
+    assert prepare(videos, out) == 0
+    assert count_frames(str(out / "1.mp4")) == (25, 0)
+
+
+def test_a_set_that_was_moved(videos, tmp_path, capsys):
+    out = tmp_path / "out"
+    assert prepare(videos, out) == 0
+    videos.rename(tmp_path / "moved")
+    capsys.readouterr()
+    assert prepare(tmp_path / "moved", out) == 2
+    assert f"remove {out}/prepared.jsonl if" in capsys.readouterr().err
+    (out / "prepared.jsonl").unlink()
+    assert prepare(tmp_path / "moved", out) == 0
+
+
+def test_a_record_that_is_not_utf_8(videos, tmp_path):
+    out = tmp_path / "out"
+    assert prepare(videos, out) == 0
+    kept = (out / "1.mp4").stat().st_ino
+    with open(out / "prepared.jsonl", "ab") as file:
+        file.write(b'["\xff\n[1, 2, 3, 4, []]\n["a", 1, 2, 3, [4]]\n')
+    assert prepare(videos, out) == 0
+    assert (out / "1.mp4").stat().st_ino == kept
+
+
+def test_a_link_to_the_results_is_passed_over(videos, tmp_path):
+    out = tmp_path / "out"
+    (videos / "done").symlink_to(out)
+    for _ in range(3):
+        assert prepare(videos, out) == 0
+        assert len(results(out)) == 1
