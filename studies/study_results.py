@@ -26,7 +26,7 @@ from slowfast_lara.data.lists import read_lines
 from slowfast_lara.drawing import saved_figure
 from slowfast_lara.files import write_text
 from slowfast_lara.models import build_model
-from slowfast_lara.runs.folder import Run, read_run
+from slowfast_lara.runs.folder import RunRecord, read_run
 from studies.study_rows import StudyRow, StudyTable
 from studies.study_runs import StudyRun
 
@@ -115,7 +115,7 @@ def _outcome(runs: list[StudyRun], step: _Step, seconds: float) -> Outcome:
     )
 
 
-def _curve(run: Run, epoch_steps: int) -> dict[int, dict[str, float]]:
+def _curve(run: RunRecord, epoch_steps: int) -> dict[int, dict[str, float]]:
     """Loss and accuracies by steps done."""
     curve: dict[int, dict[str, float]] = {}
     for name, kind, key in (

@@ -18,7 +18,7 @@ import slowfast_lara
 from slowfast_lara.engine.distributed import rank
 from slowfast_lara.errors import LINES, close_stdout, printable
 from slowfast_lara.files import write_json, write_text
-from slowfast_lara.runs.folder import CONFIG, ENVIRONMENT, LOG, OF_TEST
+from slowfast_lara.runs.folder import CONFIG, ENVIRONMENT, LOG, TEST_PREFIX
 
 logger = logging.getLogger(__name__)
 
@@ -118,7 +118,7 @@ def write_records(cfg: CfgNode) -> list[str]:
     the weights were made with.
     """
     names = []
-    for prefix, enabled in (("", cfg.TRAIN.ENABLE), (OF_TEST, cfg.TEST.ENABLE)):
+    for prefix, enabled in (("", cfg.TRAIN.ENABLE), (TEST_PREFIX, cfg.TEST.ENABLE)):
         if enabled:
             names += [prefix + CONFIG, prefix + ENVIRONMENT]
             write_text(os.path.join(cfg.OUTPUT_DIR, names[-2]), cfg.dump())

@@ -1,1 +1,1 @@
-"""A trained model in use: loading it, predictions of videos, whole or as a stream."""
+"""Inference: load a trained model, predict videos and streams, export."""

@@ -1,7 +1,7 @@
-"""A trained model as files for others: safetensors, a torch.export program, ONNX.
+"""Export of trained models: safetensors, a torch.export program, ONNX.
 
-Each export is a folder: the model, config.json (what to feed it, the class names, the whole
-config) and a model card. It is compared with the model before the folder is put in place.
+An export is a folder: the model, config.json (see `export_folder`) and a model card. It is
+compared with the model before the folder is renamed to its final name.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import copy
 import io
 import logging
 import os
-import time
+import timeit
 import warnings
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -33,79 +33,103 @@ from slowfast_lara.models.weights.files import read_weights
 CARD = "README.md"
 TOLERANCE = 1e-4
 OPSET = 20
-_BATCHES = (1, 5)
-_ROUNDS = 3
+_BATCH_SIZES = (1, 5)
+_TIMINGS = 3
 
 
 def export(model: TrainedModel, folder: str | os.PathLike[str], to: str = "safetensors") -> str:
-    """Write a model to a new folder; what it was compared with, and the difference, in words."""
-    if to not in FORMS:
-        raise InputError(f"cannot export to {to!r}; allowed: {', '.join(FORMS)}")
-    if not os.fspath(folder) or "\0" in os.fspath(folder):
-        raise InputError(f"{os.fspath(folder)!r} cannot be the name of a folder")
-    folder = os.path.normpath(folder)  # of "FILE/" the system says that it is not there
+    """Export a model to a new folder, and check the export against the model.
+
+    Args:
+        model: a model in float32, as `slowfast_lara.load` returns it.
+        folder: the folder to create; must not exist.
+        to: "safetensors" (for `slowfast_lara.load`), "torch" (a torch.export program) or "onnx".
+
+    Returns:
+        The result of the check as one sentence.
+    """
+    folder = os.fspath(folder)
+    if to not in FORMATS:
+        raise InputError(f"export format is {to!r}; must be one of {', '.join(FORMATS)}")
+    if not folder or "\0" in folder:
+        raise InputError(f"{folder!r} is not a valid folder name")
+    folder = os.path.normpath(folder)  # lexists("FILE/") is False
     if os.path.lexists(folder):
-        raise InputError(f"{folder} is there already; a new folder is expected")
-    write, needed = FORMS[to]
-    for package in needed:
+        raise InputError(f"{folder} already exists; must be a new folder")
+    write, packages = FORMATS[to]
+    for package in packages:
         check_installed(package, "export")
-    if to != "safetensors":
-        _check_program(model)
+    if to != "safetensors" and chosen_estimator(model.cfg) == "ra" and not model.cfg.VIT.RA.BIASED:
+        raise InputError(
+            "unbiased RA needs a random generator, which a program does not have; export to "
+            "safetensors, or set VIT.RA.BIASED True"
+        )
     network, weight = model.network, next(model.network.parameters())
     if weight.dtype != torch.float32:
-        raise InputError("a model in float32 is expected, not one after half()")
+        raise InputError(f"expected a float32 model, got {weight.dtype} (after half)")
     if weight.device.type != "cpu":
         network = copy.deepcopy(network).cpu()
-    with atomic_folder(folder) as aside:
+    with atomic_folder(folder) as temporary:
         try:
-            checked = write(network, model, aside)
+            checked = write(network, model, temporary)
             description = description_of(model.cfg, model.class_names, to)
-            write_json(os.path.join(aside, DESCRIPTION), description)
-            write_text(os.path.join(aside, CARD), model_card(model, to, checked))
+            write_json(os.path.join(temporary, DESCRIPTION), description)
+            write_text(os.path.join(temporary, CARD), model_card(model, to, checked))
         except OSError as error:
             raise RunError(f"cannot write {folder}: {error.strerror or error}") from None
     return checked
 
 
-def _check_program(model: TrainedModel) -> None:
-    """Refuse what is more than a function of the clip."""
-    if chosen_estimator(model.cfg) == "ra" and not model.cfg.VIT.RA.BIASED:
-        raise InputError(
-            "unbiased RA draws samples for every query in use too, by PyTorch's generators, which "
-            "a program has not: export it to safetensors, or with VIT.RA.BIASED True"
-        )
-
-
-def _to_safetensors(network: nn.Module, model: TrainedModel, folder: str) -> str:
-    from safetensors.torch import save
+def _write_safetensors(network: nn.Module, model: TrainedModel, folder: str) -> str:
+    from safetensors.torch import save  # optional requirement
 
     path = os.path.join(folder, SAFETENSORS)
     states = {name: x.contiguous() for name, x in network.state_dict().items()}
-    # Both libraries' own ways to a file answer a full disk by errors of their own or by an abort.
+    # On a full disk `save_file`, like `torch.export.save` to a path, does not raise an OSError.
     Path(path).write_bytes(save(states, metadata={"format": "pt"}))
     read = read_weights(path)
     if read.keys() != states.keys() or not all(torch.equal(read[n], states[n]) for n in states):
-        raise RunError(f"{path} does not hold the weights that were written")
-    return "the file holds the model's weights, to the last bit"
+        raise RunError(f"{path} does not contain the weights that were written")
+    return "the file contains the model's weights, bit for bit"
 
 
-def _to_torch(network: nn.Module, model: TrainedModel, folder: str) -> str:
+def _write_torch(network: nn.Module, model: TrainedModel, folder: str) -> str:
     path = os.path.join(folder, "model.pt2")
     file = io.BytesIO()
-    torch.export.save(_program(network, model), file)
+    torch.export.save(trace(network, example_clips(model, 2)), file)
     Path(path).write_bytes(file.getbuffer())
-    return _compare(torch.export.load(path).module(), network, model)
+    return compare(torch.export.load(path).module(), network, model)
 
 
-def _to_onnx(network: nn.Module, model: TrainedModel, folder: str) -> str:
-    import onnxruntime
+def _write_onnx(network: nn.Module, model: TrainedModel, folder: str) -> str:
+    import onnxruntime  # optional requirement
 
     path = os.path.join(folder, "model.onnx")
-    clip = _clips(model, 2)
+    clips = example_clips(model, 2)
+    to_onnx(trace(network, clips), clips).save(path)
+    session = onnxruntime.InferenceSession(path, providers=["CPUExecutionProvider"])
+
+    def run(clips: Tensor) -> Tensor:
+        return torch.from_numpy(np.asarray(session.run(None, {"clip": clips.numpy()})[0]))
+
+    example = Path(__file__).with_name("onnx_example.py").read_text(encoding="utf-8")
+    write_text(os.path.join(folder, "example.py"), example)
+    return compare(run, network, model)
+
+
+def trace(network: nn.Module, clips: Tensor) -> Any:
+    """A torch.export program for clips of this size, with a dynamic batch dimension."""
+    batch = torch.export.Dim("batch", min=1)
     with _quiet():
-        program = torch.onnx.export(
-            _program(network, model),
-            (clip,),
+        return torch.export.export(network, (clips,), dynamic_shapes=({0: batch},), strict=False)
+
+
+def to_onnx(program: Any, clips: Tensor) -> Any:
+    """A torch.export program as an ONNX program with input "clip" and output "scores"."""
+    with _quiet():
+        return torch.onnx.export(
+            program,
+            (clips,),
             dynamo=True,
             opset_version=OPSET,
             input_names=["clip"],
@@ -113,86 +137,58 @@ def _to_onnx(network: nn.Module, model: TrainedModel, folder: str) -> str:
             dynamic_shapes=({0: "batch"},),
             verbose=False,
         )
-    assert program is not None  # it is None where a file is written at once
-    program.save(path)
-    session = onnxruntime.InferenceSession(path, providers=["CPUExecutionProvider"])
-
-    def run(clip: Tensor) -> Tensor:
-        return torch.from_numpy(np.asarray(session.run(None, {"clip": clip.numpy()})[0]))
-
-    with open(os.path.join(os.path.dirname(__file__), "onnx_example.py"), encoding="utf-8") as file:
-        write_text(os.path.join(folder, "example.py"), file.read())
-    return _compare(run, network, model)
 
 
-def _program(network: nn.Module, model: TrainedModel) -> Any:
-    """The network as a program for clips of the test's size, in batches of any size."""
-    batch = torch.export.Dim("batch", min=1)
-    with _quiet():
-        return torch.export.export(
-            network, (_clips(model, 2),), dynamic_shapes=({0: batch},), strict=False
-        )
-
-
-def _clips(model: TrainedModel, count: int) -> Tensor:
-    """Clips of noise: float32 [count,3,T,H,W]."""
+def example_clips(model: TrainedModel, count: int) -> Tensor:
+    """Random clips, float32 [count,3,T,H,W]."""
     data = model.cfg.DATA
     shape = (count, model.cfg.VIT.CHANNELS, data.NUM_FRAMES, *[data.TEST_CROP_SIZE] * 2)
     return torch.randn(shape, generator=torch.Generator().manual_seed(count))
 
 
 @torch.no_grad()
-def _compare(program: Callable[[Tensor], Tensor], network: nn.Module, model: TrainedModel) -> str:
-    """How far a program's scores are from the model's; a RunError if that is too far."""
+def compare(program: Callable[[Tensor], Tensor], network: nn.Module, model: TrainedModel) -> str:
+    """Compare a program's scores with the model's; a RunError if they differ too much."""
     largest = 0.0
-    for count in _BATCHES:
-        clips = _clips(model, count)
+    for count in _BATCH_SIZES:
+        clips = example_clips(model, count)
         difference = (program(clips) - network([clips])).abs().max().item()
-        if not difference <= TOLERANCE:  # nor if it is not a number
+        if not difference <= TOLERANCE:  # also if it is NaN
             raise RunError(
-                f"the export differs from the model by {difference:.1e} in a batch of {count}; at "
-                f"most {TOLERANCE:.0e} is allowed"
+                f"the export differs from the model by {difference:.1e} in a batch of {count}; "
+                f"must be at most {TOLERANCE:.0e}"
             )
         largest = max(largest, difference)
-    batches = " and ".join(map(str, _BATCHES))
-    here, there = _times(program, network, _clips(model, 1))
-    return (
-        f"scores differ from the model's by at most {largest:.1e}, in batches of {batches}; a clip "
-        f"takes {there:.0f} ms, the model itself {here:.0f} ms (CPU, best of {_ROUNDS})"
+    clip = example_clips(model, 1)
+    exported, original = (
+        1000 * min(timeit.repeat(run, number=1, repeat=_TIMINGS))
+        for run in (lambda: program(clip), lambda: network([clip]))
     )
-
-
-def _times(
-    program: Callable[[Tensor], Tensor], network: nn.Module, clip: Tensor
-) -> tuple[float, float]:
-    """Milliseconds of a clip by the model and by a program, in turn."""
-    best = [float("inf")] * 2
-    for _ in range(_ROUNDS):
-        for number, run in enumerate((lambda x: network([x]), program)):
-            start = time.perf_counter()
-            run(clip)
-            best[number] = min(best[number], 1000 * (time.perf_counter() - start))
-    return best[0], best[1]
+    return (
+        f"scores differ from the model's by at most {largest:.1e}, in batches of "
+        f"{' and '.join(map(str, _BATCH_SIZES))}; a clip takes {exported:.0f} ms, the model itself "
+        f"{original:.0f} ms (CPU, best of {_TIMINGS})"
+    )
 
 
 @contextlib.contextmanager
 def _quiet() -> Iterator[None]:
-    """Without the exporters' reports of what they do; their errors in one line."""
+    """Suppress the exporters' output; turn any of their errors into a RunError."""
     disabled = logging.root.manager.disable
     logging.disable(logging.WARNING)
     try:
         with warnings.catch_warnings(), contextlib.redirect_stdout(io.StringIO()):
             warnings.simplefilter("ignore")
             yield
-    except Exception as error:  # anything, from deep within
-        raise RunError(f"the model cannot be exported: {first_line(error)}") from error
+    except Exception as error:
+        raise RunError(f"cannot export the model: {first_line(error)}") from error
     finally:
         logging.disable(disabled)
 
 
-# How each form is written, and what has to be installed for it.
-FORMS: dict[str, tuple[Callable[[nn.Module, TrainedModel, str], str], tuple[str, ...]]] = {
-    "safetensors": (_to_safetensors, ("safetensors",)),
-    "torch": (_to_torch, ()),
-    "onnx": (_to_onnx, ("onnx", "onnxscript", "onnxruntime")),
+# The writer of each format, and the packages it needs.
+FORMATS: dict[str, tuple[Callable[[nn.Module, TrainedModel, str], str], tuple[str, ...]]] = {
+    "safetensors": (_write_safetensors, ("safetensors",)),
+    "torch": (_write_torch, ()),
+    "onnx": (_write_onnx, ("onnx", "onnxscript", "onnxruntime")),
 }

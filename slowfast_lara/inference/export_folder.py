@@ -1,4 +1,4 @@
-"""What an exported folder says of its model besides the weights: config.json, and reading it."""
+"""config.json of an exported model: its input, class names and config."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ DESCRIPTION = "config.json"
 SAFETENSORS = "model.safetensors"
 FORMAT = "slowfast_lara export"
 FORMAT_VERSION = 1
-# The names of 20,000 classes have a tenth of this.
-_MOST_CHARACTERS = 10_000_000
+# Ten times the length with 20,000 class names.
+_MAX_CHARACTERS = 10_000_000
 
 
 def description_of(cfg: CfgNode, class_names: list[str], form: str) -> dict[str, Any]:
-    """All that a program needs to feed the model and to read its scores."""
+    """The content of config.json: everything needed to prepare the input and read the scores."""
     data = cfg.DATA
     size = data.TEST_CROP_SIZE
     return {
@@ -44,28 +44,25 @@ def description_of(cfg: CfgNode, class_names: list[str], form: str) -> dict[str,
 
 
 def read_description(folder: str) -> dict[str, Any] | None:
-    """The description of an export with weights that `load` can take; None if it is no export."""
+    """Read config.json of an export to safetensors; None if the folder has no such file."""
     path = os.path.join(folder, DESCRIPTION)
     if not os.path.isfile(path):
         return None
     try:
         with open(path, encoding="utf-8") as file:
-            content = parse_json(file.read(_MOST_CHARACTERS))
+            content = parse_json(file.read(_MAX_CHARACTERS))
     except (OSError, ValueError) as error:
         raise WeightsError(f"cannot read {path}: {error}") from None
     if not isinstance(content, dict) or content.get("format") != FORMAT:
-        raise WeightsError(f"{path}: not of an export of slowfast_lara")
+        raise WeightsError(f"{path} does not belong to an export of slowfast_lara")
     version, form = content.get("format_version"), content.get("form")
     if version != FORMAT_VERSION:
-        raise WeightsError(
-            f"{path}: an export of format {version!r:.40}; this version of slowfast_lara reads "
-            f"format {FORMAT_VERSION}"
-        )
+        raise WeightsError(f"{path}: format_version is {version!r:.40}; must be {FORMAT_VERSION}")
     if form != "safetensors":
         raise WeightsError(
-            f"{folder}: an export to {form!r:.40}, a program by itself; `load` takes a run, a "
-            "checkpoint or an export to safetensors"
+            f"{folder} is an export to {form!r:.40}; expected a run, a checkpoint or an export "
+            "to safetensors"
         )
     if not isinstance(content.get("config"), dict):
-        raise WeightsError(f"{path}: it has no config")
+        raise WeightsError(f"{path} has no config")
     return content

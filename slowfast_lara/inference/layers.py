@@ -1,4 +1,4 @@
-"""What an attention layer of a model is given for a video, and other estimators for it."""
+"""Queries, keys and values of a model's layers for a video, and estimators that take them."""
 
 from __future__ import annotations
 
@@ -32,25 +32,29 @@ def middle_view(video: str, cfg: CfgNode) -> Tensor:
     return views[len(views) // 2]
 
 
+def check_layer(layer: int, cfg: CfgNode) -> None:
+    if not 0 <= layer < cfg.VIT.DEPTH:
+        raise InputError(f"--layer is {layer}; must be from 0 to {cfg.VIT.DEPTH - 1}")
+
+
 @torch.no_grad()
 def layer_inputs(
     model: nn.Module, view: Tensor, cfg: CfgNode, layers: Sequence[int]
 ) -> list[LayerInputs]:
-    """What the estimators of some layers are given for a view [3,T,H,W]."""
+    """Capture the inputs of the estimators of some layers for a view [3,T,H,W]."""
     if cfg.VIT.ATTN_LAYER != "trajectory":
-        raise InputError(f"the model has {cfg.VIT.ATTN_LAYER} attention; trajectory is expected")
-    taken: dict[int, LayerInputs] = {}
+        raise InputError(f"VIT.ATTN_LAYER is {cfg.VIT.ATTN_LAYER!r}; must be 'trajectory'")
+    captured: dict[int, LayerInputs] = {}
 
-    def take(layer: int, estimator: Estimator, args: Any, kwargs: dict[str, int]) -> None:
+    def capture(layer: int, estimator: Estimator, args: Any, kwargs: dict[str, int]) -> None:
         q, k, v = (x.float() for x in args)
-        taken[layer] = LayerInputs(q, k, v, kwargs["num_frames"], estimator)
+        captured[layer] = LayerInputs(q, k, v, kwargs["num_frames"], estimator)
 
     hooks = []
     for layer in layers:
-        if not 0 <= layer < cfg.VIT.DEPTH:
-            raise InputError(f"--layer is {layer}; the model has layers 0 to {cfg.VIT.DEPTH - 1}")
+        check_layer(layer, cfg)
         estimator = cast(Any, model).blocks[layer].attn.estimator
-        hook = estimator.register_forward_pre_hook(partial(take, layer), with_kwargs=True)
+        hook = estimator.register_forward_pre_hook(partial(capture, layer), with_kwargs=True)
         hooks.append(hook)
     try:
         weight = next(model.parameters())
@@ -58,20 +62,20 @@ def layer_inputs(
     finally:
         for hook in hooks:
             hook.remove()
-    return [taken[layer] for layer in layers]
+    return [captured[layer] for layer in layers]
 
 
 def estimator_for(
     inputs: LayerInputs, name: str, cfg: CfgNode, *, seed: int, **changes: Any
 ) -> Estimator:
-    """An estimator of a config's options, but for `changes`, in a layer's place.
+    """Build an estimator for a layer, with the options of the config except for `changes`.
 
-    From the layer's own estimator, if it is of the same kind, it has the learned
-    parameters: their shape does not depend on the number of landmarks.
+    An estimator of the same class as the layer's own gets its learned parameters, whose shapes
+    do not depend on the number of landmarks.
     """
     _, heads, tokens, head_dim = inputs.q.shape
     settings = {**estimator_settings(cfg, name), **changes}
-    if ESTIMATORS[name].landmarks_are_tokens:  # the config of another estimator may have more
+    if ESTIMATORS[name].landmarks_are_tokens:  # the config may be for an estimator with more
         settings["num_landmarks"] = min(settings["num_landmarks"], tokens)
     built = build_estimator(name, head_dim=head_dim, num_heads=heads, seed=seed, **settings)
     if type(built) is type(inputs.estimator):

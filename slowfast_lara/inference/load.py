@@ -1,4 +1,4 @@
-"""A trained model from what a run or somebody else has left: `slowfast_lara.load`."""
+"""Loading of trained models: `slowfast_lara.load`."""
 
 from __future__ import annotations
 
@@ -17,13 +17,14 @@ from slowfast_lara.data.classes import class_names, numbered
 from slowfast_lara.errors import CheckpointError, ConfigError, DataError, InputError
 from slowfast_lara.inference.export_folder import DESCRIPTION, SAFETENSORS, read_description
 from slowfast_lara.inference.model import TrainedModel, new_network
+from slowfast_lara.inference.scoring import views_at_a_time
 from slowfast_lara.models.weights.files import bare_names, read_weights
 from slowfast_lara.runs import checkpoint, saved_config
 from slowfast_lara.runs.folder import CONFIG
 
 
-class Saved(NamedTuple):
-    """Weights and what comes with them (a checkpoint's content), and the config's mapping."""
+class ModelSource(NamedTuple):
+    """The content of a checkpoint with its weights, and the config of the model."""
 
     path: str
     content: dict[str, Any]
@@ -41,143 +42,140 @@ def load(
     overrides: Sequence[Any] = (),
     **options: Any,
 ) -> TrainedModel:
-    """A trained model: model("v.mp4"), model.features("v.mp4"), model.stream("v.mp4").
+    """Load a trained model for inference.
+
+    If the checkpoint holds EMA weights, they are used unless `overrides` set TEST.USE_EMA False.
+    The model is compiled only if `overrides` set MODEL.COMPILE True.
 
     Args:
-        source: a run's folder (its best checkpoint, if one was kept, or else the newest), a
-            checkpoint of ours, an exported folder, or, with `weights`, a config (a file or a
-            shipped name).
-        weights: a file of weights, for a config.
-        device: the first GPU if there is one, or else the CPU, unless given.
-        attention: another one than it was trained with, without training.
-        classes: a file of class names, instead of those in the checkpoint.
-        overrides: config keys and values, KEY, VALUE, KEY, VALUE, ...
-        options: num_landmarks, and the options of the attention (beta=2.0, biased=True, ...).
+        source: the folder of a run (the best checkpoint if there is one, else the newest), a
+            checkpoint, or an exported folder. With `weights`: a config file, or the name of a
+            shipped config.
+        weights: a checkpoint or weights file for the config in `source`.
+        device: default: the first GPU, else the CPU.
+        attention: name of an attention that replaces the trained one, without training.
+        classes: file of class names that replace those in the checkpoint.
+        overrides: config overrides: KEY, VALUE, KEY, VALUE, ...
+        options: `num_landmarks` and the options of the attention, e.g. `beta=2.0`.
 
-    Where a checkpoint has a moving average of the weights, that is taken, unless `overrides` say
-    TEST.USE_EMA False; the log and `model.averaged` tell. `model.from_seed` names what another
-    attention has drawn for itself. The model is not compiled unless `overrides` say MODEL.COMPILE
-    True. What cannot be used is an error of slowfast_lara.errors, of one line.
+    Returns:
+        The model on its device, in eval mode. `averaged` is True if it has the EMA weights;
+        `from_seed` lists the buffers that a replaced attention initialised from its seed.
+
+    Raises:
+        slowfast_lara.errors.UserError: the model cannot be loaded; the message is one line.
     """
-    saved = _find(os.fspath(source), None if weights is None else os.fspath(weights))
-    cfg = _for_one_process(config_of(saved.config, saved.config_path, overrides), overrides)
-    trained = saved_config.check_model(saved.path, saved.content, cfg, swap_attention=True)
-    use_ema = cfg.TEST.USE_EMA
-    states, averaged = checkpoint.weights_to_use(saved.content, saved.path, averaged=use_ema)
-    states = bare_names(states, saved.path)
-    _check_sizes(cfg, states, saved.path, trained)
+    found = _find(os.fspath(source), None if weights is None else os.fspath(weights))
+    cfg = _single_process(config_of(found.config, found.config_path, overrides), overrides)
+    trained = saved_config.check_model(found.path, found.content, cfg, swap_attention=True)
+    states, averaged = checkpoint.weights_to_use(
+        found.content, found.path, averaged=cfg.TEST.USE_EMA
+    )
+    states = bare_names(states, found.path)
+    _check_sizes(cfg, states, found.path, trained)
     network = new_network(cfg)
-    from_seed = checkpoint.load_weights(network, states, saved.path, trained)
-    names = _class_names(saved, cfg, classes)
-    model = TrainedModel(network, cfg, names, saved.path, averaged, from_seed)
+    from_seed = checkpoint.load_weights(network, states, found.path, trained)
+    names = _class_names(found, cfg, classes)
+    model = TrainedModel(network, cfg, names, found.path, averaged, from_seed)
     if attention is not None or options:
         model = model.with_attention(attention, **options)
     return model if device is None else model.to(device)
 
 
-def _find(source: str, weights: str | None) -> Saved:
+def _find(source: str, weights: str | None) -> ModelSource:
     if weights is not None:
-        return Saved(weights, _content(weights), read_with_bases(find_config(source)), source)
+        tree = read_with_bases(find_config(source))
+        return ModelSource(weights, _read_checkpoint(weights), tree, source)
     if os.path.isdir(source):
         description = read_description(source)
-        return _in_run(source) if description is None else _in_export(source, description)
+        if description is not None:
+            return _from_export(source, description)
+        found = checkpoint.best_or_newest(source)
+        if found is None:
+            pattern = os.path.join(source, "checkpoints", "*.pyth")
+            raise InputError(f"{source}: no readable checkpoint; expected {pattern}")
+        return _with_config(*found, os.path.join(source, CONFIG))
     if not os.path.exists(source):
-        raise InputError(
-            f"{source}: no such run or checkpoint (a config alone has no weights: give these too)"
-        )
+        raise InputError(f"{source}: no such run or checkpoint (a config also needs weights)")
     if source.endswith((".yaml", ".yml")):
-        raise InputError(f"{source}: a config alone has no weights; give these too")
-    content = _content(source)
-    # Of RUN/checkpoints/NAME.pyth the run's own.
-    beside = os.path.join(os.path.dirname(os.path.dirname(os.path.abspath(source))), CONFIG)
-    return _with_config(source, content, beside)
+        raise InputError(f"{source} is a config; it also needs weights")
+    run_folder = os.path.dirname(os.path.dirname(os.path.abspath(source)))
+    return _with_config(source, _read_checkpoint(source), os.path.join(run_folder, CONFIG))
 
 
-def _in_run(folder: str) -> Saved:
-    found = checkpoint.best_or_newest(folder)
-    if found is None:
-        expected = os.path.join(folder, "checkpoints", "*.pyth")
-        raise InputError(f"{folder}: no run with a readable checkpoint; {expected} is expected")
-    return _with_config(*found, os.path.join(folder, CONFIG))
-
-
-def _in_export(folder: str, description: dict[str, Any]) -> Saved:
+def _from_export(folder: str, description: dict[str, Any]) -> ModelSource:
     path, tree = os.path.join(folder, SAFETENSORS), description["config"]
     names = description.get("class_names")
     content = {"model_state": read_weights(path), "class_names": names, "cfg": to_yaml(tree)}
-    return Saved(path, content, tree, os.path.join(folder, DESCRIPTION))
+    return ModelSource(path, content, tree, os.path.join(folder, DESCRIPTION))
 
 
-def _content(path: str) -> dict[str, Any]:
-    """What a checkpoint says, with the weights of any file of weights."""
+def _read_checkpoint(path: str) -> dict[str, Any]:
     weights = read_weights(path)
     return {**checkpoint.peek_checkpoint(path), "model_state": weights}
 
 
-def _with_config(path: str, content: dict[str, Any], beside: str) -> Saved:
-    """The config in a checkpoint; those of version 0.1 have theirs in the run's folder alone."""
+def _with_config(path: str, content: dict[str, Any], run_config: str) -> ModelSource:
+    """Checkpoints of version 0.1 hold no config: use that of the run."""
     tree = saved_config.saved_config(content)
     if tree is not None:
-        return Saved(path, content, tree, path)
-    if os.path.isfile(beside):
-        return Saved(path, content, read_with_bases(beside), beside)
-    raise CheckpointError(f"{path} does not say the config of its model: give that too")
+        return ModelSource(path, content, tree, path)
+    if os.path.isfile(run_config):
+        return ModelSource(path, content, read_with_bases(run_config), run_config)
+    raise CheckpointError(f"{path} holds no model config; give the config and the weights")
 
 
 def _check_sizes(
     cfg: CfgNode, states: dict[str, torch.Tensor], path: str, trained: checkpoint.TrainedAttention
 ) -> None:
-    """Compare config and weights before memory is asked for: a foreign file may name any size."""
+    """Compare config and weights before allocating: a foreign config may ask for any size."""
     blocks = {name.split(".")[1] for name in states if name.startswith("blocks.")}
     if cfg.VIT.DEPTH > len(blocks):
-        raise CheckpointError(
-            f"{path} has the weights of {len(blocks)} blocks; VIT.DEPTH is {cfg.VIT.DEPTH}"
-        )
+        raise CheckpointError(f"{path} has {len(blocks)} blocks; VIT.DEPTH is {cfg.VIT.DEPTH}")
     try:
         with torch.device("meta"):
             own = new_network(with_overrides(cfg, ["NUM_GPUS", 0, "DEVICE", "auto"])).state_dict()
-    except ConfigError as error:  # sizes beyond any memory
+    except ConfigError as error:
         raise CheckpointError(f"{path}: {error}") from None
-    if trained != checkpoint.TrainedAttention.SAME:  # another attention has its own
-        own, states = _without_estimators(own), _without_estimators(states)
+    if trained != checkpoint.TrainedAttention.SAME:
+        own, states = (
+            {name: x for name, x in tensors.items() if checkpoint.OF_ESTIMATOR not in name}
+            for tensors in (own, states)
+        )
     checkpoint.check_fit(own, states, path)
 
 
-def _without_estimators(states: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    return {name: x for name, x in states.items() if checkpoint.OF_ESTIMATOR not in name}
+def _single_process(cfg: CfgNode, overrides: Sequence[Any]) -> CfgNode:
+    """A run's config for one process on at most one GPU, possibly on a different machine.
 
-
-def _for_one_process(cfg: CfgNode, overrides: Sequence[Any]) -> CfgNode:
-    """On one GPU if there is any; as many views at a time as each process of a test has.
-
-    A model trained by Triton's kernels is used where there are none, too, and a compiled one
-    where there is no compiler.
+    Batches are those of each process of a test, for the same scores. Triton and a compiler may
+    be missing here, so neither is required unless asked for.
     """
-    if "DEVICE" not in overrides[::2] and not torch.backends.mps.is_available():
-        cfg = with_overrides(cfg, ["DEVICE", "auto"])
-    gpus = min(1, torch.cuda.device_count()) if cfg.DEVICE == "auto" else 0
+    given = overrides[::2]
+    opts: list[Any] = ["SHARD_ID", 0, "NUM_SHARDS", 1]
     for key, value in (("VIT.KERNELS", "auto"), ("MODEL.COMPILE", False)):
-        if key not in overrides[::2]:
-            cfg = with_overrides(cfg, [key, value])
-    if "NUM_GPUS" not in overrides[::2]:
-        share = max(1, cfg.TEST.BATCH_SIZE // max(1, cfg.NUM_GPUS))
-        cfg = with_overrides(cfg, ["NUM_GPUS", gpus, "TEST.BATCH_SIZE", share])
+        opts += [] if key in given else [key, value]
+    if "DEVICE" not in given and not torch.backends.mps.is_available():
+        opts += ["DEVICE", "auto"]
+    cfg = with_overrides(cfg, opts)
+    gpus = min(1, torch.cuda.device_count()) if cfg.DEVICE == "auto" else 0
+    if "NUM_GPUS" not in given:
+        cfg = with_overrides(cfg, ["NUM_GPUS", gpus, "TEST.BATCH_SIZE", views_at_a_time(cfg)])
     if cfg.NUM_GPUS > gpus:
-        raise ConfigError(f"NUM_GPUS is {cfg.NUM_GPUS}; at most {gpus} is used here")
+        raise ConfigError(f"NUM_GPUS is {cfg.NUM_GPUS}; must be at most {gpus} here")
     if cfg.DEVICE == "mps" and not torch.backends.mps.is_available():
-        raise ConfigError("DEVICE is 'mps'; PyTorch finds no Apple GPU here")
-    return with_overrides(cfg, ["SHARD_ID", 0, "NUM_SHARDS", 1])
+        raise ConfigError("DEVICE is 'mps'; PyTorch finds no Apple GPU")
+    return cfg
 
 
-def _class_names(saved: Saved, cfg: CfgNode, classes: str | None) -> list[str]:
-    names, count = saved.content.get("class_names"), cfg.MODEL.NUM_CLASSES
-    if classes is None and names is None:
-        # The training went on without names that do not fit, and so does the model.
-        with contextlib.suppress(DataError):
-            return class_names(None, count, cfg.DATA.PATH_TO_DATA_DIR)
-        return numbered(count)
+def _class_names(source: ModelSource, cfg: CfgNode, classes: str | None) -> list[str]:
+    names, count = source.content.get("class_names"), cfg.MODEL.NUM_CLASSES
     if classes is not None:
         return class_names(classes, count, cfg.DATA.PATH_TO_DATA_DIR)
+    if names is None:
+        with contextlib.suppress(DataError):  # training ignores unsuitable names, too
+            return class_names(None, count, cfg.DATA.PATH_TO_DATA_DIR)
+        return numbered(count)
     if type(names) is not list or len(names) != count or {*map(type, names)} != {str}:
-        raise CheckpointError(f"{saved.path}: as its class_names, {count} names are expected")
+        raise CheckpointError(f"{source.path}: class_names must be a list of {count} names")
     return names

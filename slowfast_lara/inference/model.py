@@ -1,7 +1,8 @@
-"""A trained model as an object: videos in, classes, features or windows out."""
+"""Trained models: videos in, class scores, features or windows out."""
 
 from __future__ import annotations
 
+import contextlib
 import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, cast, overload
@@ -23,25 +24,29 @@ from slowfast_lara.models import build_model
 from slowfast_lara.models.attention_config import chosen_estimator, estimator_named, shown_name
 from slowfast_lara.runs.checkpoint import TrainedAttention, load_weights
 
-MOST_VIEWS = 30
-# No video has more frames a second, and no window more seconds.
-_MOST = 1e6
+MAX_VIEWS = 30
+# Upper limit of rates (frames per second) and durations (seconds).
+_MAX_NUMBER = 1e6
 
-# A path of a video (or of a folder of frames, where the model's dataset has such), or frames:
+# The path of a video (or of a folder of frames, if the model's dataset has such), or its frames:
 # an array or tensor, uint8 RGB [T,H,W,3].
-Video = str | os.PathLike[str] | np.ndarray | Tensor
-Listed = list[Any] | tuple[Any, ...]
+VideoInput = str | os.PathLike[str] | np.ndarray | Tensor
+VideoInputs = list[Any] | tuple[Any, ...]
 
 
 class TrainedModel:
-    """What `slowfast_lara.load` gives. `network` is the plain nn.Module, never to be trained.
+    """A trained model in eval mode, as `slowfast_lara.load` returns it.
 
-    `averaged` says whether its weights are the moving average that its checkpoint has;
-    `from_seed` names what an attention that it was not trained with has drawn for itself.
+    The videos of a list share batches of up to TEST.BATCH_SIZE views. Their scores can differ in
+    the last bits from those of a video by itself, which are bit for bit the scores of a test.
 
-    Videos in a list are read one after the other, and go through the network together as far
-    as TEST.BATCH_SIZE views allow: their scores may differ from those of one video by itself,
-    which are a test's, in the last bits.
+    Attributes:
+        network: the nn.Module; its parameters require no gradient.
+        cfg: the config of the model.
+        class_names: a name for each class.
+        path: the file of the weights.
+        averaged: whether the weights are the EMA weights of the checkpoint.
+        from_seed: buffers of a replaced attention that were initialised from its seed.
     """
 
     def __init__(
@@ -60,41 +65,55 @@ class TrainedModel:
     def __repr__(self) -> str:
         vit, data, weight = self.cfg.VIT, self.cfg.DATA, next(self.network.parameters())
         attention = shown_name(chosen_estimator(self.cfg))
-        kind = str(weight.dtype).removeprefix("torch.")
+        dtype = str(weight.dtype).removeprefix("torch.")
         size = data.TEST_CROP_SIZE
         return (
             f"<TrainedModel {printable(self.path)}: {vit.ATTN_LAYER} attention ({attention}), "
             f"{len(self.class_names)} classes, clips of {data.NUM_FRAMES} frames {size} x {size}, "
-            f"{kind} on {weight.device}>"
+            f"{dtype} on {weight.device}>"
         )
 
     @overload
     def __call__(
-        self, videos: Video, *, views: int | None = None, fps: float | None = None
+        self, videos: VideoInput, *, views: int | None = None, fps: float | None = None
     ) -> Prediction: ...
     @overload
     def __call__(
-        self, videos: Listed, *, views: int | None = None, fps: float | None = None
+        self, videos: VideoInputs, *, views: int | None = None, fps: float | None = None
     ) -> list[Prediction]: ...
     def __call__(self, videos, *, views=None, fps=None):
-        """The classes of a video, or of each in a list.
+        """Classify a video, or each video of a list.
 
-        `views`: clips and crops to average, 1 to 30 (default: as in the config). `fps`: the
-        rate of frames that are given as such (default: DATA.TARGET_FPS).
+        Args:
+            videos: a path, or frames uint8 RGB [T,H,W,3]; or a list of these.
+            views: number of views (clips x crops) to average, 1 to 30; default: as in the config.
+            fps: frame rate of videos given as frames; default: DATA.TARGET_FPS.
+
+        Returns:
+            A Prediction; for a list, a list of them.
         """
         outputs, num_views = self._mean_outputs(videos, views, fps, self.network)
-        for video, scores in zip(_listed(videos), outputs):
+        for video, scores in zip(_as_list(videos), outputs):
             if not np.isfinite(scores).all():
-                raise DecodeError(f"{_name(video)}: the model's scores are not finite")
+                name = os.fspath(video) if isinstance(video, (str, os.PathLike)) else "the frames"
+                raise DecodeError(f"{name}: the model's scores are not finite")
         found = [Prediction(scores, self.class_names, num_views) for scores in outputs]
         return found if isinstance(videos, (list, tuple)) else found[0]
 
     def features(
-        self, videos: Video | Listed, *, views: int | None = None, fps: float | None = None
+        self,
+        videos: VideoInput | VideoInputs,
+        *,
+        views: int | None = None,
+        fps: float | None = None,
     ) -> np.ndarray:
-        """The vector before the classifier, the mean over the views: float32 [D].
+        """Compute the input of the classifier, averaged over the views.
 
-        Of a list, [videos, D].
+        Args:
+            videos, views, fps: as for `__call__`.
+
+        Returns:
+            float32 [D]; for a list, [videos, D].
         """
         compute = cast(Any, self.network).forward_features
         outputs, _ = self._mean_outputs(videos, views, fps, compute)
@@ -104,75 +123,77 @@ class TrainedModel:
 
     def stream(
         self,
-        video: Video | Iterable[np.ndarray],
+        video: VideoInput | Iterable[np.ndarray],
         *,
         window: float | None = None,
         stride: float | None = None,
         fps: float | None = None,
     ) -> Iterator[Window]:
-        """Windows of a video of any length, or of frames [H,W,3] as they come.
+        """Classify sliding windows of a video of any length, in constant memory.
 
-        `window` and `stride` are seconds; by default what a clip spans, and half of it. `fps`:
-        the rate of frames that are given as such (default: DATA.TARGET_FPS). Memory is that of
-        a window, however long the video.
+        Args:
+            video: a path, frames uint8 RGB [T,H,W,3], or an iterable of frames [H,W,3].
+            window: length of a window in seconds; default: the time span of a clip.
+            stride: seconds between windows; default: half a window.
+            fps: frame rate of videos given as frames; default: DATA.TARGET_FPS.
+
+        Returns:
+            An iterator of Windows.
         """
         for name, number in (("window", window), ("stride", stride), ("fps", fps)):
             check_positive(name, number)
         if not isinstance(video, (str, os.PathLike, Iterable)):
-            raise _unusable(video)
+            raise _invalid_video(video)
         return self._windows(video, window, stride, fps)
 
     def _windows(
         self,
-        video: Video | Iterable[np.ndarray],
+        video: VideoInput | Iterable[np.ndarray],
         window: float | None,
         stride: float | None,
         fps: float | None,
     ) -> Iterator[Window]:
-        target = self.cfg.DATA.TARGET_FPS
-        if isinstance(video, (str, os.PathLike, np.ndarray, Tensor)):
-            with open_frames(_source(video, fps), target) as (rate, frames):
-                yield from self._full_windows(self.scorer(rate, window, stride), frames)
-        else:
-            checked = (FrameArray(_as_array(frame)[None]).pixels[0] for frame in video)
-            yield from self._full_windows(self.scorer(fps or target, window, stride), checked)
-
-    @staticmethod
-    def _full_windows(scorer: WindowScorer, frames: Iterable[np.ndarray]) -> Iterator[Window]:
-        for _, found in scorer.run(frames):
-            if found is not None and found.full:
-                if not np.isfinite(found.scores).all():
-                    raise DecodeError(f"the scores at {found.end:.2f} seconds are not finite")
-                yield found
+        target_fps = self.cfg.DATA.TARGET_FPS
+        with contextlib.ExitStack() as stack:
+            if isinstance(video, (str, os.PathLike, np.ndarray, Tensor)):
+                source = _source(video, fps)
+                rate, frames = stack.enter_context(open_frames(source, target_fps))
+            else:
+                rate = fps or target_fps
+                frames = (FrameArray(_as_array(frame)[None]).pixels[0] for frame in video)
+            windows = (found for _, found in self.scorer(rate, window, stride).run(frames))
+            yield from (found for found in windows if found is not None and found.full)
 
     def scorer(
         self, fps: float, window: float | None = None, stride: float | None = None
     ) -> WindowScorer:
-        """What scores windows of frames that come one by one."""
+        """Create a scorer of sliding windows; `window` and `stride` as for `stream`."""
         return WindowScorer(self.network, self.cfg, fps, window, stride, self.class_names)
 
     def to(self, device: str | torch.device) -> TrainedModel:
-        """Put the network on a device, this object's own."""
+        """Move the network to a device, in place."""
         try:
             self.network.to(device)
         except (RuntimeError, AssertionError) as error:
-            raise InputError(
-                f"device {str(device)!r} cannot be used: {first_line(error)}"
-            ) from None
+            raise InputError(f"cannot use device {str(device)!r}: {first_line(error)}") from None
         return self
 
     def half(self) -> TrainedModel:
-        """Weights in float16; sums of exponentials stay in float32."""
+        """Convert the weights to float16, in place; softmax sums stay in float32."""
         self.network.half()
         return self
 
     def with_attention(self, attention: str | None = None, **options: Any) -> TrainedModel:
-        """The same weights, in the same memory, with another attention; nothing is trained.
+        """Replace the attention without training; the new model shares the weights of this one.
 
-        `options`: num_landmarks (or samples), and the attention's own. Without a name they
-        are those of the model's attention.
+        Args:
+            attention: name of an attention; default: that of this model.
+            options: `num_landmarks` (also the number of samples), and options of the attention.
+
+        Returns:
+            A new model.
         """
-        cfg = with_overrides(self.cfg, _attention_opts(self.cfg, attention, options))
+        cfg = with_overrides(self.cfg, _attention_overrides(self.cfg, attention, options))
         weight = next(self.network.parameters())
         network = new_network(cfg).to(weight.device, weight.dtype)
         states = self.network.state_dict()
@@ -183,93 +204,85 @@ class TrainedModel:
 
     def _mean_outputs(
         self,
-        videos: Video | Listed,
+        videos: VideoInput | VideoInputs,
         views: int | None,
         fps: float | None,
         compute: Callable[..., Tensor],
     ) -> tuple[list[np.ndarray], int]:
-        """For each video the mean over its views of what is computed, and how many they are."""
+        """The mean output of `compute` over the views of each video, and the number of views."""
         check_positive("fps", fps)
         cfg = with_views(self.cfg, views)
         num_views = cfg.TEST.NUM_ENSEMBLE_VIEWS * cfg.TEST.NUM_SPATIAL_CROPS
-        together = max(1, views_at_a_time(cfg) // num_views)
-        sources = [_source(video, fps) for video in _listed(videos)]
-        read, found = dataset_class(cfg, "TEST").read_views, []
-        for start in range(0, len(sources), together):
-            some = [read(source, cfg) for source in sources[start : start + together]]
-            batch = some[0] if len(some) == 1 else torch.cat(some)
+        videos_per_batch = max(1, views_at_a_time(cfg) // num_views)
+        sources = [_source(video, fps) for video in _as_list(videos)]
+        read_views, means = dataset_class(cfg, "TEST").read_views, []
+        for start in range(0, len(sources), videos_per_batch):
+            views_of = [read_views(source, cfg) for source in sources[start:][:videos_per_batch]]
+            batch = views_of[0] if len(views_of) == 1 else torch.cat(views_of)
             outputs = view_outputs(self.network, batch, cfg, compute)
-            found += [x.mean(dim=0).float().numpy() for x in outputs.split(num_views)]
-        return found, num_views
+            means += [x.mean(dim=0).float().numpy() for x in outputs.split(num_views)]
+        return means, num_views
 
 
 def new_network(cfg: CfgNode) -> nn.Module:
-    """The config's model; the global random state, from which it is initialised, stays."""
+    """Build the config's network without advancing the global random state."""
     try:
         with torch.random.fork_rng(devices=[]):
             return build_model(cfg)
-    except (RuntimeError, MemoryError, TypeError) as error:  # PyTorch, of sizes beyond any memory
-        raise ConfigError(f"a model of its config cannot be made: {first_line(error)}") from None
+    except (RuntimeError, MemoryError, TypeError) as error:  # raised by PyTorch for absurd sizes
+        raise ConfigError(f"cannot build the model of this config: {first_line(error)}") from None
 
 
-def _attention_opts(cfg: CfgNode, attention: str | None, options: dict[str, Any]) -> list[Any]:
-    """Config keys and values for an attention and its options."""
+def _attention_overrides(cfg: CfgNode, attention: str | None, options: dict[str, Any]) -> list[Any]:
     name = chosen_estimator(cfg) if attention is None else estimator_named(attention)
     keys = {key: f"VIT.{name}.{key}".upper() for key in estimator_options(name)}
     keys["num_landmarks"] = "VIT.APPROX_ATTN_DIM"
-    # Dropout of attention is for training alone, and only exact attention has it.
-    opts: list[Any] = ["VIT.APPROX_ATTN_TYPE", name, "VIT.ATTN_DROPOUT", 0.0]
+    # Only exact attention supports attention dropout, and inference has none.
+    overrides: list[Any] = ["VIT.APPROX_ATTN_TYPE", name, "VIT.ATTN_DROPOUT", 0.0]
     for key, value in options.items():
         if key not in keys:
-            raise InputError(f"unknown option {key!r} of {name}; allowed: {', '.join(keys)}")
-        opts += [keys[key], value.item() if isinstance(value, np.generic) else value]
-    return opts
+            raise InputError(f"unknown option {key!r} of {name}; must be one of {', '.join(keys)}")
+        overrides += [keys[key], value.item() if isinstance(value, np.generic) else value]
+    return overrides
 
 
 def with_views(cfg: CfgNode, views: int | None) -> CfgNode:
-    """A config for so many views: clips of three crops where 3 divides them."""
+    """Set the number of views: three crops of each clip if it is a multiple of 3, else one."""
     if views is None:
         return cfg
-    if not isinstance(views, (int, np.integer)) or not 1 <= views <= MOST_VIEWS:
-        raise InputError(f"views is {views!r}; 1 to {MOST_VIEWS} are allowed")
-    views = int(views)
+    if not isinstance(views, (int, np.integer)) or not 1 <= views <= MAX_VIEWS:
+        raise InputError(f"views is {views!r}; must be an integer from 1 to {MAX_VIEWS}")
     crops = 1 if views % 3 else 3
-    opts = ["TEST.NUM_ENSEMBLE_VIEWS", views // crops, "TEST.NUM_SPATIAL_CROPS", crops]
-    return with_overrides(cfg, opts)
-
-
-def _listed(videos: Video | Listed) -> Listed:
-    return videos if isinstance(videos, (list, tuple)) else [videos]
-
-
-def _source(video: Video, fps: float | None) -> Source:
-    if isinstance(video, (str, os.PathLike)):
-        return os.fspath(video)
-    if not isinstance(video, (np.ndarray, Tensor)):
-        raise _unusable(video)
-    return FrameArray(_as_array(video), fps)
-
-
-def _as_array(frames: Any) -> np.ndarray:
-    try:
-        if isinstance(frames, Tensor):
-            frames = frames.detach().cpu().numpy()
-        return np.asarray(frames)
-    except (TypeError, ValueError, RuntimeError):  # sparse, of a kind that NumPy has not, ragged
-        raise _unusable(frames) from None
-
-
-def _unusable(video: object) -> InputError:
-    kind = type(video).__name__ + (f" of {video.dtype}" if isinstance(video, Tensor) else "")
-    return InputError(f"{kind} is given; a path, or frames uint8 [T, H, W, 3], is expected")
+    clips = int(views) // crops
+    return with_overrides(cfg, ["TEST.NUM_ENSEMBLE_VIEWS", clips, "TEST.NUM_SPATIAL_CROPS", crops])
 
 
 def check_positive(name: str, number: object) -> None:
     if number is None:
         return
-    if not isinstance(number, (int, float, np.number)) or not 0 < number <= _MOST:
-        raise InputError(f"{name} is {number!r}; a positive number up to {_MOST:g} is expected")
+    if not isinstance(number, (int, float, np.number)) or not 0 < number <= _MAX_NUMBER:
+        raise InputError(f"{name} is {number!r}; must be positive and at most {_MAX_NUMBER:g}")
 
 
-def _name(video: Video) -> str:
-    return os.fspath(video) if isinstance(video, (str, os.PathLike)) else "the frames given"
+def _as_list(videos: VideoInput | VideoInputs) -> VideoInputs:
+    return videos if isinstance(videos, (list, tuple)) else [videos]
+
+
+def _source(video: VideoInput, fps: float | None) -> Source:
+    if isinstance(video, (str, os.PathLike)):
+        return os.fspath(video)
+    if not isinstance(video, (np.ndarray, Tensor)):
+        raise _invalid_video(video)
+    return FrameArray(_as_array(video), fps)
+
+
+def _as_array(frames: Any) -> np.ndarray:
+    try:
+        return frames.detach().cpu().numpy() if isinstance(frames, Tensor) else np.asarray(frames)
+    except (TypeError, ValueError, RuntimeError):  # sparse, no NumPy dtype, ragged
+        raise _invalid_video(frames) from None
+
+
+def _invalid_video(video: object) -> InputError:
+    kind = type(video).__name__ + (f" of {video.dtype}" if isinstance(video, Tensor) else "")
+    return InputError(f"expected a path or uint8 frames [T, H, W, 3], got {kind}")

@@ -1,6 +1,7 @@
-"""The likeliest classes of a video, by an exported model: python example.py VIDEO
+"""Print the top 5 classes of a video by an exported model: python example.py VIDEO
 
-It lies beside model.onnx and config.json, and needs numpy, PyAV and onnxruntime alone.
+It reads model.onnx and config.json from its own folder, and needs only numpy, PyAV and
+onnxruntime.
 """
 
 import json
@@ -15,50 +16,51 @@ import onnxruntime
 FOLDER = Path(__file__).resolve().parent
 
 
-def read_clip(video, given):
+def read_clip(video, spec):
     """The first clip of a video, centre crop: float32 [1, 3, frames, size, size]."""
-    _, _, frames, size, _ = given["shape"]
+    _, _, frames, size, _ = spec["shape"]
     with av.open(video) as container:
         stream = container.streams.video[0]
-        rate = float(stream.average_rate or given["fps"])
-        span = frames * given["sampling_rate"] * rate / given["fps"]
-        whole = given["dataset"].lower() == "ssv2"
+        rate = float(stream.average_rate or spec["fps"])
+        span = frames * spec["sampling_rate"] * rate / spec["fps"]
+        whole = spec["dataset"].lower() == "ssv2"
         decoded = islice(container.decode(stream), None if whole else int(span) + 1)
         images = [upright(frame) for frame in decoded]
-    if whole:  # the middles of equal segments of the video
-        wanted = (np.arange(frames) + 0.5) * len(images) / frames
+    if whole:  # the middle frame of each of `frames` equal segments of the video
+        indices = (np.arange(frames) + 0.5) * len(images) / frames
     else:
-        wanted = np.linspace(0, span - 1, frames)
-    clip = [crop(images[i], size) for i in wanted.clip(0, len(images) - 1).astype(int)]
-    pixels = (np.stack(clip) / 255 - given["mean"]) / given["std"]
-    if given["channels"] == "BGR":
+        indices = np.linspace(0, span - 1, frames)
+    clip = [crop(images[i], size) for i in indices.clip(0, len(images) - 1).astype(int)]
+    pixels = (np.stack(clip) / 255 - spec["mean"]) / spec["std"]
+    if spec["channels"] == "BGR":
         pixels = pixels[..., ::-1]
     return np.ascontiguousarray(pixels.transpose(3, 0, 1, 2)[None], np.float32)
 
 
 def upright(frame):
-    """RGB pixels, turned as the video says; telephones write sideways."""
+    """RGB pixels, rotated by the video's display matrix."""
     return np.rot90(frame.to_ndarray(format="rgb24"), frame.rotation // 90)
 
 
 def crop(image, size):
-    """The middle of an image, whose shorter side is scaled to `size`, bilinearly."""
+    """Scale the shorter side to `size`, bilinearly, and crop the centre."""
     height, width = image.shape[:2]
     short = min(height, width)
     rows, columns = height * size // short, width * size // short
     top, left = -((size - rows) // 2), -((size - columns) // 2)
-    y, x = places(height, rows)[top : top + size], places(width, columns)[left : left + size]
-    above, before = y.astype(int), x.astype(int)
-    below, after = np.minimum(above + 1, height - 1), np.minimum(before + 1, width - 1)
-    y, x = (y - above)[:, None, None], (x - before)[:, None]
-    upper = image[above][:, before] * (1 - x) + image[above][:, after] * x
-    lower = image[below][:, before] * (1 - x) + image[below][:, after] * x
+    y, x = centres(height, rows)[top : top + size], centres(width, columns)[left : left + size]
+    y0, x0 = y.astype(int), x.astype(int)
+    y1, x1 = np.minimum(y0 + 1, height - 1), np.minimum(x0 + 1, width - 1)
+    y, x = (y - y0)[:, None, None], (x - x0)[:, None]
+    upper = image[y0][:, x0] * (1 - x) + image[y0][:, x1] * x
+    lower = image[y1][:, x0] * (1 - x) + image[y1][:, x1] * x
     return np.rint(upper * (1 - y) + lower * y)
 
 
-def places(length, wanted):
-    """Where the middles of `wanted` pixels are among those of `length`."""
-    return ((np.arange(wanted) + 0.5) * length / wanted - 0.5).clip(0, length - 1)
+def centres(length, scaled_length):
+    """Centres of the scaled pixels, in coordinates of the original pixels."""
+    positions = (np.arange(scaled_length) + 0.5) * length / scaled_length - 0.5
+    return positions.clip(0, length - 1)
 
 
 if __name__ == "__main__":

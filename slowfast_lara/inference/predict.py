@@ -1,4 +1,4 @@
-"""What a model says of videos, one after the other: printed, in files, drawn on copies."""
+"""The `predict` command: classes of videos on the terminal, in files and on annotated copies."""
 
 from __future__ import annotations
 
@@ -22,10 +22,9 @@ from slowfast_lara.errors import (
 )
 from slowfast_lara.files import atomic_write
 from slowfast_lara.inference.load import load
-from slowfast_lara.inference.model import MOST_VIEWS, TrainedModel, check_positive
-from slowfast_lara.inference.prediction import Ranking, shown
+from slowfast_lara.inference.model import MAX_VIEWS, TrainedModel, check_positive
+from slowfast_lara.inference.prediction import Ranking, format_ranking
 from slowfast_lara.inference.prediction_files import PredictionFiles
-from slowfast_lara.inference.stream import Window
 from slowfast_lara.inference.timeline import Timeline
 from slowfast_lara.inference.videos import find_videos, output_paths
 
@@ -36,45 +35,42 @@ def predict_videos(
     files: list[str],
     overrides: list[str],
 ) -> int:
-    """Predict as the flags of `slowfast-lara predict` say; the exit code."""
+    """Run `slowfast-lara predict` with its parsed flags; returns the exit code."""
     if not files:
         raise InputError("no video given; see --help")
     if args.plot and not args.stream:
-        raise InputError("--plot shows scores over time: it needs --stream")
+        raise InputError("--plot needs --stream")
     for flag, seconds in (("--window", args.window), ("--stride", args.stride)):
         check_positive(flag, seconds)
-    if args.views is not None and not 1 <= args.views <= MOST_VIEWS:
-        raise InputError(f"--views is {args.views}; 1 to {MOST_VIEWS} are allowed")
+    if args.views is not None and not 1 <= args.views <= MAX_VIEWS:
+        raise InputError(f"--views is {args.views}; must be from 1 to {MAX_VIEWS}")
     model = load(*model_files, classes=args.classes, overrides=overrides)
     in_folders = dataset_class(model.cfg, "TEST").frames_in_folders
     videos = find_videos(files, frames_in_folders=in_folders)
     copies = output_paths(args.video_out, videos, ".mp4")
     plots = output_paths(args.plot, videos, ".png")
     predictor = Predictor(model, args)
-    columns = ("path", "start", "end") if args.stream else ("path", "num_views")
-    failed = False
+    columns = ["path", "start", "end"] if args.stream else ["path", "num_views"]
+    rows, code = "windows" if args.stream else "videos", DONE
     with PredictionFiles(
-        args.json,
-        args.csv,
-        checkpoint=model.path,
-        columns=columns,
-        rows="windows" if args.stream else "videos",
+        args.json, args.csv, checkpoint=model.path, rows=rows, columns=columns
     ) as out:
         for video, copy, plot in zip(videos, copies, plots):
             try:
                 predictor.predict(video, copy, plot, out)
             except DecodeError as error:
-                print_error(str(error))
-                out.fail(video, str(error).removeprefix(f"{video}: "))
-                failed = True
-            except KeyboardInterrupt:  # the files are finished with what is there
-                print_error(f"interrupted at {video}; the files have what was done before")
+                reason = str(error).removeprefix(f"{video}: ")
+                print_error(f"{video}: {reason}")
+                out.fail(video, reason)
+                code = BAD_INPUT
+            except KeyboardInterrupt:
+                print_error(f"interrupted at {video}; the files contain the predictions before it")
                 return INTERRUPTED
-    return BAD_INPUT if failed else DONE
+    return code
 
 
 class Predictor:
-    """A model, and what is wanted of each video."""
+    """A model and the flags that apply to each video."""
 
     def __init__(self, model: TrainedModel, args: argparse.Namespace) -> None:
         self._model, self._stream, self._views = model, args.stream, args.views
@@ -86,69 +82,58 @@ class Predictor:
         else:
             prediction = self._model(video, views=self._views)
             print(printable(video))
-            for place, (_, name, score) in enumerate(zip(*prediction.top()), start=1):
-                print(f"  {place}. {score:6.1%}  {printable(name)}", flush=True)
+            for number, (_, name, score) in enumerate(zip(*prediction.top()), start=1):
+                print(f"  {number}. {score:6.1%}  {printable(name)}", flush=True)
             out.add((video, prediction.num_views), prediction.top())
         if self._stream or copy:
-            self._follow(video, copy, plot, out)
+            self._score_windows(video, copy, plot, out)
 
-    def _follow(self, video: str, copy: str | None, plot: str | None, out: PredictionFiles) -> None:
-        """Through all frames once: rows of windows, the annotated copy, the plot."""
-        names = self._model.class_names
-        timeline = Timeline(len(names)) if plot else None
+    def _score_windows(
+        self, video: str, copy: str | None, plot: str | None, out: PredictionFiles
+    ) -> None:
+        """Score windows in one pass over the frames: rows, annotated copy and plot."""
+        timeline = Timeline()
         with contextlib.ExitStack() as stack:
-            # First the place for the copy: its errors are not the video's.
-            aside = stack.enter_context(atomic_write(copy)) if copy else None
+            # Opened before the video, so that its errors are not taken for the video's.
+            temporary = stack.enter_context(atomic_write(copy)) if copy else None
             target_fps = self._model.cfg.DATA.TARGET_FPS
             fps, frames = stack.enter_context(open_frames(video, target_fps))
-            scorer = self._model.scorer(fps, self._window, self._stride)
-            annotated = AnnotatedVideo(aside, fps) if aside else None
+            annotated = AnnotatedVideo(temporary, fps) if temporary else None
             if annotated:
                 stack.callback(annotated.close)
+            scorer = self._model.scorer(fps, self._window, self._stride)
             for image, window in scorer.run(frames):
-                if window is not None:
-                    if not np.isfinite(window.scores).all():
-                        raise DecodeError(f"{video}: the model's scores are not finite")
-                    if self._stream and window.full:
-                        self._report(video, window, out)
-                        if timeline:
-                            timeline.add(window)
-                    if annotated:
-                        annotated.show(window.top())
+                if window is not None and window.full and self._stream:
+                    start, end = round(window.start, 3), round(window.end, 3)
+                    line = format_ranking(window.top(3))
+                    print(f"  {start:8.2f} to {end:8.2f} s  {line}", flush=True)
+                    out.add((video, start, end), window.top())
+                    if plot:
+                        timeline.add(window)
                 if annotated:
-                    annotated.add(image)
-        if timeline and plot:
-            timeline.plot(plot, names, os.path.basename(video))
-
-    def _report(self, video: str, window: Window, out: PredictionFiles) -> None:
-        start, end, ranking = round(window.start, 3), round(window.end, 3), window.top()
-        print(f"  {start:8.2f} to {end:8.2f} s  {shown(window.top(3))}", flush=True)
-        out.add((video, start, end), ranking)
+                    annotated.add(image, window.top() if window else None)
+        if plot:
+            timeline.plot(plot, self._model.class_names, os.path.basename(video))
 
 
 class AnnotatedVideo:
-    """A copy of a video with a panel of the classes below the picture."""
+    """A copy of a video with a panel of the best classes below each frame."""
 
     ROWS = 3
-    # Smaller videos are enlarged: their panel could not be read.
-    LEAST_SIDE = 360
+    MIN_SIDE = 360  # smaller videos are enlarged, so that the panel is readable
 
     def __init__(self, path: str, fps: float) -> None:
         self._writer = VideoWriter(path, fps)
         self._ranking = Ranking([], [], [])
         self._panel: np.ndarray | None = None
+        self.close = self._writer.close
 
-    def show(self, ranking: Ranking) -> None:
-        self._ranking, self._panel = ranking, None
-
-    def add(self, image: np.ndarray) -> None:
-        image = enlarge(image, self.LEAST_SIDE)
+    def add(self, image: np.ndarray, ranking: Ranking | None) -> None:
+        """Add a frame; a ranking replaces the one in the panel."""
+        image = enlarge(image, self.MIN_SIDE)
         width = image.shape[1]
-        if self._panel is None or self._panel.shape[1] != width:
+        if ranking or self._panel is None or self._panel.shape[1] != width:
+            self._ranking = ranking or self._ranking
             _, names, scores = self._ranking
-            size = max(13, width // 28)
-            self._panel = score_panel(names, scores, self.ROWS, width, size)
+            self._panel = score_panel(names, scores, self.ROWS, width, max(13, width // 28))
         self._writer.add(np.concatenate((image, self._panel)))
-
-    def close(self) -> None:
-        self._writer.close()

@@ -1,4 +1,4 @@
-"""What a model says of a video."""
+"""Predictions: the class scores of a video, and the classes with the highest ones."""
 
 from __future__ import annotations
 
@@ -12,35 +12,41 @@ from slowfast_lara.errors import printable
 
 
 class Ranking(NamedTuple):
-    """The best classes first."""
+    """Class numbers, names and scores, the highest score first."""
 
     classes: list[int]
     names: list[str]
     scores: list[float]
 
 
-def rank(scores: np.ndarray, names: Sequence[str], count: int = 5) -> Ranking:
+def top_classes(scores: np.ndarray, names: Sequence[str], count: int = 5) -> Ranking:
     best = np.argsort(-scores, kind="stable")[:count].tolist()
     return Ranking(best, [names[i] for i in best], [float(scores[i]) for i in best])
 
 
-def shown(ranking: Ranking) -> str:
-    """Names with their scores, in a line."""
+def format_ranking(ranking: Ranking) -> str:
+    """Names with their scores, on one line."""
     _, names, scores = ranking
     return ", ".join(f"{printable(name)} {score:.1%}" for name, score in zip(names, scores))
 
 
 @dataclass(frozen=True, repr=False, eq=False)
 class Prediction:
-    """`scores` float32 [classes] are the mean softmax over the views, as in a test."""
+    """The prediction for one video.
+
+    Attributes:
+        scores: float32 [classes], the softmax scores averaged over the views, as in a test.
+        names: a name for each class.
+        num_views: number of views (clips x crops) averaged.
+    """
 
     scores: np.ndarray
     names: Sequence[str]
     num_views: int
 
     def top(self, count: int = 5) -> Ranking:
-        """The likeliest classes: their numbers, names and scores."""
-        return rank(self.scores, self.names, count)
+        """The `count` classes with the highest scores: their numbers, names and scores."""
+        return top_classes(self.scores, self.names, count)
 
     def __repr__(self) -> str:
-        return shown(self.top())
+        return format_ranking(self.top())

@@ -1,4 +1,4 @@
-"""Scores of a model for the views of a video, the same in a test and in a user's process."""
+"""Class scores of a video's views: the same code in tests and in a user's process."""
 
 from __future__ import annotations
 
@@ -13,23 +13,23 @@ from slowfast_lara.models.numerics import cpu_threads, gpu_arithmetic
 
 
 def to_device(x: Tensor, device: torch.device) -> Tensor:
-    """A tensor on its way to a device.
+    """Copy a tensor to a device, without blocking only if that is CUDA.
 
-    Only for CUDA does the host not wait for the copy: on its way to mps, a tensor that is freed
-    meanwhile arrives as something else (pytorch issue 189690).
+    On mps a non-blocking copy of a tensor that is freed meanwhile has wrong values
+    (pytorch issue 189690).
     """
     return x.to(device, non_blocking=device.type == "cuda")
 
 
 def autocast(cfg: CfgNode, device: torch.device) -> contextlib.AbstractContextManager[None]:
-    """Mixed precision, if the config has it."""
+    """Mixed precision, if the config enables it."""
     if not cfg.SOLVER.USE_MIXED_PRECISION:
         return contextlib.nullcontext()
     return torch.autocast(device.type, dtype=getattr(torch, cfg.SOLVER.PRECISION))
 
 
 def views_at_a_time(cfg: CfgNode) -> int:
-    """A process's share of TEST.BATCH_SIZE."""
+    """The share of TEST.BATCH_SIZE of one process."""
     return max(1, cfg.TEST.BATCH_SIZE // max(1, cfg.NUM_GPUS))
 
 
@@ -37,11 +37,10 @@ def views_at_a_time(cfg: CfgNode) -> int:
 def view_outputs(
     model: nn.Module, views: Tensor, cfg: CfgNode, compute: Callable[..., Tensor] | None = None
 ) -> Tensor:
-    """Scores of views, float64 [views, classes] on the CPU, or what another method computes.
+    """Outputs of the model, or of another method of it, for each view: float64, on the CPU.
 
-    They are the same to the last bit in a test and in a user's process. On a CPU they are in
-    float32, whatever the config says: without instructions for them, products in half precision
-    took 20 times as long.
+    A test and a user's process get the same bits. A CPU computes in float32 whatever the config:
+    without half-precision instructions, half-precision matmuls took 20 times as long.
     """
     weight = next(model.parameters())
     on_cpu = weight.device.type == "cpu"
@@ -51,14 +50,13 @@ def view_outputs(
             (compute or model)([part.to(weight.device, weight.dtype)])
             for part in views.split(views_at_a_time(cfg))
         ]
-    # On the host, because mps knows no float64.
-    return torch.cat(outputs).cpu().double()
+    return torch.cat(outputs).cpu().double()  # mps has no float64
 
 
 def score_views(model: nn.Module, views: Tensor, cfg: CfgNode) -> Tensor:
-    """A video's class scores, float32 [classes]: the mean softmax of its views.
+    """Class scores of one video, float32 [classes]: the softmax averaged over its views.
 
-    Each video goes through the model by itself: scores do not depend on the number of
-    processes.
+    Views of different videos are never batched together, so scores do not depend on the number
+    of processes.
     """
     return view_outputs(model, views, cfg).mean(dim=0).float()

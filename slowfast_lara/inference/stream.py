@@ -1,7 +1,7 @@
-"""A video of any length, in windows: scores as its frames come.
+"""Sliding windows over a video of any length.
 
-Frames are cut to the model's crop at once, and only those of the last window are
-kept: memory depends on the window, not on the length of the video.
+Frames are cropped at once and only those of the last window are kept, so memory does not depend
+on the length of the video.
 """
 
 from __future__ import annotations
@@ -17,31 +17,41 @@ from torch import nn
 
 from slowfast_lara.data.registry import dataset_class
 from slowfast_lara.data.transforms import Normalize, uniform_crop, whole_frame
-from slowfast_lara.inference.prediction import Ranking, rank, shown
+from slowfast_lara.errors import DecodeError
+from slowfast_lara.inference.prediction import Ranking, format_ranking, top_classes
 from slowfast_lara.inference.scoring import score_views
 
 
 class Window(NamedTuple):
-    """Scores [classes] of the frames from `start` to `end`, in seconds."""
+    """The prediction for one window of a stream.
+
+    Attributes:
+        start, end: seconds from the start of the video.
+        scores: float32 [classes], softmax scores.
+        full: False if the window is cut off by the start of the video.
+        names: a name for each class.
+    """
 
     start: float
     end: float
     scores: np.ndarray
-    # False at the beginning, where fewer frames than a window have been seen.
     full: bool
     names: Sequence[str] = ()
 
     def top(self, count: int = 5) -> Ranking:
-        """The likeliest classes: their numbers, names and scores."""
-        return rank(self.scores, self.names, count)
+        """The `count` classes with the highest scores: their numbers, names and scores."""
+        return top_classes(self.scores, self.names, count)
 
     def __repr__(self) -> str:
-        best = shown(self.top()) if self.names else f"{len(self.scores)} scores"
+        best = format_ranking(self.top()) if self.names else f"{len(self.scores)} scores"
         return f"{self.start:.2f} to {self.end:.2f} s: {best}"
 
 
 class WindowScorer:
-    """Takes frames one by one; every stride it scores the last window, centre crop."""
+    """Scores the last window of frames, centre crop, once per stride.
+
+    `window` and `stride` are in seconds; default: the time span of a clip, and half a window.
+    """
 
     def __init__(
         self,
@@ -52,7 +62,6 @@ class WindowScorer:
         stride: float | None = None,
         names: Sequence[str] = (),
     ) -> None:
-        """`window` and `stride` in seconds: what a clip of the model spans, and half of that."""
         self._model, self._cfg, self._fps, self._names = model, cfg, fps, names
         window = window or dataset_class(cfg, "TEST").window_seconds(cfg)
         stride = stride or window / 2
@@ -63,38 +72,40 @@ class WindowScorer:
         self._normalize = Normalize(data.MEAN, data.STD, data.REVERSE_INPUT_CHANNEL)
 
     def run(self, frames: Iterable[np.ndarray]) -> Iterator[tuple[np.ndarray, Window | None]]:
-        """Each frame, with the window that ends with it, if one does.
+        """Each frame with the window that ends at it, if any.
 
-        The last frame always ends a window, which counts as full: a video shorter
-        than a window has no other.
+        The last frame always ends a window, which counts as full: a video shorter than a window
+        has no other.
         """
-        before = None
+        previous = None
         for image in frames:
-            if before is not None:
-                yield before, self._add(before)
-            before = image
-        if before is not None:
-            window = self._add(before) or self._score()
-            yield before, window._replace(full=True)
+            if previous is not None:
+                yield previous, self._add(previous)
+            previous = image
+        if previous is not None:
+            window = self._add(previous) or self._score()
+            yield previous, window._replace(full=True)
 
     def _add(self, image: np.ndarray) -> Window | None:
         self._recent.append(self._crop(image))
         self._count += 1
-        # The first full window starts with the video; shorter ones come before it.
-        beyond = self._count - self._length
-        ends = beyond % self._stride if beyond >= 0 else self._count % self._stride
-        return self._score() if ends == 0 else None
+        # Full windows end at length, length + stride, ...; partial ones before at each stride.
+        excess = self._count - self._length
+        frames_past_end = (excess if excess >= 0 else self._count) % self._stride
+        return self._score() if frames_past_end == 0 else None
 
     def _crop(self, image: np.ndarray) -> np.ndarray:
         size, (height, width) = self._cfg.DATA.TEST_CROP_SIZE, image.shape[:2]
         region = whole_frame(height, width, size)
         scaled = cv2.resize(image, (region.out_width, region.out_height))  # bilinear, as in data
-        return uniform_crop(scaled, size, 1).copy()  # a view would keep the whole frame
+        return uniform_crop(scaled, size, 1).copy()  # a NumPy view would keep the whole frame
 
     def _score(self) -> Window:
-        seen = len(self._recent)
-        indices = dataset_class(self._cfg, "TEST").window_frames(self._cfg, seen, self._length)
+        held = len(self._recent)
+        indices = dataset_class(self._cfg, "TEST").window_frames(self._cfg, held, self._length)
         clip = self._normalize(np.stack([self._recent[index] for index in indices]))
         scores = score_views(self._model, clip[None], self._cfg).numpy()
-        start, end = (self._count - seen) / self._fps, self._count / self._fps
-        return Window(start, end, scores, seen == self._length, self._names)
+        start, end = (self._count - held) / self._fps, self._count / self._fps
+        if not np.isfinite(scores).all():
+            raise DecodeError(f"the scores at {end:.2f} seconds are not finite")
+        return Window(start, end, scores, held == self._length, self._names)

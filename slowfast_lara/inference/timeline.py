@@ -1,4 +1,4 @@
-"""The plot of a stream's scores over time."""
+"""Plot of a stream's class scores over time."""
 
 from __future__ import annotations
 
@@ -11,51 +11,40 @@ from slowfast_lara.inference.stream import Window
 
 
 class Timeline:
-    """Scores over time, of bounded size: when full, neighbours are averaged."""
+    """Scores over time in fewer than `capacity` points: when full, adjacent points are averaged."""
 
-    def __init__(self, num_classes: int, capacity: int = 2048) -> None:
-        self._times = np.zeros(capacity)
-        self._scores = np.zeros((capacity, num_classes), np.float32)
-        self._filled = 0
-        # Windows that make up a point: 1, 2, 4, ...; and those of the unfinished one.
-        self._per_point = 1
-        self._pending: list[Window] = []
+    def __init__(self, capacity: int = 2048) -> None:
+        self._capacity = capacity
+        self._points: list[np.ndarray] = []  # each: time, scores of all classes
+        self._windows_per_point = 1
+        self._pending: list[np.ndarray] = []
 
     def add(self, window: Window) -> None:
-        self._pending.append(window)
-        if len(self._pending) < self._per_point:
+        middle = (window.start + window.end) / 2
+        self._pending.append(np.append(np.float32(middle), window.scores))
+        if len(self._pending) < self._windows_per_point:
             return
-        if self._filled == len(self._times):
-            half = self._filled // 2
-            self._times[:half] = self._times[: 2 * half].reshape(half, 2).mean(1)
-            pairs = self._scores[: 2 * half].reshape(half, 2, -1)
-            self._scores[:half] = pairs.mean(1)
-            self._filled, self._per_point = half, 2 * self._per_point
-            return
-        self._times[self._filled], self._scores[self._filled] = self._mean_of_pending()
-        self._filled += 1
+        self._points.append(np.mean(self._pending, axis=0))
         self._pending = []
+        if len(self._points) == self._capacity:
+            pairs = np.stack(self._points).reshape(self._capacity // 2, 2, -1)
+            self._points = list(pairs.mean(axis=1))
+            self._windows_per_point *= 2
 
     def points(self) -> tuple[np.ndarray, np.ndarray]:
-        """Times (the windows' middles, seconds) and scores [points, classes]."""
-        times, scores = self._times[: self._filled], self._scores[: self._filled]
-        if self._pending:
-            time, score = self._mean_of_pending()
-            times, scores = np.append(times, time), np.vstack((scores, score))
-        return times, scores
-
-    def _mean_of_pending(self) -> tuple[float, np.ndarray]:
-        middles = [(window.start + window.end) / 2 for window in self._pending]
-        return float(np.mean(middles)), np.mean([w.scores for w in self._pending], axis=0)
+        """Times in seconds (middles of the windows) and scores [points, classes]."""
+        unfinished = [np.mean(self._pending, axis=0)] if self._pending else []
+        table = np.stack([*self._points, *unfinished])
+        return table[:, 0], table[:, 1:]
 
     def plot(self, path: str, names: Sequence[str], title: str, classes: int = 5) -> None:
-        """The classes with the highest peaks, as lines; of a single window, as bars."""
+        """Plot the classes with the highest peaks: lines, or bars for a single point."""
         times, scores = self.points()
-        shown = np.argsort(-scores.max(0), kind="stable")[:classes]
+        best = np.argsort(-scores.max(0), kind="stable")[:classes]
         with saved_figure(path, (9, 3.6)) as (_, (axis,)):
             axis.set_title(plain_text(title), fontsize=9)
             style = ".-" if len(times) < 60 else "-"
-            lines_or_bars(axis, times, {names[label]: scores[:, label] for label in shown}, style)
+            lines_or_bars(axis, times, {names[label]: scores[:, label] for label in best}, style)
             if len(times) == 1:
                 axis.set(xlabel=f"score around {times[0]:.1f} seconds", xlim=(0, 1.1))
             else:

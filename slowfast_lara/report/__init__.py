@@ -1,1 +1,1 @@
-"""A run as one HTML page."""
+"""Report of a run as one HTML page."""

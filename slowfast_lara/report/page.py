@@ -1,6 +1,6 @@
-"""Pieces of the report's page: text made safe, tables, line charts, pictures.
+"""HTML of the report: document, tables, line charts, images.
 
-The page brings everything along, and its policy forbids it to load anything.
+The page is self-contained; its content security policy blocks all requests.
 """
 
 from __future__ import annotations
@@ -53,11 +53,11 @@ input { font: inherit; width: 100%; max-width: 24rem; padding: .4rem .6rem; marg
 .matrix { width: auto; } .matrix th { font-weight: 400; white-space: nowrap; }
 .matrix thead th { writing-mode: vertical-rl; transform: rotate(180deg); max-height: 12rem; }
 .pixels { image-rendering: pixelated; width: 100%; max-width: 40rem; }
-.mistakes { display: grid; grid-template-columns: repeat(auto-fill, minmax(min(100%, 20rem), 1fr));
+.errors { display: grid; grid-template-columns: repeat(auto-fill, minmax(min(100%, 20rem), 1fr));
   gap: 1rem; }
-.mistake { background: var(--soft); border-radius: .5rem; padding: .6rem; }
-.mistake img { width: 100%; border-radius: .3rem; }
-.none { display: grid; place-items: center; aspect-ratio: 4; color: var(--quiet);
+.error { background: var(--soft); border-radius: .5rem; padding: .6rem; }
+.error img { width: 100%; border-radius: .3rem; }
+.missing { display: grid; place-items: center; aspect-ratio: 4; color: var(--quiet);
   border: 1px dashed var(--line); border-radius: .3rem; }
 pre { background: var(--soft); padding: .8rem; border-radius: .5rem; overflow-x: auto;
   font-size: .8rem; }
@@ -65,7 +65,7 @@ pre { background: var(--soft); padding: .8rem; border-radius: .5rem; overflow-x:
 
 SCRIPT = """
 "use strict";
-for (const table of document.querySelectorAll("table.sorts")) {
+for (const table of document.querySelectorAll("table.sortable")) {
   const body = table.tBodies[0], heads = [...table.tHead.rows[0].cells];
   const value = (row, column) => {
     const text = row.cells[column].dataset.value ?? row.cells[column].textContent;
@@ -94,7 +94,7 @@ for (const input of document.querySelectorAll("input[data-for]")) {
 """
 
 
-def safe(value: object) -> str:
+def escape(value: object) -> str:
     return html.escape(str(value), quote=True)
 
 
@@ -104,7 +104,7 @@ def document(title: str, parts: Iterable[str]) -> str:
 <html lang="en"><head><meta charset="utf-8">
 <meta http-equiv="Content-Security-Policy" content="{POLICY}">
 <meta name="viewport" content="width=device-width, initial-scale=1">
-<title>{safe(title)}</title><style>{STYLE}</style></head>
+<title>{escape(title)}</title><style>{STYLE}</style></head>
 <body>
 {body}
 <script>{SCRIPT}</script>
@@ -113,46 +113,43 @@ def document(title: str, parts: Iterable[str]) -> str:
 
 
 def tile(value: str, meaning: str) -> str:
-    return f'<div class="tile"><b>{safe(value)}</b><span>{safe(meaning)}</span></div>'
+    return f'<div class="tile"><b>{escape(value)}</b><span>{escape(meaning)}</span></div>'
 
 
-def table(heads: Sequence[str], rows: Iterable[Sequence[object]], *, name: str = "") -> str:
-    """Numbers to the right. With a name: sorts by its heads and has a search field."""
+def table(columns: Sequence[str], rows: Iterable[Sequence[object]], *, name: str = "") -> str:
+    """A table with numbers right-aligned; with a name, it is sortable and has a search field."""
     rows = [list(row) for row in rows]
-    kinds = [
+    classes = [
         "n" if rows and all(isinstance(row[i], (int, float)) for row in rows) else ""
-        for i in range(len(heads))
+        for i in range(len(columns))
     ]
+    wrap = "<button>{}</button>" if name else "{}"
     head = "".join(
-        f'<th class="{kind}"><button>{safe(text)}</button></th>'
-        if name
-        else f'<th class="{kind}">{safe(text)}</th>'
-        for text, kind in zip(heads, kinds)
+        f'<th class="{css}">{wrap.format(escape(title))}</th>'
+        for title, css in zip(columns, classes)
     )
-    body = "".join("<tr>" + "".join(map(_cell, row, kinds)) + "</tr>\n" for row in rows)
-    search = (
-        (
-            f'<input type="search" data-for="{safe(name)}" placeholder="search" '
-            f'aria-label="search the table">'
+    body = "".join("<tr>" + "".join(map(_cell, row, classes)) + "</tr>\n" for row in rows)
+    search = attributes = ""
+    if name:
+        search = (
+            f'<input type="search" data-for="{escape(name)}" placeholder="search" '
+            'aria-label="search the table">'
         )
-        if name
-        else ""
-    )
-    kind = f' class="sorts" id="{safe(name)}"' if name else ""
+        attributes = f' class="sortable" id="{escape(name)}"'
     return (
-        f'{search}<div class="wide"><table{kind}><thead><tr>{head}</tr></thead>'
+        f'{search}<div class="wide"><table{attributes}><thead><tr>{head}</tr></thead>'
         f"<tbody>{body}</tbody></table></div>"
     )
 
 
-def _cell(value: object, kind: str) -> str:
+def _cell(value: object, css: str) -> str:
     if isinstance(value, float):
-        return f'<td class="{kind}" data-value="{value!r}">{value:.1f}</td>'
-    return f'<td class="{kind}">{safe(value)}</td>'
+        return f'<td class="{css}" data-value="{value!r}">{value:.1f}</td>'
+    return f'<td class="{css}">{escape(value)}</td>'
 
 
 def chart(title: str, lines: dict[str, list[tuple[float, float]]]) -> str:
-    """A line chart of (x, y) points by name, as SVG; at most two lines."""
+    """A line chart (SVG) of (epoch, value) points for at most two names."""
     lines = {name: points for name, points in lines.items() if points}
     if not lines:
         return ""
@@ -160,38 +157,39 @@ def chart(title: str, lines: dict[str, list[tuple[float, float]]]) -> str:
     xs, ys = ([point[i] for points in lines.values() for point in points] for i in (0, 1))
     x_ticks, y_ticks = _ticks(min(0.0, *xs), max(xs)), _ticks(min(0.0, *ys), max(ys))
 
-    def place(x: float, y: float) -> tuple[float, float]:
+    def to_svg(x: float, y: float) -> tuple[float, float]:
         across = (x - x_ticks[0]) / (x_ticks[-1] - x_ticks[0])
         up = (y - y_ticks[0]) / (y_ticks[-1] - y_ticks[0])
-        return left + across * (width - left - right), height - bottom - up * (
-            height - top - bottom
-        )
+        plot_height = height - top - bottom
+        return left + across * (width - left - right), height - bottom - up * plot_height
 
     marks = []
     for tick in y_ticks:
-        y = place(x_ticks[0], tick)[1]
+        y = to_svg(x_ticks[0], tick)[1]
         marks.append(
             f'<line x1="{left}" x2="{width - right}" y1="{y:.1f}" y2="{y:.1f}" '
             f'stroke="var(--line)"/><text x="{left - 5}" y="{y + 4:.1f}" '
             f'text-anchor="end">{tick:g}</text>'
         )
     for tick in x_ticks:
-        x = place(tick, y_ticks[0])[0]
+        x = to_svg(tick, y_ticks[0])[0]
         marks.append(f'<text x="{x:.1f}" y="{height - 14}" text-anchor="middle">{tick:g}</text>')
     marks.append(f'<text x="{width - right}" y="{height - 3}" text-anchor="end">epoch</text>')
     legend = []
     for colour, (name, points) in zip(("var(--a)", "var(--b)"), lines.items()):
-        path = " ".join(f"{x:.1f},{y:.1f}" for x, y in (place(*point) for point in points))
-        marks.append(f'<polyline points="{path}" fill="none" stroke="{colour}" stroke-width="2"/>')
-        if len(points) < 40:
+        path = [to_svg(*point) for point in points]
+        joined = " ".join(f"{x:.1f},{y:.1f}" for x, y in path)
+        marks.append(
+            f'<polyline points="{joined}" fill="none" stroke="{colour}" stroke-width="2"/>'
+        )
+        if len(path) < 40:
             marks += [
-                f'<circle cx="{x:.1f}" cy="{y:.1f}" r="2.5" fill="{colour}"/>'
-                for x, y in (place(*point) for point in points)
+                f'<circle cx="{x:.1f}" cy="{y:.1f}" r="2.5" fill="{colour}"/>' for x, y in path
             ]
-        legend.append(f'<span style="color:{colour}">&#9632; {safe(name)}</span>')
+        legend.append(f'<span style="color:{colour}">&#9632; {escape(name)}</span>')
     return (
-        f'<figure><svg viewBox="0 0 {width} {height}" role="img" aria-label="{safe(title)}">'
-        f"{''.join(marks)}</svg><figcaption>{safe(title)}: {' '.join(legend)}</figcaption>"
+        f'<figure><svg viewBox="0 0 {width} {height}" role="img" aria-label="{escape(title)}">'
+        f"{''.join(marks)}</svg><figcaption>{escape(title)}: {' '.join(legend)}</figcaption>"
         "</figure>"
     )
 
@@ -205,12 +203,10 @@ def _ticks(low: float, high: float) -> list[float]:
     return [number * step for number in range(first, last + 1)]
 
 
-def picture(image: np.ndarray, suffix: str, alternative: str, kind: str = "") -> str:
+def embedded_image(image: np.ndarray, suffix: str, alt: str, css: str = "") -> str:
     """An RGB image inside the page, as ".jpg" or ".png"."""
     _, data = cv2.imencode(suffix, image[..., ::-1])
     mime = {".jpg": "image/jpeg", ".png": "image/png"}[suffix]
     text = base64.b64encode(data.tobytes()).decode()
-    return (
-        f'<img src="data:{mime};base64,{text}" alt="{safe(alternative)}" class="{kind}" '
-        'loading="lazy">'
-    )
+    source = f"data:{mime};base64,{text}"
+    return f'<img src="{source}" alt="{escape(alt)}" class="{css}" loading="lazy">'

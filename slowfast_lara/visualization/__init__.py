@@ -1,1 +1,1 @@
-"""Where attention goes, as pictures."""
+"""Pictures of attention: figures, videos and the demo page."""

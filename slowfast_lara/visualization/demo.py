@@ -1,4 +1,4 @@
-"""Serving the demo: on this machine alone, sending nothing, leaving nothing behind."""
+"""Server of the demo page: local, without outside requests, without files left behind."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ from slowfast_lara.errors import InputError
 from slowfast_lara.inference.model import TrainedModel
 from slowfast_lara.lazy import check_installed
 
-# What the page may load: its own parts. Nothing that Gradio might name elsewhere is asked for.
+# The page may load only its own parts, whatever addresses Gradio puts into it.
 _POLICY = (
     "default-src 'self' 'unsafe-inline' 'unsafe-eval' data: blob:; object-src 'none'; "
     "base-uri 'self'; form-action 'self'"
 )
-_HEADERS = {"Content-Security-Policy": _POLICY, "Referrer-Policy": "no-referrer"}
+_HEADERS = [(b"content-security-policy", _POLICY.encode()), (b"referrer-policy", b"no-referrer")]
 Message = MutableMapping[str, Any]
 
 
-class NothingFromElsewhere:
-    """ASGI middleware that puts `_HEADERS` on every answer."""
+class SecurityHeaders:
+    """ASGI middleware that adds `_HEADERS` to every response."""
 
     def __init__(self, app: Callable[..., Awaitable[None]]) -> None:
         self._app = app
@@ -33,24 +33,23 @@ class NothingFromElsewhere:
     async def __call__(self, scope: Message, receive: Any, send: Any) -> None:
         async def send_with_headers(message: Message) -> None:
             if message["type"] == "http.response.start":
-                added = [(name.lower().encode(), text.encode()) for name, text in _HEADERS.items()]
-                message["headers"] = [*message["headers"], *added]
+                message["headers"] = [*message["headers"], *_HEADERS]
             await send(message)
 
         await self._app(scope, receive, send_with_headers)
 
 
 @contextlib.contextmanager
-def _own_folder() -> Iterator[None]:
-    """Gradio, and what is dropped on the page, leave their files in a folder that goes."""
+def _temporary_folder() -> Iterator[None]:
+    """Put the files of Gradio and the uploads into a folder that is removed at the end."""
     before = tempfile.tempdir
     with tempfile.TemporaryDirectory(prefix="slowfast_lara_demo_") as folder:
-        # Gradio takes these when it is imported.
+        # Gradio reads these variables when it is imported.
         os.environ.update(
             GRADIO_TEMP_DIR=folder,
             GRADIO_ANALYTICS_ENABLED="False",
             HF_HUB_OFFLINE="1",
-            no_proxy="*",  # it asks the page once, which no proxy can reach
+            no_proxy="*",  # at start Gradio requests the page, which no proxy can reach
         )
         tempfile.tempdir = folder
         try:
@@ -60,7 +59,7 @@ def _own_folder() -> Iterator[None]:
 
 
 def _check_address(host: str, port: int) -> None:
-    """Of an address that is not this machine's, or in use, Gradio would say several lines."""
+    """Raise a one-line error for an address that is in use or not of this machine."""
     try:
         family, kind, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
         with socket.socket(family, kind) as probe:
@@ -68,7 +67,7 @@ def _check_address(host: str, port: int) -> None:
             probe.bind(address)
     except (OSError, UnicodeError) as error:
         reason = getattr(error, "strerror", None) or error
-        raise InputError(f"{host}:{port} cannot be served: {reason}") from None
+        raise InputError(f"cannot listen on {host}:{port}: {reason}") from None
 
 
 def serve(
@@ -80,16 +79,26 @@ def serve(
     most_megabytes: int,
     most_minutes: float,
 ) -> None:
-    """Serve the page until a signal ends it."""
+    """Serve the page until SIGINT or SIGTERM.
+
+    Args:
+        model: the model to show.
+        host: address to listen on.
+        port: port to listen on.
+        views: number of views to average; None: as in the config.
+        most_megabytes: size limit of an uploaded file.
+        most_minutes: length limit of an uploaded video.
+    """
     _check_address(host, port)
-    signal.signal(signal.SIGTERM, signal.default_int_handler)  # as Ctrl-C
-    with _own_folder():
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    with _temporary_folder():
         check_installed("gradio", "demo")
+        # Optional requirements; Gradio must be imported after its variables are set.
         from starlette.middleware import Middleware
 
-        from slowfast_lara.visualization.demo_page import MOST_PAGES, Page, build
+        from slowfast_lara.visualization.demo_page import MAX_SESSIONS, DemoPage, build
 
-        blocks = build(Page(model, views, 60 * most_minutes))
+        blocks = build(DemoPage(model, views, 60 * most_minutes))
         try:
             _, address, _ = blocks.launch(
                 server_name=host,
@@ -104,17 +113,17 @@ def serve(
                 pwa=False,
                 mcp_server=False,
                 max_file_size=most_megabytes * 10**6,
-                state_session_capacity=MOST_PAGES,
-                app_kwargs={"middleware": [Middleware(NothingFromElsewhere)]},
+                state_session_capacity=MAX_SESSIONS,
+                app_kwargs={"middleware": [Middleware(SecurityHeaders)]},
             )
-            print(f"{address} is the page; Ctrl-C ends it", flush=True)
+            print(f"Serving the demo at {address} (Ctrl-C to stop)", flush=True)
             threading.Event().wait()
         except KeyboardInterrupt:
             return
         except (OSError, ValueError) as error:
-            raise InputError(f"{host}:{port} cannot be served: {error}") from None
+            raise InputError(f"cannot listen on {host}:{port}: {error}") from None
         finally:
-            # A second signal must not end the tidying up.
+            # A second signal must not interrupt the clean-up.
             for number in (signal.SIGINT, signal.SIGTERM):
                 signal.signal(number, signal.SIG_IGN)
             blocks.close(verbose=False)

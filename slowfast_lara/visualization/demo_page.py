@@ -1,6 +1,6 @@
-"""The demo's page: drop a video, see its classes, click a patch, see where its attention goes.
+"""Demo page: classes of an uploaded video, and the attention of a clicked patch.
 
-It needs Gradio, which reads its settings when it is imported: see demo.py.
+Import it only after the environment variables of Gradio are set: see demo.py.
 """
 
 from __future__ import annotations
@@ -13,122 +13,125 @@ import cv2
 import gradio as gr
 import numpy as np
 
-from slowfast_lara.attention import ESTIMATORS
 from slowfast_lara.data.decode import check_length
 from slowfast_lara.errors import UserError, first_line, printable
 from slowfast_lara.files import remove_empty
 from slowfast_lara.inference.model import TrainedModel
-from slowfast_lara.visualization.heat_maps import Drawing
-from slowfast_lara.visualization.scene import Scene
-from slowfast_lara.visualization.trajectories import Point
+from slowfast_lara.visualization.attention_view import AttentionView, default_attentions
+from slowfast_lara.visualization.heat_maps import HeatMapFigure
+from slowfast_lara.visualization.token_grid import QueryPoint
 
-TITLE = "Where attention goes"
-# Frames are shown this large at least, in whole steps: a click's pixel is then a frame's.
-LEAST_SIDE = 384
-# Pictures that were shown are removed after so many seconds; so is what a closed page had open.
-KEPT_SECONDS = 600
-# Pages open at a time; the oldest beyond these loses its video.
-MOST_PAGES = 20
+TITLE = "Where does the attention go?"
+# Frames are enlarged to at least this size by a whole factor, so that a click has one pixel.
+MIN_SIDE = 384
+# Lifetime of pictures and of the state of a closed page.
+LIFETIME_SECONDS = 600
+# Open pages; beyond this number the oldest loses its video.
+MAX_SESSIONS = 20
 
 
-class Page:
-    """A model, and what it is asked by the page."""
+class DemoPage:
+    """The model behind the page, and the handlers of its events."""
 
-    def __init__(self, model: TrainedModel, views: int | None, most_seconds: float) -> None:
-        self._model, self._views, self._most_seconds = model, views, most_seconds
+    def __init__(self, model: TrainedModel, views: int | None, max_seconds: float) -> None:
+        self.model, self._views, self._max_seconds = model, views, max_seconds
 
-    def take(self, path: str | None) -> tuple[Any, ...]:
-        """A dropped file: what is said, the classes, the scene, the slider, its frame, no picture.
+    def upload(self, path: str | None) -> tuple[Any, ...]:
+        """Handle an uploaded file: message, classes, view, slider, frame, figure.
 
-        The file is removed: all that is needed of it is in the scene. It is taken away first:
-        the same video dropped once more meanwhile is put in the same place.
+        The file is moved away first, because Gradio puts a second upload of the same video at
+        the same path, and removed at the end, because the view holds all that is needed.
         """
+        nothing = None, None, gr.Slider(visible=False), None, None
         if path is None:
-            return "", None, None, gr.Slider(visible=False), None, None
-        with tempfile.TemporaryDirectory(dir=os.path.dirname(os.path.dirname(path))) as own:
-            taken = os.path.join(own, os.path.basename(path))
+            return "", *nothing
+        with tempfile.TemporaryDirectory(dir=os.path.dirname(os.path.dirname(path))) as folder:
+            moved = os.path.join(folder, os.path.basename(path))
             try:
-                os.rename(path, taken)
+                os.rename(path, moved)
                 remove_empty([os.path.dirname(path)])
-                check_length(taken, self._most_seconds)
-                prediction, scene = self._model(taken, views=self._views), Scene(self._model, taken)
-            except Exception as error:  # whatever was dropped, the page stays
-                return _reason(error, taken), None, None, gr.Slider(visible=False), None, None
+                check_length(moved, self._max_seconds)
+                prediction = self.model(moved, views=self._views)
+                view = AttentionView(self.model, moved)
+            except Exception as error:  # the page must survive any upload
+                return _error_message(error, moved), *nothing
         _, names, scores = prediction.top()
-        middle = len(scene.pixels) // 2
-        slider = gr.Slider(maximum=len(scene.pixels) - 1, value=middle, visible=True)
-        said = f"The mean of {prediction.num_views} views. Now click a patch of the frame."
+        middle = len(view.pixels) // 2
+        slider = gr.Slider(maximum=len(view.pixels) - 1, value=middle, visible=True)
+        message = f"Average of {prediction.num_views} views. Now click a patch of the frame."
         classes = {printable(name): score for name, score in zip(names, scores)}
-        return said, classes, scene, slider, self.frame(scene, middle), None
+        return message, classes, view, slider, self.frame(view, middle), None
 
-    def frame(self, scene: Scene | None, number: int) -> np.ndarray | None:
-        """A frame of the clip that the model sees."""
-        if scene is None:
+    def frame(self, view: AttentionView | None, number: int) -> np.ndarray | None:
+        """An enlarged frame of the model's clip."""
+        if view is None:
             return None
-        image = scene.pixels[_inside(number, len(scene.pixels))]
-        steps = _steps(image)
-        return cv2.resize(image, None, fx=steps, fy=steps, interpolation=cv2.INTER_NEAREST)
+        image = view.pixels[_clamp(number, len(view.pixels))]
+        factor = _zoom(image)
+        return cv2.resize(image, None, fx=factor, fy=factor, interpolation=cv2.INTER_NEAREST)
 
-    def look(self, scene: Scene | None, number: int, click: gr.SelectData) -> np.ndarray | None:
-        """Where the attention of the clicked patch goes, by every attention."""
-        if scene is None:
+    def click(
+        self, view: AttentionView | None, number: int, event: gr.SelectData
+    ) -> np.ndarray | None:
+        """The attention of the clicked patch, by every attention."""
+        if view is None:
             return None
-        image = scene.pixels[0]
+        image = view.pixels[0]
         x, y = (
-            _inside(pixel // _steps(image), size)
-            for pixel, size in zip(click.index, (image.shape[1], image.shape[0]))
+            _clamp(pixel // _zoom(image), size)
+            for pixel, size in zip(event.index, (image.shape[1], image.shape[0]))
         )
-        point = Point(x, y, _inside(number, len(scene.pixels)))
-        pictures = scene.look(point, list(ESTIMATORS))
-        return Drawing(scene.pixels, scene.grid, pictures, point, scene.shares_of).strip()
+        point = QueryPoint(x, y, _clamp(number, len(view.pixels)))
+        maps = view.attention_maps(point, default_attentions(view.cfg))
+        return HeatMapFigure(view.pixels, view.grid, maps, point, view.total).strip()
 
 
-def build(page: Page) -> gr.Blocks:
-    """The page as Gradio serves it. The model answers one question at a time."""
+def build(page: DemoPage) -> gr.Blocks:
+    """The page as Gradio blocks; the model handles one request at a time."""
     with gr.Blocks(
-        title=TITLE, analytics_enabled=False, delete_cache=(KEPT_SECONDS // 10, KEPT_SECONDS)
+        title=TITLE,
+        analytics_enabled=False,
+        delete_cache=(LIFETIME_SECONDS // 10, LIFETIME_SECONDS),
     ) as blocks:
-        shown: dict[str, Any] = {"interactive": False, "format": "png"}
-        scene = gr.State(time_to_live=6 * KEPT_SECONDS)
+        output: dict[str, Any] = {"interactive": False, "format": "png"}
+        view = gr.State(time_to_live=6 * LIFETIME_SECONDS)
         gr.Markdown(f"## {TITLE}")
         with gr.Row():
             with gr.Column():
-                file = gr.File(label="A video", elem_id="video")
-                said = gr.Textbox(show_label=False, interactive=False, elem_id="said")
-                classes = gr.Label(label="Its likeliest classes", elem_id="classes")
+                file = gr.File(label="Video", elem_id="video")
+                message = gr.Textbox(show_label=False, interactive=False, elem_id="message")
+                classes = gr.Label(label="Most likely classes", elem_id="classes")
             with gr.Column():
-                frame = gr.Image(label="Click a patch", elem_id="frame", buttons=[], **shown)
+                frame = gr.Image(label="Click a patch", elem_id="frame", buttons=[], **output)
                 number = gr.Slider(
                     0, 1, step=1, label="Frame of the clip", visible=False, elem_id="number"
                 )
-        picture = gr.Image(
-            label="Where its attention goes",
-            elem_id="picture",
-            buttons=["download", "fullscreen"],  # not the third, which sends it to a host
-            **shown,
+        figure = gr.Image(
+            label="Attention of the clicked patch",
+            elem_id="figure",
+            buttons=["download", "fullscreen"],  # not "share", which uploads the picture
+            **output,
         )
-        one_at_a_time: dict[str, Any] = {
+        queued: dict[str, Any] = {
             "api_visibility": "private",
             "concurrency_id": "model",
             "concurrency_limit": 1,
         }
-        file.change(
-            page.take, file, [said, classes, scene, number, frame, picture], **one_at_a_time
-        )
-        frame.select(page.look, [scene, number], picture, **one_at_a_time)
-        number.input(page.frame, [scene, number], frame, api_visibility="private")
-    return blocks.queue(max_size=MOST_PAGES)
+        file.change(page.upload, file, [message, classes, view, number, frame, figure], **queued)
+        frame.select(page.click, [view, number], figure, **queued)
+        number.input(page.frame, [view, number], frame, api_visibility="private")
+    return blocks.queue(max_size=MAX_SESSIONS)
 
 
-def _reason(error: Exception, path: str) -> str:
-    """Why a file cannot be shown, without the place where it was put for a moment."""
+def _error_message(error: Exception, path: str) -> str:
+    """The reason why a file cannot be shown, with its name instead of the temporary path."""
     text = str(error) if isinstance(error, UserError) else first_line(error)
-    return printable(f"Cannot be used: {text}".replace(path, os.path.basename(path)))
+    return printable(f"Cannot use this file: {text}".replace(path, os.path.basename(path)))
 
 
-def _steps(image: np.ndarray) -> int:
-    return -(-LEAST_SIDE // min(image.shape[:2]))
+def _zoom(image: np.ndarray) -> int:
+    return -(-MIN_SIDE // min(image.shape[:2]))
 
 
-def _inside(number: float, size: int) -> int:
+def _clamp(number: float, size: int) -> int:
     return min(max(int(number), 0), size - 1)

@@ -1,4 +1,4 @@
-"""What attention sees of a point, by every estimator, as pictures and figures; and of CLS."""
+"""The `visualize` command: attention of points of a video as figures, videos and JSON."""
 
 from __future__ import annotations
 
@@ -10,15 +10,18 @@ from typing import Any
 
 import numpy as np
 
-from slowfast_lara.attention import ESTIMATORS
 from slowfast_lara.errors import DONE, InputError, printable
 from slowfast_lara.files import write_json
 from slowfast_lara.inference.load import load
-from slowfast_lara.models.attention_config import EXACT, estimator_named, shown_name
+from slowfast_lara.models.attention_config import EXACT
 from slowfast_lara.models.numerics import choose_threads
-from slowfast_lara.visualization.heat_maps import Drawing, Picture
-from slowfast_lara.visualization.scene import Scene
-from slowfast_lara.visualization.trajectories import Grid, Point, moving_points
+from slowfast_lara.visualization.attention_view import (
+    AttentionView,
+    attention_name,
+    default_attentions,
+)
+from slowfast_lara.visualization.heat_maps import AttentionMap, HeatMapFigure
+from slowfast_lara.visualization.token_grid import QueryPoint, TokenGrid, moving_points
 
 
 def visualize(
@@ -27,85 +30,90 @@ def visualize(
     files: list[str],
     overrides: list[str],
 ) -> int:
-    """Draw as the flags of `slowfast-lara visualize` say; the exit code."""
+    """Run `slowfast-lara visualize` with its parsed flags; returns the exit code."""
     if len(files) != 1:
-        raise InputError(f"{len(files)} videos given; one is expected")
+        raise InputError(f"expected one video, got {len(files)}")
     model = load(*model_files, overrides=overrides)
     choose_threads(model.cfg)
     heads = model.cfg.VIT.NUM_HEADS
     if args.head is not None and not 0 <= args.head < heads:
-        raise InputError(f"--head is {args.head}; the model has 0 to {heads - 1}")
-    scene = Scene(model, files[0], args.layer)
-    points = _points(args, scene.pixels, scene.grid)
-    chosen = list(ESTIMATORS) if args.estimators is None else args.estimators.split(",")
-    others = [estimator_named(name) for name in chosen if name]
-    names = list(dict.fromkeys([EXACT, *others]))
-    drawn = []
+        raise InputError(f"--head is {args.head}; must be from 0 to {heads - 1}")
+    view = AttentionView(model, files[0], args.layer)
+    points = _query_points(args, view.pixels, view.grid)
+    names = default_attentions(model.cfg)
+    if args.estimators is not None:
+        chosen = [attention_name(name) for name in args.estimators.split(",") if name]
+        names = list(dict.fromkeys([EXACT, *chosen]))
+    results = []
     for number, point in enumerate(points, start=1):
-        pictures = scene.look(point, names, args.head)
+        maps = view.attention_maps(point, names, args.head)
         path = os.path.join(args.out, f"point_{number}")
-        _draw(path, scene, pictures, point)
-        drawn.append(_as_json(point, pictures))
-        _print(path, point, pictures)
-    facts: dict[str, Any] = {
+        _write_figure(path, view, maps, point)
+        results.append(_point_json(point, maps))
+        _print(path, point, maps)
+    content: dict[str, Any] = {
         "video": files[0],
         "checkpoint": model.path,
-        "layer": scene.layer,
+        "layer": view.layer,
         "head": args.head,
-        "points": drawn,
+        "points": results,
     }
-    if not scene.has_trajectories:
-        cls, path = scene.cls(), os.path.join(args.out, "cls")
-        _draw(path, scene, [cls], None)
-        print(f"{printable(path)}.png, {printable(path)}.mp4: what CLS takes, through all layers")
-        facts["cls"] = {"weights": cls.weights.round(6).tolist()}
-    write_json(os.path.join(args.out, "trajectories.json"), facts)
+    if not view.has_trajectories:
+        cls, path = view.cls_map(), os.path.join(args.out, "cls")
+        _write_figure(path, view, [cls], None)
+        print(f"{printable(path)}.png, {printable(path)}.mp4: attention rollout of CLS")
+        content["cls"] = {"weights": cls.weights.round(6).tolist()}
+    write_json(os.path.join(args.out, "trajectories.json"), content)
     return DONE
 
 
-def _draw(path: str, scene: Scene, pictures: Sequence[Picture], point: Point | None) -> None:
-    drawing = Drawing(scene.pixels, scene.grid, pictures, point, scene.shares_of)
-    drawing.write_strip(f"{path}.png")
-    drawing.write_video(f"{path}.mp4")
+def _write_figure(
+    path: str, view: AttentionView, maps: Sequence[AttentionMap], point: QueryPoint | None
+) -> None:
+    figure = HeatMapFigure(view.pixels, view.grid, maps, point, view.total)
+    figure.write_strip(f"{path}.png")
+    figure.write_video(f"{path}.mp4")
 
 
-def _points(args: argparse.Namespace, pixels: np.ndarray, grid: Grid) -> list[Point]:
+def _query_points(
+    args: argparse.Namespace, pixels: np.ndarray, grid: TokenGrid
+) -> list[QueryPoint]:
     frame = len(pixels) // 2 if args.frame is None else args.frame
     if args.point is None:
         count = 1 if args.moving is None else args.moving
         if not 1 <= count <= grid.side**2:
-            raise InputError(f"--moving is {count}; 1 to {grid.side**2} are allowed")
-        grid.token(Point(0, 0, frame))  # refuses a frame that is not there
+            raise InputError(f"--moving is {count}; must be from 1 to {grid.side**2}")
+        grid.token(QueryPoint(0, 0, frame))  # checks the frame
         return moving_points(pixels, grid, count, frame)
     if args.moving is not None:
-        raise InputError("--point and --moving: one of them")
+        raise InputError("--point and --moving exclude each other")
     with contextlib.suppress(ValueError):
         x, y = (int(number) for number in args.point.split(","))
-        return [Point(x, y, frame)]
-    raise InputError(f"--point is {args.point!r}; X,Y in whole pixels is expected")
+        return [QueryPoint(x, y, frame)]
+    raise InputError(f"--point is {args.point!r}; must be X,Y in whole pixels")
 
 
-def _as_json(point: Point, pictures: Sequence[Picture]) -> dict[str, Any]:
+def _point_json(point: QueryPoint, maps: Sequence[AttentionMap]) -> dict[str, Any]:
     return {
         **point._asdict(),
         "attention": {
-            picture.name: {
-                "path": picture.path.round(2).tolist(),
-                "weights": picture.weights.round(6).tolist(),
-                "weight_error": picture.weight_error,
-                "output_error": picture.output_error,
+            attention.name: {
+                "path": attention.path.round(2).tolist(),
+                "weights": attention.weights.round(6).tolist(),
+                "weight_error": attention.weight_error,
+                "output_error": attention.output_error,
             }
-            for picture in pictures
+            for attention in maps
         },
     }
 
 
-def _print(path: str, point: Point, pictures: Sequence[Picture]) -> None:
+def _print(path: str, point: QueryPoint, maps: Sequence[AttentionMap]) -> None:
     path = printable(path)
     print(f"{path}.png, {path}.mp4: point {point.x},{point.y} of frame {point.frame}")
-    print(f"  {'':<12} mean squared error to exact attention")
-    print(f"  {'attention':<12} {'of weights':>10}  {'of output':>10}   path of the centre")
-    for picture in pictures:
-        errors = f"{picture.weight_error:>10.3e}  {picture.output_error:>10.3e}"
-        centres = " ".join(f"{x:.0f},{y:.0f}" for x, y in picture.path)
-        print(f"  {shown_name(picture.name):<12} {errors}   {centres}", flush=True)
+    print(f"  {'':<18} mean squared error to exact attention")
+    print(f"  {'attention':<18} {'of weights':>10}  {'of output':>10}   centres of the peak")
+    for attention in maps:
+        errors = f"{attention.weight_error:>10.3e}  {attention.output_error:>10.3e}"
+        centres = " ".join(f"{x:.0f},{y:.0f}" for x, y in attention.path)
+        print(f"  {attention.label:<18} {errors}   {centres}", flush=True)

@@ -1,4 +1,4 @@
-"""Streams: windows against the obvious way, and memory that does not grow."""
+"""Streams: windows equal clips scored alone; memory does not grow with the length."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ from slowfast_lara.config import load_config
 from slowfast_lara.data import load_views
 from slowfast_lara.data.registry import dataset_class
 from slowfast_lara.data.sources import open_frames
-from slowfast_lara.engine.evaluate import score_views
 from slowfast_lara.inference.load import load
+from slowfast_lara.inference.scoring import score_views
 from slowfast_lara.inference.stream import Window, WindowScorer
 from slowfast_lara.inference.timeline import Timeline
 from tests.helpers.small_models import NAMES, ROOT, small_config, write_model
@@ -28,7 +28,7 @@ ONE_VIEW = ["TEST.NUM_ENSEMBLE_VIEWS", 1, "TEST.NUM_SPATIAL_CROPS", 1]
 
 
 def write_video(path, frames: int, size: tuple[int, int] = (48, 64), fps: int = 30) -> str:
-    """A bright bar that moves a pixel a frame."""
+    """A bright bar that moves by one pixel per frame."""
     with av.open(str(path), "w") as container:
         stream = container.add_stream("libx264", rate=fps, options={"preset": "ultrafast"})
         stream.height, stream.width, stream.pix_fmt = *size, "yuv420p"
@@ -41,8 +41,8 @@ def write_video(path, frames: int, size: tuple[int, int] = (48, 64), fps: int = 
 
 
 @pytest.mark.parametrize("dataset", ["kinetics", "ssv2"])
-def test_a_window_is_a_view(tmp_path, dataset):
-    """A video as long as the window has one: what a test with one view would see."""
+def test_window_equals_a_view(tmp_path, dataset):
+    """A video as long as the window has one window, equal to the view of a one-view test."""
     config = small_config()
     config["TRAIN"]["DATASET"] = config["TEST"]["DATASET"] = dataset
     model = write_model(tmp_path, config)
@@ -59,7 +59,7 @@ def test_a_window_is_a_view(tmp_path, dataset):
 
 
 def test_windows_of_a_long_video(model, names, tmp_path, capsys):
-    """Every window against that part of the video cut out and scored by itself."""
+    """Each window has the scores of that part of the video alone."""
     path = write_video(tmp_path / "long.mp4", 53)
     table, out, plot = tmp_path / "s.csv", tmp_path / "s.json", tmp_path / "s.png"
     assert (
@@ -107,7 +107,7 @@ def test_windows_of_a_long_video(model, names, tmp_path, capsys):
 def test_video_shorter_than_a_window(model, tmp_path):
     path, out = write_video(tmp_path / "short.mp4", 3), tmp_path / "s.json"
     assert main([*model.flags(), "--stream", "--stride", "0.034", path, "--json", str(out)]) == 0
-    # Windows that are only half there are for the annotated copy.
+    # Partial windows are only for the annotated copy.
     (window,) = json.loads(out.read_text())["windows"]
     assert (window["start"], window["end"]) == (0, 0.1)
     cfg = load_config(model.cfg, ONE_VIEW)
@@ -115,8 +115,8 @@ def test_video_shorter_than_a_window(model, tmp_path):
     assert window["top5"] == expected.argsort(descending=True)[:5].tolist()
 
 
-def test_timeline_stays_small_and_true():
-    timeline = Timeline(2, capacity=8)
+def test_timeline_averages_to_its_capacity():
+    timeline = Timeline(capacity=8)
     for number in range(100):
         timeline.add(Window(number, number + 1.0, np.array([number / 100, 1 - number / 100]), True))
     times, scores = timeline.points()
@@ -162,7 +162,7 @@ def test_memory_does_not_grow_with_length(model, tmp_path):
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=600)
     assert done.returncode == 0, done.stderr
     grown = int(done.stdout.split()[-1]) * 1024
-    # The crops alone of all frames would be 56 million bytes, the frames 263 million. What
-    # grows is the index of the MP4 that is written, by some 200 bytes a frame.
+    # The crops of all frames would be 56 MB, the frames 263 MB. Only the index of the MP4 that
+    # is written grows, by about 200 bytes per frame.
     crops = (4800 - 240) * 64 * 64 * 3
     assert grown < crops / 3, grown

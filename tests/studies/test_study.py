@@ -14,7 +14,7 @@ import torch
 
 from slowfast_lara.cli.compare_attention import main as compare_attention
 from slowfast_lara.config import load_config
-from slowfast_lara.runs.folder import Run
+from slowfast_lara.runs.folder import RunRecord
 from studies import study
 from studies.study_results import Outcome, _curve, agreement, markdown, paired_difference, table_csv
 from studies.study_rows import ABLATION, LANDMARKS, VIDEO
@@ -245,7 +245,7 @@ def test_curves_of_a_resumed_log():
         train(2, 4, 1.0),
         {"_type": "val_epoch", "epoch": "2/2", "top1_err": 25.0},
     ]
-    assert _curve(Run("", log, "", {}, {}, []), 10) == {
+    assert _curve(RunRecord("", log, "", {}, {}, []), 10) == {
         4: {"train_loss": 2.0, "train_acc": 60.0},
         8: {"train_loss": 1.8, "train_acc": 60.0},
         14: {"train_loss": 1.0, "train_acc": 60.0},

@@ -1,0 +1,150 @@
+"""Attention of a model on one view of a video, by each of several estimators."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import torch
+from fvcore.common.config import CfgNode
+from torch import Tensor
+
+from slowfast_lara.attention import ESTIMATORS, Estimator
+from slowfast_lara.config import get_cfg
+from slowfast_lara.config.load import with_overrides
+from slowfast_lara.data.transforms import pixels_of
+from slowfast_lara.inference.layers import check_layer, estimator_for, layer_inputs, middle_view
+from slowfast_lara.inference.model import TrainedModel
+from slowfast_lara.models.attention_config import (
+    EXACT,
+    RECOMMENDED,
+    chosen_estimator,
+    estimator_named,
+    shown_name,
+)
+from slowfast_lara.visualization.heat_maps import AttentionMap
+from slowfast_lara.visualization.implied_weights import (
+    attention_rows,
+    capture_layers,
+    cls_rollout,
+    one_hot,
+    patch_inputs,
+    trajectory_weights,
+    with_estimator,
+)
+from slowfast_lara.visualization.token_grid import QueryPoint, TokenGrid, attention_path
+
+
+def default_attentions(cfg: CfgNode) -> list[str]:
+    """All estimators, the exact one first.
+
+    For a model trained with exact attention, each with recommended settings appears with these,
+    too: its defaults are the paper's.
+    """
+    names = [EXACT, *(name for name in ESTIMATORS if name != EXACT)]
+    if chosen_estimator(cfg) == EXACT:
+        for recommended, (name, _) in RECOMMENDED.items():
+            names.insert(names.index(name) + 1, recommended)
+    return names
+
+
+def attention_name(name: str) -> str:
+    """Check the name of an attention: an estimator, or one with recommended settings."""
+    return name if name in RECOMMENDED else estimator_named(name)
+
+
+def _label(name: str, cfg: CfgNode) -> str:
+    if name in RECOMMENDED:
+        return f"{RECOMMENDED[name][0]} (recommended)"
+    node, has_recommended = name.upper(), name in dict(RECOMMENDED.values())
+    if has_recommended and name != chosen_estimator(cfg) and cfg.VIT[node] == get_cfg().VIT[node]:
+        return f"{name} (paper)"  # the defaults
+    return shown_name(name)
+
+
+class QueryAttention(NamedTuple):
+    """Weights of a query in every head [h,F,P], those to show [F,P], and all outputs."""
+
+    weights: Tensor
+    shown: Tensor
+    output: Tensor
+
+
+class AttentionView:
+    """The middle view of a video, centre crop, in one layer of a model.
+
+    `pixels` uint8 [T,H,W,3] are the view's; `grid` is its division into tokens; `total` names
+    the sum to which weights are relative.
+    """
+
+    def __init__(self, model: TrainedModel, video: str, layer: int | None = None) -> None:
+        self.cfg = with_overrides(model.cfg, ["TEST.NUM_SPATIAL_CROPS", 1])
+        self.layer = self.cfg.VIT.DEPTH - 1 if layer is None else layer
+        check_layer(self.layer, self.cfg)
+        view = middle_view(video, self.cfg)
+        self.pixels, self.grid = pixels_of(view, self.cfg), TokenGrid.from_config(self.cfg)
+        self.has_trajectories = self.cfg.VIT.ATTN_LAYER == "trajectory"
+        self.total = "the frame's attention" if self.has_trajectories else "all attention"
+        if self.has_trajectories:
+            (self._inputs,) = layer_inputs(model.network, view, self.cfg, [self.layer])
+        else:
+            self.blocks = capture_layers(model.network, view)
+            self._inputs = patch_inputs(self.blocks[self.layer][-1])
+
+    @torch.no_grad()
+    def attention_maps(
+        self, point: QueryPoint, names: Sequence[str], head: int | None = None
+    ) -> list[AttentionMap]:
+        """The attention of a point by each estimator, in one head or averaged over heads.
+
+        Errors are relative to the first name, which should be the exact one.
+        """
+        maps: list[AttentionMap] = []
+        token, first = self.grid.token(point), None
+        compute = self._trajectory if self.has_trajectories else self._row
+        for name in names:
+            found = compute(self._estimator(name), token, head)
+            first = first or found
+            weight_error = (found.weights - first.weights).square().mean().item()
+            output_error = (found.output - first.output).square().mean().item()
+            weights = found.shown.cpu().numpy()
+            path = attention_path(weights, self.grid)
+            label = _label(name, self.cfg)
+            maps.append(AttentionMap(name, label, weights, path, weight_error, output_error))
+        return maps
+
+    def _estimator(self, name: str) -> Estimator:
+        """The model's own estimator, or one with the config's or the recommended settings."""
+        if name == chosen_estimator(self.cfg):
+            return self._inputs.estimator
+        options: dict[str, Any] = {}
+        if name in RECOMMENDED:
+            name, options = RECOMMENDED[name]
+        seed = self.cfg.RNG_SEED + self.layer  # as in the model's layer
+        return estimator_for(self._inputs, name, self.cfg, seed=seed, **options)
+
+    def _trajectory(self, estimator: Estimator, token: int, head: int | None) -> QueryAttention:
+        weights, output = trajectory_weights(estimator, self._inputs, token)
+        return QueryAttention(weights, _select_head(weights, head), output)
+
+    def _row(self, estimator: Estimator, token: int, head: int | None) -> QueryAttention:
+        *temporal, call = self.blocks[self.layer]
+        rows, output = attention_rows(with_estimator(call, estimator), one_hot(call, 1 + token))
+        shown = _select_head(rows, head)
+        for earlier in temporal:  # divided attention attended over time before
+            shown = attention_rows(earlier, shown).weights.mean(0)
+        return QueryAttention(self._by_frame(rows), self._by_frame(shown), output)
+
+    @torch.no_grad()
+    def cls_map(self) -> AttentionMap:
+        """Attention rollout of CLS over all layers of a joint or divided model."""
+        weights = self._by_frame(cls_rollout(self.blocks)).cpu().numpy()
+        return AttentionMap("CLS", "CLS", weights)
+
+    def _by_frame(self, rows: Tensor) -> Tensor:
+        """[...,1+N] -> [...,F,P], without CLS."""
+        return rows[..., 1:].unflatten(-1, (self.grid.num_frames, -1))
+
+
+def _select_head(weights: Tensor, head: int | None) -> Tensor:
+    return weights.mean(0) if head is None else weights[head]

@@ -1,0 +1,146 @@
+"""Attention weights that any estimator implies, by differentiation.
+
+Every estimator is linear in the values, out_n = sum_m w_nm v_m in each head. So the weights of
+query n are the derivative of one component of out_n with respect to the same component of v:
+exact, at the cost of one training step of the layer, and without the N x N matrix unless the
+estimator itself builds it.
+
+Trajectory layers are handled per estimator (`trajectory_weights`); joint and divided layers as
+a whole, with CLS (`attention_rows`).
+
+Shapes: h heads, N = F*P patch tokens, F temporal tokens, P patches of a frame, d head size.
+Token 0 of a layer is CLS.
+"""
+
+from __future__ import annotations
+
+import copy
+from functools import partial
+from typing import Any, NamedTuple, cast
+
+import torch
+from torch import Tensor, nn
+
+from slowfast_lara.attention import Estimator
+from slowfast_lara.inference.layers import LayerInputs
+from slowfast_lara.models.space_time import DividedAttention, SpaceTimeAttention
+
+
+class ImpliedWeights(NamedTuple):
+    """Weights of one query: [h,F,P], or rows [h,1+N] with CLS; and the output of all queries."""
+
+    weights: Tensor
+    output: Tensor
+
+
+def trajectory_weights(estimator: Estimator, inputs: LayerInputs, token: int) -> ImpliedWeights:
+    """The weights of a query over the tokens of each frame, [h,F,P]."""
+    v = inputs.v.detach().requires_grad_()
+    with torch.enable_grad():
+        output = estimator(inputs.q, inputs.k, v, num_frames=inputs.num_frames)
+        (gradient,) = torch.autograd.grad(output[:, :, token, :, 0].sum(), v)
+    weights = gradient[0, :, :, 0].unflatten(1, (inputs.num_frames, -1))
+    return ImpliedWeights(weights, output.detach())
+
+
+class LayerCall(NamedTuple):
+    """A joint or divided attention layer and its input tokens [1,1+N,D] for a view."""
+
+    layer: SpaceTimeAttention
+    tokens: Tensor
+    num_frames: int
+
+
+@torch.no_grad()
+def capture_layers(network: nn.Module, view: Tensor) -> list[list[LayerCall]]:
+    """The calls of each block's attention layers for a view [3,T,H,W], in forward order."""
+    blocks: list[list[LayerCall]] = []
+    hooks = []
+
+    def capture(calls: list[LayerCall], layer: nn.Module, args: tuple[Tensor, int]) -> None:
+        calls.append(LayerCall(cast(SpaceTimeAttention, layer), *args))
+
+    for block in cast(Any, network).blocks:
+        calls: list[LayerCall] = []
+        blocks.append(calls)
+        for layer in filter(None, (block.timeattn, block.attn)):
+            hooks.append(layer.register_forward_pre_hook(partial(capture, calls)))
+    try:
+        weight = next(network.parameters())
+        network([view[None].to(weight.device, weight.dtype)])
+    finally:
+        for hook in hooks:
+            hook.remove()
+    return blocks
+
+
+def patch_inputs(call: LayerCall) -> LayerInputs:
+    """The inputs of a layer's estimator: the patches; in divided attention those of one group."""
+    layer, tokens, num_frames = call
+    q, k, v = layer.queries_keys_values(tokens)
+    if isinstance(layer, DividedAttention):
+        q, k, v = (layer.group(x, num_frames)[:1] for x in (q, k, v))
+    else:
+        q, k, v = (x[:, :, 1:] for x in (q, k, v))
+    return LayerInputs(q, k, v, 1, layer.estimator)
+
+
+def with_estimator(call: LayerCall, estimator: Estimator) -> LayerCall:
+    if estimator is call.layer.estimator:
+        return call
+    layer = copy.deepcopy(call.layer)
+    layer.estimator = estimator
+    return call._replace(layer=layer)
+
+
+def attention_rows(call: LayerCall, query_weights: Tensor) -> ImpliedWeights:
+    """A vector [1+N] over the queries times the attention matrix of each head: rows [h,1+N].
+
+    The output is the layer's before its projection, [1+N,h,d].
+    """
+    layer, tokens, num_frames = call
+    captured: dict[str, Tensor] = {}
+
+    def require_grad(_: nn.Module, args: Any, output: Tensor) -> Tensor:
+        captured["qkv"] = output.detach().requires_grad_()
+        return captured["qkv"]
+
+    def keep_output(_: nn.Module, args: tuple[Tensor]) -> None:
+        captured["output"] = args[0]
+
+    hooks = (
+        layer.qkv.register_forward_hook(require_grad),
+        layer.proj.register_forward_pre_hook(keep_output),
+    )
+    try:
+        with torch.enable_grad():
+            layer(tokens, num_frames)
+            output = captured["output"][0].unflatten(1, (layer.num_heads, -1))
+            component = (query_weights[:, None] * output[..., 0]).sum()
+            (gradient,) = torch.autograd.grad(component, captured["qkv"])
+    finally:
+        for hook in hooks:
+            hook.remove()
+    value_gradient = gradient[0].unflatten(1, (3, layer.num_heads, -1))[:, 2, :, 0]  # [1+N,h]
+    return ImpliedWeights(value_gradient.T, output.detach())
+
+
+def one_hot(call: LayerCall, token: int) -> Tensor:
+    """The vector [1+N] that selects one query."""
+    selected = call.tokens.new_zeros(call.tokens.shape[1])
+    selected[token] = 1
+    return selected
+
+
+def cls_rollout(blocks: list[list[LayerCall]]) -> Tensor:
+    """Attention rollout of CLS over all layers, [1+N].
+
+    Abnar and Zuidema, "Quantifying Attention Flow in Transformers", ACL 2020: the product of
+    the layers' attention, averaged over heads, each averaged with the identity for the
+    residual connection.
+    """
+    layers = [call for block in blocks for call in block]
+    weights = one_hot(layers[0], 0)
+    for call in reversed(layers):
+        weights = (weights + attention_rows(call, weights).weights.mean(0)) / 2
+    return weights

@@ -1,0 +1,85 @@
+"""Geometry of a view's tokens: patches, query points, and the path of an attention."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+from fvcore.common.config import CfgNode
+
+from slowfast_lara.errors import InputError
+
+
+class QueryPoint(NamedTuple):
+    """A pixel of a view (x to the right, y down) and the number of its frame."""
+
+    x: int
+    y: int
+    frame: int
+
+
+@dataclass(frozen=True)
+class TokenGrid:
+    """The patches of a view, in the order of its tokens: by frame, then row, then column."""
+
+    num_frames: int
+    side: int
+    patch: int
+    patch_frames: int
+
+    @classmethod
+    def from_config(cls, cfg: CfgNode) -> TokenGrid:
+        vit = cfg.VIT
+        side = cfg.DATA.TEST_CROP_SIZE // vit.PATCH_SIZE
+        return cls(vit.TEMPORAL_RESOLUTION, side, vit.PATCH_SIZE, vit.PATCH_SIZE_TEMP)
+
+    def token(self, point: QueryPoint) -> int:
+        """The index of the token that contains a point."""
+        pixels, frames = self.side * self.patch, self.num_frames * self.patch_frames
+        if not (0 <= point.x < pixels and 0 <= point.y < pixels and 0 <= point.frame < frames):
+            raise InputError(
+                f"point {point.x},{point.y} of frame {point.frame} is outside the view: x and y "
+                f"must be from 0 to {pixels - 1}, frames from 0 to {frames - 1}"
+            )
+        position = (point.y // self.patch) * self.side + point.x // self.patch
+        return point.frame // self.patch_frames * self.side**2 + position
+
+    def centres(self) -> np.ndarray:
+        """(x, y) of the centres of a frame's patches, in pixels: [P, 2]."""
+        rows, columns = np.divmod(np.arange(self.side**2), self.side)
+        return (np.stack((columns, rows), axis=1) + 0.5) * self.patch
+
+
+def attention_path(weights: np.ndarray, grid: TokenGrid) -> np.ndarray:
+    """The centre (x, y) of the attention's peak in every frame: weights [F,P] -> [F,2].
+
+    The peak is the part above the midpoint between the mean and the largest weight. Softmax
+    gives weight to every token, and the centre of all of it would be near the frame's centre.
+    Equal weights have the frame's centre.
+    """
+    threshold = (weights.mean(axis=1, keepdims=True) + weights.max(axis=1, keepdims=True)) / 2
+    peak = np.clip(weights - threshold, 0, None)
+    peak[peak.sum(axis=1) == 0] = 1
+    return peak / peak.sum(axis=1, keepdims=True) @ grid.centres()
+
+
+def moving_points(pixels: np.ndarray, grid: TokenGrid, count: int, frame: int) -> list[QueryPoint]:
+    """Centres of the patches of a frame that differ most from the median frame.
+
+    pixels uint8 [T,H,W,3]. Neighbouring patches are taken only when no others are left.
+    """
+    first = frame // grid.patch_frames * grid.patch_frames
+    background = np.median(pixels, axis=0)
+    change = np.abs(pixels[first : first + grid.patch_frames] - background).mean(axis=(0, 3))
+    shape = (grid.side, grid.patch, grid.side, grid.patch)
+    change = change.reshape(shape).mean(axis=(1, 3))  # [rows, columns]
+    points: list[QueryPoint] = []
+    for _ in range(min(count, change.size)):
+        row, column = np.unravel_index(change.argmax(), change.shape)
+        x, y = (int((index + 0.5) * grid.patch) for index in (column, row))
+        points.append(QueryPoint(x, y, frame))
+        neighbours = change[max(row - 1, 0) : row + 2, max(column - 1, 0) : column + 2]
+        neighbours -= 256  # below every patch without a chosen neighbour
+        change[row, column] = -np.inf
+    return points
