@@ -1,4 +1,4 @@
-"""A real browser, driven over WebDriver's plain HTTP."""
+"""Chromium, driven by the WebDriver protocol."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _ELEMENT = "element-6066-11e4-a52e-4f735466cecf"
 
 
 class Browser:
-    """With `phone`, a phone's screen of so many points; else a window of so many pixels."""
+    """A browser window of this size; with `phone`, the screen of a phone."""
 
     def __init__(self, folder: Path, *, width: int, height: int, phone: bool = True) -> None:
         arguments = [
@@ -35,14 +35,14 @@ class Browser:
             options["mobileEmulation"] = {"deviceMetrics": metrics}
         else:
             arguments.append(f"--window-size={width},{height}")
-        self._wanted = {
+        self._capabilities = {
             "browserName": "chrome",
             "goog:loggingPrefs": {"browser": "ALL", "performance": "ALL"},
             "goog:chromeOptions": options,
         }
 
     def __enter__(self) -> Browser:
-        # Chromium's socket is in TMPDIR, and its whole path has to fit into 108 characters.
+        # Chromium creates a socket in TMPDIR, whose path must not exceed 108 characters.
         env = {name: value for name, value in os.environ.items() if name != "TMPDIR"}
         command = [_DRIVER, "--port=0"]
         self._process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=env)
@@ -52,7 +52,7 @@ class Browser:
                 if found:
                     break
             self._base = f"http://127.0.0.1:{found.group(1)}/session"
-            answer = self._send("POST", "", {"capabilities": {"alwaysMatch": self._wanted}})
+            answer = self._send("POST", "", {"capabilities": {"alwaysMatch": self._capabilities}})
             self._base += f"/{answer['sessionId']}"
         except BaseException:
             self._process.kill()
@@ -76,11 +76,11 @@ class Browser:
         self._send("POST", f"/element/{self._find(selector)}/click", {})
 
     def click_at(self, selector: str, x: float, y: float) -> None:
-        """Click a place of an element, from 0 to 1 of its width and height."""
+        """Click a point of an element: fractions of its width and height."""
         self.run(f"document.querySelector({selector!r}).scrollIntoView({{block: 'center'}})")
-        place = f"document.querySelector({selector!r}).getBoundingClientRect()"
+        rect = f"document.querySelector({selector!r}).getBoundingClientRect()"
         left, top, width, height = self.run(
-            f"const r = {place}; return [r.left, r.top, r.width, r.height]"
+            f"const r = {rect}; return [r.left, r.top, r.width, r.height]"
         )
         move = {
             "type": "pointerMove",
@@ -88,12 +88,12 @@ class Browser:
             "x": round(left + x * width),
             "y": round(top + y * height),
         }
-        press, release = ({"type": f"pointer{way}", "button": 0} for way in ("Down", "Up"))
+        press, release = ({"type": f"pointer{event}", "button": 0} for event in ("Down", "Up"))
         mouse = {"type": "pointer", "id": "mouse", "actions": [move, press, release]}
         self._send("POST", "/actions", {"actions": [mouse]})
 
     def requests(self) -> list[str]:
-        """The addresses that were asked for since the last call."""
+        """URLs requested since the last call."""
         entries = self._send("POST", "/se/log", {"type": "performance"})
         events = [json.loads(entry["message"])["message"] for entry in entries]
         return [
@@ -124,5 +124,5 @@ class Browser:
         try:
             with urlopen(request, timeout=120) as answer:
                 return json.load(answer)["value"]
-        except HTTPError as error:  # its text alone says what was wrong
+        except HTTPError as error:  # the body has the reason
             raise RuntimeError(error.read().decode(errors="replace")) from None

@@ -1,4 +1,4 @@
-"""A set of videos, a small model with random weights, and the tools called on them."""
+"""Synthetic videos, small models with random weights, and checks of their tools."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tests.helpers.runs import MAKE_SYNTHETIC, finish, start
 
 ROOT = Path(__file__).resolve().parents[2]
 NUM_CLASSES = 6
-# In tests of text: a name that would break HTML, CSV and mathematics alike.
+# With characters that are special in HTML, CSV and matplotlib.
 NAMES = ["left", "right", "up", 'down, "quoted"', "<b>bold</b> & $x$", "_größer"]
 
 
@@ -75,7 +75,7 @@ def small_config(**vit: Any) -> dict[str, Any]:
 
 
 def write_model(folder: Path, config: dict[str, Any], seed: int = 0) -> ModelFiles:
-    """Weights large enough that scores and attention differ from place to place."""
+    """Write config and weights; the weights are large, so that scores and attention vary."""
     folder.mkdir(parents=True, exist_ok=True)
     cfg_file, weights = folder / "model.yaml", folder / "model.pyth"
     cfg_file.write_text(yaml.safe_dump(config))
@@ -91,7 +91,7 @@ def write_model(folder: Path, config: dict[str, Any], seed: int = 0) -> ModelFil
 
 @contextlib.contextmanager
 def files_of_at_most(size: int) -> Iterator[None]:
-    """Writing more fails, as on a full disk."""
+    """Limit the size of files: larger writes fail as on a full disk."""
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (size, limits[1]))
     try:
@@ -101,7 +101,7 @@ def files_of_at_most(size: int) -> Iterator[None]:
 
 
 def only_error(capsys: Any) -> str:
-    """What was said on stderr: one line, an error."""
+    """The one line on stderr, an error."""
     lines = capsys.readouterr().err.splitlines()
     assert len(lines) == 1 and lines[0].startswith("error: "), lines
     return lines[0]

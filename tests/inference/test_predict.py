@@ -43,9 +43,7 @@ def reference_scores(model: ModelFiles, video: str, *opts: object) -> np.ndarray
 
 
 @pytest.mark.parametrize(("views", "num_clips", "crops"), [(1, 1, 1), (10, 10, 1), (30, 10, 3)])
-def test_scores_equal_those_of_a_test(
-    model, clips, names, tmp_path, capsys, views, num_clips, crops
-):
+def test_scores_of_a_test(model, clips, names, tmp_path, capsys, views, num_clips, crops):
     out_json, out_csv = tmp_path / "new" / "p.json", tmp_path / "p.csv"
     code = main(
         [

@@ -1,4 +1,4 @@
-"""The report of a real run: complete, safe, and alive in a browser."""
+"""The report of a real run: content, escaping, and behaviour in a browser."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ import pytest
 import yaml
 
 from slowfast_lara.cli.report import main
+from slowfast_lara.runs.folder import read_run
 from tests.helpers.browser import CHROMIUM, Browser
 from tests.helpers.runs import run_ok
 from tests.helpers.small_models import NAMES, make_videos, only_error, small_config
@@ -18,12 +19,12 @@ from tests.helpers.small_models import NAMES, make_videos, only_error, small_con
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Two short epochs and a test, in which one video fails."""
+    """A run of two short epochs and a test in which one video fails."""
     folder = tmp_path_factory.mktemp("run")
     videos = make_videos(folder / "set", 12, "--frames", "12", "--train", "8", "--val", "4")
     (videos / "classes.json").write_text(json.dumps(NAMES))
     bad = videos / "videos" / "<i>bad.mp4"
-    bad.write_text("no video")
+    bad.write_text("not a video")
     with (videos / "test.csv").open("a") as file:
         file.write(f"{bad} 1\n")
     config = small_config()
@@ -44,7 +45,7 @@ def page(run: Path) -> Path:
 
 
 class Reader(HTMLParser):
-    """Texts by element, and everything that could load something."""
+    """Texts by element, and all attributes that load something."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -69,7 +70,7 @@ def read(page: Path) -> Reader:
     return reader
 
 
-def test_it_holds_the_run(run, page):
+def test_report_contains_the_run(run, page):
     results = json.loads((run / "test_results.json").read_text())
     environment = json.loads((run / "environment.json").read_text())
     reader = read(page)
@@ -85,13 +86,13 @@ def test_it_holds_the_run(run, page):
     wrong = [video for video in results["videos"] if video["top5"][0] != video["label"]]
     assert reader.tags.count("img") == len(wrong) > 0
     worst = max(wrong, key=lambda video: video["top5_scores"][0])
-    first = re.search(r'class="mistake">.*?class="quiet">(.*?)</p>', page.read_text(), re.DOTALL)
+    first = re.search(r'class="error">.*?class="quiet">(.*?)</p>', page.read_text(), re.DOTALL)
     assert first.group(1) == worst["path"]
 
 
-def test_it_is_safe_and_alone(page):
+def test_report_is_escaped_and_self_contained(page):
     reader = read(page)
-    assert "b" in reader.tags and "i" not in reader.tags  # names came through as text
+    assert "b" in reader.tags and "i" not in reader.tags  # names are text
     assert "<b>bold</b> & $x$" in reader.text
     assert reader.links and all(link.startswith("data:image/") for link in reader.links)
     style = re.search("<style>(.*?)</style>", page.read_text(), re.DOTALL).group(1)
@@ -126,7 +127,7 @@ def test_in_a_browser(run, page, tmp_path):
 
         browser.type("input[data-for=classes]", "BOLD")
         assert browser.run(names) == ["<b>bold</b> & $x$"]
-        # Nothing is wider than a phone, nothing failed, every picture is there.
+        # Nothing is wider than a phone, no errors, all images load.
         assert browser.run("return document.documentElement.scrollWidth") <= 390
         assert browser.run(
             "return [...document.images].every(image => { image.loading = 'eager'; return true })"
@@ -139,7 +140,7 @@ def test_in_a_browser(run, page, tmp_path):
         (tmp_path / "page.png").write_bytes(browser.screenshot())
 
 
-def test_what_is_missing_is_left_out(run, tmp_path):
+def test_missing_files_are_left_out(run, tmp_path):
     for name in ("stdout.log", "test_results.json"):
         folder = tmp_path / name
         folder.mkdir()
@@ -150,7 +151,7 @@ def test_what_is_missing_is_left_out(run, tmp_path):
         assert ("Confusion matrix" in text) == (name == "test_results.json")
 
 
-def test_many_classes_and_lost_videos(tmp_path):
+def test_many_classes_and_missing_videos(tmp_path):
     videos = [
         {
             "path": f"gone/{i}.mp4",
@@ -164,8 +165,8 @@ def test_many_classes_and_lost_videos(tmp_path):
     (tmp_path / "test_results.json").write_text(json.dumps({"videos": videos, "failed": []}))
     assert main([str(tmp_path)]) == 0
     reader = read(tmp_path / "report.html")
-    assert reader.text.count("not here any more") == 24
-    assert len(reader.links) == 1  # the matrix as a picture
+    assert reader.text.count("video not found") == 24
+    assert len(reader.links) == 1  # the confusion matrix as an image
     assert "class 399" in reader.text
 
 
@@ -173,12 +174,12 @@ def test_bad_input_is_one_line(run, tmp_path, capsys):
     (tmp_path / "empty").mkdir()
     for name, content, said in (
         ("cut", '{"videos": [', "is not JSON"),
-        ("other", '{"videos": [{"path": "a"}], "failed": []}', "not the results of a test"),
-        ("list", "[]", "a JSON object is expected"),
+        ("other", '{"videos": [{"path": "a"}], "failed": []}', "does not contain test results"),
+        ("list", "[]", "expected a JSON object"),
         (
             "short",
             '{"videos": [{"path": "a", "label": 0, "top5": [], "top5_scores": []}]}',
-            "the entry of a",
+            "entry of a",
         ),
     ):
         (tmp_path / name).mkdir()
@@ -186,15 +187,15 @@ def test_bad_input_is_one_line(run, tmp_path, capsys):
         assert main([str(tmp_path / name)]) == 2, name
         assert said in only_error(capsys)
         assert not (tmp_path / name / "report.html").exists()
-    for folder, said in (("empty", "no run here"), ("nowhere", "no such folder")):
+    for folder, said in (("empty", "not a run"), ("nowhere", "no such folder")):
         assert main([str(tmp_path / folder)]) == 2
         assert said in only_error(capsys)
     assert main([str(run), "--classes", str(tmp_path / "no.json")]) == 2
     assert "no.json" in only_error(capsys)
 
 
-def test_log_of_a_run_that_went_on(tmp_path):
-    """Cut lines are passed over; what was done twice counts as done the second time."""
+def test_log_of_a_resumed_run(tmp_path):
+    """Truncated lines are skipped; a repeated epoch replaces the earlier one."""
     lines = [
         'x json_stats: {"_type": "train_epoch", "epoch": "1/2", "loss": 9.0}',
         'x json_stats: {"_type": "train_epoch", "epoch": "1/2", "loss": 1.5}',
@@ -202,7 +203,5 @@ def test_log_of_a_run_that_went_on(tmp_path):
         'x json_stats: {"_type": "train_ep',
     ]
     (tmp_path / "stdout.log").write_text("\n".join(lines))
-    from slowfast_lara.runs.folder import read_run
-
     assert read_run(str(tmp_path), None).curve("train_epoch", "loss") == [(1.0, 1.5)]
     assert main([str(tmp_path)]) == 0

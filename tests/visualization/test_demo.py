@@ -1,4 +1,4 @@
-"""The demo: what the page is answered, and the page itself in a real browser."""
+"""The demo: handlers of the page, and the page in a real browser."""
 
 from __future__ import annotations
 
@@ -20,14 +20,13 @@ import av
 import numpy as np
 import pytest
 
-from slowfast_lara.attention import ESTIMATORS
 from slowfast_lara.cli.demo import main
 from slowfast_lara.data.decode import check_length
 from slowfast_lara.errors import DecodeError
 from slowfast_lara.inference.load import load
-from slowfast_lara.visualization.heat_maps import Drawing
-from slowfast_lara.visualization.scene import Scene
-from slowfast_lara.visualization.trajectories import Point
+from slowfast_lara.visualization.attention_view import AttentionView, default_attentions
+from slowfast_lara.visualization.heat_maps import HeatMapFigure
+from slowfast_lara.visualization.token_grid import QueryPoint
 from tests.helpers.browser import CHROMIUM, Browser
 from tests.helpers.preloaded import environment
 from tests.helpers.runs import free_port, start, wait_for
@@ -37,7 +36,7 @@ SECONDS = 60
 
 
 def write_long(path: Path, seconds: float, *, frames: int = 40) -> Path:
-    """A small file that takes long to watch."""
+    """A small file with a long duration."""
     tick = Fraction(1, 240)
     with av.open(str(path), "w") as container:
         stream = container.add_stream("mpeg4", rate=240)
@@ -52,135 +51,137 @@ def write_long(path: Path, seconds: float, *, frames: int = 40) -> Path:
     return path
 
 
-def junk(folder: Path) -> dict[str, Path]:
-    """What is said of a file, and the file."""
+def bad_files(folder: Path) -> dict[str, Path]:
+    """Files that cannot be shown, by their error message."""
     folder.mkdir(parents=True)
     (folder / "empty.mp4").touch()
-    (folder / "text.mp4").write_text("no video " * 1000)
+    (folder / "text.mp4").write_text("not a video " * 1000)
     return {
         "empty.mp4: Invalid data": folder / "empty.mp4",
         "text.mp4: Invalid data": folder / "text.mp4",
-        "hours.mp4: longer than": write_long(folder / "hours.mp4", 3 * 3600),
+        "hours.mp4: ": write_long(folder / "hours.mp4", 3 * 3600),
     }
 
 
 def test_length_is_limited_without_decoding(tmp_path):
     video = str(write_long(tmp_path / "v.mp4", 20))
     check_length(video, 20.5)
-    with pytest.raises(DecodeError, match="v.mp4: longer than 19 seconds or 2280 frames"):
+    with pytest.raises(DecodeError, match="v.mp4: .*19 seconds or 2280 frames"):
         check_length(video, 19)
-    # Timestamps that feign a short video.
+    # The timestamps claim a shorter video than it has frames for.
     fast = str(write_long(tmp_path / "fast.mp4", 1.9, frames=280))
     check_length(fast, 3)
-    with pytest.raises(DecodeError, match="longer than 2 seconds or 240 frames"):
+    with pytest.raises(DecodeError, match="2 seconds or 240 frames"):
         check_length(fast, 2)
 
 
 @pytest.mark.parametrize(
-    ("arguments", "said"),
+    ("arguments", "text"),
     [
         ([], "no run given"),
         (["nowhere"], "nowhere: no such run"),
-        (["--views", "31"], "views is 31; 1 to 30"),
-        (["--port", "0"], "a whole number of at least 1"),
-        (["--port", "70000"], "1 to 65535 are allowed"),
-        (["--host", "192.0.2.1"], "192.0.2.1:7860 cannot be served: Cannot assign"),
-        (["--host", "no such host"], "cannot be served: "),
+        (["--views", "31"], "views is 31"),
+        (["--port", "0"], "--port"),
+        (["--port", "70000"], "65535"),
+        (["--host", "192.0.2.1"], "cannot listen on 192.0.2.1:7860: Cannot assign"),
+        (["--host", "no such host"], "cannot listen on "),
     ],
 )
-def test_bad_input_is_one_line(model, capsys, arguments, said):
+def test_bad_input_is_one_line(model, capsys, arguments, text):
     flags = model.flags() if {"--views", "--host"} & {*arguments} else []
     try:
         code = main([*flags, *arguments])
     except SystemExit as ended:  # argparse
         code = ended.code
-    assert code == 2 and said in only_error(capsys)
+    assert code == 2 and text in only_error(capsys)
 
 
-def test_gradio_is_asked_for(model, capsys, monkeypatch):
+def test_gradio_is_missing(model, capsys, monkeypatch):
     monkeypatch.setitem(sys.modules, "gradio", None)
     assert main(model.flags()) == 2
-    assert "gradio is needed for this; pip install 'slowfast_lara[demo]'" in only_error(capsys)
+    assert "pip install 'slowfast_lara[demo]'" in only_error(capsys)
 
 
 @pytest.fixture(scope="module")
 def page(model, names):
     pytest.importorskip("gradio", reason="the extra `demo` is not installed")
-    from slowfast_lara.visualization.demo_page import Page
+    from slowfast_lara.visualization.demo_page import DemoPage
 
-    return Page(load(model.cfg, model.checkpoint, classes=names), 3, SECONDS)
+    return DemoPage(load(model.cfg, model.checkpoint, classes=names), 3, SECONDS)
 
 
 def upload(video: str | Path, folder: Path) -> Path:
-    """A copy in a folder of its own, as Gradio makes it."""
+    """A copy in a folder of its own, as Gradio puts it."""
     folder.mkdir()
     return Path(shutil.copy(video, folder / os.path.basename(video)))
 
 
-def test_a_video_is_taken_and_removed(page, clips, tmp_path):
+def test_upload_is_scored_and_removed(page, clips, tmp_path):
     path = upload(clips[0], tmp_path / "hash")
-    said, classes, scene, slider, frame, picture = page.take(str(path))
-    expected = page._model(clips[0], views=3)
-    assert said.startswith("The mean of 3 views") and picture is None
+    message, classes, view, slider, frame, figure = page.upload(str(path))
+    expected = page.model(clips[0], views=3)
+    assert "3 views" in message and figure is None
     assert list(classes.items()) == [*zip(expected.top().names, expected.top().scores)]
     assert slider.maximum == 3 and slider.value == 2 and slider.visible
-    # Each pixel is a square of 12: a click is a pixel of the view.
-    np.testing.assert_array_equal(frame[::12, ::12], scene.pixels[2])
+    # Each pixel is enlarged to 12 x 12, so a click selects one pixel of the view.
+    np.testing.assert_array_equal(frame[::12, ::12], view.pixels[2])
     assert frame.shape == (384, 384, 3)
-    np.testing.assert_array_equal(page.frame(scene, 0)[::12, ::12], scene.pixels[0])
+    np.testing.assert_array_equal(page.frame(view, 0)[::12, ::12], view.pixels[0])
     assert not list(tmp_path.iterdir())
 
 
-def test_the_same_video_dropped_again_meanwhile(page, clips, tmp_path, monkeypatch):
+def test_same_video_uploaded_again_meanwhile(page, clips, tmp_path, monkeypatch):
     path = str(upload(clips[0], tmp_path / "hash"))
     with monkeypatch.context() as patched:
         patched.setattr(
             "slowfast_lara.visualization.demo_page.check_length",
             lambda *_: upload(clips[0], tmp_path / "hash"),
         )
-        assert page.take(path)[0].startswith("The mean of")
-    assert page.take(path)[0].startswith("The mean of") and not list(tmp_path.iterdir())
+        assert "views" in page.upload(path)[0]
+    assert "views" in page.upload(path)[0] and not list(tmp_path.iterdir())
 
 
-def test_a_click_shows_its_patch(page, clips, tmp_path):
-    scene = page.take(str(upload(clips[0], tmp_path / "hash")))[2]
+def test_click_shows_the_attention_of_its_patch(page, clips, tmp_path):
+    view = page.upload(str(upload(clips[0], tmp_path / "hash")))[2]
 
-    def look(x: float, y: float, frame: int) -> np.ndarray:
-        return page.look(scene, frame, SimpleNamespace(index=[x, y]))
+    def click(x: float, y: float, frame: int) -> np.ndarray:
+        return page.click(view, frame, SimpleNamespace(index=[x, y]))
 
-    for click, point in (((12 * 20 + 5, 12 * 9), Point(20, 9, 3)), ((400, -3), Point(31, 0, 3))):
-        own = Scene(page._model, clips[0])
-        pictures = own.look(point, list(ESTIMATORS))
-        drawing = Drawing(own.pixels, own.grid, pictures, point, own.shares_of)
-        np.testing.assert_array_equal(look(*click, 3), drawing.strip())
-    assert not np.array_equal(look(0, 0, 0), look(380, 0, 0))
-    assert not np.array_equal(look(0, 0, 0), look(0, 0, 3))
+    clicks = {(12 * 20 + 5, 12 * 9): QueryPoint(20, 9, 3), (400, -3): QueryPoint(31, 0, 3)}
+    for (x, y), point in clicks.items():
+        own = AttentionView(page.model, clips[0])
+        maps = own.attention_maps(point, default_attentions(own.cfg))
+        figure = HeatMapFigure(own.pixels, own.grid, maps, point, own.total)
+        np.testing.assert_array_equal(click(x, y, 3), figure.strip())
+    assert not np.array_equal(click(0, 0, 0), click(380, 0, 0))
+    assert not np.array_equal(click(0, 0, 0), click(0, 0, 3))
 
 
-def test_junk_is_one_line(page, tmp_path):
-    for number, (said, path) in enumerate(junk(tmp_path / "junk").items()):
-        answer = page.take(str(upload(path, tmp_path / str(number))))
-        assert said in answer[0] and "\n" not in answer[0] and str(tmp_path) not in answer[0]
+def test_bad_upload_gives_a_one_line_message(page, tmp_path):
+    for number, (text, path) in enumerate(bad_files(tmp_path / "bad").items()):
+        answer = page.upload(str(upload(path, tmp_path / str(number))))
+        assert text in answer[0] and "\n" not in answer[0] and str(tmp_path) not in answer[0]
         assert answer[1] is answer[2] is answer[4] is answer[5] is None
-    assert os.listdir(tmp_path) == ["junk"]
-    assert page.take(None)[:3] == ("", None, None)
-    assert page.frame(None, 0) is None and page.look(None, 0, None) is None
+    assert os.listdir(tmp_path) == ["bad"]
+    assert page.upload(None)[:3] == ("", None, None)
+    assert page.frame(None, 0) is None and page.click(None, 0, None) is None
 
 
 @pytest.fixture()
 def served(model, names, tmp_path, monkeypatch):
-    """The address of the page of a real process, and the process; its temporary folder is ours."""
+    """The address of the page, and its process, with a temporary folder of ours."""
     pytest.importorskip("gradio", reason="the extra `demo` is not installed")
     (tmp_path / "temporary").mkdir()
     monkeypatch.setenv("TMPDIR", str(tmp_path / "temporary"))
-    # PyTorch makes this one, below TMPDIR if it is not said.
+    # By default PyTorch creates this folder below TMPDIR.
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path / "cache"))
     port = free_port()
     flags = (*model.flags(), "--classes", names, "--port", port, "--megabytes", 1, "--minutes", 1)
     process = start("demo", *flags, program=("-m", "slowfast_lara.cli"), folder=tmp_path)
     line = process.stdout.readline()
-    assert line == f"http://127.0.0.1:{port}/ is the page; Ctrl-C ends it\n", process.stderr.read()
-    return line.split()[0], process
+    address = f"http://127.0.0.1:{port}/"
+    assert address in line, process.stderr.read()
+    return address, process
 
 
 def reaches(port: int, host: str) -> bool:
@@ -192,7 +193,7 @@ def reaches(port: int, host: str) -> bool:
 
 
 def own_address() -> str:
-    """This machine's address for others, if it has one."""
+    """This machine's address in its network, if it has one."""
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         try:
             probe.connect(("192.0.2.1", 9))  # nothing is sent
@@ -213,11 +214,11 @@ def source_of(browser: Browser, selector: str) -> str:
 @pytest.mark.slow
 @pytest.mark.skipif(CHROMIUM is None, reason="no chromium with chromedriver")
 def test_in_a_browser(served, clips, tmp_path):
-    """Upload, click, scrub, junk; nothing is asked of other machines; nothing is left."""
+    """Upload, click, change the frame, bad files; no outside requests, no files left."""
     address, process = served
     port, temporary = urlsplit(address).port, tmp_path / "temporary"
     assert not reaches(port, own_address())
-    asked, drop = [], "#video input[type=file]"
+    requested, drop = [], "#video input[type=file]"
     with Browser(tmp_path, width=1100, height=1300, phone=False) as browser:
 
         def new_source(selector: str, old: str = "") -> str:
@@ -228,27 +229,27 @@ def test_in_a_browser(served, clips, tmp_path):
         wait_for(lambda: browser.run(f"return !!document.querySelector({drop!r})"))
         browser.type(drop, clips[0])
         frame = new_source("#frame img")
-        assert "views. Now click a patch" in text_of(browser, "#said textarea")
+        assert "views. Now click a patch" in text_of(browser, "#message textarea")
         assert "%" in text_of(browser, "#classes")
-        assert source_of(browser, "#picture img") == ""
+        assert source_of(browser, "#figure img") == ""
         browser.click_at("#frame img", 0.3, 0.4)
-        first = new_source("#picture img")
+        first = new_source("#figure img")
         browser.click_at("#frame img", 0.8, 0.7)
-        second = new_source("#picture img", first)
-        browser.type("#number input[type=range]", "\ue012")  # the left arrow: a frame back
+        second = new_source("#figure img", first)
+        browser.type("#number input[type=range]", "\ue012")  # left arrow: the previous frame
         new_source("#frame img", frame)
         browser.click_at("#frame img", 0.8, 0.7)
-        new_source("#picture img", second)
-        asked += browser.requests()
-        for said, path in junk(tmp_path / "junk").items():
+        new_source("#figure img", second)
+        requested += browser.requests()
+        for text, path in bad_files(tmp_path / "bad").items():
             browser.run("document.querySelector('#video button[aria-label=\"Clear\"]')?.click()")
             wait_for(lambda: browser.run(f"return !!document.querySelector({drop!r})"))
             browser.type(drop, str(path))
-            wait_for(lambda said=said: said in text_of(browser, "#said textarea"))
+            wait_for(lambda text=text: text in text_of(browser, "#message textarea"))
             assert source_of(browser, "#frame img") == ""
-        asked += browser.requests()
+        requested += browser.requests()
         assert browser.errors() == []
-    outside = [url for url in asked if urlsplit(url).scheme in ("http", "https", "ws", "wss")]
+    outside = [url for url in requested if urlsplit(url).scheme in ("http", "https", "ws", "wss")]
     assert len(outside) > 10 and {urlsplit(url).netloc for url in outside} == {f"127.0.0.1:{port}"}
     assert not list(temporary.rglob("*.mp4"))
     process.send_signal(signal.SIGTERM)
@@ -258,8 +259,8 @@ def test_in_a_browser(served, clips, tmp_path):
 
 
 @pytest.mark.slow
-def test_what_a_page_would_not_send(served, tmp_path):
-    """A file that is too large is refused on the way, and nothing of it stays."""
+def test_too_large_upload_and_port_in_use(served, tmp_path):
+    """A file that is too large is refused during the upload, and nothing of it is kept."""
     address, process = served
     body = b"--x\r\nContent-Disposition: form-data; name=files; filename=a.mp4\r\n\r\n"
     body += b"0" * 3_000_000 + b"\r\n--x--\r\n"
@@ -272,7 +273,6 @@ def test_what_a_page_would_not_send(served, tmp_path):
     time.sleep(0.5)
     temporary = tmp_path / "temporary"
     assert sum(path.stat().st_size for path in temporary.rglob("*") if path.is_file()) < 100_000
-    # Its port is taken now.
     port = str(urlsplit(address).port)
     again = [sys.executable, "-m", "slowfast_lara.cli", "demo", *process.args[4:8], "--port", port]
     done = subprocess.run(again, capture_output=True, text=True, env=environment(), timeout=120)

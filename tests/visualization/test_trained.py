@@ -1,4 +1,4 @@
-"""What the tools show of a model that has learned: the quick config with exact attention."""
+"""predict and visualize on a trained model: the quick config with exact attention."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def videos(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def trained(videos: Path, tmp_path_factory: pytest.TempPathFactory) -> list[str]:
-    """Flags for a trained model: the run's own config and last checkpoint."""
+    """Flags for a trained model: config and last checkpoint of its run."""
     run = tmp_path_factory.mktemp("run")
     done = run_tool(
         ROOT / "tools" / "run_net.py",
@@ -69,13 +69,13 @@ def trained(videos: Path, tmp_path_factory: pytest.TempPathFactory) -> list[str]
     return ["--cfg", str(run / "config.yaml"), "--checkpoint", str(newest)]
 
 
-def listed(videos: Path) -> dict[str, int]:
+def labels_of(videos: Path) -> dict[str, int]:
     lines = (videos / "test.csv").read_text().splitlines()
     return {str(videos / path): int(label) for path, label in map(str.split, lines)}
 
 
 def test_predict_is_right_for_most(trained, videos, tmp_path):
-    labels, out = listed(videos), tmp_path / "p.json"
+    labels, out = labels_of(videos), tmp_path / "p.json"
     names = json.loads((videos / "classes.json").read_text())
     done = run_tool(ROOT / "tools" / "predict.py", *trained, "--json", out, *labels)
     assert done.returncode == 0, done.stderr
@@ -86,15 +86,15 @@ def test_predict_is_right_for_most(trained, videos, tmp_path):
 
 
 def test_trajectories_follow_the_object(trained, videos, tmp_path):
-    """The centre of exact attention of the most moving point, by the tool's defaults.
+    """The path of exact attention for the most moving point is near the object.
 
-    Counted where the object is whole in the frame: cut by an edge, it is seen at both
-    sides at once, and has no centre.
+    Only frames that contain the whole object count: at an edge it wraps around, and has no
+    centre.
     """
     tracks = json.loads((videos / "tracks.json").read_text())
     shown = clip_indices(VIDEO_FRAMES, 16, 8, 0, 1)
     centres, objects = [], []
-    for path in list(listed(videos))[:48]:
+    for path in list(labels_of(videos))[:48]:
         assert visualize([*trained, "--estimators", "softmax", "--out", str(tmp_path), path]) == 0
         (point,) = json.loads((tmp_path / "trajectories.json").read_text())["points"]
         centres.append(point["attention"]["softmax"]["path"])
@@ -106,7 +106,7 @@ def test_trajectories_follow_the_object(trained, videos, tmp_path):
     assert inside.sum() > 40
     to_object = np.linalg.norm(centres - objects, axis=2)
     to_middle = np.linalg.norm(centres - CROP / 2, axis=2)
-    # The control: the tracks of other videos, at the same frames.
+    # Control: the tracks of other videos at the same frames.
     to_others = np.linalg.norm(centres[:, None] - objects[None], axis=3)
     to_others = to_others[np.broadcast_to(inside[None], to_others.shape)].mean()
     nearer = (to_object < to_middle)[inside].mean()

@@ -1,4 +1,4 @@
-"""Implied weights against the estimators' own outputs; points, paths and pictures."""
+"""Implied weights against the outputs of the estimators; points, paths and figures."""
 
 from __future__ import annotations
 
@@ -11,20 +11,29 @@ import torch
 from PIL import Image
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from slowfast_lara.attention import ESTIMATORS, build_estimator
+from slowfast_lara.attention import ESTIMATORS, build_estimator, softmax_attention
 from slowfast_lara.cli.visualize import main
 from slowfast_lara.config import load_config
 from slowfast_lara.data import load_views
 from slowfast_lara.data.transforms import pixels_of
 from slowfast_lara.errors import InputError
 from slowfast_lara.inference.layers import LayerInputs
-from slowfast_lara.visualization.heat_maps import GAP, LABEL_WIDTH, _coloured, _frames
-from slowfast_lara.visualization.trajectories import (
-    Grid,
-    Point,
-    attention_of,
+from slowfast_lara.inference.load import load
+from slowfast_lara.models import VisionTransformer
+from slowfast_lara.models.attention_config import RECOMMENDED
+from slowfast_lara.visualization.heat_maps import (
+    GAP,
+    LABEL_WIDTH,
+    attention_colour,
+    frame_range,
+    heat_coloured,
+)
+from slowfast_lara.visualization.implied_weights import trajectory_weights
+from slowfast_lara.visualization.token_grid import (
+    QueryPoint,
+    TokenGrid,
+    attention_path,
     moving_points,
-    path_of,
 )
 from tests.helpers.small_models import only_error, small_config, write_model
 
@@ -44,33 +53,33 @@ def random_inputs(
 
 @pytest.mark.parametrize("name", list(ESTIMATORS))
 @pytest.mark.parametrize(("frames", "tokens", "d"), [(3, 25, 7), (1, 9, 16), (4, 16, 4)])
-def test_weights_make_the_output(name, frames, tokens, d):
-    """They do for the layer's values, and for any other ones."""
+def test_weights_times_values_are_the_output(name, frames, tokens, d):
+    """With the values of the layer, and with others."""
     inputs = random_inputs(name, frames, tokens, 2, d, 6)
     for token in (0, frames * tokens // 2, frames * tokens - 1):
-        seen = attention_of(inputs.estimator, inputs, token)
-        assert seen.weights.shape == (2, frames, tokens)
+        weights, _ = trajectory_weights(inputs.estimator, inputs, token)
+        assert weights.shape == (2, frames, tokens)
         for v in (inputs.v, torch.randn_like(inputs.v)):
             with torch.no_grad():
                 expected = inputs.estimator(inputs.q, inputs.k, v, num_frames=frames)[0, :, token]
             values = v[0].unflatten(1, (frames, tokens))
-            made = torch.einsum("hfp,hfpd->hfd", seen.weights, values)
-            torch.testing.assert_close(made, expected, atol=2e-5, rtol=1e-4)
+            found = torch.einsum("hfp,hfpd->hfd", weights, values)
+            torch.testing.assert_close(found, expected, atol=2e-5, rtol=1e-4)
 
 
 @pytest.mark.parametrize("proposal", ["local", "global", "mixed", "mixture", "single"])
 def test_weights_of_every_proposal(proposal):
     inputs = random_inputs("lara", 3, 8, 2, 5, 4, proposal=proposal)
-    seen = attention_of(inputs.estimator, inputs, 7)
-    made = torch.einsum("hfp,hfpd->hfd", seen.weights, inputs.v[0].unflatten(1, (3, 8)))
-    torch.testing.assert_close(made, seen.output[0, :, 7], atol=2e-5, rtol=1e-4)
+    weights, output = trajectory_weights(inputs.estimator, inputs, 7)
+    found = torch.einsum("hfp,hfpd->hfd", weights, inputs.v[0].unflatten(1, (3, 8)))
+    torch.testing.assert_close(found, output[0, :, 7], atol=2e-5, rtol=1e-4)
 
 
 def test_exact_weights_are_the_softmax():
     inputs = random_inputs("softmax", 3, 25, 2, 7, 6)
-    seen = attention_of(inputs.estimator, inputs, 40)
+    weights, _ = trajectory_weights(inputs.estimator, inputs, 40)
     logits = torch.einsum("hd,hpd->hp", inputs.q[0, :, 40], inputs.k[0]) / 7**0.5
-    torch.testing.assert_close(seen.weights, logits.unflatten(1, (3, 25)).softmax(-1))
+    torch.testing.assert_close(weights, logits.unflatten(1, (3, 25)).softmax(-1))
 
 
 class LargestTensor(TorchDispatchMode):
@@ -85,59 +94,60 @@ class LargestTensor(TorchDispatchMode):
 
 
 @pytest.mark.parametrize("name", LINEAR)
-def test_the_matrix_is_never_built(name):
+def test_the_attention_matrix_is_never_built(name):
     frames, tokens = 8, 324
     inputs = random_inputs(name, frames, tokens, 1, 8, 16)
     with LargestTensor() as largest:
-        attention_of(inputs.estimator, inputs, 1000)
+        trajectory_weights(inputs.estimator, inputs, 1000)
     total = frames * tokens
-    # The largest that linear time allows: a query's output for every frame, [N,F,d].
+    # The largest tensor of a linear-time estimator is its output, [N,F,d].
     assert total * 8 <= largest.elements <= total * frames * 8 < total * total / 20
 
 
-def test_grid_is_the_models():
-    """A patch that is changed changes the embedding of the grid's token, and no other."""
-    from slowfast_lara.models import VisionTransformer
-
+def test_grid_is_that_of_the_patch_embedding():
+    """A changed pixel changes only the embedding of its token in the grid."""
     network = VisionTransformer(
         num_classes=2, patch_size=8, patch_size_temp=2, dim=16, depth=1, num_heads=2, num_frames=3
     ).eval()
-    grid = Grid(3, 5, 8, 2)
+    grid = TokenGrid(3, 5, 8, 2)
     clip = torch.zeros(1, 3, 6, 40, 40)
     changed = clip.clone()
     changed[0, :, 3, 17, 30] = 1
     with torch.no_grad():
         difference = (network.embed(changed) - network.embed(clip))[0, 1:].abs().sum(-1)
-    assert difference.nonzero().flatten().tolist() == [grid.token(Point(30, 17, 3))]
-    x, y = grid.centres()[grid.token(Point(30, 17, 3)) % 25]
+    assert difference.nonzero().flatten().tolist() == [grid.token(QueryPoint(30, 17, 3))]
+    x, y = grid.centres()[grid.token(QueryPoint(30, 17, 3)) % 25]
     assert (x, y) == (28, 20)
-    for point in (Point(40, 0, 0), Point(0, -1, 0), Point(0, 0, 6)):
+    for point in (QueryPoint(40, 0, 0), QueryPoint(0, -1, 0), QueryPoint(0, 0, 6)):
         with pytest.raises(InputError):
             grid.token(point)
 
 
-def test_path_goes_to_the_peak():
-    grid = Grid(3, 4, 10, 1)
+def test_path_is_the_centre_of_the_peak():
+    grid = TokenGrid(3, 4, 10, 1)
     weights = np.full((3, 16), 0.02)
     weights[0, 6] = 0.7  # row 1, column 2
     weights[1, [0, 1]] = 0.35  # between two tokens
-    weights[2] = 1 / 16  # nowhere in particular
-    np.testing.assert_allclose(path_of(weights, grid), [(25, 15), (10, 5), (20, 20)])
+    weights[2] = 1 / 16  # no peak
+    np.testing.assert_allclose(attention_path(weights, grid), [(25, 15), (10, 5), (20, 20)])
 
 
-def test_columns_name_their_frames():
-    assert [_frames(i, Grid(2, 4, 8, 2)) for i in range(2)] == ["frames 0 to 1", "frames 2 to 3"]
-    assert _frames(2, Grid(3, 4, 8, 1)) == "frame 2"
+def test_columns_name_theirframe_range():
+    assert [frame_range(i, TokenGrid(2, 4, 8, 2)) for i in range(2)] == [
+        "frames 0 to 1",
+        "frames 2 to 3",
+    ]
+    assert frame_range(2, TokenGrid(3, 4, 8, 1)) == "frame 2"
 
 
-def test_moving_points_are_where_it_moves():
+def test_moving_points():
     rng = np.random.default_rng(0)
     still = rng.integers(60, 200, (64, 64, 3), dtype=np.uint8)
     pixels = np.repeat(still[None], 8, axis=0)
     for frame in range(8):
         pixels[frame, 8:20, 7 * frame : 7 * frame + 12] = 255
         pixels[frame, 50:62, 56 - 7 * frame : 56 - 7 * frame + 8] //= 2
-    grid = Grid(4, 8, 8, 2)
+    grid = TokenGrid(4, 8, 8, 2)
     first, second = moving_points(pixels, grid, 2, 4)
     # At frames 4 and 5 the bright square is at 28 to 47, the dark one at 21 to 36.
     assert 24 <= first.x < 48 and 8 <= first.y < 24
@@ -146,7 +156,7 @@ def test_moving_points_are_where_it_moves():
     assert len(set(moving_points(pixels, grid, 64, 4))) == 64
 
 
-def test_pictures_and_numbers(model, clips, tmp_path, capsys):
+def test_figures_and_json(model, clips, tmp_path, capsys):
     out = tmp_path / "out"
     assert (
         main(
@@ -175,18 +185,18 @@ def test_pictures_and_numbers(model, clips, tmp_path, capsys):
     printed = capsys.readouterr().out
     assert "mean squared error to exact attention" in printed
     assert "  exact  " in printed and "softmax" not in printed
-    grid = Grid.of(load_config(model.cfg))
-    for name, seen in attention.items():
-        weights = np.array(seen["weights"])
+    grid = TokenGrid.from_config(load_config(model.cfg))
+    for name, found in attention.items():
+        weights = np.array(found["weights"])
         assert weights.shape == (2, 16)
-        if name != "nystrom":  # whose weights need not sum to one
+        if name != "nystrom":  # its weights need not sum to one
             np.testing.assert_allclose(weights.sum(1), 1, atol=1e-4)
-        np.testing.assert_allclose(seen["path"], path_of(weights, grid), atol=0.1)
-        assert f"{seen['output_error']:.3e}" in printed
+        np.testing.assert_allclose(found["path"], attention_path(weights, grid), atol=0.1)
+        assert f"{found['output_error']:.3e}" in printed
     strip = np.asarray(Image.open(out / "point_1.png").convert("RGB"))
     assert strip.shape[0] > 6 * 160 and strip.shape[1] > 2 * 160 and strip.std() > 10
-    # Below the rows, the scale: from grey, which is an equal share, to the fullest colour.
-    ends = _coloured(np.full((1, 2, 3), 128), np.array([[0.0, 1.0]]))[0].astype(int)
+    # The colour scale below the rows: from grey at the mean to full colour at the largest.
+    ends = heat_coloured(np.full((1, 2, 3), 128), np.array([[0.0, 1.0]]))[0].astype(int)
     bar = next(row for row in strip[::-1].astype(int) if np.abs(row[-1] - ends[1]).max() < 12)
     assert np.abs(bar[LABEL_WIDTH + GAP] - ends[0]).max() < 12
     with av.open(str(out / "point_1.mp4")) as container:
@@ -194,8 +204,41 @@ def test_pictures_and_numbers(model, clips, tmp_path, capsys):
         assert sum(1 for _ in container.decode(video=0)) % 4 == 0
 
 
-def test_the_models_own_estimator_is_the_models(tmp_path, clips, capsys):
-    """Its learned parts too: drawn errors are those of the model itself."""
+def test_recommended_attention_of_an_exact_model(tmp_path, clips, capsys):
+    """Its row follows that of the same attention with the paper's settings, by default."""
+    files = write_model(tmp_path, small_config(APPROX_ATTN_TYPE="none"))
+    assert main([*files.flags(), "--out", str(tmp_path / "all"), clips[0]]) == 0
+    (point,) = json.loads((tmp_path / "all" / "trajectories.json").read_text())["points"]
+    names = list(point["attention"])
+    assert names[names.index("lara") + 1] == "lara-recommended"
+    assert set(names) == {*ESTIMATORS, *RECOMMENDED}
+    printed = capsys.readouterr().out
+    assert "lara (paper)" in printed and "lara (recommended)" in printed
+    keys = ["VIT.LARA.PROPOSAL", "global", "VIT.LARA.LANDMARKS", "farthest"]
+    keys += ["VIT.LARA.WEIGHTING", "balance"]
+    one = ["--estimators", "lara,lara-recommended", "--out", str(tmp_path / "one")]
+    assert main([*files.flags(), *one, clips[0], *keys]) == 0
+    (point_of_keys,) = json.loads((tmp_path / "one" / "trajectories.json").read_text())["points"]
+    found = point_of_keys["attention"]
+    assert found["lara"] == found["lara-recommended"] == point["attention"]["lara-recommended"]
+    assert found["lara"] != point["attention"]["lara"]
+    assert "(paper)" not in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("folder", ["K400", "SSV2"])
+def test_recommended_settings_are_those_of_the_configs(folder):
+    (name, options), vit = RECOMMENDED["lara-recommended"], load_config(f"{folder}/best").VIT
+    assert name == vit.APPROX_ATTN_TYPE
+    assert options == {key: vit.LARA[key.upper()] for key in options}
+
+
+def test_each_attention_has_its_own_colour():
+    names = [*ESTIMATORS, *RECOMMENDED]
+    assert len({attention_colour(name) for name in names}) == len(names)
+
+
+def test_own_estimator_is_that_of_the_model(tmp_path, clips, capsys):
+    """With its learned parameters: errors are those of the model itself."""
     model = write_model(tmp_path, small_config(LARA={"LEARNED": True}))
     assert (
         main(
@@ -217,9 +260,6 @@ def test_the_models_own_estimator_is_the_models(tmp_path, clips, capsys):
     points = json.loads((tmp_path / "out" / "trajectories.json").read_text())["points"]
     assert len(points) == 2 and list(points[0]["attention"]) == ["softmax", "lara"]
     cfg = load_config(model.cfg, ["TEST.NUM_SPATIAL_CROPS", 1])
-    from slowfast_lara.attention import softmax_attention
-    from slowfast_lara.inference.load import load
-
     network, taken = load(model.cfg, model.checkpoint).network, []
     network.blocks[1].attn.estimator.register_forward_hook(
         lambda module, args, kwargs, output: taken.append((*args, output)), with_kwargs=True
@@ -231,7 +271,7 @@ def test_the_models_own_estimator_is_the_models(tmp_path, clips, capsys):
     assert points[0]["attention"]["lara"]["output_error"] == pytest.approx(error, rel=1e-4)
 
 
-def test_pixels_are_the_videos(clips, model):
+def test_pixels_equal_the_decoded_frame(clips, model):
     for opts in ([], ["DATA.REVERSE_INPUT_CHANNEL", True]):
         size = ["TEST.NUM_SPATIAL_CROPS", 1, "DATA.TEST_CROP_SIZE", 48]
         cfg = load_config(model.cfg, [*size, *opts])
@@ -245,18 +285,18 @@ def test_bad_input_is_one_line(model, clips, tmp_path, capsys):
     (tmp_path / "no.mp4").write_text("x")
     flags = [*model.flags(), "--out", str(tmp_path / "out")]
     cases = {
-        "x and y from 0 to 31": [*flags, "--point", "32,0", clips[0]],
+        "0 to 31": [*flags, "--point", "32,0", clips[0]],
         "frames from 0 to 3": [*flags, "--frame", "4", clips[0]],
         "--point is '3'": [*flags, "--point", "3", clips[0]],
-        "one of them": [*flags, "--point", "3,3", "--moving", "2", clips[0]],
+        "exclude": [*flags, "--point", "3,3", "--moving", "2", clips[0]],
         "--moving is 0": [*flags, "--moving", "0", clips[0]],
         "--layer is 2": [*flags, "--layer", "2", clips[0]],
         "--head is -1": [*flags, "--head", "-1", clips[0]],
         "unknown attention 'lora'": [*flags, "--estimators", "lora", clips[0]],
-        "4 videos given": [*flags, *clips],
+        "expected one video, got 4": [*flags, *clips],
         "no.mp4": [*flags, str(tmp_path / "no.mp4")],
     }
-    for said, argv in cases.items():
-        assert main(argv) == 2, said
-        assert said in only_error(capsys)
+    for text, argv in cases.items():
+        assert main(argv) == 2, text
+        assert text in only_error(capsys)
     assert not list(tmp_path.glob("out/*"))
