@@ -9,6 +9,7 @@ from typing import Any, NamedTuple, cast
 import torch
 from fvcore.common.config import CfgNode
 from torch import Tensor, nn
+from torch.utils.hooks import RemovableHandle
 
 from slowfast_lara.attention import ESTIMATORS, Estimator, build_estimator
 from slowfast_lara.data import load_views
@@ -56,13 +57,18 @@ def layer_inputs(
         estimator = cast(Any, model).blocks[layer].attn.estimator
         hook = estimator.register_forward_pre_hook(partial(capture, layer), with_kwargs=True)
         hooks.append(hook)
+    run_with_hooks(model, view, hooks)
+    return [captured[layer] for layer in layers]
+
+
+def run_with_hooks(model: nn.Module, view: Tensor, hooks: Sequence[RemovableHandle]) -> None:
+    """Run the model on a view [3,T,H,W], then remove its hooks."""
     try:
         weight = next(model.parameters())
         model([view[None].to(weight.device, weight.dtype)])
     finally:
         for hook in hooks:
             hook.remove()
-    return [captured[layer] for layer in layers]
 
 
 def estimator_for(

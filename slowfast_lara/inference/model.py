@@ -140,29 +140,25 @@ class TrainedModel:
         Returns:
             An iterator of Windows.
         """
+        target_fps = self.cfg.DATA.TARGET_FPS
         for name, number in (("window", window), ("stride", stride), ("fps", fps)):
             check_positive(name, number)
         if not isinstance(video, (str, os.PathLike, Iterable)):
             raise _invalid_video(video)
-        return self._windows(video, window, stride, fps)
 
-    def _windows(
-        self,
-        video: VideoInput | Iterable[np.ndarray],
-        window: float | None,
-        stride: float | None,
-        fps: float | None,
-    ) -> Iterator[Window]:
-        target_fps = self.cfg.DATA.TARGET_FPS
-        with contextlib.ExitStack() as stack:
-            if isinstance(video, (str, os.PathLike, np.ndarray, Tensor)):
-                source = _source(video, fps)
-                rate, frames = stack.enter_context(open_frames(source, target_fps))
-            else:
-                rate = fps or target_fps
-                frames = (FrameArray(_as_array(frame)[None]).pixels[0] for frame in video)
-            windows = (found for _, found in self.scorer(rate, window, stride).run(frames))
-            yield from (found for found in windows if found is not None and found.full)
+        def windows() -> Iterator[Window]:
+            with contextlib.ExitStack() as stack:
+                if isinstance(video, (str, os.PathLike, np.ndarray, Tensor)):
+                    source = _source(video, fps)
+                    rate, frames = stack.enter_context(open_frames(source, target_fps))
+                else:
+                    rate = fps or target_fps
+                    frames = (FrameArray(_as_array(frame)[None]).pixels[0] for frame in video)
+                for _, found in self.scorer(rate, window, stride).run(frames):
+                    if found is not None and found.full:
+                        yield found
+
+        return windows()
 
     def scorer(
         self, fps: float, window: float | None = None, stride: float | None = None

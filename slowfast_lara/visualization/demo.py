@@ -79,16 +79,7 @@ def serve(
     most_megabytes: int,
     most_minutes: float,
 ) -> None:
-    """Serve the page until SIGINT or SIGTERM.
-
-    Args:
-        model: the model to show.
-        host: address to listen on.
-        port: port to listen on.
-        views: number of views to average; None: as in the config.
-        most_megabytes: size limit of an uploaded file.
-        most_minutes: length limit of an uploaded video.
-    """
+    """Serve the page until SIGINT or SIGTERM; the limits are those of an uploaded video."""
     _check_address(host, port)
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     with _temporary_folder():

@@ -22,7 +22,7 @@ import torch
 from torch import Tensor, nn
 
 from slowfast_lara.attention import Estimator
-from slowfast_lara.inference.layers import LayerInputs
+from slowfast_lara.inference.layers import LayerInputs, run_with_hooks
 from slowfast_lara.models.space_time import DividedAttention, SpaceTimeAttention
 
 
@@ -65,12 +65,7 @@ def capture_layers(network: nn.Module, view: Tensor) -> list[list[LayerCall]]:
         blocks.append(calls)
         for layer in filter(None, (block.timeattn, block.attn)):
             hooks.append(layer.register_forward_pre_hook(partial(capture, calls)))
-    try:
-        weight = next(network.parameters())
-        network([view[None].to(weight.device, weight.dtype)])
-    finally:
-        for hook in hooks:
-            hook.remove()
+    run_with_hooks(network, view, hooks)
     return blocks
 
 

@@ -132,7 +132,7 @@ def test_path_is_the_centre_of_the_peak():
     np.testing.assert_allclose(attention_path(weights, grid), [(25, 15), (10, 5), (20, 20)])
 
 
-def test_columns_name_theirframe_range():
+def test_frame_range():
     assert [frame_range(i, TokenGrid(2, 4, 8, 2)) for i in range(2)] == [
         "frames 0 to 1",
         "frames 2 to 3",
