@@ -81,7 +81,13 @@ class TrainedModel:
     def __call__(
         self, videos: VideoInputs, *, views: int | None = None, fps: float | None = None
     ) -> list[Prediction]: ...
-    def __call__(self, videos, *, views=None, fps=None):
+    def __call__(
+        self,
+        videos: VideoInput | VideoInputs,
+        *,
+        views: int | None = None,
+        fps: float | None = None,
+    ) -> Prediction | list[Prediction]:
         """Classify a video, or each video of a list.
 
         Args:
@@ -110,7 +116,9 @@ class TrainedModel:
         """Compute the input of the classifier, averaged over the views.
 
         Args:
-            videos, views, fps: as for `__call__`.
+            videos: a path, or frames uint8 RGB [T,H,W,3]; or a list of these.
+            views: number of views (clips x crops) to average, 1 to 30; default: as in the config.
+            fps: frame rate of videos given as frames; default: DATA.TARGET_FPS.
 
         Returns:
             float32 [D]; for a list, [videos, D].
@@ -213,8 +221,8 @@ class TrainedModel:
         sources = [_source(video, fps) for video in _as_list(videos)]
         read_views, means = dataset_class(cfg, "TEST").read_views, []
         for start in range(0, len(sources), videos_per_batch):
-            views_of = [read_views(source, cfg) for source in sources[start:][:videos_per_batch]]
-            batch = views_of[0] if len(views_of) == 1 else torch.cat(views_of)
+            parts = [read_views(source, cfg) for source in sources[start:][:videos_per_batch]]
+            batch = parts[0] if len(parts) == 1 else torch.cat(parts)
             outputs = view_outputs(self.network, batch, cfg, compute)
             means += [x.mean(dim=0).float().numpy() for x in outputs.split(num_views)]
         return means, num_views

@@ -26,7 +26,8 @@ class Window(NamedTuple):
     """The prediction for one window of a stream.
 
     Attributes:
-        start, end: seconds from the start of the video.
+        start: seconds from the start of the video.
+        end: seconds from the start of the video.
         scores: float32 [classes], softmax scores.
         full: False if the window is cut off by the start of the video.
         names: a name for each class.
