@@ -10,8 +10,8 @@ from slowfast_lara.attention import ESTIMATORS, estimator_options
 from slowfast_lara.errors import InputError
 
 EXACT = "softmax"
-# Recommended settings by the name that selects them: the estimator, and those of its options
-# that differ from the paper in inference. configs/*/best.yaml set the same values.
+# Recommended settings by the name that selects them: the estimator, and the options that differ
+# from the paper's and affect inference. configs/*/best.yaml set the same values.
 RECOMMENDED: dict[str, tuple[str, dict[str, Any]]] = {
     "lara-recommended": (
         "lara",

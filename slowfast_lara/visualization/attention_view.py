@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from fvcore.common.config import CfgNode
@@ -24,6 +24,7 @@ from slowfast_lara.models.attention_config import (
 )
 from slowfast_lara.visualization.heat_maps import AttentionMap
 from slowfast_lara.visualization.implied_weights import (
+    ImpliedWeights,
     attention_rows,
     capture_layers,
     cls_rollout,
@@ -38,8 +39,8 @@ from slowfast_lara.visualization.token_grid import QueryPoint, TokenGrid, attent
 def default_attentions(cfg: CfgNode) -> list[str]:
     """All estimators, the exact one first.
 
-    For a model trained with exact attention, each with recommended settings appears with these,
-    too: its defaults are the paper's.
+    A model with exact attention is shown with both LARAs: the paper's settings, which are the
+    defaults, and the recommended ones.
     """
     names = [EXACT, *(name for name in ESTIMATORS if name != EXACT)]
     if chosen_estimator(cfg) == EXACT:
@@ -60,14 +61,6 @@ def _label(name: str, cfg: CfgNode) -> str:
     if has_recommended and name != chosen_estimator(cfg) and cfg.VIT[node] == get_cfg().VIT[node]:
         return f"{name} (paper)"  # the defaults
     return shown_name(name)
-
-
-class QueryAttention(NamedTuple):
-    """Weights of a query in every head [h,F,P], those to show [F,P], and all outputs."""
-
-    weights: Tensor
-    shown: Tensor
-    output: Tensor
 
 
 class AttentionView:
@@ -100,16 +93,16 @@ class AttentionView:
         Errors are relative to the first name, which should be the exact one.
         """
         maps: list[AttentionMap] = []
-        token, first = self.grid.token(point), None
-        compute = self._trajectory if self.has_trajectories else self._row
+        token, reference = self.grid.token(point), None
         for name in names:
-            found = compute(self._estimator(name), token, head)
-            first = first or found
-            weight_error = (found.weights - first.weights).square().mean().item()
-            output_error = (found.output - first.output).square().mean().item()
-            weights = found.shown.cpu().numpy()
+            compute = self._trajectory if self.has_trajectories else self._row
+            implied, shown = compute(self._estimator(name), token, head)
+            reference = reference or implied
+            weight_error, output_error = (
+                (x - y).square().mean().item() for x, y in zip(implied, reference)
+            )
+            weights, label = shown.cpu().numpy(), _label(name, self.cfg)
             path = attention_path(weights, self.grid)
-            label = _label(name, self.cfg)
             maps.append(AttentionMap(name, label, weights, path, weight_error, output_error))
         return maps
 
@@ -123,17 +116,22 @@ class AttentionView:
         seed = self.cfg.RNG_SEED + self.layer  # as in the model's layer
         return estimator_for(self._inputs, name, self.cfg, seed=seed, **options)
 
-    def _trajectory(self, estimator: Estimator, token: int, head: int | None) -> QueryAttention:
-        weights, output = trajectory_weights(estimator, self._inputs, token)
-        return QueryAttention(weights, _select_head(weights, head), output)
+    def _trajectory(
+        self, estimator: Estimator, token: int, head: int | None
+    ) -> tuple[ImpliedWeights, Tensor]:
+        """The weights of a query in all heads [h,F,P], and those to show [F,P]."""
+        implied = trajectory_weights(estimator, self._inputs, token)
+        return implied, _select_head(implied.weights, head)
 
-    def _row(self, estimator: Estimator, token: int, head: int | None) -> QueryAttention:
+    def _row(
+        self, estimator: Estimator, token: int, head: int | None
+    ) -> tuple[ImpliedWeights, Tensor]:
         *temporal, call = self.blocks[self.layer]
         rows, output = attention_rows(with_estimator(call, estimator), one_hot(call, 1 + token))
         shown = _select_head(rows, head)
-        for earlier in temporal:  # divided attention attended over time before
+        for earlier in temporal:  # divided attention attends over time before
             shown = attention_rows(earlier, shown).weights.mean(0)
-        return QueryAttention(self._by_frame(rows), self._by_frame(shown), output)
+        return ImpliedWeights(self._by_frame(rows), output), self._by_frame(shown)
 
     @torch.no_grad()
     def cls_map(self) -> AttentionMap:

@@ -261,7 +261,7 @@ def test_command(tmp_path, model, clips, capsys):
         (["RUN"], "no video given"),
         (["--layer", "1"], "--layer is for a model"),
         (["--budget", "0.5"], "--budget is for a model"),
-        (["MODEL", "CLIP", "--layer", "2"], "--layer is 2; the model has layers 0 to 1"),
+        (["MODEL", "CLIP", "--layer", "2"], "--layer is 2"),
         (["MODEL", "CLIP", "--attentions", "lora"], "unknown attention 'lora'"),
         (["MODEL", "no.mp4"], "no.mp4: "),
         (["MODEL", "CLIP", "--samples", "64"], "the layer has 32 tokens"),

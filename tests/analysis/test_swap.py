@@ -94,10 +94,10 @@ def test_what_was_not_trained_is_noted_once(trained, capsys):
 
 def test_bad_input(trained, tmp_path, capsys):
     for arguments, said in (
-        ([str(tmp_path)], "no run with a readable checkpoint"),
+        ([str(tmp_path)], "no readable checkpoint"),
         ([str(trained), "--attentions", "lora"], "unknown attention 'lora'"),
         ([str(trained), "video.mp4"], "'video.mp4' is neither the run nor a config key"),
-        ([str(trained), "--views", "31"], "1 to 30 are allowed"),
+        ([str(trained), "--views", "31"], "views is 31"),
         ([str(trained), "DATA.PATH_TO_DATA_DIR", "nowhere"], "nowhere"),
     ):
         assert swap(arguments) == 2, said

@@ -124,7 +124,7 @@ def test_a_bad_flag_of_a_script(script):
 
 def test_codes_and_errors_come_through(capsys):
     assert main(["report", "."]) == 2
-    assert "no run here" in only_error(capsys)
+    assert "not a run" in only_error(capsys)
     assert main(["dance"]) == 2
     assert "known: run, predict" in only_error(capsys)
     assert main(["predikt"]) == 2
