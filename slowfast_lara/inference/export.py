@@ -66,7 +66,9 @@ def export(model: TrainedModel, folder: str | os.PathLike[str], to: str = "safet
         )
     network, weight = model.network, next(model.network.parameters())
     if weight.dtype != torch.float32:
-        raise InputError(f"expected a float32 model, got {weight.dtype} (after half)")
+        raise InputError(
+            f"expected a float32 model, got {weight.dtype}; load it again without half()"
+        )
     if weight.device.type != "cpu":
         network = copy.deepcopy(network).cpu()
     with atomic_folder(folder) as temporary:

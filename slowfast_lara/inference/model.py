@@ -28,8 +28,8 @@ MAX_VIEWS = 30
 # Upper limit of rates (frames per second) and durations (seconds).
 _MAX_NUMBER = 1e6
 
-# The path of a video (or of a folder of frames, if the model's dataset has such), or its frames:
-# an array or tensor, uint8 RGB [T,H,W,3].
+# The path of a video (of a folder of frames, if the model's dataset consists of these), or its
+# frames: an array or tensor, uint8 RGB [T,H,W,3].
 VideoInput = str | os.PathLike[str] | np.ndarray | Tensor
 VideoInputs = list[Any] | tuple[Any, ...]
 

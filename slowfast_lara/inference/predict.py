@@ -94,7 +94,7 @@ class Predictor:
         """Score windows in one pass over the frames: rows, annotated copy and plot."""
         timeline = Timeline()
         with contextlib.ExitStack() as stack:
-            # Opened before the video, so that its errors are not taken for the video's.
+            # Open the output first: an error there must not be reported as a bad video.
             temporary = stack.enter_context(atomic_write(copy)) if copy else None
             target_fps = self._model.cfg.DATA.TARGET_FPS
             fps, frames = stack.enter_context(open_frames(video, target_fps))

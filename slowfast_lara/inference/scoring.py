@@ -13,7 +13,7 @@ from slowfast_lara.models.numerics import cpu_threads, gpu_arithmetic
 
 
 def to_device(x: Tensor, device: torch.device) -> Tensor:
-    """Copy a tensor to a device, without blocking only if that is CUDA.
+    """Copy a tensor to a device; non-blocking on CUDA only.
 
     On mps a non-blocking copy of a tensor that is freed meanwhile has wrong values
     (pytorch issue 189690).

@@ -59,7 +59,7 @@ def videos(trained) -> list[str]:
 def test_loading_needs_no_engine():
     modules = ("inference.load", "inference.export", "inference.predict", "report.sections")
     code = "".join(f"import slowfast_lara.{module}; " for module in modules)
-    code += "import sys; print([name for name in sys.modules if name.startswith('slowfast_lara.engine')])"
+    code += "import sys; print([n for n in sys.modules if n.startswith('slowfast_lara.engine')])"
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
     command = [sys.executable, "-c", code]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
