@@ -10,7 +10,7 @@ from slowfast.utils.checkpoint import get_checkpoint_dir
 
 from slowfast_lara.errors import UserError
 from slowfast_lara.inference.model import TrainedModel
-from slowfast_lara.models.attention_config import chosen_estimator, shown_name
+from slowfast_lara.models.attention_config import chosen_estimator, display_name
 from slowfast_lara.runs import checkpoint, saved_config
 from slowfast_lara.runs.folder import CONFIG, OF_TEST, Run, read_run
 
@@ -36,7 +36,7 @@ normalised as config.json says; the output is the scores of the classes.""",
 def model_card(model: TrainedModel, form: str, checked: str) -> str:
     """The text; `checked` says what the export was compared with, and by how much it differs."""
     vit, data = model.cfg.VIT, model.cfg.DATA
-    attention = shown_name(chosen_estimator(model.cfg))
+    attention = display_name(chosen_estimator(model.cfg))
     if attention not in ("exact", "ra"):
         attention += f" ({vit.APPROX_ATTN_DIM} landmarks or samples)"
     content = checkpoint.peek_checkpoint(model.path)

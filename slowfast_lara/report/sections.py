@@ -13,7 +13,7 @@ import numpy as np
 from slowfast_lara.data.sources import read_frames
 from slowfast_lara.data.transforms import whole_frame
 from slowfast_lara.errors import DecodeError
-from slowfast_lara.models.attention_config import shown_name
+from slowfast_lara.models.attention_config import display_name
 from slowfast_lara.report.page import chart, document, picture, safe, table, tile
 from slowfast_lara.runs.folder import Run, Video
 
@@ -55,7 +55,7 @@ def _summary(run: Run) -> str:
         for part in (
             run.setting("MODEL.MODEL_NAME"),
             run.setting("VIT.ATTN_LAYER"),
-            f"{shown_name(str(attention))} attention" if attention else None,
+            f"{display_name(str(attention))} attention" if attention else None,
             run.setting("TEST.DATASET"),
             run.checkpoint,
         )

@@ -14,7 +14,7 @@ from slowfast_lara.attention import ESTIMATORS
 from slowfast_lara.errors import DONE, InputError, printable
 from slowfast_lara.files import write_json
 from slowfast_lara.inference.load import load
-from slowfast_lara.models.attention_config import EXACT, estimator_named, shown_name
+from slowfast_lara.models.attention_config import EXACT, display_name, resolve_estimator
 from slowfast_lara.models.numerics import choose_threads
 from slowfast_lara.visualization.heat_maps import Drawing, Picture
 from slowfast_lara.visualization.scene import Scene
@@ -38,7 +38,7 @@ def visualize(
     scene = Scene(model, files[0], args.layer)
     points = _points(args, scene.pixels, scene.grid)
     chosen = list(ESTIMATORS) if args.estimators is None else args.estimators.split(",")
-    others = [estimator_named(name) for name in chosen if name]
+    others = [resolve_estimator(name) for name in chosen if name]
     names = list(dict.fromkeys([EXACT, *others]))
     drawn = []
     for number, point in enumerate(points, start=1):
@@ -108,4 +108,4 @@ def _print(path: str, point: Point, pictures: Sequence[Picture]) -> None:
     for picture in pictures:
         errors = f"{picture.weight_error:>10.3e}  {picture.output_error:>10.3e}"
         centres = " ".join(f"{x:.0f},{y:.0f}" for x, y in picture.path)
-        print(f"  {shown_name(picture.name):<12} {errors}   {centres}", flush=True)
+        print(f"  {display_name(picture.name):<12} {errors}   {centres}", flush=True)

@@ -170,7 +170,7 @@ def test_changes_without_effect_are_allowed(trained, video_set, tmp_path):
         "TEST__ENABLE": True,
     }
     assert run(moved, trained, **changes) == 0
-    assert "finished" in (trained / "stdout.log").read_text()
+    assert "Training is" in (trained / "stdout.log").read_text()
 
 
 def test_checkpoints_of_earlier_versions_resume(trained, video_set, capsys):
