@@ -21,7 +21,7 @@ from slowfast_lara.models.weights.pretrained import INFLATIONS
 
 
 class Affects(IntEnum):
-    """What a change of a key affects in a run that resumes. Each level includes those before it."""
+    """The effect of a changed key on a run that resumes. Each level includes those before it."""
 
     # No result: paths, logging, hardware, tests (they save their own config), trade-offs of memory
     # for time, and the initial weights, which a resumed run no longer reads.

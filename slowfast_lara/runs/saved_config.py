@@ -86,7 +86,7 @@ def saved_value(content: dict[str, Any], key: str) -> Any:
 
 
 def saved_config(content: dict[str, Any]) -> dict[str, Any] | None:
-    """The config in a checkpoint; None if there is none, or none of a model like ours."""
+    """The config in a checkpoint; None if it is missing or has no VIT node."""
     tree = raw_saved_config(content)
     if not isinstance(tree.get("VIT"), dict):
         return None
