@@ -119,18 +119,15 @@ KEYS = {
     "TRAIN.ENABLE": Key(..., NOTHING, ANY, "train the model"),
     "TRAIN.DATASET": shared(..., TRAINING, ANY, "dataset type; case does not matter"),
     "TRAIN.BATCH_SIZE": Key(..., NOTHING, AT_LEAST_1,
-        "clips per batch on one node, all of its GPUs together; the total batch is NUM_SHARDS "
-        "times that"),
+        "clips per batch on one node, all of its GPUs; the total is NUM_SHARDS times that"),
     "TRAIN.EVAL_PERIOD": Key(..., NOTHING, AT_LEAST_1, "epochs between validations"),
     "TRAIN.CHECKPOINT_PERIOD": Key(..., NOTHING, AT_LEAST_1, "epochs between checkpoints"),
     "TRAIN.AUTO_RESUME": Key(..., NOTHING, ANY, "resume from the newest checkpoint in OUTPUT_DIR"),
     "TRAIN.ACCEPT_CHANGES": Key(False, NOTHING, ANY,
-        "resume although the training list, or keys that affect the training, differ from those "
-        "of the checkpoint; the new values apply. False: such a run is refused"),
+        "resume although the training list or keys that affect training changed"),
     "TRAIN.CHECKPOINT_FILE_PATH": Key(..., NOTHING, ANY, "video model to start from"),
     "TRAIN.CHECKPOINT_EPOCH_RESET": Key(False, NOTHING, ANY,
-        "True: start at epoch 0 from the weights of CHECKPOINT_FILE_PATH (fine-tuning); False: "
-        "resume that training"),
+        "start at epoch 0 from the weights of CHECKPOINT_FILE_PATH; False: resume that training"),
     "TRAIN.CHECKPOINT_ITERATIONS": Key(0, NOTHING, AT_LEAST_0,
         "iterations between checkpoints within an epoch (0: only at its end)"),
     "TRAIN.CHECKPOINT_KEEP": Key(0, NOTHING, AT_LEAST_0,
@@ -181,25 +178,21 @@ KEYS = {
     "VIT.PRETRAINED_WEIGHTS": shared("vit_1k", NOTHING, ANY,
         "weights file of an image model (configs/README.md lists sources)"),
     "VIT.INFLATE": shared("centre", NOTHING, one_of(*INFLATIONS),
-        "inflation of 2-D patch embeddings to 3-D: copy to the centre frame of the patch, or "
-        "average over its frames"),
+        "2-D to 3-D patch embedding: copy to the patch's centre frame, or average over frames"),
     "VIT.POS_EMBED": shared("separate", MODEL, one_of("separate", "joint"),
         "position embeddings: separate for space and time, or one joint"),
     "VIT.ATTN_LAYER": shared("trajectory", MODEL, one_of(*ATTENTION_LAYERS), "attention layer"),
     "VIT.USE_ORIGINAL_TRAJ_ATTN_CODE": shared(True, WEIGHTS, ANY,
-        "values of the temporal stage: the pooled tokens, as in Motionformer's checkpoints "
-        "(True), or a projection of them, as in its paper (False)"),
+        "temporal values: pooled tokens as in Motionformer's code, or projected as in its paper"),
     "VIT.APPROX_ATTN_TYPE": shared("none", ATTENTION, ANY,
         "estimator that replaces the softmax; none: exact attention"),
     "VIT.APPROX_ATTN_DIM": shared(128, ATTENTION, AT_LEAST_1, "landmarks C or samples S"),
     "VIT.KERNELS": shared("auto", NOTHING, one_of(*KERNELS),
-        "implementation of LARA, Performer and the temporal stage of trajectory attention: "
-        "PyTorch operations (torch) or fused kernels (triton); auto: the kernels, on NVIDIA GPUs "
-        "of compute capability 8.0 or higher where a self-check passes"),
+        "fused kernels (triton) or PyTorch operations for LARA, Performer and the temporal stage; "
+        "auto: kernels on NVIDIA GPUs of compute capability 8.0 or higher that pass a self-check"),
     "DATA.PATH_TO_DATA_DIR": Key(..., NOTHING, ANY, "folder of the lists"),
     "DATA.PATH_PREFIX": Key(..., NOTHING, ANY,
-        "folder that relative paths in a list start from (empty: the working directory, then the "
-        "folder of the list)"),
+        "base of relative paths in a list (empty: working directory, then the list's folder)"),
     "DATA.PATH_LABEL_SEPARATOR": Key(" ", NOTHING, Rule("at least one character", bool),
         "separator of path and label in a list"),
     "DATA.NUM_FRAMES": shared(..., MODEL, AT_LEAST_1, "frames per clip"),
@@ -219,8 +212,7 @@ KEYS = {
     "DATA.COLORJITTER": Key(False, TRAINING, ANY, "jitter brightness, contrast, saturation: 40 %"),
     "DATA.USE_RAND_AUGMENT": Key(False, TRAINING, ANY, "RandAugment on training clips"),
     "DATA.RAND_AUGMENT": Key("rand-m20-n2-mstd0.5-inc", TRAINING, RAND_AUGMENT,
-        "its magnitude m, number of operations n, standard deviation of the magnitude mstd; inc: "
-        "every operation gets stronger with the magnitude"),
+        "magnitude m, operations n, standard deviation mstd; inc: strength rises with magnitude"),
     "DATA.MAX_BAD_SHARE": Key(0.01, NOTHING, BELOW_1,
         "stop training if more than this fraction of videos do not decode"),
     "DATA.GRAYSCALE": Key(False, TRAINING, ANY, "greyscale for a fifth of the training clips"),
@@ -228,11 +220,9 @@ KEYS = {
     "DATA.RE_PROB": Key(0.0, TRAINING, PROBABILITY,
         "probability of random erasing: noise in a rectangle, the same in all frames"),
     "DATA.USE_REPEATED_AUG": Key(False, TRAINING, ANY,
-        "repeated augmentation: three different clips of each video in a row; an epoch keeps its "
-        "number of clips, so it has a third of the videos"),
+        "three clips of each video in a row; an epoch has a third of the videos"),
     "MIXUP.ENABLE": Key(False, TRAINING, ANY,
-        "mix each training clip with another of its batch; training accuracy uses the label with "
-        "the larger weight"),
+        "mix clips within a batch; training accuracy uses the label with the larger weight"),
     "MIXUP.ALPHA": Key(0.8, TRAINING, AT_LEAST_0,
         "mixup: the clip's own weight is drawn from Beta(ALPHA, ALPHA) (0: off)"),
     "MIXUP.CUTMIX_ALPHA": Key(1.0, TRAINING, AT_LEAST_0,
@@ -258,8 +248,7 @@ KEYS = {
         "weight decay, except of biases, norms, position embeddings and the CLS token"),
     "SOLVER.SMOOTHING": Key(0.0, TRAINING, BELOW_1, "label smoothing, also of mixed labels"),
     "SOLVER.LAYER_DECAY": Key(1.0, TRAINING, Rule("above 0 and at most 1", lambda x: 0 < x <= 1),
-        "learning rate of a block relative to the next block; layers after the blocks have the "
-        "full rate, the embeddings the lowest"),
+        "learning rate of a block relative to the next; full rate after the blocks"),
     "SOLVER.EMA_DECAY": Key(0.0, TRAINING, BELOW_1,
         "decay of the EMA weights; at most (1 + n) / (10 + n) at step n (0: off)"),
     "SOLVER.CLIP_GRAD": Key(None, TRAINING, Rule("above 0 or None", lambda x: x is None or x > 0),

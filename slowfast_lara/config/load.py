@@ -96,12 +96,7 @@ def _merge(
 def _suggestion(key: str) -> str:
     if key in REPLACED_KEYS:
         return f"; use {REPLACED_KEYS[key]}"
-    known = [name for name, _ in walk(get_cfg())]
-    near = difflib.get_close_matches(key, known, n=1, cutoff=0.5)
-    if not near:  # the right name under another node
-        tails = {name.rsplit(".", 1)[-1]: name for name in known}
-        tail = difflib.get_close_matches(key.rsplit(".", 1)[-1], tails, n=1)
-        near = [tails[tail[0]]] if tail else []
+    near = difflib.get_close_matches(key, dict(walk(get_cfg())), n=1, cutoff=0.5)
     return f"; did you mean {near[0]}?" if near else ""
 
 

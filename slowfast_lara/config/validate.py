@@ -60,16 +60,14 @@ def check_machine(cfg: CfgNode) -> None:
             _fail(cfg, "VIT.KERNELS", f"{problem}; set auto or torch")
     if (cfg.TRAIN.ENABLE or cfg.TEST.ENABLE) and not os.path.isdir(cfg.DATA.PATH_TO_DATA_DIR):
         _fail(cfg, "DATA.PATH_TO_DATA_DIR", "must be an existing folder with the lists")
-    alternatives = {
-        "TRAIN.CHECKPOINT_FILE_PATH": (
-            "'' to start from the image weights of VIT.PRETRAINED_WEIGHTS (or from random weights, "
-            "with VIT.IM_PRETRAINED False)"
-        ),
-        "TEST.CHECKPOINT_FILE_PATH": "'' to test the newest checkpoint in OUTPUT_DIR",
+    without_file = {
+        "TRAIN.CHECKPOINT_FILE_PATH": "start from VIT.PRETRAINED_WEIGHTS or, if VIT.IM_PRETRAINED "
+        "is False, from random weights",
+        "TEST.CHECKPOINT_FILE_PATH": "test the newest checkpoint in OUTPUT_DIR",
     }
-    for key, alternative in alternatives.items():
+    for key, effect in without_file.items():
         if get_value(cfg, key) and not os.path.isfile(get_value(cfg, key)):
-            _fail(cfg, key, f"must be an existing file, or {alternative}")
+            _fail(cfg, key, f"must be an existing file, or '' to {effect}")
     if cfg.TRAIN.ENABLE and cfg.TENSORBOARD.ENABLE and find_spec("tensorboard") is None:
         _fail(cfg, "TENSORBOARD.ENABLE", "the package tensorboard is not installed")
     _check_writable(cfg)
@@ -80,10 +78,8 @@ def _check_writable(cfg: CfgNode) -> None:
     folder = os.path.abspath(cfg.OUTPUT_DIR)
     while not os.path.lexists(folder):
         folder = os.path.dirname(folder)
-    if not os.path.isdir(folder):
-        _fail(cfg, "OUTPUT_DIR", f"must be a writable folder ({folder} is not a folder)")
-    if not os.access(folder, os.W_OK | os.X_OK):
-        _fail(cfg, "OUTPUT_DIR", f"must be a writable folder (no permission to write to {folder})")
+    if not os.path.isdir(folder) or not os.access(folder, os.W_OK | os.X_OK):
+        _fail(cfg, "OUTPUT_DIR", f"{folder} is not a writable folder")
 
 
 def _fail(cfg: CfgNode, key: str, problem: str) -> NoReturn:

@@ -30,12 +30,10 @@ def read_with_bases(path: str, parents: tuple[str, ...] = ()) -> dict[str, Any]:
     if real in parents:
         raise ConfigError(f"{path}: circular {BASE_KEY}")
     try:
-        with open(path, encoding="utf-8") as file:
-            own = _load(yaml.SafeLoader(file), path)
+        with open(path, "rb") as file:
+            own = _load(yaml.SafeLoader, file.read(), path)
     except OSError as error:
         raise ConfigError(f"cannot read config {path}: {error.strerror}") from None
-    except UnicodeDecodeError as error:
-        raise ConfigError(f"{path} is not plain YAML: {error}") from None
     bases = own.pop(BASE_KEY, [])
     merged: dict[str, Any] = {}
     for base in bases if isinstance(bases, list) else [bases]:
@@ -55,12 +53,12 @@ def parse_yaml(text: str, path: str) -> dict[str, Any]:
     """
     if len(text) > MAX_CHARACTERS:
         raise ConfigError(f"{path}: config has more than {MAX_CHARACTERS} characters")
-    return _load(_ForeignLoader(text), path)
+    return _load(_ForeignLoader, text, path)
 
 
-def _load(loader: yaml.SafeLoader, path: str) -> dict[str, Any]:
+def _load(loader: type[yaml.SafeLoader], text: str | bytes, path: str) -> dict[str, Any]:
     try:
-        content = loader.get_single_data()
+        content = yaml.load(text, loader)  # both loaders are safe
     except Exception as error:  # PyYAML's constructors raise any type on `!!int x` and the like
         reason = " ".join(str(error).split()) or type(error).__name__
         raise ConfigError(f"{path} is not plain YAML: {reason:.300}") from None

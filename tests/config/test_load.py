@@ -395,7 +395,7 @@ class TestMachine:
     def test_output_not_writable(self, base, tmp_path):
         (tmp_path / "file").touch()
         cfg = self.config(base, tmp_path, "OUTPUT_DIR", str(tmp_path / "file" / "out"))
-        with pytest.raises(ConfigError, match="OUTPUT_DIR is .*writable folder"):
+        with pytest.raises(ConfigError, match="OUTPUT_DIR is .*not a writable folder"):
             check_machine(cfg)
 
 

@@ -213,7 +213,7 @@ def test_parameters(dataset, name):
 
 @functools.cache
 def counted(path: Path, heads: int, depth: int) -> int:
-    """Multiply-accumulates of one clip with this number of heads, of the published size, and blocks."""
+    """Multiply-accumulates of one clip with this number of heads of 64 channels, and blocks."""
     opts = ["VIT.NUM_HEADS", heads, "VIT.EMBED_DIM", 64 * heads, "VIT.DEPTH", depth, "NUM_GPUS", 0]
     cfg = load_config(path, opts)
     crop = cfg.DATA.TRAIN_CROP_SIZE
@@ -252,8 +252,8 @@ def test_extrapolated_gflops_equal_counted_ones(name):
 
 def test_gflops_compared_with_the_motionformer_paper():
     """Joint and divided attention agree; trajectory attention costs less here."""
-    article = {"joint": 180.6, "divided": 185.8}
-    for layer, gflops in article.items():
+    paper = {"joint": 180.6, "divided": 185.8}
+    for layer, gflops in paper.items():
         assert ROWS[f"{layer}_224_16x4"].gflops == pytest.approx(gflops, rel=0.005)
     assert ROWS["motionformer_224_16x4"].gflops < 369.5 * 0.6
 

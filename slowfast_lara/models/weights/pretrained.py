@@ -123,6 +123,11 @@ class _Loader:
         self.parts = {_optional_part(name) for name in self.file}
         self.has_3d_patches = any(name.startswith("patch_embed_3d.") for name in self.file)
         self.is_video_model = self.has_3d_patches or bool(self.parts & {"trajectory", "divided"})
+        self.position_finders = {
+            "pos_embed": self.find_space,
+            "temp_embed": self.find_time,
+            "st_embed": self.find_space_time,
+        }
 
     def read(self) -> dict[str, Tensor]:
         """The content of the file, with this package's names."""
@@ -150,8 +155,11 @@ class _Loader:
             self.use(name, given, None, name)
         elif name.startswith("patch_embed"):
             self.find_patch_embedding(name, own, given)
-        elif name in ("pos_embed", "temp_embed", "st_embed"):
-            self.find_positions(name, own, given)
+        elif name in self.position_finders:
+            try:
+                self.position_finders[name](own, given)
+            except ValueError as error:
+                self.problems.append(str(error))
         elif given is None:
             if _optional_part(name) in (None, *self.parts):
                 self.missing.append(name)
@@ -185,17 +193,6 @@ class _Loader:
                 return
             note = f"from {flat_name}, {self.inflate} of {own.shape[2]} frames"
             self.use(name, _inflate(flat, own.shape[2], self.inflate), note, flat_name)
-
-    def find_positions(self, name: str, own: Tensor, given: Tensor | None) -> None:
-        find = {
-            "pos_embed": self.find_space,
-            "temp_embed": self.find_time,
-            "st_embed": self.find_space_time,
-        }
-        try:
-            find[name](own, given)
-        except ValueError as error:
-            self.problems.append(str(error))
 
     def find_space(self, own: Tensor, given: Tensor | None) -> None:
         if given is None:
