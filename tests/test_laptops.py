@@ -204,7 +204,7 @@ def test_the_device_of_a_config(monkeypatch):
     assert device_of(load_config("quick/lara")).type == "cpu"
     assert device_of(on_mps()).type == "mps"
     monkeypatch.setattr(torch.backends.mps, "is_available", lambda: False)
-    with pytest.raises(ConfigError, match="DEVICE is 'mps'; PyTorch finds no Apple GPU here"):
+    with pytest.raises(ConfigError, match="DEVICE is 'mps'.*no Apple GPU"):
         check_machine(on_mps())
 
 

@@ -74,7 +74,7 @@ RAND_AUGMENT = Rule(
 
 
 class Key(NamedTuple):
-    default: Any  # `...`: PySlowFast's
+    default: Any  # `...` keeps PySlowFast's default
     affects: Affects
     allowed: Rule | Option
     meaning: str
@@ -186,7 +186,7 @@ KEYS = {
         "temporal values: pooled tokens as in Motionformer's code, or projected as in its paper"),
     "VIT.APPROX_ATTN_TYPE": shared("none", ATTENTION, ANY,
         "estimator that replaces the softmax; none: exact attention"),
-    "VIT.APPROX_ATTN_DIM": shared(128, ATTENTION, AT_LEAST_1, "landmarks C or samples S"),
+    "VIT.APPROX_ATTN_DIM": shared(128, ATTENTION, AT_LEAST_1, "number of landmarks C or samples S"),
     "VIT.KERNELS": shared("auto", NOTHING, one_of(*KERNELS),
         "fused kernels (triton) or PyTorch operations for LARA, Performer and the temporal stage; "
         "auto: kernels on NVIDIA GPUs of compute capability 8.0 or higher that pass a self-check"),
@@ -209,7 +209,7 @@ KEYS = {
     "DATA.USE_RANDOM_RESIZE_CROPS": Key(False, TRAINING, ANY,
         "crops of random area and aspect ratio instead of scale jitter and crop"),
     "DATA.RANDOM_FLIP": Key(True, TRAINING, ANY, "flip half of the clips if the dataset allows it"),
-    "DATA.COLORJITTER": Key(False, TRAINING, ANY, "jitter brightness, contrast, saturation: 40 %"),
+    "DATA.COLORJITTER": Key(False, TRAINING, ANY, "colour jitter of training clips, up to 40 %"),
     "DATA.USE_RAND_AUGMENT": Key(False, TRAINING, ANY, "RandAugment on training clips"),
     "DATA.RAND_AUGMENT": Key("rand-m20-n2-mstd0.5-inc", TRAINING, RAND_AUGMENT,
         "magnitude m, operations n, standard deviation mstd; inc: strength rises with magnitude"),
@@ -226,14 +226,15 @@ KEYS = {
     "MIXUP.ALPHA": Key(0.8, TRAINING, AT_LEAST_0,
         "mixup: the clip's own weight is drawn from Beta(ALPHA, ALPHA) (0: off)"),
     "MIXUP.CUTMIX_ALPHA": Key(1.0, TRAINING, AT_LEAST_0,
-        "cutmix: the area outside the rectangle is drawn alike (0: off)"),
+        "cutmix: the clip's own area is drawn from Beta(CUTMIX_ALPHA, CUTMIX_ALPHA) (0: off)"),
     "MIXUP.PROB": Key(1.0, TRAINING, PROBABILITY, "probability that a batch is mixed"),
     "MIXUP.SWITCH_PROB": Key(0.5, TRAINING, PROBABILITY, "probability of cutmix, if both are on"),
     "SOLVER.OPTIMIZING_METHOD": Key("adamw", TRAINING, one_of("sgd", "adam", "adamw"), "optimizer"),
     "SOLVER.BASE_LR": Key(..., TRAINING, POSITIVE, "learning rate after the warm-up"),
     "SOLVER.REFERENCE_BATCH": Key(0, TRAINING, AT_LEAST_0,
         "total batch of BASE_LR, which is scaled to the real one (0: off)"),
-    "SOLVER.LR_POLICY": Key(..., TRAINING, one_of("cosine", "steps_with_relative_lrs"), "schedule"),
+    "SOLVER.LR_POLICY": Key(..., TRAINING, one_of("cosine", "steps_with_relative_lrs"),
+        "learning rate schedule"),
     "SOLVER.STEPS": Key(..., TRAINING, NUMBERS, "first epoch of each step of the schedule, from 0"),
     "SOLVER.LRS": Key(..., TRAINING, NUMBERS, "factor of BASE_LR in each step"),
     "SOLVER.COSINE_END_LR": Key(0.0, TRAINING, AT_LEAST_0, "last learning rate of the cosine"),

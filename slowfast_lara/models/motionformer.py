@@ -106,7 +106,11 @@ class PatchEmbed(nn.Module):
 
 @MODEL_REGISTRY.register()
 class VisionTransformer(nn.Module):
-    """[clip [B,3,T,H,W]] or images [B,3,H,W] -> logits; softmax scores in eval mode."""
+    """Motionformer with any attention layer and estimator.
+
+    The input is [clip] with clip [B,3,T,H,W] (PySlowFast's list of pathways), or images [B,3,H,W].
+    The output is logits in training mode and softmax scores in eval mode.
+    """
 
     def __init__(
         self,
