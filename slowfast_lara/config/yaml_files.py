@@ -15,14 +15,14 @@ import yaml
 from slowfast_lara.errors import ConfigError
 
 BASE_KEY = "_BASE_"
-# Limits for configs in other people's files. A config with every key has 5,000 characters and
-# 500 values.
+# Limits against hostile configs in other people's checkpoints. A config with every key has 5,000
+# characters and 500 values.
 MAX_CHARACTERS = 200_000
 MAX_VALUES = 20_000
 
 
 def read_with_bases(path: str, parents: tuple[str, ...] = ()) -> dict[str, Any]:
-    """The mapping in a YAML file of the user's own, merged over its `_BASE_` files.
+    """The mapping in a YAML file, merged over its `_BASE_` files.
 
     `parents` are the real paths of the files whose `_BASE_` leads to this one.
     """
@@ -31,7 +31,7 @@ def read_with_bases(path: str, parents: tuple[str, ...] = ()) -> dict[str, Any]:
         raise ConfigError(f"{path}: circular {BASE_KEY}")
     try:
         with open(path, "rb") as file:
-            own = _load(yaml.SafeLoader, file.read(), path)
+            own = parse_yaml(file.read(MAX_CHARACTERS + 1), path)
     except OSError as error:
         raise ConfigError(f"cannot read config {path}: {error.strerror}") from None
     bases = own.pop(BASE_KEY, [])
@@ -45,20 +45,12 @@ def read_with_bases(path: str, parents: tuple[str, ...] = ()) -> dict[str, Any]:
     return merged
 
 
-def parse_yaml(text: str, path: str) -> dict[str, Any]:
-    """Parse a config from a file of unknown origin, such as a checkpoint.
-
-    The limits stop a few lines of nested aliases from expanding to more values than fit in memory,
-    and integers that Python cannot print.
-    """
+def parse_yaml(text: str | bytes, path: str) -> dict[str, Any]:
+    """Parse a config from a file of any origin, such as another person's checkpoint."""
     if len(text) > MAX_CHARACTERS:
         raise ConfigError(f"{path}: config has more than {MAX_CHARACTERS} characters")
-    return _load(_ForeignLoader, text, path)
-
-
-def _load(loader: type[yaml.SafeLoader], text: str | bytes, path: str) -> dict[str, Any]:
     try:
-        content = yaml.load(text, loader)  # both loaders are safe
+        content = yaml.load(text, _LimitedLoader)
     except Exception as error:  # PyYAML's constructors raise any type on `!!int x` and the like
         reason = " ".join(str(error).split()) or type(error).__name__
         raise ConfigError(f"{path} is not plain YAML: {reason:.300}") from None
@@ -67,7 +59,7 @@ def _load(loader: type[yaml.SafeLoader], text: str | bytes, path: str) -> dict[s
     return content or {}
 
 
-class _ForeignLoader(yaml.SafeLoader):
+class _LimitedLoader(yaml.SafeLoader):
     """Limits the number of values after alias expansion, and integers to 64 bits."""
 
     def get_single_node(self) -> yaml.Node | None:
@@ -78,12 +70,12 @@ class _ForeignLoader(yaml.SafeLoader):
 
     def construct_yaml_int(self, node: yaml.Node) -> int:
         number: int = super().construct_yaml_int(node)
-        if number.bit_length() > 63:
+        if number.bit_length() > 63:  # Python cannot print integers of thousands of digits
             raise ValueError(f"an integer has {number.bit_length()} bits; at most 63 are allowed")
         return number
 
 
-_ForeignLoader.add_constructor("tag:yaml.org,2002:int", _ForeignLoader.construct_yaml_int)
+_LimitedLoader.add_constructor("tag:yaml.org,2002:int", _LimitedLoader.construct_yaml_int)
 
 
 def _expanded_size(node: yaml.Node, known: dict[int, float]) -> float:

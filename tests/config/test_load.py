@@ -430,16 +430,20 @@ MERGE_BOMB = alias_bomb(10, "{name}: &{name} {{<<: [{last}]}}").partition("\n")[
         ("RNG_SEED: 0x" + "f" * 5000, "bits"),
         ("RNG_SEED: " + "9" * 5000, "digits"),
         ("RNG_SEED: !!python/name:os.system", "constructor"),
+        ("RNG_SEED: " + "[" * 10_000, "recursion"),
         ("- a", "mapping"),
     ],
 )
-def test_config_of_unknown_origin_is_limited(text, word):
-    with pytest.raises(ConfigError, match=word) as caught:
-        parse_yaml(text, "x.pyth")
-    assert len(str(caught.value)) < 400 and "\n" not in str(caught.value)
+def test_hostile_yaml_is_refused(tmp_path, text, word):
+    """In a checkpoint, and in a file of the user's."""
+    path = str(write(tmp_path / "x.yaml", text))
+    for parse in (lambda: parse_yaml(text, path), lambda: read_with_bases(path)):
+        with pytest.raises(ConfigError, match=word) as caught:
+            parse()
+        assert len(str(caught.value)) < 400 + len(path) and "\n" not in str(caught.value)
 
 
-def test_config_of_unknown_origin_is_parsed():
+def test_parsed_yaml():
     text = get_cfg().dump()
     assert parse_yaml(text, "x.pyth") == yaml.safe_load(text)
     assert parse_yaml("", "x.pyth") == {}
