@@ -44,9 +44,7 @@ def reference() -> str:
             cells = f"`{key}`", _code(defaults[key]), known[key].affects.name.lower()
             lines.append(f"| {' | '.join(cells)} | {_meaning(known[key])} |")
     lines.append(UNUSED)
-    unused = (key for key in defaults if key not in known)
-    for _, keys in groupby(unused, key=_node):
-        lines.append("- " + ", ".join(f"`{key}` {_code(defaults[key])}" for key in keys))
+    lines += [f"- `{key}` {_code(value)}" for key, value in defaults.items() if key not in known]
     return "\n".join(lines) + "\n"
 
 
