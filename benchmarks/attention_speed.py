@@ -21,7 +21,7 @@ from slowfast_lara.analysis.measure import best_times, count_flops, peak_memory
 from slowfast_lara.attention import ESTIMATORS, Estimator, build_estimator
 from slowfast_lara.attention.softmax import softmax_weights
 from slowfast_lara.models import VisionTransformer
-from slowfast_lara.models.attention_config import EXACT, estimator_named, shown_name
+from slowfast_lara.models.attention_config import EXACT, display_name, resolve_estimator
 from slowfast_lara.models.motionformer import Block
 from slowfast_lara.models.space_time import JointAttention, TrajectoryAttention
 
@@ -39,7 +39,7 @@ def crop_costs(
         tokens = torch.randn(1, 1 + FRAMES * (crop // 16) ** 2, WIDTH, requires_grad=True)
         textbook = TextbookTrajectoryAttention(trajectory_layer(EXACT))
         layers: dict[str, nn.Module] = {BASELINE: textbook}
-        layers.update((shown_name(name), trajectory_layer(name)) for name in chosen)
+        layers.update((display_name(name), trajectory_layer(name)) for name in chosen)
         table.costs += _costs(crop, layers, tokens, FRAMES, repeats=repeats)
     if flops:
         counts = model_gflops(crops[0], chosen)
@@ -60,13 +60,13 @@ def length_costs(
         encoders: dict[str, nn.Module] = {BASELINE: encoder(TextbookSoftmax)}
         for name in chosen:
             build = partial(build_estimator, name, head_dim=64, num_heads=3, num_landmarks=16)
-            encoders[shown_name(name)] = encoder(build)
+            encoders[display_name(name)] = encoder(build)
         table.costs += _costs(length, encoders, tokens, repeats=repeats)
     return table
 
 
 def _chosen(names: Sequence[str] | None) -> Sequence[str]:
-    return [estimator_named(name) for name in names or ESTIMATORS]
+    return [resolve_estimator(name) for name in names or ESTIMATORS]
 
 
 def trajectory_layer(name: str) -> TrajectoryAttention:
@@ -134,7 +134,7 @@ def model_gflops(crop: int, estimators: Sequence[str]) -> dict[str, float]:
     counts = {BASELINE: _gflops(textbook, clip)}
     for name in estimators:
         model = VisionTransformer(num_classes=400, estimator=name)
-        counts[shown_name(name)] = _gflops(model, clip)
+        counts[display_name(name)] = _gflops(model, clip)
     return counts
 
 

@@ -23,7 +23,7 @@ from benchmarks.kernel_counts import Kernel, count_kernels
 from benchmarks.roofline_table import RooflineTable, Row
 from slowfast_lara.attention import ESTIMATORS, build_estimator, has_kernels
 from slowfast_lara.attention.kernels.choice import missing_sizes
-from slowfast_lara.models.attention_config import shown_name
+from slowfast_lara.models.attention_config import display_name
 from slowfast_lara.models.motionformer import Block
 from slowfast_lara.models.space_time import SpaceTimeAttention
 from slowfast_lara.models.temporal import temporal_attention
@@ -98,7 +98,7 @@ def stages(sizes: Sizes) -> Iterator[tuple[str, Callable[[], Counts]]]:
     """The parts of a layer by name, exact attention first, each as what counts it."""
     fused = {"kernels": "triton"}
     settings: list[tuple[str, str, dict[str, str]]]
-    settings = [(name, shown_name(name), {}) for name in ESTIMATORS]
+    settings = [(name, display_name(name), {}) for name in ESTIMATORS]
     settings.append(("lara", RECOMMENDED, RECOMMENDED_OPTIONS))
     missing = missing_sizes(WIDTH // HEADS, min(sizes.landmarks, sizes.tokens))
     for name, shown, options in settings:

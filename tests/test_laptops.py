@@ -190,9 +190,9 @@ def on_mps(*opts: Any) -> CfgNode:
 @pytest.mark.parametrize(
     "opts, told",
     [
-        (["DEVICE", "cuda"], "DEVICE is 'cuda'; allowed: auto, mps"),
-        (["DEVICE", "mps", "NUM_GPUS", 2], "NUM_GPUS is 2; with DEVICE mps, 0 is expected"),
-        (["DEVICE", "mps", "NUM_SHARDS", 2], "NUM_SHARDS is 2; with DEVICE mps, 1 is expected"),
+        (["DEVICE", "cuda"], "DEVICE is 'cuda'.*auto, mps"),
+        (["DEVICE", "mps", "NUM_GPUS", 2], "NUM_GPUS is 2.*must be 0 with DEVICE mps"),
+        (["DEVICE", "mps", "NUM_SHARDS", 2], "NUM_SHARDS is 2.*must be 1 with DEVICE mps"),
     ],
 )
 def test_devices_that_cannot_be(opts, told):
@@ -204,7 +204,7 @@ def test_the_device_of_a_config(monkeypatch):
     assert device_of(load_config("quick/lara")).type == "cpu"
     assert device_of(on_mps()).type == "mps"
     monkeypatch.setattr(torch.backends.mps, "is_available", lambda: False)
-    with pytest.raises(ConfigError, match="DEVICE is 'mps'; PyTorch finds no Apple GPU here"):
+    with pytest.raises(ConfigError, match="DEVICE is 'mps'.*no Apple GPU"):
         check_machine(on_mps())
 
 

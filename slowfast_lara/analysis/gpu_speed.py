@@ -27,7 +27,7 @@ from slowfast_lara.attention.kernels.choice import obstacle
 from slowfast_lara.errors import InputError
 from slowfast_lara.files import write_text
 from slowfast_lara.models import VisionTransformer
-from slowfast_lara.models.attention_config import shown_name
+from slowfast_lara.models.attention_config import display_name
 
 ATTENTIONS = ("softmax", "lara", "performer", "nystrom")
 FRAMES, LANDMARKS, CLASSES = 8, 128, 400
@@ -137,7 +137,7 @@ def costs_on(
                     *_model_times(name, sizes, device, dtype, repeats, model_sizes),
                     *_estimates(name, sizes, device, dtype, fused=not problem),
                 )
-                table.times.append(Times(crop, precision, shown_name(name), *times))
+                table.times.append(Times(crop, precision, display_name(name), *times))
     return table
 
 

@@ -36,7 +36,7 @@ from slowfast_lara.inference.layers import LayerInputs, estimator_for, layer_inp
 from slowfast_lara.inference.load import load
 from slowfast_lara.inference.model import TrainedModel
 from slowfast_lara.inference.videos import find_videos
-from slowfast_lara.models.attention_config import EXACT, estimator_named, shown_name
+from slowfast_lara.models.attention_config import EXACT, display_name, resolve_estimator
 from slowfast_lara.progress import progress_bar
 
 # Options of an estimator that say what its samples or landmarks are: all choices are tried.
@@ -55,7 +55,7 @@ class Setting(NamedTuple):
         """As people read it: "lara global", "ra biased", "exact"."""
         chosen = [(key, value) for key, value in self.options.items() if value is not False]
         words = [key if value is True else str(value) for key, value in chosen]
-        return " ".join([shown_name(self.name), *words])
+        return " ".join([display_name(self.name), *words])
 
     def build(
         self, inputs: LayerInputs, cfg: CfgNode, seed: int, kernels: str = "auto"
@@ -261,7 +261,7 @@ def measure_settings(
 
 def _with_exact(names: Sequence[str]) -> list[str]:
     """Exact attention first, whose cost is the measure of the others'."""
-    return list(dict.fromkeys([EXACT, *map(estimator_named, names)]))
+    return list(dict.fromkeys([EXACT, *map(resolve_estimator, names)]))
 
 
 def token_weights(view: Tensor, cfg: CfgNode) -> Tensor:

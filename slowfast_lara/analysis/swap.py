@@ -22,7 +22,7 @@ from slowfast_lara.files import write_text
 from slowfast_lara.inference.load import load
 from slowfast_lara.inference.model import TrainedModel, with_views
 from slowfast_lara.inference.scoring import score_views, view_outputs, views_at_a_time
-from slowfast_lara.models.attention_config import chosen_estimator, estimator_named, shown_name
+from slowfast_lara.models.attention_config import chosen_estimator, display_name, resolve_estimator
 from slowfast_lara.progress import progress_bar
 
 REPEATS = 5
@@ -98,7 +98,7 @@ def swap(
     model = load(*model_files, overrides=overrides)
     model.cfg = with_views(model.cfg, views)
     table = SwapTable(model.path)
-    names = [estimator_named(name) for name in attentions or ESTIMATORS]
+    names = [resolve_estimator(name) for name in attentions or ESTIMATORS]
     models = _models(model, names, landmarks, table.notes)
     scores, labels, views_to_time = test_models(models, videos, table.notes)
     seconds = _view_times(models, views_to_time)
@@ -118,7 +118,7 @@ def _models(
     model: TrainedModel, attentions: Sequence[str], landmarks: Sequence[int], notes: list[str]
 ) -> dict[Choice, TrainedModel]:
     """The model and its variants, which share its weights; what cannot be made is noted."""
-    models = {Choice(f"{shown_name(chosen_estimator(model.cfg))} ({AS_TRAINED})", None): model}
+    models = {Choice(f"{display_name(chosen_estimator(model.cfg))} ({AS_TRAINED})", None): model}
     for name in attentions:
         counts: Sequence[int | None] = landmarks if _has_landmarks(name) else [None]
         for count in counts:
@@ -131,7 +131,7 @@ def _models(
             note = f"{name} was not trained; start from their seed: {', '.join(swapped.from_seed)}"
             if swapped.from_seed and note not in notes:
                 notes.append(note)
-            models[Choice(shown_name(name), count)] = swapped
+            models[Choice(display_name(name), count)] = swapped
     return models
 
 

@@ -1,4 +1,4 @@
-"""The config tree: PySlowFast's, plus our nodes; loading and checking; shipped configs."""
+"""The config: PySlowFast's tree with further keys, its loading and validation, shipped configs."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 __all__ = ["check_machine", "get_cfg", "load_config"]
 
-# So that the shipped configs are found and listed without PyTorch.
+# Lazy, so that listing the shipped configs does not import PyTorch.
 __getattr__ = names_from(
     __name__,
     {

@@ -1,297 +1,280 @@
-"""Every config key that is used here: its default, what it means, what it allows.
+"""The table of config keys: default, effect of a change, meaning, allowed values.
 
-Keys of Motionformer keep its names and defaults, so that its YAML files load
-unchanged. Keys of PySlowFast 1.0 that are not in this table are in the config tree,
-since its files may set them, and do nothing. docs/config.md is made of this table.
+Keys that Motionformer defines keep its names and defaults, so that its YAML files load unchanged.
+PySlowFast 1.0 defines further keys. They remain in the config tree, because its files may set
+them, but nothing here reads them. docs/config.md is generated from this table.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Callable, Mapping
+from enum import IntEnum
 from typing import Any, NamedTuple
 
 from slowfast_lara.attention import ESTIMATORS, estimator_options
 from slowfast_lara.attention.kernels.choice import KERNELS
+from slowfast_lara.attention.registry import Option
+from slowfast_lara.data.rand_augment import NOTATION
 from slowfast_lara.models.motionformer import ACTIVATIONS
 from slowfast_lara.models.space_time import ATTENTION_LAYERS
 from slowfast_lara.models.weights.pretrained import INFLATIONS
 
-# A default that PySlowFast's tree has already.
-PYSLOWFAST = object()
+
+class Affects(IntEnum):
+    """The effect of a changed key on a run that resumes. Each level includes those before it."""
+
+    # No result: paths, logging, hardware, tests (they save their own config), trade-offs of memory
+    # for time, and the initial weights, which a resumed run no longer reads.
+    NOTHING = 0
+    TRAINING = 1  # the training from this step on
+    ATTENTION = 2  # the model's output, through the attention, which users may swap on purpose
+    MODEL = 3  # the model's output
+    WEIGHTS = 4  # how the model uses its weights, although their shapes stay the same
+
+
+NOTHING, TRAINING, ATTENTION, MODEL, WEIGHTS = Affects
+
+
+class Rule(NamedTuple):
+    """A condition on the value of one key."""
+
+    text: str  # completes "must be ..."
+    holds: Callable[[Any], bool]
+    choices: tuple[Any, ...] = ()
+
+    def problem(self, value: Any) -> str | None:
+        """Why a value is invalid, or None if it is valid."""
+        return None if self.holds(value) else f"must be {self.text}"
+
+
+def one_of(*choices: Any) -> Rule:
+    text = ", ".join(map(str, choices))
+    return Rule(f"one of {text}" if len(choices) > 1 else text, lambda x: x in choices, choices)
+
+
+def _are_numbers(values: Any) -> bool:
+    return all(isinstance(value, (int, float)) for value in values)
+
+
+ANY = Rule("any value of its type", lambda x: True)
+AT_LEAST_0 = Rule("at least 0", lambda x: x >= 0)
+AT_LEAST_1 = Rule("at least 1", lambda x: x >= 1)
+POSITIVE = Rule("above 0", lambda x: x > 0)
+BELOW_1 = Rule("at least 0 and below 1", lambda x: 0 <= x < 1)
+PROBABILITY = Rule("from 0 to 1", lambda x: 0 <= x <= 1)
+NUMBERS = Rule("a list of numbers", _are_numbers)
+POSITIVES = Rule("a list of positive numbers", lambda x: _are_numbers(x) and min(x, default=1) > 0)
+SHORT_SIDES = Rule(
+    "[smallest, largest] short side", lambda x: _are_numbers(x) and len(x) == 2 and 0 < x[0] <= x[1]
+)
+RAND_AUGMENT = Rule(
+    "of the form rand-m<magnitude>-n<operations>[-mstd<deviation>][-inc]",
+    lambda x: bool(NOTATION.fullmatch(x)),
+)
 
 
 class Key(NamedTuple):
-    default: Any
+    default: Any  # `...` keeps PySlowFast's default
+    affects: Affects
+    allowed: Rule | Option
     meaning: str
-    choices: Collection[Any] = ()
-    words: Collection[str] = ()  # what may stand in place of a number
+    shared: bool = False  # see `shared`
+
+
+def shared(default: Any, affects: Affects, allowed: Rule | Option, meaning: str) -> Key:
+    """A key that a PySlowFast git checkout has too: part of the model, its input or its test."""
+    return Key(default, affects, allowed, meaning, shared=True)
 
 
 def all_keys() -> dict[str, Key]:
-    """KEYS, with what the registered estimators add: their names, and VIT.<NAME>.<OPTION>."""
+    """KEYS, completed by the registered estimators: their names, and VIT.<NAME>.<OPTION>."""
     kind = "VIT.APPROX_ATTN_TYPE"
-    names = {kind: KEYS[kind]._replace(choices=["none", *ESTIMATORS])}
     options = {
-        f"VIT.{name}.{key}".upper(): Key(
-            option.default, option.meaning, option.choices, option.words
-        )
+        f"VIT.{name}.{key}".upper(): shared(option.default, ATTENTION, option, option.meaning)
         for name in ESTIMATORS
         for key, option in estimator_options(name).items()
     }
-    return {**KEYS, **names, **options}
+    return {**KEYS, kind: KEYS[kind]._replace(allowed=one_of("none", *ESTIMATORS)), **options}
 
 
+def get_value(tree: Any, key: str) -> Any:
+    """The value of a dotted key in nested mappings; KeyError if they lack it."""
+    for part in key.split("."):
+        if not isinstance(tree, Mapping):
+            raise KeyError(key)
+        tree = tree[part]
+    return tree
+
+
+def set_value(tree: dict[str, Any], key: str, value: Any) -> None:
+    """Set a dotted key in nested mappings; missing nodes are added."""
+    *path, name = key.split(".")
+    for part in path:
+        tree = tree.setdefault(part, type(tree)())
+    tree[name] = value
+
+
+# fmt: off
 KEYS = {
-    "TRAIN.ENABLE": Key(PYSLOWFAST, "train"),
-    "TRAIN.DATASET": Key(PYSLOWFAST, "the kind of dataset; upper and lower case are alike"),
-    "TRAIN.BATCH_SIZE": Key(
-        PYSLOWFAST,
-        "clips of a batch on one machine, all of its GPUs together; times NUM_SHARDS it is the "
-        "batch of all machines",
-    ),
-    "TRAIN.EVAL_PERIOD": Key(PYSLOWFAST, "validate after every so many epochs"),
-    "TRAIN.CHECKPOINT_PERIOD": Key(PYSLOWFAST, "save after every so many epochs"),
-    "TRAIN.AUTO_RESUME": Key(
-        PYSLOWFAST, "go on from the newest readable checkpoint in OUTPUT_DIR, if there is one"
-    ),
-    "TRAIN.ACCEPT_CHANGES": Key(
-        False,
-        "go on from a checkpoint though keys that change its numbers, or the training list, are "
-        "not those it was trained with: the new ones count; False: such a run is refused",
-    ),
-    "TRAIN.CHECKPOINT_FILE_PATH": Key(PYSLOWFAST, "a video model to start from"),
-    "TRAIN.CHECKPOINT_EPOCH_RESET": Key(
-        False,
-        "True: a checkpoint given by CHECKPOINT_FILE_PATH starts at epoch 0 (fine-tuning); "
-        "False: it is continued from where it stood",
-    ),
-    "TRAIN.CHECKPOINT_ITERATIONS": Key(
-        0, "also save within an epoch, every so many iterations (0: only at its end)"
-    ),
-    "TRAIN.CHECKPOINT_KEEP": Key(
-        0, "how many checkpoints to keep, the newest ones (0: all), besides the best"
-    ),
-    "TRAIN.CHECKPOINT_BEST": Key(False, "also keep the checkpoint of the best validation accuracy"),
-    "TRAIN.CHECKPOINT_TYPE": Key(PYSLOWFAST, "the form of checkpoints", ["pytorch"]),
-    "TRAIN.CHECKPOINT_INFLATE": Key(
-        PYSLOWFAST, "PySlowFast's inflation; ours is VIT.INFLATE", [False]
-    ),
-    "TEST.ENABLE": Key(PYSLOWFAST, "test, after training if that is enabled too"),
-    "TEST.DATASET": Key(PYSLOWFAST, "as TRAIN.DATASET, for the test"),
-    "TEST.BATCH_SIZE": Key(PYSLOWFAST, "views in the model at a time, on all GPUs of a machine"),
-    "TEST.CHECKPOINT_FILE_PATH": Key(
-        PYSLOWFAST, "the model to test (default: the newest of OUTPUT_DIR)"
-    ),
-    "TEST.CHECKPOINT_TYPE": Key(PYSLOWFAST, "the form of checkpoints", ["pytorch"]),
-    "TEST.NUM_ENSEMBLE_VIEWS": Key(PYSLOWFAST, "clips of a video, spread over its length"),
-    "TEST.NUM_SPATIAL_CROPS": Key(
-        PYSLOWFAST, "crops of a clip: the centre, or three along the longer side", [1, 3]
-    ),
-    "TEST.USE_EMA": Key(
-        True, "test and use the moving average of the weights, where a checkpoint has one"
-    ),
-    "TEST.SAVE_RESULTS_PATH": Key(
-        "", "where in OUTPUT_DIR the scores of all videos go, as .npz (empty: not saved)"
-    ),
-    "MODEL.MODEL_NAME": Key("VisionTransformer", "the model's class", ["VisionTransformer"]),
-    "MODEL.ARCH": Key("slow", "any of MODEL.SINGLE_PATHWAY_ARCH; it changes nothing"),
-    "MODEL.SINGLE_PATHWAY_ARCH": Key(
-        ["c2d", "i3d", "slow", "slowonly"],
-        "PySlowFast's names of models with one pathway: what MODEL.ARCH may be",
-    ),
-    "MODEL.NUM_CLASSES": Key(PYSLOWFAST, "the number of classes"),
-    "MODEL.LOSS_FUNC": Key(PYSLOWFAST, "the loss", ["cross_entropy"]),
-    "MODEL.ACT_CHECKPOINT": Key(
-        False, "recompute each block in the backward pass: less memory, a third more time"
-    ),
-    "MODEL.COMPILE": Key(False, "torch.compile the model"),
-    "VIT.PATCH_SIZE": Key(16, "height and width of a patch, in pixels"),
-    "VIT.PATCH_SIZE_TEMP": Key(2, "frames of a patch (1: 2-D patches of single frames)"),
-    "VIT.CHANNELS": Key(3, "colours of a pixel"),
-    "VIT.EMBED_DIM": Key(768, "D, the width of a token"),
-    "VIT.DEPTH": Key(12, "blocks"),
-    "VIT.NUM_HEADS": Key(12, "h, attention heads"),
-    "VIT.MLP_RATIO": Key(4.0, "width of the MLPs' hidden layer, in widths of a token"),
-    "VIT.QKV_BIAS": Key(True, "biases in the projections to queries, keys and values"),
-    "VIT.VIDEO_INPUT": Key(True, "False: the model takes images, [B, 3, H, W]"),
-    "VIT.TEMPORAL_RESOLUTION": Key(8, "F, frames of tokens: DATA.NUM_FRAMES / VIT.PATCH_SIZE_TEMP"),
-    "VIT.USE_MLP": Key(False, "a hidden layer before the classifier, with activation HEAD_ACT"),
-    "VIT.HEAD_ACT": Key("tanh", "activation of that layer", ACTIVATIONS),
-    "VIT.DROP": Key(0.0, "dropout of projections and MLPs"),
-    "VIT.DROP_PATH": Key(
-        0.0, "dropout of whole residual branches in the last block; it grows linearly with depth"
-    ),
-    "VIT.HEAD_DROPOUT": Key(0.0, "dropout before the classifier"),
-    "VIT.POS_DROPOUT": Key(0.0, "dropout after the positions are added"),
-    "VIT.ATTN_DROPOUT": Key(0.0, "dropout of attention weights; only exact attention has it"),
-    "VIT.IM_PRETRAINED": Key(
-        True, "start from the weights of an image model, the file PRETRAINED_WEIGHTS"
-    ),
-    "VIT.PRETRAINED_WEIGHTS": Key("vit_1k", "that file (configs/README.md says where to get one)"),
-    "VIT.INFLATE": Key(
-        "centre",
-        "how its 2-D patches become 3-D: in the centre one of the patch's frames, or as an "
-        "average over them",
-        INFLATIONS,
-    ),
-    "VIT.POS_EMBED": Key(
-        "separate",
-        "one embedding for space and one for time, or one for all",
-        ["separate", "joint"],
-    ),
-    "VIT.ATTN_LAYER": Key("trajectory", "the kind of space-time attention", ATTENTION_LAYERS),
-    "VIT.USE_ORIGINAL_TRAJ_ATTN_CODE": Key(
-        True,
-        "True: values of the temporal stage are the pooled tokens themselves, as in the "
-        "published checkpoints; False: they are projected, as in the article",
-    ),
-    "VIT.APPROX_ATTN_TYPE": Key(
-        "none", "what replaces the softmax: the name of an estimator, or none (exact attention)"
-    ),
-    "VIT.APPROX_ATTN_DIM": Key(128, "the number of landmarks C or of samples S"),
-    "VIT.KERNELS": Key(
-        "auto",
-        "what computes LARA, Performer and the temporal stage of trajectory attention: PyTorch's "
-        "operations (torch) or fused kernels (triton); auto takes these on NVIDIA GPUs of compute "
-        "capability 8.0 or more, if they give there what PyTorch gives",
-        KERNELS,
-    ),
-    "DATA.PATH_TO_DATA_DIR": Key(PYSLOWFAST, "the folder of the lists"),
-    "DATA.PATH_PREFIX": Key(
-        PYSLOWFAST,
-        "what relative paths of a list are below (empty: the working directory, or else the "
-        "list's folder)",
-    ),
-    "DATA.PATH_LABEL_SEPARATOR": Key(" ", "between the path and the label in a list"),
-    "DATA.NUM_FRAMES": Key(PYSLOWFAST, "frames of a clip"),
-    "DATA.SAMPLING_RATE": Key(
-        PYSLOWFAST, "from one frame of a clip to the next, in frames of the video"
-    ),
-    "DATA.TARGET_FPS": Key(
-        30, "clips span NUM_FRAMES * SAMPLING_RATE frames of a video at this rate"
-    ),
-    "DATA.MEAN": Key(PYSLOWFAST, "subtracted from pixels in [0, 1], one number for each channel"),
-    "DATA.STD": Key(PYSLOWFAST, "what they are divided by then"),
-    "DATA.REVERSE_INPUT_CHANNEL": Key(
-        False, "BGR rather than RGB: Motionformer's SSv2 models want it"
-    ),
-    "DATA.TRAIN_JITTER_SCALES": Key(
-        PYSLOWFAST, "smallest and largest short side to which training clips are scaled"
-    ),
-    "DATA.INV_UNIFORM_SAMPLE": Key(False, "draw the short side so that its reciprocal is uniform"),
-    "DATA.TRAIN_CROP_SIZE": Key(PYSLOWFAST, "height and width of training and validation clips"),
-    "DATA.TEST_CROP_SIZE": Key(PYSLOWFAST, "height and width of test clips"),
-    "DATA.USE_RANDOM_RESIZE_CROPS": Key(
-        False, "crops of random area and aspect instead of scale jitter and random crop"
-    ),
-    "DATA.RANDOM_FLIP": Key(True, "mirror half of the training clips, where the dataset allows it"),
-    "DATA.COLORJITTER": Key(
-        False, "brightness, contrast and saturation of training clips, by up to 40 %"
-    ),
-    "DATA.USE_RAND_AUGMENT": Key(False, "RandAugment on training clips"),
-    "DATA.RAND_AUGMENT": Key(
-        "rand-m20-n2-mstd0.5-inc",
-        "its magnitude m, number of operations n, spread of the magnitude mstd; inc: the "
-        "strength of every operation grows with the magnitude",
-    ),
-    "DATA.MAX_BAD_SHARE": Key(
-        0.01, "training stops when more than this share of the videos will not decode"
-    ),
-    "DATA.GRAYSCALE": Key(False, "a fifth of the training clips in grey"),
-    "DATA.GAUSSIAN": Key(
-        False, "half of the training clips blurred, by a Gaussian of 0.1 to 2 pixels"
-    ),
-    "DATA.RE_PROB": Key(
-        0.0,
-        "random erasing: this share of the training clips has a rectangle of random pixels, the "
-        "same place in all frames",
-    ),
-    "DATA.USE_REPEATED_AUG": Key(
-        False,
-        "repeated augmentation: every video of an epoch comes three times in a row, each time as "
-        "another clip; an epoch has as many clips as before, so a third of the videos",
-    ),
-    "MIXUP.ENABLE": Key(
-        False,
-        "mix each training clip with another of its batch; accuracies in training count the "
-        "label that has the larger part of a clip",
-    ),
-    "MIXUP.ALPHA": Key(
-        0.8, "mixup: a clip's own part in a sum of both is drawn from Beta(ALPHA, ALPHA) (0: none)"
-    ),
-    "MIXUP.CUTMIX_ALPHA": Key(
-        1.0, "cutmix: the part outside of a rectangle of the other clip is drawn likewise (0: none)"
-    ),
-    "MIXUP.PROB": Key(1.0, "the share of batches that are mixed"),
-    "MIXUP.SWITCH_PROB": Key(0.5, "the share of these with cutmix, where there are both"),
-    "SOLVER.OPTIMIZING_METHOD": Key("adamw", "the optimiser", ["sgd", "adam", "adamw"]),
-    "SOLVER.BASE_LR": Key(PYSLOWFAST, "the learning rate after the warm-up"),
-    "SOLVER.REFERENCE_BATCH": Key(
-        0, "if > 0, BASE_LR is meant for this total batch, and scaled to the real one"
-    ),
-    "SOLVER.LR_POLICY": Key(
-        PYSLOWFAST,
-        "how the rate falls: along a cosine, or in steps",
-        ["cosine", "steps_with_relative_lrs"],
-    ),
-    "SOLVER.STEPS": Key(PYSLOWFAST, "epochs at which the steps begin, from 0 on"),
-    "SOLVER.LRS": Key(PYSLOWFAST, "the factor of BASE_LR in each step"),
-    "SOLVER.COSINE_END_LR": Key(0.0, "the end of the cosine"),
-    "SOLVER.MAX_EPOCH": Key(PYSLOWFAST, "epochs of training"),
-    "SOLVER.WARMUP_EPOCHS": Key(
-        0.0, "epochs in which the rate rises linearly from WARMUP_START_LR; fractions are allowed"
-    ),
-    "SOLVER.WARMUP_START_LR": Key(0.0, "the first learning rate, if there is a warm-up"),
-    "SOLVER.MOMENTUM": Key(PYSLOWFAST, "momentum of sgd"),
-    "SOLVER.DAMPENING": Key(PYSLOWFAST, "dampening of sgd's momentum"),
-    "SOLVER.NESTEROV": Key(PYSLOWFAST, "Nesterov's momentum for sgd"),
-    "SOLVER.WEIGHT_DECAY": Key(
-        PYSLOWFAST, "weight decay; biases, norms, positions and the class token are spared"
-    ),
-    "SOLVER.SMOOTHING": Key(0.0, "label smoothing of the loss, of mixed labels too"),
-    "SOLVER.LAYER_DECAY": Key(
-        1.0,
-        "the learning rate of each block, in rates of the block after it; the classifier and what "
-        "comes after the blocks have the whole rate, the embeddings the lowest",
-    ),
-    "SOLVER.EMA_DECAY": Key(
-        0.0,
-        "keep an exponential moving average of the weights, in which each step leaves this much "
-        "of the average before, or (1 + n) / (10 + n) after n steps where that is less (0: none)",
-    ),
-    "SOLVER.CLIP_GRAD": Key(None, "the largest norm of the gradient (None: not clipped)"),
-    "SOLVER.ACCUMULATE_STEPS": Key(1, "one optimiser step for so many batches"),
-    "SOLVER.USE_MIXED_PRECISION": Key(False, "compute in SOLVER.PRECISION where that is safe"),
-    "SOLVER.PRECISION": Key(
-        "float16", "float16 comes with a gradient scaler", ["float16", "bfloat16"]
-    ),
-    "DATA_LOADER.NUM_WORKERS": Key(
-        PYSLOWFAST, "processes that read videos, for each training process"
-    ),
-    "DATA_LOADER.PIN_MEMORY": Key(PYSLOWFAST, "load into memory from which GPUs copy faster"),
-    "DATA_LOADER.ENABLE_MULTI_THREAD_DECODE": Key(
-        PYSLOWFAST, "decode each video with several threads"
-    ),
-    "NUM_GPUS": Key(PYSLOWFAST, "GPUs of each machine (0: the CPU)"),
-    "DEVICE": Key(
-        "auto",
-        "where the model computes: on NUM_GPUS GPUs of NVIDIA, or on the CPU (auto), or on the GPU "
-        "of an Apple computer (mps), with NUM_GPUS 0",
-        ["auto", "mps"],
-    ),
-    "NUM_SHARDS": Key(PYSLOWFAST, "machines"),
-    "SHARD_ID": Key(PYSLOWFAST, "the number of this machine, from 0"),
-    "DIST_BACKEND": Key(PYSLOWFAST, "how tensors on GPUs are exchanged"),
-    "DIST_TIMEOUT": Key(1800, "seconds that a process waits for the others before it gives up"),
-    "CUDNN_BENCHMARK": Key(False, "let cuDNN try its algorithms and take the fastest"),
-    "ALLOW_TF32": Key(False, "let GPUs round matrix products to TF32"),
-    "RNG_SEED": Key(PYSLOWFAST, "the seed of all that is random"),
-    "OUTPUT_DIR": Key(PYSLOWFAST, "the folder of the run"),
-    "LOG_PERIOD": Key(PYSLOWFAST, "iterations from one line of the log to the next"),
-    "TENSORBOARD.ENABLE": Key(False, "write logs for TensorBoard"),
-    "TENSORBOARD.LOG_DIR": Key("", "where to (empty: OUTPUT_DIR/tensorboard)"),
-    "DETECTION.ENABLE": Key(PYSLOWFAST, "PySlowFast's detection", [False]),
-    "BN.USE_PRECISE_STATS": Key(
-        PYSLOWFAST, "PySlowFast's batch norm statistics; there is no batch norm here", [False]
-    ),
+    "TRAIN.ENABLE": Key(..., NOTHING, ANY, "train the model"),
+    "TRAIN.DATASET": shared(..., TRAINING, ANY, "dataset type; case does not matter"),
+    "TRAIN.BATCH_SIZE": Key(..., NOTHING, AT_LEAST_1,
+        "clips per batch on one node, all of its GPUs; the total is NUM_SHARDS times that"),
+    "TRAIN.EVAL_PERIOD": Key(..., NOTHING, AT_LEAST_1, "epochs between validations"),
+    "TRAIN.CHECKPOINT_PERIOD": Key(..., NOTHING, AT_LEAST_1, "epochs between checkpoints"),
+    "TRAIN.AUTO_RESUME": Key(..., NOTHING, ANY, "resume from the newest checkpoint in OUTPUT_DIR"),
+    "TRAIN.ACCEPT_CHANGES": Key(False, NOTHING, ANY,
+        "resume although the training list or keys that affect training changed"),
+    "TRAIN.CHECKPOINT_FILE_PATH": Key(..., NOTHING, ANY, "video model to start from"),
+    "TRAIN.CHECKPOINT_EPOCH_RESET": Key(False, NOTHING, ANY,
+        "start at epoch 0 from the weights of CHECKPOINT_FILE_PATH; False: resume that training"),
+    "TRAIN.CHECKPOINT_ITERATIONS": Key(0, NOTHING, AT_LEAST_0,
+        "iterations between checkpoints within an epoch (0: only at its end)"),
+    "TRAIN.CHECKPOINT_KEEP": Key(0, NOTHING, AT_LEAST_0,
+        "number of newest checkpoints to keep besides the best (0: all)"),
+    "TRAIN.CHECKPOINT_BEST": Key(False, NOTHING, ANY, "keep the best checkpoint by validation"),
+    "TRAIN.CHECKPOINT_TYPE": Key(..., NOTHING, one_of("pytorch"), "checkpoint format"),
+    "TRAIN.CHECKPOINT_INFLATE": Key(..., NOTHING, one_of(False), "PySlowFast's; use VIT.INFLATE"),
+    "TEST.ENABLE": Key(..., NOTHING, ANY, "test the model, after training if that is enabled"),
+    "TEST.DATASET": shared(..., NOTHING, ANY, "as TRAIN.DATASET, for the test"),
+    "TEST.BATCH_SIZE": Key(..., NOTHING, AT_LEAST_1, "views per forward pass on a node, all GPUs"),
+    "TEST.CHECKPOINT_FILE_PATH": Key(..., NOTHING, ANY, "model to test (empty: the run's newest)"),
+    "TEST.CHECKPOINT_TYPE": Key(..., NOTHING, one_of("pytorch"), "checkpoint format"),
+    "TEST.NUM_ENSEMBLE_VIEWS": shared(..., NOTHING, AT_LEAST_1, "clips per video, evenly spread"),
+    "TEST.NUM_SPATIAL_CROPS": shared(..., NOTHING, one_of(1, 3),
+        "crops per clip: centre, or three along the longer side"),
+    "TEST.USE_EMA": Key(True, NOTHING, ANY, "use the EMA weights of a checkpoint that has them"),
+    "TEST.SAVE_RESULTS_PATH": Key("", NOTHING, ANY,
+        "file in OUTPUT_DIR for the scores of all videos, as .npz (empty: none)"),
+    "MODEL.MODEL_NAME": shared("VisionTransformer", MODEL, one_of("VisionTransformer"),
+        "class of the model"),
+    "MODEL.ARCH": Key("slow", NOTHING, ANY, "any of MODEL.SINGLE_PATHWAY_ARCH; no effect"),
+    "MODEL.SINGLE_PATHWAY_ARCH": Key(["c2d", "i3d", "slow", "slowonly"], NOTHING, ANY,
+        "PySlowFast's names of models with one pathway: the allowed values of MODEL.ARCH"),
+    "MODEL.NUM_CLASSES": shared(..., MODEL, AT_LEAST_1, "number of classes"),
+    "MODEL.LOSS_FUNC": Key(..., MODEL, one_of("cross_entropy"), "loss"),
+    "MODEL.ACT_CHECKPOINT": Key(False, NOTHING, ANY,
+        "activation checkpointing of each block: less memory, a third more time"),
+    "MODEL.COMPILE": Key(False, NOTHING, ANY, "apply torch.compile to the model"),
+    "VIT.PATCH_SIZE": shared(16, MODEL, AT_LEAST_1, "height and width of a patch in pixels"),
+    "VIT.PATCH_SIZE_TEMP": shared(2, MODEL, AT_LEAST_1, "frames per patch (1: 2-D patches)"),
+    "VIT.CHANNELS": shared(3, MODEL, AT_LEAST_1, "colour channels"),
+    "VIT.EMBED_DIM": shared(768, MODEL, AT_LEAST_1, "D, the width of a token"),
+    "VIT.DEPTH": shared(12, MODEL, AT_LEAST_1, "number of blocks"),
+    "VIT.NUM_HEADS": shared(12, WEIGHTS, AT_LEAST_1, "h, attention heads"),
+    "VIT.MLP_RATIO": shared(4.0, MODEL, POSITIVE, "width of the MLPs' hidden layer / EMBED_DIM"),
+    "VIT.QKV_BIAS": shared(True, MODEL, ANY, "biases in the query, key and value projections"),
+    "VIT.VIDEO_INPUT": shared(True, MODEL, ANY, "False: the model takes images [B, 3, H, W]"),
+    "VIT.TEMPORAL_RESOLUTION": shared(8, MODEL, AT_LEAST_1,
+        "F, temporal tokens: DATA.NUM_FRAMES / VIT.PATCH_SIZE_TEMP"),
+    "VIT.USE_MLP": shared(False, MODEL, ANY, "hidden layer before the classifier"),
+    "VIT.HEAD_ACT": shared("tanh", MODEL, one_of(*ACTIVATIONS), "activation of that layer"),
+    "VIT.DROP": shared(0.0, TRAINING, BELOW_1, "dropout in projections and MLPs"),
+    "VIT.DROP_PATH": shared(0.0, TRAINING, BELOW_1, "stochastic depth, linear to the last block"),
+    "VIT.HEAD_DROPOUT": shared(0.0, TRAINING, BELOW_1, "dropout before the classifier"),
+    "VIT.POS_DROPOUT": shared(0.0, TRAINING, BELOW_1, "dropout after the position embedding"),
+    "VIT.ATTN_DROPOUT": shared(0.0, TRAINING, BELOW_1, "attention dropout; exact attention only"),
+    "VIT.IM_PRETRAINED": shared(True, NOTHING, ANY, "start from the weights in PRETRAINED_WEIGHTS"),
+    "VIT.PRETRAINED_WEIGHTS": shared("vit_1k", NOTHING, ANY,
+        "weights file of an image model (configs/README.md lists sources)"),
+    "VIT.INFLATE": shared("centre", NOTHING, one_of(*INFLATIONS),
+        "2-D to 3-D patch embedding: copy to the patch's centre frame, or average over frames"),
+    "VIT.POS_EMBED": shared("separate", MODEL, one_of("separate", "joint"),
+        "position embeddings: separate for space and time, or one joint"),
+    "VIT.ATTN_LAYER": shared("trajectory", MODEL, one_of(*ATTENTION_LAYERS), "attention layer"),
+    "VIT.USE_ORIGINAL_TRAJ_ATTN_CODE": shared(True, WEIGHTS, ANY,
+        "temporal values: pooled tokens as in Motionformer's code, or projected as in its paper"),
+    "VIT.APPROX_ATTN_TYPE": shared("none", ATTENTION, ANY,
+        "estimator that replaces the softmax; none: exact attention"),
+    "VIT.APPROX_ATTN_DIM": shared(128, ATTENTION, AT_LEAST_1, "number of landmarks C or samples S"),
+    "VIT.KERNELS": shared("auto", NOTHING, one_of(*KERNELS),
+        "fused kernels (triton) or PyTorch operations for LARA, Performer and the temporal stage; "
+        "auto: kernels on NVIDIA GPUs of compute capability 8.0 or higher that pass a self-check"),
+    "DATA.PATH_TO_DATA_DIR": Key(..., NOTHING, ANY, "folder of the lists"),
+    "DATA.PATH_PREFIX": Key(..., NOTHING, ANY,
+        "base of relative paths in a list (empty: working directory, then the list's folder)"),
+    "DATA.PATH_LABEL_SEPARATOR": Key(" ", NOTHING, Rule("at least one character", bool),
+        "separator of path and label in a list"),
+    "DATA.NUM_FRAMES": shared(..., MODEL, AT_LEAST_1, "frames per clip"),
+    "DATA.SAMPLING_RATE": shared(..., MODEL, AT_LEAST_1, "stride of a clip's frames in the video"),
+    "DATA.TARGET_FPS": shared(30, MODEL, AT_LEAST_1, "frame rate that SAMPLING_RATE refers to"),
+    "DATA.MEAN": shared(..., MODEL, NUMBERS, "per-channel mean, subtracted from pixels in [0, 1]"),
+    "DATA.STD": shared(..., MODEL, POSITIVES, "per-channel standard deviation"),
+    "DATA.REVERSE_INPUT_CHANNEL": shared(False, MODEL, ANY, "BGR input, as Motionformer on SSv2"),
+    "DATA.TRAIN_JITTER_SCALES": shared(..., TRAINING, SHORT_SIDES,
+        "range of the short side that training clips are scaled to"),
+    "DATA.INV_UNIFORM_SAMPLE": Key(False, TRAINING, ANY, "draw 1 / short side uniformly"),
+    "DATA.TRAIN_CROP_SIZE": shared(..., TRAINING, AT_LEAST_1, "training and validation crop size"),
+    "DATA.TEST_CROP_SIZE": shared(..., NOTHING, AT_LEAST_1, "test crop size"),
+    "DATA.USE_RANDOM_RESIZE_CROPS": Key(False, TRAINING, ANY,
+        "crops of random area and aspect ratio instead of scale jitter and crop"),
+    "DATA.RANDOM_FLIP": Key(True, TRAINING, ANY, "flip half of the clips if the dataset allows it"),
+    "DATA.COLORJITTER": Key(False, TRAINING, ANY, "colour jitter of training clips, up to 40 %"),
+    "DATA.USE_RAND_AUGMENT": Key(False, TRAINING, ANY, "RandAugment on training clips"),
+    "DATA.RAND_AUGMENT": Key("rand-m20-n2-mstd0.5-inc", TRAINING, RAND_AUGMENT,
+        "magnitude m, operations n, standard deviation mstd; inc: strength rises with magnitude"),
+    "DATA.MAX_BAD_SHARE": Key(0.01, NOTHING, BELOW_1,
+        "stop training if more than this fraction of videos do not decode"),
+    "DATA.GRAYSCALE": Key(False, TRAINING, ANY, "greyscale for a fifth of the training clips"),
+    "DATA.GAUSSIAN": Key(False, TRAINING, ANY, "blur half of the clips, sigma 0.1 to 2 pixels"),
+    "DATA.RE_PROB": Key(0.0, TRAINING, PROBABILITY,
+        "probability of random erasing: noise in a rectangle, the same in all frames"),
+    "DATA.USE_REPEATED_AUG": Key(False, TRAINING, ANY,
+        "three clips of each video in a row; an epoch has a third of the videos"),
+    "MIXUP.ENABLE": Key(False, TRAINING, ANY,
+        "mix clips within a batch; training accuracy uses the label with the larger weight"),
+    "MIXUP.ALPHA": Key(0.8, TRAINING, AT_LEAST_0,
+        "mixup: the clip's own weight is drawn from Beta(ALPHA, ALPHA) (0: off)"),
+    "MIXUP.CUTMIX_ALPHA": Key(1.0, TRAINING, AT_LEAST_0,
+        "cutmix: the clip's own area is drawn from Beta(CUTMIX_ALPHA, CUTMIX_ALPHA) (0: off)"),
+    "MIXUP.PROB": Key(1.0, TRAINING, PROBABILITY, "probability that a batch is mixed"),
+    "MIXUP.SWITCH_PROB": Key(0.5, TRAINING, PROBABILITY, "probability of cutmix, if both are on"),
+    "SOLVER.OPTIMIZING_METHOD": Key("adamw", TRAINING, one_of("sgd", "adam", "adamw"), "optimizer"),
+    "SOLVER.BASE_LR": Key(..., TRAINING, POSITIVE, "learning rate after the warm-up"),
+    "SOLVER.REFERENCE_BATCH": Key(0, TRAINING, AT_LEAST_0,
+        "total batch of BASE_LR, which is scaled to the real one (0: off)"),
+    "SOLVER.LR_POLICY": Key(..., TRAINING, one_of("cosine", "steps_with_relative_lrs"),
+        "learning rate schedule"),
+    "SOLVER.STEPS": Key(..., TRAINING, NUMBERS, "first epoch of each step of the schedule, from 0"),
+    "SOLVER.LRS": Key(..., TRAINING, NUMBERS, "factor of BASE_LR in each step"),
+    "SOLVER.COSINE_END_LR": Key(0.0, TRAINING, AT_LEAST_0, "last learning rate of the cosine"),
+    "SOLVER.MAX_EPOCH": Key(..., TRAINING, AT_LEAST_1, "epochs of training"),
+    "SOLVER.WARMUP_EPOCHS": Key(0.0, TRAINING, AT_LEAST_0,
+        "epochs of linear warm-up from WARMUP_START_LR; may be fractional"),
+    "SOLVER.WARMUP_START_LR": Key(0.0, TRAINING, AT_LEAST_0, "first learning rate of the warm-up"),
+    "SOLVER.MOMENTUM": Key(..., TRAINING, ANY, "momentum of sgd"),
+    "SOLVER.DAMPENING": Key(..., TRAINING, ANY, "dampening of sgd's momentum"),
+    "SOLVER.NESTEROV": Key(..., TRAINING, ANY, "Nesterov momentum of sgd"),
+    "SOLVER.WEIGHT_DECAY": Key(..., TRAINING, AT_LEAST_0,
+        "weight decay, except of biases, norms, position embeddings and the CLS token"),
+    "SOLVER.SMOOTHING": Key(0.0, TRAINING, BELOW_1, "label smoothing, also of mixed labels"),
+    "SOLVER.LAYER_DECAY": Key(1.0, TRAINING, Rule("above 0 and at most 1", lambda x: 0 < x <= 1),
+        "learning rate of a block relative to the next; full rate after the blocks"),
+    "SOLVER.EMA_DECAY": Key(0.0, TRAINING, BELOW_1,
+        "decay of the EMA weights; at most (1 + n) / (10 + n) at step n (0: off)"),
+    "SOLVER.CLIP_GRAD": Key(None, TRAINING, Rule("above 0 or None", lambda x: x is None or x > 0),
+        "maximum gradient norm (None: no clipping)"),
+    "SOLVER.ACCUMULATE_STEPS": Key(1, TRAINING, AT_LEAST_1, "gradient accumulation steps"),
+    "SOLVER.USE_MIXED_PRECISION": Key(False, TRAINING, ANY, "autocast to SOLVER.PRECISION"),
+    "SOLVER.PRECISION": Key("float16", TRAINING, one_of("float16", "bfloat16"), "autocast dtype"),
+    "DATA_LOADER.NUM_WORKERS": Key(..., NOTHING, AT_LEAST_0, "DataLoader workers per process"),
+    "DATA_LOADER.PIN_MEMORY": Key(..., NOTHING, ANY, "pinned memory for copies to the GPU"),
+    "DATA_LOADER.ENABLE_MULTI_THREAD_DECODE": Key(..., NOTHING, ANY, "multi-threaded decoding"),
+    "NUM_GPUS": Key(..., NOTHING, AT_LEAST_0, "GPUs per node (0: use the CPU)"),
+    "DEVICE": Key("auto", NOTHING, one_of("auto", "mps"),
+        "auto: NUM_GPUS NVIDIA GPUs, or the CPU; mps: an Apple GPU, with NUM_GPUS 0"),
+    "NUM_SHARDS": Key(..., NOTHING, AT_LEAST_1, "number of nodes"),
+    "SHARD_ID": Key(..., NOTHING, AT_LEAST_0, "index of this node, from 0"),
+    "DIST_BACKEND": Key(..., NOTHING, ANY, "torch.distributed backend for GPU tensors"),
+    "DIST_TIMEOUT": Key(1800, NOTHING, AT_LEAST_1, "seconds that a rank waits for the other ranks"),
+    "CUDNN_BENCHMARK": Key(False, NOTHING, ANY, "let cuDNN time its algorithms, use the fastest"),
+    "ALLOW_TF32": Key(False, TRAINING, ANY, "allow TF32 in matmuls and convolutions on GPUs"),
+    "RNG_SEED": shared(..., TRAINING, AT_LEAST_0, "seed of all random numbers"),
+    "OUTPUT_DIR": Key(..., NOTHING, ANY, "folder of the run"),
+    "LOG_PERIOD": Key(..., NOTHING, AT_LEAST_1, "iterations between log lines"),
+    "TENSORBOARD.ENABLE": Key(False, NOTHING, ANY, "write TensorBoard logs"),
+    "TENSORBOARD.LOG_DIR": Key("", NOTHING, ANY, "their folder (empty: OUTPUT_DIR/tensorboard)"),
+    "DETECTION.ENABLE": Key(..., TRAINING, one_of(False), "PySlowFast's detection"),
+    "BN.USE_PRECISE_STATS": Key(..., TRAINING, one_of(False), "PySlowFast's batch norm statistics"),
 }
+# fmt: on

@@ -1,4 +1,4 @@
-"""docs/config.md: every config key with its default and meaning, as Markdown."""
+"""The config reference docs/config.md, generated as Markdown."""
 
 from __future__ import annotations
 
@@ -9,36 +9,42 @@ from typing import Any
 
 from fvcore.common.config import CfgNode
 
+from slowfast_lara.attention.registry import Option
 from slowfast_lara.config.defaults import get_cfg, walk
-from slowfast_lara.config.keys import Key, all_keys
+from slowfast_lara.config.keys import ANY, Key, all_keys
 
 HEAD = """\
 # Every config key
 
-A key is set in a YAML file or, as `KEY VALUE`, on the command line. This page is made by
-`slowfast-lara configs --reference --out docs/config.md --force`, from the table in
-`slowfast_lara/config/keys.py` and the signatures of the estimators."""
+Set a key in a YAML file or, as `KEY VALUE`, on the command line. *Affects* is what a change affects
+when a run resumes: nothing (paths, logging, hardware, tests, initial weights), the training from
+then on, the attention (which may be swapped on purpose), the model's output, or how the model uses
+its weights. All but the first need `TRAIN.ACCEPT_CHANGES True`.
+
+This page is generated from `slowfast_lara/config/keys.py` and the signatures of the estimators:
+`slowfast-lara configs --reference --out docs/config.md --force`."""
 UNUSED = """
 ## PySlowFast's, not used here
 
-In the config tree, so that files which set them load; they change nothing.
+These keys exist so that files which set them load. They have no effect.
 """
-# The name of a key, or a character by which Markdown means something.
-_KEY_OR_SIGN = re.compile(r"[A-Z]+(?:[._][A-Z0-9]+)+|[|~*_<>]")
+# The name of a key, or a character with a meaning in Markdown.
+_KEY_OR_SPECIAL = re.compile(r"[A-Z]+(?:[._][A-Z0-9]+)+|[|~*_<>]")
 
 
 def reference() -> str:
-    """The page: a table for each node, and the keys that do nothing."""
+    """The page: one table per node, then the keys without effect."""
     defaults = {key: value for key, value in walk(get_cfg()) if not isinstance(value, CfgNode)}
     known = all_keys()
     lines = [HEAD]
     for node, keys in groupby(sorted(known, key=_node), key=_node):
-        lines += ["", f"## {node or 'The run'}", "", "| key | default | meaning |", "|---|---|---|"]
-        lines += [f"| `{key}` | {_code(defaults[key])} | {_meaning(known[key])} |" for key in keys]
+        lines += ["", f"## {node or 'The run'}", ""]
+        lines += ["| key | default | affects | meaning |", "|---|---|---|---|"]
+        for key in keys:
+            cells = f"`{key}`", _code(defaults[key]), known[key].affects.name.lower()
+            lines.append(f"| {' | '.join(cells)} | {_meaning(known[key])} |")
     lines.append(UNUSED)
-    unused = (key for key in defaults if key not in known)
-    for _, keys in groupby(unused, key=_node):
-        lines.append("- " + ", ".join(f"`{key}` {_code(defaults[key])}" for key in keys))
+    lines += [f"- `{key}` {_code(value)}" for key, value in defaults.items() if key not in known]
     return "\n".join(lines) + "\n"
 
 
@@ -51,12 +57,13 @@ def _code(value: Any) -> str:
 
 
 def _meaning(key: Key) -> str:
-    text = _KEY_OR_SIGN.sub(_as_markdown, key.meaning)
-    choices = ", ".join(f"`{choice}`" for choice in (*key.choices, *key.words))
-    allowed = "a number, " if key.words else ""
-    return f"{text}; allowed: {allowed}{choices}" if choices else text
+    rule, text = key.allowed, _escape(key.meaning)
+    values = ", ".join(f"`{value}`" for value in (*rule.choices, *getattr(rule, "words", ())))
+    if values:
+        return f"{text}; allowed: {values if rule.choices else f'a number, {values}'}"
+    return text if rule is ANY or isinstance(rule, Option) else f"{text}; {_escape(rule.text)}"
 
 
-def _as_markdown(match: re.Match[str]) -> str:
-    found = match[0]
-    return f"\\{found}" if len(found) == 1 else f"`{found}`"
+def _escape(text: str) -> str:
+    """Format the names of keys as code and escape special characters."""
+    return _KEY_OR_SPECIAL.sub(lambda m: f"\\{m[0]}" if len(m[0]) == 1 else f"`{m[0]}`", text)

@@ -1,7 +1,7 @@
-"""Which settings may change when a run resumes from a checkpoint.
+"""Rules for resuming: which settings may differ from those of the checkpoint.
 
-A checkpoint has the config that it was trained with, and a sum of the training list. They
-are compared with what is asked before anything is written.
+A checkpoint holds the config it was trained with and a fingerprint of the training list. Both are
+compared with the current ones before anything is written.
 """
 
 from __future__ import annotations
@@ -14,52 +14,51 @@ from typing import Any
 
 from fvcore.common.config import CfgNode
 
-from slowfast_lara.config.checkouts import is_of_a_checkout
+from slowfast_lara.config.checkouts import is_git_checkout_config
+from slowfast_lara.config.keys import Affects
 from slowfast_lara.errors import CheckpointError
-from slowfast_lara.runs.saved_config import Bears, Change, changes_of, listed, saved_tree
+from slowfast_lara.runs.saved_config import Change, config_changes, describe, raw_saved_config
 
 logger = logging.getLogger(__name__)
 
-METHOD = "SOLVER.OPTIMIZING_METHOD"
 
-
-def list_sum(paths: Sequence[str], labels: Sequence[int]) -> str:
-    """What identifies a list of videos, wherever the folder is that has them all."""
+def list_fingerprint(paths: Sequence[str], labels: Sequence[int]) -> str:
+    """A fingerprint of a list of videos that does not depend on their common parent folder."""
     common = os.path.commonprefix([os.path.dirname(path) + os.sep for path in paths])
     start = common.rfind(os.sep) + 1
     lines = "\n".join(f"{path[start:]}\t{label}" for path, label in zip(paths, labels))
     return f"{len(paths)} videos, sha256 {hashlib.sha256(lines.encode()).hexdigest()[:16]}"
 
 
-def check_continued(path: str, content: dict[str, Any], cfg: CfgNode, train_list: str) -> None:
-    """Refuse to go on from a checkpoint with what would change its numbers, unless accepted.
+def check_resume(path: str, content: dict[str, Any], cfg: CfgNode, train_list: str) -> None:
+    """Refuse to resume with changes that affect the training, unless TRAIN.ACCEPT_CHANGES is True.
 
-    With another list or seed that is accepted, an epoch that was begun goes on from its place in
-    the new order: to begin it again would leave checkpoints that seem to be further.
+    If a new list or seed is accepted within an epoch, that epoch continues at the same position of
+    the new order. Restarting it would leave checkpoints on disk that appear to be further ahead.
     """
-    if is_of_a_checkout(saved_tree(content)):
+    if is_git_checkout_config(raw_saved_config(content)):
         raise CheckpointError(
-            f"{path} was trained in a git checkout of PySlowFast, which trains otherwise; give it "
-            "by TRAIN.CHECKPOINT_FILE_PATH with TRAIN.CHECKPOINT_EPOCH_RESET True and another "
-            "OUTPUT_DIR, to start from its weights"
+            f"{path} was trained in a git checkout of PySlowFast and cannot be resumed; to start "
+            "from its weights, pass it as TRAIN.CHECKPOINT_FILE_PATH with "
+            "TRAIN.CHECKPOINT_EPOCH_RESET True and another OUTPUT_DIR"
         )
-    changes = changes_of(content, cfg, Bears.TRAINING)
+    changes = config_changes(content, cfg, Affects.TRAINING)
     saved_list = content.get("train_list", train_list)
     if saved_list != train_list:
-        changes.append(Change("the training list", saved_list, train_list, Bears.TRAINING))
+        changes.append(Change("the training list", saved_list, train_list, Affects.TRAINING))
     _refuse_unless_accepted(path, changes, cfg)
 
 
 def check_start(path: str, content: dict[str, Any], cfg: CfgNode) -> None:
-    """Refuse to start a training from weights that mean something else in this model."""
-    _refuse_unless_accepted(path, changes_of(content, cfg, Bears.WEIGHTS), cfg)
+    """Refuse to start a training from weights that this model would use differently."""
+    _refuse_unless_accepted(path, config_changes(content, cfg, Affects.WEIGHTS), cfg)
 
 
 def _refuse_unless_accepted(path: str, changes: list[Change], cfg: CfgNode) -> None:
     if changes and not cfg.TRAIN.ACCEPT_CHANGES:
         raise CheckpointError(
-            f"{path} was trained otherwise: {listed(changes)}; take its values, another "
-            "OUTPUT_DIR, or TRAIN.ACCEPT_CHANGES True to go on with the new ones"
+            f"{path} was trained with different settings: {describe(changes)}; use those values, "
+            "choose another OUTPUT_DIR, or set TRAIN.ACCEPT_CHANGES True"
         )
     if changes:
-        logger.warning("%s goes on otherwise (TRAIN.ACCEPT_CHANGES): %s", path, listed(changes))
+        logger.warning("Accepting changed settings for %s: %s", path, describe(changes))

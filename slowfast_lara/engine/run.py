@@ -97,7 +97,7 @@ def _build_loaders(cfg: CfgNode) -> dict[str, Any]:
 
 def _train_state(cfg: CfgNode, loader: DataLoader) -> TrainState:
     videos = cast(VideoDataset, loader.dataset)
-    return TrainState(cfg, resume_policy.list_sum(videos.paths, videos.labels))
+    return TrainState(cfg, resume_policy.list_fingerprint(videos.paths, videos.labels))
 
 
 def _model_to_test(cfg: CfgNode) -> tuple[nn.Module, TestedWeights]:

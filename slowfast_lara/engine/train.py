@@ -63,7 +63,7 @@ from slowfast_lara.engine.signals import StopRequest
 from slowfast_lara.engine.train_state import TrainState
 from slowfast_lara.errors import Stopped
 from slowfast_lara.inference.scoring import autocast, to_device
-from slowfast_lara.models.attention_config import shown_name
+from slowfast_lara.models.attention_config import display_name
 from slowfast_lara.models.build import device_of
 from slowfast_lara.runs.checkpoint import Position
 
@@ -264,7 +264,7 @@ class Trainer:
         logger.info(
             "%s with %s attention: %.2f million parameters",
             cfg.MODEL.MODEL_NAME,
-            shown_name(cfg.VIT.APPROX_ATTN_TYPE),
+            display_name(cfg.VIT.APPROX_ATTN_TYPE),
             parameters / 1e6,
         )
         logger.info(

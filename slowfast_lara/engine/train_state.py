@@ -36,7 +36,7 @@ class TrainState:
     """Model, its average, optimiser and loss scaler, at `start`: where training is to go on.
 
     There is no more to it: random states follow from the seed and the place in the run.
-    `train_list` says which videos are trained on (`resume_policy.list_sum`).
+    `train_list` says which videos are trained on (`resume_policy.list_fingerprint`).
     """
 
     def __init__(self, cfg: CfgNode, train_list: str) -> None:
@@ -130,7 +130,7 @@ class TrainState:
 
     def _restore_optimizer(self, content: dict[str, Any]) -> None:
         before, method = (
-            saved_config.saved_value(content, resume_policy.METHOD),
+            saved_config.saved_value(content, "SOLVER.OPTIMIZING_METHOD"),
             self.cfg.SOLVER.OPTIMIZING_METHOD,
         )
         decay = saved_config.saved_value(content, "SOLVER.LAYER_DECAY")
@@ -181,7 +181,7 @@ def _find_start(cfg: CfgNode, train_list: str) -> tuple[str, dict[str, Any], boo
     if not found and path and not cfg.TRAIN.CHECKPOINT_EPOCH_RESET:
         found = path, checkpoint.load(path)
     if found:
-        resume_policy.check_continued(*found, cfg, train_list)
+        resume_policy.check_resume(*found, cfg, train_list)
         return (*found, True)
     if not path and cfg.VIT.IM_PRETRAINED:
         path = image_weights(cfg)

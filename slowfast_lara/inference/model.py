@@ -21,7 +21,7 @@ from slowfast_lara.inference.prediction import Prediction
 from slowfast_lara.inference.scoring import view_outputs, views_at_a_time
 from slowfast_lara.inference.stream import Window, WindowScorer
 from slowfast_lara.models import build_model
-from slowfast_lara.models.attention_config import chosen_estimator, estimator_named, shown_name
+from slowfast_lara.models.attention_config import chosen_estimator, display_name, resolve_estimator
 from slowfast_lara.runs.checkpoint import TrainedAttention, load_weights
 
 MAX_VIEWS = 30
@@ -64,7 +64,7 @@ class TrainedModel:
 
     def __repr__(self) -> str:
         vit, data, weight = self.cfg.VIT, self.cfg.DATA, next(self.network.parameters())
-        attention = shown_name(chosen_estimator(self.cfg))
+        attention = display_name(chosen_estimator(self.cfg))
         dtype = str(weight.dtype).removeprefix("torch.")
         size = data.TEST_CROP_SIZE
         return (
@@ -238,7 +238,7 @@ def new_network(cfg: CfgNode) -> nn.Module:
 
 
 def _attention_overrides(cfg: CfgNode, attention: str | None, options: dict[str, Any]) -> list[Any]:
-    name = chosen_estimator(cfg) if attention is None else estimator_named(attention)
+    name = chosen_estimator(cfg) if attention is None else resolve_estimator(attention)
     keys = {key: f"VIT.{name}.{key}".upper() for key in estimator_options(name)}
     keys["num_landmarks"] = "VIT.APPROX_ATTN_DIM"
     # Only exact attention supports attention dropout, and inference has none.

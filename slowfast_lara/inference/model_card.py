@@ -10,7 +10,7 @@ from slowfast.utils.checkpoint import get_checkpoint_dir
 
 from slowfast_lara.errors import UserError
 from slowfast_lara.inference.model import TrainedModel
-from slowfast_lara.models.attention_config import chosen_estimator, shown_name
+from slowfast_lara.models.attention_config import chosen_estimator, display_name
 from slowfast_lara.runs import checkpoint, saved_config
 from slowfast_lara.runs.folder import CONFIG, TEST_PREFIX, RunRecord, read_run
 
@@ -36,7 +36,7 @@ mean and std in config.json. The output is the softmax scores of the classes."""
 def model_card(model: TrainedModel, export_format: str, checked: str) -> str:
     """The text of the card; `checked` is the result of comparing the export with the model."""
     vit, data = model.cfg.VIT, model.cfg.DATA
-    attention = shown_name(chosen_estimator(model.cfg))
+    attention = display_name(chosen_estimator(model.cfg))
     if attention not in ("exact", "ra"):
         attention += f" ({vit.APPROX_ATTN_DIM} landmarks or samples)"
     parameters = sum(x.numel() for x in model.network.parameters())

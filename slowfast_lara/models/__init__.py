@@ -1,4 +1,4 @@
-"""The models: Motionformer, and how to build it from a config."""
+"""Motionformer, and building it from a config."""
 
 from slowfast_lara.models.build import build_model
 from slowfast_lara.models.motionformer import VisionTransformer

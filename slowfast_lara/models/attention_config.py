@@ -1,4 +1,4 @@
-"""The estimators as a config asks for them, and what people call them."""
+"""Selection of the estimator by config, and its names for users."""
 
 from __future__ import annotations
 
@@ -21,25 +21,25 @@ RECOMMENDED: dict[str, tuple[str, dict[str, Any]]] = {
 
 
 def chosen_estimator(cfg: CfgNode) -> str:
-    """The name of VIT.APPROX_ATTN_TYPE's estimator: no approximation is exact attention."""
+    """The name in ESTIMATORS of VIT.APPROX_ATTN_TYPE; "none" is exact attention."""
     name = cfg.VIT.APPROX_ATTN_TYPE
     return EXACT if name == "none" else name
 
 
 def estimator_settings(cfg: CfgNode, name: str) -> dict[str, Any]:
-    """What the config says of an estimator, as arguments of build_estimator."""
+    """An estimator's settings in a config, as keyword arguments of build_estimator."""
     options = {key: cfg.VIT[name.upper()][key.upper()] for key in estimator_options(name)}
     return {"num_landmarks": cfg.VIT.APPROX_ATTN_DIM, **options}
 
 
-def estimator_named(name: str) -> str:
-    """The estimator that people call by a name: `shown_name`'s are known, too."""
+def resolve_estimator(name: str) -> str:
+    """The name in ESTIMATORS of an attention that a user names, such as "exact"."""
     name = EXACT if name in ("exact", "none") else name
     if name not in ESTIMATORS:
         raise InputError(f"unknown attention {name!r}; known: exact, {', '.join(ESTIMATORS)}")
     return name
 
 
-def shown_name(name: str) -> str:
-    """A value of VIT.APPROX_ATTN_TYPE as people read it."""
+def display_name(name: str) -> str:
+    """The name of an attention for users; `resolve_estimator` accepts it."""
     return "exact" if name in ("none", EXACT) else name

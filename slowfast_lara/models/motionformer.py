@@ -1,10 +1,9 @@
 """Motionformer: a vision transformer with space-time attention.
 
-Patrick et al., "Keeping Your Eye on the Ball: Trajectory Attention in Video
-Transformers", NeurIPS 2021. Parameters carry the names of its checkpoints.
+Patrick et al., "Keeping Your Eye on the Ball: Trajectory Attention in Video Transformers", NeurIPS
+2021. Parameters have the names of its checkpoints.
 
-Shapes: B batch, T frames of the clip, F frames of tokens, P tokens of a frame,
-D width.
+Shapes: B batch, T frames of the clip, F temporal tokens, P tokens per frame, D width.
 """
 
 from __future__ import annotations
@@ -25,14 +24,14 @@ from slowfast_lara.models.attention_config import chosen_estimator, estimator_se
 from slowfast_lara.models.registry import MODEL_REGISTRY
 from slowfast_lara.models.space_time import ATTENTION_LAYERS
 
-# Positional embeddings are made for this crop, and resized for others.
+# Crop size of the position embeddings; they are resized for others.
 BASE_CROP = 224
 
 ACTIVATIONS = {"tanh": nn.Tanh, "gelu": nn.GELU, "relu": nn.ReLU}
 
 
 def resize_positions(positions: Tensor, old: tuple[int, int], new: tuple[int, int]) -> Tensor:
-    """[F,P,D] of an `old` grid of patches -> [F,P',D] of a `new` one, bicubically."""
+    """Bicubic resize of [F,P,D] from an `old` grid of patches to [F,P',D] of a `new` one."""
     if old == new:
         return positions
     image = positions.transpose(1, 2).unflatten(2, old)
@@ -40,7 +39,7 @@ def resize_positions(positions: Tensor, old: tuple[int, int], new: tuple[int, in
 
 
 class DropPath(nn.Module):
-    """Leaves out a residual branch for some of the samples."""
+    """Stochastic depth: drops a residual branch for a random part of the batch."""
 
     def __init__(self, rate: float) -> None:
         super().__init__()
@@ -66,7 +65,7 @@ class Mlp(nn.Module):
 
 
 class Block(nn.Module):
-    """Attention and MLP; divided attention has a layer over time before."""
+    """Attention and MLP; divided attention has a temporal attention layer before them."""
 
     def __init__(
         self,
@@ -94,7 +93,7 @@ class Block(nn.Module):
 
 
 class PatchEmbed(nn.Module):
-    """Non-overlapping patches, 2-D or 3-D by the number of sides of `patch`."""
+    """Embedding of non-overlapping patches, 2-D or 3-D according to the length of `patch`."""
 
     def __init__(self, channels: int, dim: int, patch: tuple[int, ...]) -> None:
         super().__init__()
@@ -105,16 +104,13 @@ class PatchEmbed(nn.Module):
         return self.proj(x).flatten(2).transpose(1, 2)
 
 
-def hidden_layer(dim: int, activation: str) -> nn.Module:
-    """A layer before the classifier, by its names in the published checkpoints."""
-    return nn.Sequential(
-        OrderedDict([("fc", nn.Linear(dim, dim)), ("act", ACTIVATIONS[activation]())])
-    )
-
-
 @MODEL_REGISTRY.register()
 class VisionTransformer(nn.Module):
-    """model([clip]), clip [B,3,T,H,W], or images [B,3,H,W] -> logits, scores in eval."""
+    """Motionformer with any attention layer and estimator.
+
+    The input is [clip] with clip [B,3,T,H,W] (PySlowFast's list of pathways), or images [B,3,H,W].
+    The output is logits in training mode and softmax scores in eval mode.
+    """
 
     def __init__(
         self,
@@ -153,12 +149,8 @@ class VisionTransformer(nn.Module):
         self.make_embeddings(dim, joint_positions=video_input and pos_embed == "joint")
         self.pos_drop = nn.Dropout(pos_drop)
 
-        sizes: dict[str, Any] = {
-            "head_dim": dim // num_heads,
-            "num_heads": num_heads,
-            "dropout": attn_drop,
-        }
-        # An estimator without kernels is no obstacle where the temporal stage has one.
+        sizes = dict[str, Any](head_dim=dim // num_heads, num_heads=num_heads, dropout=attn_drop)
+        # Trajectory attention has a kernel for its temporal stage; the estimator need not have one.
         own_kernels = kernels if has_kernels(estimator) or attn_layer != "trajectory" else "auto"
         layer = partial(
             ATTENTION_LAYERS[attn_layer], dim=dim, num_heads=num_heads, qkv_bias=qkv_bias, drop=drop
@@ -170,13 +162,16 @@ class VisionTransformer(nn.Module):
             layer_args = {**sizes, "seed": seed + i, "kernels": own_kernels}
             layer_args |= estimator_args or {}
             attn, timeattn = layer(estimator=build_estimator(estimator, **layer_args)), None
-            if attn_layer == "divided":  # over time too; F is small: always exact
+            if attn_layer == "divided":  # exact over time, because F is small
                 timeattn = layer(estimator=build_estimator("softmax", **sizes), over_time=True)
             rate = drop_path * i / max(1, depth - 1)
             blocks.append(Block(dim, attn, timeattn, mlp_ratio, drop, rate))
         self.blocks = nn.ModuleList(blocks)
         self.norm = nn.LayerNorm(dim, eps=1e-6)
-        self.pre_logits = hidden_layer(dim, head_act) if hidden_head else nn.Identity()
+        self.pre_logits: nn.Module = nn.Identity()
+        if hidden_head:
+            layers = {"fc": nn.Linear(dim, dim), "act": ACTIVATIONS[head_act]()}
+            self.pre_logits = nn.Sequential(OrderedDict(layers))
         self.head_drop = nn.Dropout(head_drop)
         self.head = nn.Linear(dim, num_classes)
         self.initialise()
@@ -229,9 +224,9 @@ class VisionTransformer(nn.Module):
         )
 
     def initialise(self) -> None:
-        """ViT-B's start at any width; time embeddings at zero. What no forward uses is frozen."""
-        # 0.02 keeps the size of activations at width 768. A layer of width 96 would shrink
-        # them to a third each time, and not learn for hundreds of steps.
+        """Initialise as ViT-B at any width, temporal embeddings at 0; freeze unused parameters."""
+        # A deviation of 0.02 preserves the scale of activations at width 768. At width 96 every
+        # layer would shrink them to a third, and the model would not learn for hundreds of steps.
         linear_std = 0.02 * (768 / self.head.in_features) ** 0.5
         for module in self.modules():
             if isinstance(module, (nn.Linear, nn.Conv2d, nn.Conv3d)):
@@ -242,19 +237,19 @@ class VisionTransformer(nn.Module):
         for name in ("cls_token", "pos_embed", "st_embed"):
             if hasattr(self, name):
                 nn.init.normal_(getattr(self, name), std=0.02)
-        # Checkpoints hold both embeddings; DDP waits for gradients of all that is not frozen.
+        # Checkpoints hold both patch embeddings; DDP waits for gradients of unfrozen parameters.
         unused = self.patch_embed if self.patch_size_temp > 1 else self.patch_embed_3d
         unused.requires_grad_(False)
         self.pos_embed.requires_grad_(not self.joint_positions)
 
     def no_weight_decay(self) -> set[str]:
-        """Parameters that an optimiser should not decay."""
+        """Names of the parameters without weight decay."""
         return {"pos_embed", "cls_token", "temp_embed", "st_embed"}
 
     def layers_after(self, name: str) -> int:
-        """How many layers a parameter is away from the classifier, by its name.
+        """Number of layers between a parameter and the classifier, for layer-wise LR decay.
 
-        The blocks are layers, and so is all that comes before them.
+        Each block is a layer. The embeddings together are one.
         """
         first, *rest = name.split(".")
         if first == "blocks":
@@ -266,7 +261,7 @@ class VisionTransformer(nn.Module):
         return logits if self.training else logits.softmax(dim=-1)
 
     def forward_features(self, x: Sequence[Tensor] | Tensor) -> Tensor:
-        """The vector before the classifier, [B,D]."""
+        """The input of the classifier, [B,D]."""
         clip = x if isinstance(x, Tensor) else x[0]
         tokens = self.embed(clip)
         for block in self.blocks:
@@ -277,11 +272,11 @@ class VisionTransformer(nn.Module):
         return self.pre_logits(self.norm(tokens)[:, 0])
 
     def embed(self, clip: Tensor) -> Tensor:
-        """The clip's tokens, CLS first, with their positions: [B,1+F*P,D]."""
+        """The clip's tokens with position embeddings, CLS first: [B,1+F*P,D]."""
         self.check_input(clip)
         if self.patch_size_temp > 1:
             patches = self.patch_embed_3d(clip)
-        elif self.video_input:  # patches of single frames
+        elif self.video_input:  # 2-D patches of each frame
             frames = clip.transpose(1, 2).flatten(0, 1)
             patches = self.patch_embed(frames).unflatten(0, (clip.shape[0], -1)).flatten(1, 2)
         else:
@@ -297,12 +292,12 @@ class VisionTransformer(nn.Module):
         if tuple(clip.shape[1:-2]) != expected or any(side % self.patch_size for side in sides):
             form = ", ".join(map(str, ("batch", *expected, "height", "width")))
             raise ValueError(
-                f"a clip of shape {tuple(clip.shape)} was given; [{form}] is expected, "
-                f"height and width multiples of {self.patch_size}"
+                f"expected a clip [{form}] with height and width multiples of {self.patch_size}, "
+                f"got {list(clip.shape)}"
             )
 
     def positions(self, grid: tuple[int, int]) -> Tensor:
-        """The positional embedding of CLS and of F frames of `grid` patches."""
+        """The position embeddings of CLS and of F frames of `grid` patches."""
         base = (self.base_grid, self.base_grid)
         if self.joint_positions:
             space = self.st_embed[:, 1:].unflatten(1, (self.num_frames, -1))[0]

@@ -1,10 +1,6 @@
-"""How many threads PyTorch computes with on a CPU.
+"""Numerics of a run: CPU threads and the arithmetic of GPUs, both set from the config.
 
-The threads of an operation wait for the slowest of them. If another program keeps one
-core busy, each operation waits until that core is free for a moment. A large product
-loses little by it, but a small model spends nearly all of its time so: a training of
-configs/quick took 200 s with two threads and 50 s with one, where one of two cores was
-busy. On quiet cores its loader's workers have use for the second one.
+Sums depend on them in the last bits, so a resumed run must use the same settings.
 """
 
 from __future__ import annotations
@@ -16,32 +12,31 @@ from collections.abc import Iterator
 import torch
 from fvcore.common.config import CfgNode
 
-# A ViT-S has this width. On two cores that other programs kept busy, two threads took 23
-# times as long as one at width 96, 4 to 11 times at 192 and 384, 2.5 times at 768; on quiet
-# cores the wide ones gain by threads.
+# Narrower models (ViT-S has this width) use one thread. The threads of an operation wait for the
+# slowest one; with a busy core, small operations spend nearly all of their time waiting. On two
+# cores that other programs kept busy, two threads took 23 times as long as one at width 96, 4 to 11
+# times at 192 and 384, and 2.5 times at 768. On idle cores wide models gain from threads, and the
+# DataLoader workers of a narrow one use the other cores.
 NARROW = 384
 
 
 def choose_threads(cfg: CfgNode) -> str:
-    """Set the number of threads by config and environment alone; the reason, for the log.
-
-    Sums depend on it in the last bits, so a resumed run must have the same number.
-    """
+    """Set the number of CPU threads from config and environment; returns it with the reason."""
     if cfg.NUM_GPUS > 0 or cfg.DEVICE == "mps":
-        reason = "the work is on the GPU"
+        reason = "the model runs on the GPU"
     elif os.environ.get("OMP_NUM_THREADS"):
-        reason = "by OMP_NUM_THREADS"
+        reason = "set by OMP_NUM_THREADS"
     elif cfg.VIT.EMBED_DIM < NARROW:
         torch.set_num_threads(1)
-        reason = f"VIT.EMBED_DIM is below {NARROW}; OMP_NUM_THREADS sets another number"
+        reason = f"VIT.EMBED_DIM is below {NARROW}; OMP_NUM_THREADS overrides it"
     else:
-        reason = "PyTorch's choice for this machine; OMP_NUM_THREADS sets another number"
+        reason = "PyTorch's default; OMP_NUM_THREADS overrides it"
     return f"{torch.get_num_threads()} ({reason})"
 
 
 @contextlib.contextmanager
 def cpu_threads(cfg: CfgNode) -> Iterator[None]:
-    """`choose_threads` for a while, in a process that has chosen its own number."""
+    """Apply `choose_threads`, and restore the previous number of threads on exit."""
     before = torch.get_num_threads()
     choose_threads(cfg)
     try:
@@ -51,7 +46,7 @@ def cpu_threads(cfg: CfgNode) -> Iterator[None]:
 
 
 def choose_gpu_arithmetic(cfg: CfgNode) -> None:
-    """Set it by the config alone: PyTorch itself lets cuDNN take TF32."""
+    """Set TF32 and cuDNN benchmarking from the config; PyTorch's default allows TF32 in cuDNN."""
     torch.backends.cudnn.benchmark = cfg.CUDNN_BENCHMARK
     torch.backends.cudnn.allow_tf32 = cfg.ALLOW_TF32
     torch.backends.cuda.matmul.allow_tf32 = cfg.ALLOW_TF32
@@ -59,11 +54,11 @@ def choose_gpu_arithmetic(cfg: CfgNode) -> None:
 
 @contextlib.contextmanager
 def gpu_arithmetic(cfg: CfgNode) -> Iterator[None]:
-    """`choose_gpu_arithmetic` for a while, in a process that has chosen its own."""
+    """Apply `choose_gpu_arithmetic`, and restore the previous settings on exit."""
     cudnn, matmul = torch.backends.cudnn, torch.backends.cuda.matmul
     try:
         before = cudnn.benchmark, cudnn.allow_tf32, matmul.allow_tf32
-    except RuntimeError:  # chosen by PyTorch's newer names, which hide it from these: it stays
+    except RuntimeError:  # set by `fp32_precision`, which these flags cannot express: left as it is
         yield
         return
     choose_gpu_arithmetic(cfg)

@@ -1,4 +1,4 @@
-"""The models by name (PySlowFast 1.0 has no such registry)."""
+"""Registry of models by name, which PySlowFast 1.0 lacks."""
 
 from fvcore.common.registry import Registry
 

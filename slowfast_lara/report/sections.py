@@ -13,7 +13,7 @@ import numpy as np
 from slowfast_lara.data.sources import read_frames
 from slowfast_lara.data.transforms import whole_frame
 from slowfast_lara.errors import DecodeError
-from slowfast_lara.models.attention_config import shown_name
+from slowfast_lara.models.attention_config import display_name
 from slowfast_lara.report.page import chart, document, embedded_image, escape, table, tile
 from slowfast_lara.runs.folder import RunRecord, TestedVideo
 
@@ -51,7 +51,7 @@ def _summary(run: RunRecord) -> str:
     parts = (
         run.setting("MODEL.MODEL_NAME"),
         run.setting("VIT.ATTN_LAYER"),
-        f"{shown_name(str(attention))} attention" if attention else None,
+        f"{display_name(str(attention))} attention" if attention else None,
         run.setting("TEST.DATASET"),
         run.checkpoint,
     )

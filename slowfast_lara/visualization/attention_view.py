@@ -19,8 +19,8 @@ from slowfast_lara.models.attention_config import (
     EXACT,
     RECOMMENDED,
     chosen_estimator,
-    estimator_named,
-    shown_name,
+    display_name,
+    resolve_estimator,
 )
 from slowfast_lara.visualization.heat_maps import AttentionMap
 from slowfast_lara.visualization.implied_weights import (
@@ -51,7 +51,7 @@ def default_attentions(cfg: CfgNode) -> list[str]:
 
 def attention_name(name: str) -> str:
     """Check the name of an attention: an estimator, or one with recommended settings."""
-    return name if name in RECOMMENDED else estimator_named(name)
+    return name if name in RECOMMENDED else resolve_estimator(name)
 
 
 def _label(name: str, cfg: CfgNode) -> str:
@@ -60,7 +60,7 @@ def _label(name: str, cfg: CfgNode) -> str:
     node, has_recommended = name.upper(), name in dict(RECOMMENDED.values())
     if has_recommended and name != chosen_estimator(cfg) and cfg.VIT[node] == get_cfg().VIT[node]:
         return f"{name} (paper)"  # the defaults
-    return shown_name(name)
+    return display_name(name)
 
 
 class AttentionView:

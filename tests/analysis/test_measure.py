@@ -19,7 +19,7 @@ from slowfast_lara.attention import ESTIMATORS, build_estimator, softmax_attenti
 from slowfast_lara.config import get_cfg
 from slowfast_lara.drawing import saved_figure
 from slowfast_lara.errors import InputError
-from slowfast_lara.models.attention_config import shown_name
+from slowfast_lara.models.attention_config import display_name
 from slowfast_lara.models.space_time import TrajectoryAttention
 from tests.helpers.runs import finish, start
 
@@ -165,7 +165,7 @@ def test_benchmark_command(tmp_path, arguments, sizes):
     for value in environment().values():
         assert value in text
     for size in sizes:
-        for name in ("textbook", *map(shown_name, ESTIMATORS)):
+        for name in ("textbook", *map(display_name, ESTIMATORS)):
             assert f"\n{size},{name}," in text
             assert f"  {name} " in stdout
     assert (tmp_path / "sub" / "result.png").read_bytes().startswith(b"\x89PNG")

@@ -62,7 +62,7 @@ def row_of(table, name, **options):
     )
 
 
-def changes_of(view, patch, frames):
+def config_changes(view, patch, frames):
     """Token by token, in float64: the change to the neighbours in time."""
     pixels = view.double().numpy()
     moments, rows, columns = (
@@ -102,7 +102,7 @@ def test_weights_of_moving_tokens(frames, patch):
     view[:, :, :16] *= 0.1  # above, little changes
     equal, moving = token_weights(view, cfg)
     assert (equal == 1).all()
-    np.testing.assert_allclose(moving, changes_of(view, patch, 2), rtol=1e-5)
+    np.testing.assert_allclose(moving, config_changes(view, patch, 2), rtol=1e-5)
     still = token_weights(torch.ones(3, frames, 32, 32), cfg)
     assert (still == 1).all()
     alone = token_weights(view[:, :2], cfg)  # tokens of one moment
@@ -115,7 +115,7 @@ def test_errors_are_those_of_a_slow_reference(table, model, clips):
         sums = torch.zeros(2, 2, 2, dtype=torch.float64)  # layer; weights; error, square
         for clip in clips[:2]:
             view = middle_view(clip, trained.cfg)
-            weights = torch.tensor(changes_of(view, 8, 2))
+            weights = torch.tensor(config_changes(view, 8, 2))
             layers = layer_inputs(trained.network, view, trained.cfg, [0, 1])
             for layer, (q, k, v, frames, _) in enumerate(layers):
                 estimator = build_estimator(name, head_dim=16, num_landmarks=8, **changes)

@@ -8,7 +8,7 @@ from benchmarks.kernel_counts import Kernel, count_kernels
 from benchmarks.roofline import DEVICES, LAUNCH, Sizes, seconds, spatial_counts, temporal_counts
 from slowfast_lara.attention import ESTIMATORS
 from slowfast_lara.cli.benchmark import main
-from slowfast_lara.models.attention_config import shown_name
+from slowfast_lara.models.attention_config import display_name
 
 # LARA's spatial stage and the temporal stage before they had paths for GPUs (version 0.2.0),
 # forward and backward, with 8 clips of 8 frames, counted by `count_kernels`: bytes of the one,
@@ -105,7 +105,7 @@ def test_command_gives_the_same_figures_again(tmp_path, capsys):
         assert path.with_suffix(".png").read_bytes().startswith(b"\x89PNG")
         texts.append((capsys.readouterr().out, path.with_suffix(".csv").read_text()))
     assert texts[0] == texts[1]
-    for name in map(shown_name, ESTIMATORS):
+    for name in map(display_name, ESTIMATORS):
         assert f"\n32,2,{name},forward," in texts[0][1]
         assert f"\n48,4,{name},backward," in texts[0][1]
     assert "counted, not measured" in texts[0][0]

@@ -1,7 +1,8 @@
-"""docs/config.md: of every key, and as the code has it today."""
+"""The table of keys, and docs/config.md generated from it."""
 
 from __future__ import annotations
 
+import inspect
 import re
 from pathlib import Path
 
@@ -11,14 +12,14 @@ from fvcore.common.config import CfgNode
 from slowfast_lara.cli.configs import main
 from slowfast_lara.config import get_cfg
 from slowfast_lara.config.defaults import walk
-from slowfast_lara.config.keys import all_keys
+from slowfast_lara.config.keys import Affects, Key, all_keys
 from slowfast_lara.config.reference import reference
 
 ROOT = Path(__file__).resolve().parents[2]
 LEAVES = {key: value for key, value in walk(get_cfg()) if not isinstance(value, CfgNode)}
 
 
-def test_the_committed_page_is_current(tmp_path):
+def test_committed_page_is_current(tmp_path):
     page = tmp_path / "config.md"
     assert main(["--reference", "--out", str(page)]) == 0
     assert page.read_text() == (ROOT / "docs" / "config.md").read_text(), (
@@ -26,7 +27,7 @@ def test_the_committed_page_is_current(tmp_path):
     )
 
 
-def test_every_key_is_there_once():
+def test_page_lists_every_key_once():
     text = reference()
     tables, unused = text.split("## PySlowFast's, not used here")
     rows = re.findall(r"^\| `(\S+)` \|", tables, re.M)
@@ -36,14 +37,23 @@ def test_every_key_is_there_once():
 
 
 @pytest.mark.parametrize("key", all_keys())
-def test_every_key_has_a_meaning_and_a_default_that_is_allowed(key):
+def test_every_key_has_all_fields_and_a_valid_default(key):
     known = all_keys()[key]
     assert len(known.meaning) > 3 and not known.meaning.endswith(".")
-    assert not known.choices or LEAVES[key] in known.choices
+    assert isinstance(known.affects, Affects)
+    assert isinstance(known.shared, bool)
+    assert known.allowed.problem(LEAVES[key]) is None
 
 
-def test_what_the_code_reads_is_not_called_unused():
-    """A key of PySlowFast that our code names, by `cfg.NODE.KEY` or in a message, has a meaning."""
+def test_effect_and_allowed_values_have_no_default():
+    """Each row of the table states them."""
+    fields = inspect.signature(Key).parameters
+    required = {name for name, field in fields.items() if field.default is field.empty}
+    assert required == {"default", "affects", "allowed", "meaning"}
+
+
+def test_keys_read_by_the_code_are_in_the_table():
+    """PySlowFast keys that the code names, by `cfg.NODE.KEY` or in a message."""
     package = ROOT / "slowfast_lara"
     code = "\n".join(path.read_text() for path in package.rglob("*.py"))
     words = set(re.findall(r"\b[A-Z_]+(?:\.[A-Z_]+)*\b", code.replace("cfg.", "")))

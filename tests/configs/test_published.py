@@ -1,4 +1,4 @@
-"""The configs of K400 and SSV2 say what was published, build, count and train."""
+"""The K400 and SSV2 configs: published settings, parameters, GFLOPs, a training step."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ CONFIGS = Path(__file__).resolve().parents[2] / "configs"
 DATASETS = {"K400": 400, "SSV2": 174}
 
 
-class Row(NamedTuple):
-    """What a config is to give. Parameters (thousands) and GFLOPs are those of K400."""
+class Expected(NamedTuple):
+    """Expected properties of a config. Parameters (thousands) and GFLOPs are those on K400."""
 
     parameters: int
     gflops: float
@@ -33,8 +33,8 @@ class Row(NamedTuple):
 PUBLISHED = {"batch": 128, "lr": 1e-4, "epochs": 35}
 LARGE = {"batch": 32, "lr": 0.375e-4, "epochs": 35}
 PAPER = {"batch": 256, "lr": 1e-4, "epochs": 40}
-# What all of the published files say, and what the paper's rows leave at its start.
-ALIKE = {
+# Settings shared by all published files, and defaults that the paper's rows keep.
+SHARED = {
     "TRAIN.ENABLE": True,
     "TRAIN.EVAL_PERIOD": 5,
     "TRAIN.CHECKPOINT_PERIOD": 5,
@@ -79,28 +79,28 @@ ALIKE = {
     "TENSORBOARD.ENABLE": True,
 }
 ROWS = {
-    "motionformer_224_16x4": Row(109145, 204.31, **PUBLISHED),
-    "joint_224_16x4": Row(87883, 180.64, **PUBLISHED),
-    "divided_224_16x4": Row(116250, 185.77, **PUBLISHED),
-    "motionformer_336_16x8": Row(109145, 587.04, **LARGE),
-    "motionformer_224_32x3": Row(109151, 502.17, **LARGE),
-    "lara_224_16x4": Row(109145, 181.34, **PAPER),
-    "ra_224_16x4": Row(109145, 227.68, **PAPER),
-    "ra_biased_224_16x4": Row(109145, 250.33, **PAPER),
-    "performer_224_16x4": Row(109145, 179.34, **PAPER),
-    "nystrom_224_16x4": Row(109145, 187.95, **PAPER),
-    "orthoformer_224_16x4": Row(109145, 181.17, **PAPER),
-    "lara_336_16x8": Row(109145, 407.78, **PAPER),
-    "lara_joint_224_16x4": Row(87883, 144.69, **PAPER),
-    "lara_best_224_16x4": Row(109145, 180.15, **PAPER),
-    "lara_best_336_16x8": Row(109145, 405.08, **PAPER),
-    "lara_best_224_32x3": Row(109151, 389.00, **LARGE),
-    "lara_best_joint_224_16x4": Row(87883, 143.70, **PAPER),
+    "motionformer_224_16x4": Expected(109145, 204.31, **PUBLISHED),
+    "joint_224_16x4": Expected(87883, 180.64, **PUBLISHED),
+    "divided_224_16x4": Expected(116250, 185.77, **PUBLISHED),
+    "motionformer_336_16x8": Expected(109145, 587.04, **LARGE),
+    "motionformer_224_32x3": Expected(109151, 502.17, **LARGE),
+    "lara_224_16x4": Expected(109145, 181.34, **PAPER),
+    "ra_224_16x4": Expected(109145, 227.68, **PAPER),
+    "ra_biased_224_16x4": Expected(109145, 250.33, **PAPER),
+    "performer_224_16x4": Expected(109145, 179.34, **PAPER),
+    "nystrom_224_16x4": Expected(109145, 187.95, **PAPER),
+    "orthoformer_224_16x4": Expected(109145, 181.17, **PAPER),
+    "lara_336_16x8": Expected(109145, 407.78, **PAPER),
+    "lara_joint_224_16x4": Expected(87883, 144.69, **PAPER),
+    "lara_best_224_16x4": Expected(109145, 180.15, **PAPER),
+    "lara_best_336_16x8": Expected(109145, 405.08, **PAPER),
+    "lara_best_224_32x3": Expected(109151, 389.00, **LARGE),
+    "lara_best_joint_224_16x4": Expected(87883, 143.70, **PAPER),
 }
 
 
 def file_of(dataset: str, name: str) -> Path:
-    """SSv2's 336-pixel configs take every fourth frame, Kinetics' every eighth."""
+    """The file of a row; 336-pixel configs have a stride of 8 on Kinetics and of 4 on SSv2."""
     name = name.replace("336_16x8", "336_16x4") if dataset == "SSV2" else name
     return CONFIGS / dataset / f"{name}.yaml"
 
@@ -109,7 +109,7 @@ EVERY = [(dataset, name) for dataset in DATASETS for name in ROWS]
 every_config = pytest.mark.parametrize("dataset, name", EVERY)
 
 
-def test_the_table_has_every_file():
+def test_table_has_every_file():
     bases = {
         CONFIGS / dataset / f"{name}.yaml"
         for dataset in DATASETS
@@ -123,7 +123,7 @@ def test_the_table_has_every_file():
     "path", sorted(CONFIGS.rglob("*.yaml")), ids=lambda path: f"{path.parent.name}/{path.stem}"
 )
 def test_every_file_loads_and_builds(path):
-    """Those for a CPU and the shared parts too."""
+    """Including the quick configs and the base configs."""
     cfg = load_config(path, ["NUM_GPUS", 0])
     with torch.device("meta"):
         model = build_model(cfg)
@@ -131,7 +131,7 @@ def test_every_file_loads_and_builds(path):
 
 
 @every_config
-def test_what_it_says(dataset, name, tmp_path):
+def test_settings(dataset, name, tmp_path):
     cfg, row = load_config(file_of(dataset, name)), ROWS[name]
     ssv2, paper = dataset == "SSV2", row.epochs == 40
     crop = 336 if "_336_" in name else 224
@@ -170,7 +170,7 @@ def test_what_it_says(dataset, name, tmp_path):
     assert cfg.OUTPUT_DIR == f"runs/{dataset}/{file_of(dataset, name).stem}"
     assert cfg.DATA.PATH_PREFIX == ("data/ssv2/frames" if ssv2 else "")
     assert cfg.VIT.TEMPORAL_RESOLUTION == frames // 2
-    for key, value in ALIKE.items():
+    for key, value in SHARED.items():
         node = cfg
         for part in key.split("."):
             node = node[part]
@@ -194,7 +194,7 @@ def test_schedule(dataset, name):
 
 
 @pytest.mark.parametrize("name", ROWS)
-def test_ssv2_starts_from_the_kinetics_run(name):
+def test_ssv2_starts_from_the_kinetics_checkpoint(name):
     kinetics = load_config(file_of("K400", name))
     start = load_config(file_of("SSV2", name)).TRAIN.CHECKPOINT_FILE_PATH
     last = f"checkpoints/checkpoint_epoch_{kinetics.SOLVER.MAX_EPOCH:05d}.pyth"
@@ -213,7 +213,7 @@ def test_parameters(dataset, name):
 
 @functools.cache
 def counted(path: Path, heads: int, depth: int) -> int:
-    """Multiply-adds of one clip with so many heads of the published size, and blocks."""
+    """Multiply-accumulates of one clip with this number of heads of 64 channels, and blocks."""
     opts = ["VIT.NUM_HEADS", heads, "VIT.EMBED_DIM", 64 * heads, "VIT.DEPTH", depth, "NUM_GPUS", 0]
     cfg = load_config(path, opts)
     crop = cfg.DATA.TRAIN_CROP_SIZE
@@ -222,10 +222,10 @@ def counted(path: Path, heads: int, depth: int) -> int:
 
 
 def at_full_size(path: Path, heads: int, depth: int) -> float:
-    """From models of one and two heads and blocks.
+    """The count of a full-size model, extrapolated from models with one and two heads and blocks.
 
-    All there is costs a multiple of h (attention, norms) or of h**2 (products with
-    weights), in every block, and outside of them: four unknowns, four counts.
+    Every operation costs a multiple of h (attention, norms) or of h**2 (matmuls with weights), per
+    block or outside of the blocks: four unknowns, four counts.
     """
 
     def of_heads(at_one: float, at_two: float) -> float:
@@ -245,27 +245,27 @@ def test_gflops(name):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["motionformer_224_16x4", "orthoformer_224_16x4"])
-def test_gflops_of_the_whole_follow_from_the_parts(name):
+def test_extrapolated_gflops_equal_counted_ones(name):
     path = file_of("K400", name)
     assert at_full_size(path, 3, 3) == pytest.approx(counted(path, 3, 3), rel=1e-12)
 
 
-def test_gflops_beside_those_of_the_motionformer_article():
-    """Ours of joint and divided attention are its own; trajectories cost less here."""
-    article = {"joint": 180.6, "divided": 185.8}
-    for layer, gflops in article.items():
+def test_gflops_compared_with_the_motionformer_paper():
+    """Joint and divided attention agree; trajectory attention costs less here."""
+    paper = {"joint": 180.6, "divided": 185.8}
+    for layer, gflops in paper.items():
         assert ROWS[f"{layer}_224_16x4"].gflops == pytest.approx(gflops, rel=0.005)
     assert ROWS["motionformer_224_16x4"].gflops < 369.5 * 0.6
 
 
-# Has no gradient, by the model's own design: the head sees CLS alone, so not how the last
-# block's patches find their way; a bias of all keys alike cancels in the softmax over time
-# (and proj_kv's values are unused in the published code); 2-D patches are for images.
+# Parameters without a gradient by design: the head reads only CLS, so not the temporal stage of the
+# last block; the bias of the temporal keys cancels in the softmax (and the published code does not
+# use the values of proj_kv); 2-D patch embeddings are for images.
 NOT_LEARNED = re.compile(r"blocks\.1\.attn\.proj_(q|kv)\..*|.*\.proj_kv\.bias|patch_embed\..*")
 
 
 @every_config
-def test_one_step_cut_down(dataset, name, tmp_path):
+def test_one_training_step_of_a_small_version(dataset, name, tmp_path):
     opts = [
         "VIT.EMBED_DIM",
         24,

@@ -274,7 +274,7 @@ def test_starting_from_a_run_with_other_classes(tmp_path, video_set):
     for name in old.keys() - {"head.weight", "head.bias"}:
         assert torch.allclose(new[name], old[name], rtol=0, atol=1e-9), name
     log = (tuned / "stdout.log").read_text()
-    assert "left at start  head.weight" in log
+    assert "initialised    head.weight" in log
 
 
 @pytest.mark.parametrize("inflate, shares", [("centre", (0.0, 1.0)), ("average", (0.5, 0.5))])

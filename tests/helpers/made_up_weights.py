@@ -1,4 +1,4 @@
-"""Weights with the public names, shapes and layouts, and files of them."""
+"""Random weights with the names, shapes and layouts of public models, and files of them."""
 
 import json
 import struct
@@ -60,7 +60,7 @@ def vit(dim=DIM, depth=DEPTH, patch=PATCH, grid=GRID, classes=7, pre_logits=True
 
 
 def vit_npz(state, heads=HEADS):
-    """The same weights as the original release lays them out."""
+    """The same weights in the layout of the original release."""
     dim = state["cls_token"].shape[2]
     arrays = {
         "cls": state["cls_token"],
@@ -136,6 +136,7 @@ def save(tmp_path, form, state):
 
 
 def refused(model, path):
+    """Check that loading fails and changes nothing; returns the error message."""
     before = {name: x.clone() for name, x in model.state_dict().items()}
     with pytest.raises(WeightsError) as caught:
         load_pretrained(model, path)

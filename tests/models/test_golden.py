@@ -1,4 +1,4 @@
-"""The model equals the published one, weight for weight."""
+"""Equality with Motionformer's published model."""
 
 from pathlib import Path
 
@@ -12,7 +12,7 @@ from tests.helpers.comparing import assert_close
 GOLDEN = sorted((Path(__file__).parents[1] / "golden").glob("motionformer_*.npz"))
 
 
-def test_all_five_are_here():
+def test_number_of_golden_files():
     assert len(GOLDEN) == 5
 
 

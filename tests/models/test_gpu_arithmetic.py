@@ -1,4 +1,4 @@
-"""The arithmetic of a run in a process that has its own: settings, which any machine has."""
+"""GPU arithmetic settings of a config inside a process with other settings; needs no GPU."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from slowfast_lara.inference.scoring import view_outputs
 from slowfast_lara.models.numerics import gpu_arithmetic
 
 
-class Asks(torch.nn.Linear):
-    """A model that notes the settings it runs with."""
+class RecordingModel(torch.nn.Linear):
+    """Records the settings during its forward pass."""
 
     def forward(self, views):
-        self.seen = settings()
+        self.settings = settings()
         return super().forward(views[0])
 
 
@@ -24,17 +24,17 @@ def settings() -> tuple[bool, bool, bool]:
 
 
 @pytest.mark.parametrize("tf32", [False, True])
-def test_scores_are_computed_as_the_config_says(tf32):
+def test_scoring_uses_the_settings_of_the_config(tf32):
     cfg = load_config("quick/lara", ["ALLOW_TF32", tf32, "CUDNN_BENCHMARK", tf32])
-    before, model = settings(), Asks(3, 2)
+    before, model = settings(), RecordingModel(3, 2)
     view_outputs(model, torch.zeros(2, 3), cfg)
-    assert model.seen == (tf32,) * 3 and settings() == before
+    assert model.settings == (tf32,) * 3 and settings() == before
 
 
-def test_what_was_chosen_by_newer_names_stays():
+def test_settings_made_by_fp32_precision_are_kept():
     cfg, matmul = load_config("quick/lara"), torch.backends.cuda.matmul
     if not hasattr(matmul, "fp32_precision"):
-        pytest.skip("PyTorch has no newer names")
+        pytest.skip("PyTorch has no fp32_precision")
     before = matmul.fp32_precision
     matmul.fp32_precision = "tf32"
     try:

@@ -1,4 +1,4 @@
-"""The model's settings, inputs and modes, over all attentions."""
+"""The model with every attention: settings, inputs, train and eval mode."""
 
 import itertools
 
@@ -48,8 +48,8 @@ def test_every_parameter_receives_a_finite_gradient(layer, estimator):
 
 @pytest.mark.parametrize("training", [True, False])
 @pytest.mark.parametrize("layer, estimator", EVERY_ATTENTION)
-def test_a_device_that_is_not_here(layer, estimator, training):
-    """A tensor made on the CPU by mistake raises when mixed with one on meta."""
+def test_no_tensor_is_created_on_the_cpu(layer, estimator, training):
+    """An operation on a CPU tensor and a meta tensor raises."""
     with FakeTensorMode(), torch.device("meta"):
         model = small(layer, estimator).train(training)
         out = model([torch.empty(2, 3, 4, 64, 64)])
@@ -108,11 +108,11 @@ def test_eval_gives_scores_and_training_logits():
     logits = model([clip()])
     scores = model.eval()([clip()])
     assert_close(scores, logits.softmax(-1), 1e-6)
-    assert_close(model(clip()), scores, 0.0)  # a bare tensor is fine too
+    assert_close(model(clip()), scores, 0.0)  # also accepts a bare tensor
 
 
 @pytest.mark.parametrize("pos_embed", ["separate", "joint"])
-def test_positions_follow_the_crop(pos_embed):
+def test_positions_are_resized_to_the_crop(pos_embed):
     model = small(pos_embed=pos_embed)
     for height, width in ((64, 64), (224, 224), (96, 32)):
         grid = (height // 16, width // 16)
@@ -126,7 +126,7 @@ def test_positions_follow_the_crop(pos_embed):
         assert_close(base[1], expected + model.temp_embed[0, 1], 0.0)
 
 
-def test_joint_positions_freeze_what_they_do_not_use():
+def test_joint_positions_freeze_the_separate_ones():
     model = small(pos_embed="joint")
     assert not model.pos_embed.requires_grad
     model([clip()]).sum().backward()
@@ -150,8 +150,8 @@ def test_images():
 
 
 @pytest.mark.parametrize("shape", [(2, 3, 5, 64, 64), (2, 3, 4, 60, 64), (2, 4, 4, 64, 64)])
-def test_a_clip_of_the_wrong_shape_is_refused(shape):
-    with pytest.raises(ValueError, match=r"\[batch, 3, 4, height, width\] is expected, height and"):
+def test_clip_of_a_wrong_shape_is_refused(shape):
+    with pytest.raises(ValueError, match=r"expected.*\[batch, 3, 4, height, width\]"):
         small()([torch.zeros(shape)])
 
 

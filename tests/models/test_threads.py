@@ -1,4 +1,4 @@
-"""Threads on a CPU: one for a narrow model, and what the user says before all."""
+"""Number of CPU threads: one for a narrow model; OMP_NUM_THREADS has precedence."""
 
 from __future__ import annotations
 
@@ -26,10 +26,10 @@ def test_threads(monkeypatch, width, gpus, variable, expected):
     cfg = get_cfg()
     cfg.NUM_GPUS, cfg.VIT.EMBED_DIM = gpus, width
     before = torch.get_num_threads()
-    torch.set_num_threads(3)  # as PyTorch has chosen, or taken from the variable
+    torch.set_num_threads(3)  # as PyTorch does by default or from the variable
     try:
-        told = choose_threads(cfg)
+        message = choose_threads(cfg)
         assert torch.get_num_threads() == expected
     finally:
         torch.set_num_threads(before)
-    assert told.startswith(f"{expected} (")
+    assert message.startswith(f"{expected} (")

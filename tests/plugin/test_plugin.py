@@ -1,4 +1,4 @@
-"""Our model in a checkout of PySlowFast: a stand-in of one trains and tests it (checkout/)."""
+"""The plugin in a git checkout of PySlowFast; checkout/ holds a stand-in that trains and tests."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ MIXUP = ["MIXUP.ENABLE", "True", "MODEL.LOSS_FUNC", "soft_cross_entropy"]
 
 
 def checkout_run(*words: str, cwd: Path | None = None) -> subprocess.CompletedProcess:
-    """A command with the checkout's `slowfast` in front of the installed one."""
+    """Run Python with the checkout's `slowfast` before the installed one on the path."""
     path = os.pathsep.join([str(CHECKOUT), str(ROOT)])
     environment = {**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1"}
     return subprocess.run(
@@ -69,7 +69,7 @@ def checkout_run(*words: str, cwd: Path | None = None) -> subprocess.CompletedPr
 
 @dataclass
 class Trained:
-    """A run in the checkout, and the same steps by our model alone."""
+    """A run in the checkout, and the result of the same steps without it."""
 
     folder: Path
     losses: list[float]
@@ -89,7 +89,7 @@ def make_clips(folder: Path) -> None:
 
 
 def our_config(attention: str) -> CfgNode:
-    """The stand-in's model as our own config has it, all of whose other keys are as they were."""
+    """The config of the stand-in's model for this package; other keys keep their defaults."""
     opts = ["VIT.APPROX_ATTN_TYPE", attention]
     for node, keys in MODEL.items():
         if node in ("DATA", "MODEL", "VIT"):
@@ -99,7 +99,7 @@ def our_config(attention: str) -> CfgNode:
 
 
 def our_steps(folder: Path, attention: str, mixup: bool, mixed: bool) -> Trained:
-    """Two steps of our model, written down plainly: nothing of the stand-in or the plugin."""
+    """Two training steps of the model in plain PyTorch, without the stand-in and the plugin."""
     np.random.seed(5)
     torch.manual_seed(5)
     model = build_model(our_config(attention)).train()
@@ -131,7 +131,7 @@ def our_steps(folder: Path, attention: str, mixup: bool, mixed: bool) -> Trained
     return Trained(folder, losses, np.stack(logits), model.state_dict())
 
 
-# Attention, mixup, mixed precision with each job in a process of its own.
+# Attention, mixup, mixed precision (with each job in its own process).
 RUNS = [
     pytest.param(("none", False, False), id="exact"),
     pytest.param(("lara", True, False), id="lara-mixup"),
@@ -159,16 +159,16 @@ def trained(request, tmp_path_factory) -> Trained:
     return our_steps(folder, attention, mixup, mixed)
 
 
-def test_two_training_steps_are_ours(trained):
+def test_two_training_steps_equal_ours(trained):
     theirs = np.load(trained.folder / "training.npz")
     assert len(theirs["losses"]) == 2 and np.isfinite(theirs["losses"]).all()
     np.testing.assert_allclose(theirs["losses"], trained.losses, rtol=0, atol=1e-6)
     np.testing.assert_allclose(theirs["logits"], trained.logits, rtol=0, atol=1e-6)
-    # Logits, not scores: they do not add up to 1.
+    # They are logits: softmax scores would sum to 1.
     assert not np.allclose(theirs["logits"].sum(-1), 1)
 
 
-def test_the_checkpoint_has_our_names_and_weights(trained):
+def test_checkpoint_has_our_names_and_weights(trained):
     saved = torch.load(trained.checkpoint, weights_only=True)
     assert saved["model_state"].keys() == trained.state.keys()
     moved = build_model_before_training(trained)
@@ -182,7 +182,7 @@ def build_model_before_training(trained: Trained) -> dict[str, torch.Tensor]:
     return build_model(slowfast_lara.load(trained.checkpoint).cfg).state_dict()
 
 
-def test_the_multi_view_test_gives_our_scores(trained):
+def test_multi_view_test_gives_our_scores(trained):
     model = slowfast_lara.load(trained.checkpoint)
     clips = torch.from_numpy(np.load(trained.folder / "test.npz")["clips"])
     sums = np.load(trained.folder / "scores.npy")
@@ -192,7 +192,7 @@ def test_the_multi_view_test_gives_our_scores(trained):
         np.testing.assert_allclose(theirs / VIEWS, expected, rtol=0, atol=1e-6)
 
 
-def test_its_checkpoint_is_tested_and_started_from_but_not_continued(
+def test_its_checkpoint_can_be_tested_and_fine_tuned_but_not_resumed(
     trained, video_set, tmp_path, capfd, in_process
 ):
     cfg = slowfast_lara.load(trained.checkpoint).cfg
@@ -207,25 +207,25 @@ def test_its_checkpoint_is_tested_and_started_from_but_not_continued(
     assert run("TRAIN.ENABLE", False, "TEST.CHECKPOINT_FILE_PATH", trained.checkpoint) == 0
     assert json.loads((tmp_path / "out" / "test_results.json").read_text())["num_videos"] == 7
     capfd.readouterr()
-    assert run("TEST.ENABLE", False, "OUTPUT_DIR", tmp_path / "on", *given) == 2
-    assert "was trained in a git checkout of PySlowFast" in capfd.readouterr().err
+    assert run("TEST.ENABLE", False, "OUTPUT_DIR", tmp_path / "resumed", *given) == 2
+    assert "git checkout of PySlowFast" in capfd.readouterr().err
     reset = ["TRAIN.CHECKPOINT_EPOCH_RESET", True]
-    assert run("TEST.ENABLE", False, "OUTPUT_DIR", tmp_path / "anew", *given, *reset) == 0
+    assert run("TEST.ENABLE", False, "OUTPUT_DIR", tmp_path / "fine_tuned", *given, *reset) == 0
 
 
-def test_our_commands_say_that_a_checkout_is_in_their_way(tmp_path):
+def test_our_commands_refuse_a_checkout_on_the_path(tmp_path):
     done = checkout_run("-m", "slowfast_lara.cli", "run", "--cfg", "quick/lara", cwd=tmp_path)
     assert (done.returncode, done.stdout) == (2, "")
-    assert done.stderr.startswith("error: the PySlowFast that is found is a git checkout")
+    assert done.stderr.startswith("error: found a git checkout of PySlowFast")
     assert done.stderr.count("\n") == 1
 
 
-# In this process: the config and the registry of a checkout alone.
+# Tests with only the config and the registry of a checkout, in this process.
 
 
 @pytest.fixture
 def checkout(monkeypatch):
-    """A default config and a registry, as `slowfast.config.defaults` and `.models.build`."""
+    """The stand-in's default config and a registry, in place of the `slowfast` modules."""
     defaults, build = ModuleType("slowfast.config.defaults"), ModuleType("slowfast.models.build")
     source = (CHECKOUT / "slowfast" / "config" / "defaults.py").read_text()
     exec(source, defaults.__dict__)
@@ -255,7 +255,7 @@ def test_keys_and_model_are_added_once(checkout):
     ours = get_cfg()
     assert tree.VIT == ours.VIT and tree.VIT is not ours.VIT
     assert {key for key in tree if key != "VIT"} == set(before)
-    assert all(tree[key] == before[key] for key in before)  # none of its own is touched
+    assert all(tree[key] == before[key] for key in before)  # its own keys are unchanged
     added = tree.clone()
     importlib.reload(module)
     assert tree == added
@@ -263,12 +263,12 @@ def test_keys_and_model_are_added_once(checkout):
     assert isinstance(registry.get("VisionTransformer")(cfg), VisionTransformer)
 
 
-def test_what_a_fork_has_already_stays(checkout):
+def test_existing_keys_of_a_fork_keep_their_values(checkout):
     tree, _ = checkout
-    tree.VIT = CfgNode({"DEPTH": 24, "POS_EMBED": "joint", "OF_THE_FORK": 1})
+    tree.VIT = CfgNode({"DEPTH": 24, "POS_EMBED": "joint", "FORK_ONLY": 1})
     del tree["MODEL"]["ACT_CHECKPOINT"]
     plug_in()
-    assert (tree.VIT.DEPTH, tree.VIT.POS_EMBED, tree.VIT.OF_THE_FORK) == (24, "joint", 1)
+    assert (tree.VIT.DEPTH, tree.VIT.POS_EMBED, tree.VIT.FORK_ONLY) == (24, "joint", 1)
     assert tree.VIT.NUM_HEADS == 12 and tree.MODEL.ACT_CHECKPOINT is False
 
 
@@ -282,50 +282,50 @@ def test_what_a_fork_has_already_stays(checkout):
         ("MODEL.ACT_CHECKPOINT", 2),
     ],
 )
-def test_a_key_with_another_meaning_is_refused_and_nothing_is_added(checkout, key, value):
+def test_key_with_another_meaning_is_refused_and_nothing_is_added(checkout, key, value):
     tree, registry = checkout
     node, _, name = key.rpartition(".")
     if node == "VIT":
         tree.VIT = CfgNode()
     (tree[node] if node else tree)[name] = value
     before = tree.clone()
-    with pytest.raises(ConfigError, match=f"{key}.* has the default .* they mean different things"):
+    with pytest.raises(ConfigError, match=f"{key}.* default .* meanings differ"):
         plug_in()
     assert tree == before and "VisionTransformer" not in registry
 
 
-def test_a_model_of_the_same_name_is_refused(checkout):
+def test_model_of_the_same_name_is_refused(checkout):
     _, registry = checkout
     registry.register(type("VisionTransformer", (), {"__module__": "slowfast.models.theirs"}))
-    with pytest.raises(ImportError, match="a model VisionTransformer of its own, in slowfast.mod"):
+    with pytest.raises(ImportError, match="own model VisionTransformer.*slowfast.mod"):
         plug_in()
 
 
 @pytest.mark.parametrize(
-    "node, key, value, told",
+    "node, key, value, words",
     [
-        ("VIT", "ATTN_LAYER", "trajectori", "allowed: trajectory, joint, divided"),
-        ("VIT", "DEPTH", 0, "VIT.DEPTH is 0; at least 1"),
-        ("VIT", "DROP_PATH", 1.0, "VIT.DROP_PATH is 1.0; a number from 0"),
+        ("VIT", "ATTN_LAYER", "trajectori", "must be one of trajectory, joint, divided"),
+        ("VIT", "DEPTH", 0, "VIT.DEPTH is 0.*at least 1"),
+        ("VIT", "DROP_PATH", 1.0, "VIT.DROP_PATH is 1.0.*below 1"),
         ("VIT", "NUM_HEADS", 5, "a multiple of VIT.NUM_HEADS"),
-        ("VIT", "APPROX_ATTN_TYPE", "lora", "VIT.APPROX_ATTN_TYPE is 'lora'; allowed: none"),
+        ("VIT", "APPROX_ATTN_TYPE", "lora", "VIT.APPROX_ATTN_TYPE is 'lora'.*none"),
         ("DATA", "NUM_FRAMES", 8, r"VIT.TEMPORAL_RESOLUTION \* VIT.PATCH_SIZE_TEMP"),
-        ("MODEL", "ARCH", "slowfast", "one pathway is expected: 2d, c2d"),
-        ("MODEL", "HEAD_ACT", "sigmoid", "VisionTransformer allows 'softmax' alone"),
-        ("DETECTION", "ENABLE", True, "VisionTransformer allows False alone"),
+        ("MODEL", "ARCH", "slowfast", "one pathway.*2d, c2d"),
+        ("MODEL", "HEAD_ACT", "sigmoid", "must be 'softmax'"),
+        ("DETECTION", "ENABLE", True, "must be False"),
     ],
 )
-def test_a_config_that_cannot_work_is_refused_in_a_line(checkout, node, key, value, told):
+def test_unsupported_config_is_refused_in_one_line(checkout, node, key, value, words):
     tree, registry = checkout
     plug_in()
     cfg = with_model(tree)
     cfg[node][key] = value
-    with pytest.raises(ConfigError, match=told) as refused:
+    with pytest.raises(ConfigError, match=words) as refused:
         registry.get("VisionTransformer")(cfg)
     assert "\n" not in str(refused.value)
 
 
-def test_a_training_starts_from_image_weights(checkout, tmp_path):
+def test_training_starts_from_image_weights(checkout, tmp_path):
     tree, registry = checkout
     plug_in()
     weights = tmp_path / "image.pth"
@@ -339,18 +339,18 @@ def test_a_training_starts_from_image_weights(checkout, tmp_path):
         assert not torch.equal(build(other).cls_token.detach(), image["cls_token"])
 
 
-def test_image_weights_that_are_not_there(checkout, caplog):
+def test_missing_image_weights(checkout, caplog):
     tree, registry = checkout
     plug_in()
     build = registry.get("VisionTransformer")
-    with pytest.raises(ConfigError, match="VIT.PRETRAINED_WEIGHTS is 'no.pth'; an existing file"):
+    with pytest.raises(ConfigError, match="VIT.PRETRAINED_WEIGHTS is 'no.pth'.*existing file"):
         build(with_model(tree, IM_PRETRAINED=True, PRETRAINED_WEIGHTS="no.pth"))
     build(with_model(tree, IM_PRETRAINED=True))
-    assert "VIT.PRETRAINED_WEIGHTS is not set: the model has random weights" in caplog.text
+    assert "VIT.PRETRAINED_WEIGHTS is not set" in caplog.text
 
 
-def test_a_lean_checkout(checkout):
-    """A fork may lack what only other models read."""
+def test_checkout_without_optional_keys(checkout):
+    """A fork may lack keys that only other models read."""
     tree, registry = checkout
     for node, key in (
         ("MODEL", "MULTI_PATHWAY_ARCH"),
@@ -363,25 +363,25 @@ def test_a_lean_checkout(checkout):
     assert registry.get("VisionTransformer")(with_model(tree)).blocks
 
 
-def test_the_config_in_the_docs(checkout):
+def test_config_in_the_docs(checkout):
     tree, registry = checkout
     plug_in()
     text = (ROOT / "docs" / "pyslowfast.md").read_text().split("```yaml\n")[1].split("```")[0]
     cfg = tree.clone()
     cfg.merge_from_other_cfg(CfgNode(yaml.safe_load(text)))
-    cfg.TRAIN.CHECKPOINT_FILE_PATH = "a checkpoint, since there are no image weights here"
+    cfg.TRAIN.CHECKPOINT_FILE_PATH = "some checkpoint"
     with torch.device("meta"):
         model = registry.get(cfg.MODEL.MODEL_NAME)(cfg)
     assert len(model.blocks) == 12 and model.num_frames == 8
 
 
-def test_pyslowfast_1_is_no_checkout():
-    with pytest.raises(ImportError, match="defaults.py is of pyslowfast 1.0, not of a git"):
+def test_pyslowfast_1_is_refused():
+    with pytest.raises(ImportError, match="pyslowfast 1.0.*git checkout"):
         plug_in()
     assert "slowfast_lara.plugin" not in sys.modules
 
 
-def test_no_pyslowfast_at_all(monkeypatch):
+def test_pyslowfast_missing(monkeypatch):
     class Nowhere:
         @staticmethod
         def find_spec(name: str, *_: Any) -> None:
@@ -391,14 +391,14 @@ def test_no_pyslowfast_at_all(monkeypatch):
     for name in [name for name in sys.modules if name.split(".")[0] == "slowfast"]:
         monkeypatch.delitem(sys.modules, name)
     monkeypatch.setattr(sys, "meta_path", [Nowhere, *sys.meta_path])
-    with pytest.raises(ImportError, match="no PySlowFast is found"):
+    with pytest.raises(ImportError, match="PySlowFast not found"):
         plug_in()
     monkeypatch.delitem(sys.modules, "slowfast_lara.config.defaults")
-    with pytest.raises(InputError, match="pip install pyslowfast==1.0"):
+    with pytest.raises(InputError, match="pip install pyslowfast"):
         importlib.import_module("slowfast_lara.config.defaults")
 
 
-def test_model_and_attention_need_no_pyslowfast():
+def test_model_and_attention_do_not_import_pyslowfast():
     rooms = ["attention", "models", "config.keys", "config.validate", "config.checkouts", "data"]
     program = f"""
 import importlib, pkgutil, sys

@@ -194,9 +194,9 @@ def foreign(case: Case, rng: random.Random) -> str | None:
         mention = first
     elif kind == "other config":
         content["cfg"] = content["cfg"].replace("MAX_EPOCH: 6", "MAX_EPOCH: 60")
-        mention = "SOLVER.MAX_EPOCH is 60 in it and 6 here"
+        mention = "SOLVER.MAX_EPOCH was 60, is now 6"
     else:
-        content["train_list"], mention = "7 videos, sha256 0", "the training list is '7 videos"
+        content["train_list"], mention = "7 videos, sha256 0", "the training list was '7 videos"
     path = case.out.checkpoints / FURTHEST
     torch.save(content, path)
     case.undo.append(path.unlink)

@@ -1,1 +1,1 @@
-"""Weights that exist already: reading their files, and fitting them to a model."""
+"""Existing weights: reading their files and loading them into a model."""

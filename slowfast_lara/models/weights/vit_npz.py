@@ -1,55 +1,33 @@
-"""The names and layouts of the original ViT release (.npz), turned into ours.
+"""Conversion of the original ViT release (.npz) to this package's names and layouts.
 
-Kernels there are [in, out], those of attention [D,h,d] and [h,d,D], that of the
-patches HWIO. h heads, d head size, D = h*d.
+Kernels there are [in, out], those of attention [D,h,d] and [h,d,D], the patch embedding HWIO.
+h heads, d head size, D = h*d.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
 
 import torch
 from torch import Tensor
 
-_PREFIX = "opt/target/"  # in files that hold the optimiser too
+_PREFIX = "opt/target/"  # in files that also hold the optimizer state
 _BLOCK = re.compile(r"Transformer/encoderblock_(\d+)/(.+)")
-_PARTS = {"query": 0, "key": 1, "value": 2}
-
-
-def _as_it_is(x: Tensor) -> Tensor:
-    return x
-
-
-def _linear(x: Tensor) -> Tensor:
-    return x.permute(1, 0)
-
-
-_NAMES: dict[str, tuple[str, Callable[[Tensor], Tensor]]] = {
-    "cls": ("cls_token", _as_it_is),
-    "embedding/kernel": ("patch_embed.proj.weight", lambda x: x.permute(3, 2, 0, 1)),
-    "embedding/bias": ("patch_embed.proj.bias", _as_it_is),
-    "Transformer/posembed_input/pos_embedding": ("pos_embed", _as_it_is),
-    "Transformer/encoder_norm/scale": ("norm.weight", _as_it_is),
-    "Transformer/encoder_norm/bias": ("norm.bias", _as_it_is),
-    "pre_logits/kernel": ("pre_logits.fc.weight", _linear),
-    "pre_logits/bias": ("pre_logits.fc.bias", _as_it_is),
-    "head/kernel": ("head.weight", _linear),
-    "head/bias": ("head.bias", _as_it_is),
-}
-_BLOCK_NAMES: dict[str, tuple[str, Callable[[Tensor], Tensor]]] = {
-    "LayerNorm_0/scale": ("norm1.weight", _as_it_is),
-    "LayerNorm_0/bias": ("norm1.bias", _as_it_is),
-    "LayerNorm_2/scale": ("norm2.weight", _as_it_is),
-    "LayerNorm_2/bias": ("norm2.bias", _as_it_is),
-    "MultiHeadDotProductAttention_1/out/kernel": ("attn.proj.weight", lambda x: x.flatten(0, 1).T),
-    "MultiHeadDotProductAttention_1/out/bias": ("attn.proj.bias", _as_it_is),
-    "MlpBlock_3/Dense_0/kernel": ("mlp.fc1.weight", _linear),
-    "MlpBlock_3/Dense_0/bias": ("mlp.fc1.bias", _as_it_is),
-    "MlpBlock_3/Dense_1/kernel": ("mlp.fc2.weight", _linear),
-    "MlpBlock_3/Dense_1/bias": ("mlp.fc2.bias", _as_it_is),
-}
 _QKV = re.compile(r"MultiHeadDotProductAttention_1/(query|key|value)/(kernel|bias)")
+_PARTS = {"query": 0, "key": 1, "value": 2}
+_TENSORS = {"cls": "cls_token", "Transformer/posembed_input/pos_embedding": "pos_embed"}
+_MODULES = {
+    "embedding": "patch_embed.proj",
+    "Transformer/encoder_norm": "norm",
+    "pre_logits": "pre_logits.fc",
+    "head": "head",
+    "LayerNorm_0": "norm1",
+    "LayerNorm_2": "norm2",
+    "MultiHeadDotProductAttention_1/out": "attn.proj",
+    "MlpBlock_3/Dense_0": "mlp.fc1",
+    "MlpBlock_3/Dense_1": "mlp.fc2",
+}
+_PARAMETERS = {"kernel": "weight", "scale": "weight", "bias": "bias"}
 
 
 def is_vit_npz(weights: dict[str, Tensor]) -> bool:
@@ -57,36 +35,52 @@ def is_vit_npz(weights: dict[str, Tensor]) -> bool:
 
 
 def from_vit_npz(weights: dict[str, Tensor]) -> tuple[dict[str, Tensor], int | None]:
-    """Our names and layouts, and the number of heads. Unknown names stay as they are."""
+    """Convert the weights; returns them and the number of heads. Unknown names are kept."""
     ours: dict[str, Tensor] = {}
     qkv: dict[str, dict[int, Tensor]] = {}
     heads: set[int] = set()
     for full_name, x in weights.items():
-        name = full_name[len(_PREFIX) :] if full_name.startswith(_PREFIX) else full_name
+        name = full_name.removeprefix(_PREFIX)
         if name != full_name and name in weights:
-            raise ValueError(f"it holds {name} twice, with and without {_PREFIX}")
+            raise ValueError(f"{name} exists twice, with and without {_PREFIX}")
         block = _BLOCK.fullmatch(name)
-        part = _QKV.fullmatch(block[2]) if block else None
-        known = _BLOCK_NAMES.get(block[2]) if block else _NAMES.get(name)
+        prefix, name_in_block = (f"blocks.{block[1]}.", block[2]) if block else ("", name)
+        part = _QKV.fullmatch(name_in_block) if block else None
+        new_name = _new_name(name_in_block)
         try:
-            if block and part:
+            if part:
                 weight = part[2] == "kernel"
                 width, num_heads, size = (x if weight else x[None]).shape
                 heads.add(num_heads)
-                target = f"blocks.{block[1]}.attn.qkv.{'weight' if weight else 'bias'}"
+                target = f"{prefix}attn.qkv.{_PARAMETERS[part[2]]}"
                 flat = x.reshape(width, num_heads * size).T if weight else x.flatten()
                 qkv.setdefault(target, {})[_PARTS[part[1]]] = flat
-            elif known:
-                ours[f"blocks.{block[1]}.{known[0]}" if block else known[0]] = known[1](x)
+            elif new_name:
+                ours[prefix + new_name] = _new_layout(name_in_block, x)
             else:
                 ours[full_name] = x
         except (IndexError, RuntimeError, ValueError):
-            raise ValueError(f"its {name} is {list(x.shape)}, which is none of a ViT") from None
+            raise ValueError(f"{name} is {list(x.shape)}, not a shape of a ViT") from None
     for target, parts in qkv.items():
         if len({part.shape for part in parts.values()}) > 1:
-            raise ValueError(f"its query, key and value differ in shape ({target})")
-        if len(parts) == len(_PARTS):  # else it is reported as missing
+            raise ValueError(f"query, key and value differ in shape ({target})")
+        if len(parts) == len(_PARTS):  # else `target` is reported as missing
             ours[target] = torch.cat([parts[i] for i in range(len(_PARTS))])
     if len(heads) > 1:
-        raise ValueError(f"its layers have {sorted(heads)} attention heads")
+        raise ValueError(f"layers differ in their number of attention heads: {sorted(heads)}")
     return ours, heads.pop() if heads else None
+
+
+def _new_name(name: str) -> str | None:
+    module, _, parameter = name.rpartition("/")
+    if module in _MODULES and parameter in _PARAMETERS:
+        return f"{_MODULES[module]}.{_PARAMETERS[parameter]}"
+    return _TENSORS.get(name)
+
+
+def _new_layout(name: str, x: Tensor) -> Tensor:
+    if not name.endswith("/kernel"):
+        return x
+    if name == "embedding/kernel":
+        return x.permute(3, 2, 0, 1)
+    return x.flatten(0, 1).T if name.endswith("/out/kernel") else x.permute(1, 0)

@@ -1,7 +1,7 @@
-"""Train and test as a checkout does: --cfg FILE --opts KEY VALUE ...
+"""Training and testing as in a checkout: --cfg FILE --opts KEY VALUE ...
 
-The clips are arrays in a file, in place of videos; what the model gave is saved beside the
-checkpoint. With --spawn each job runs in a process of its own, as with several GPUs.
+Clips are read from an array file instead of videos. The model's outputs are saved next to the
+checkpoint. With --spawn each job runs in its own process, as with several GPUs.
 """
 
 import argparse
@@ -36,7 +36,7 @@ def load(cfg, part):
 
 
 def mix(cfg, clips, labels):
-    """Each clip with the batch's in reverse order, by a share drawn from a beta distribution."""
+    """Mixup of each clip with the batch in reverse order; the weight is drawn from Beta."""
     share = float(np.random.beta(cfg.MIXUP.ALPHA, cfg.MIXUP.ALPHA))
     off = cfg.MIXUP.LABEL_SMOOTH_VALUE / cfg.MODEL.NUM_CLASSES
     soft = torch.nn.functional.one_hot(labels, cfg.MODEL.NUM_CLASSES).float()
@@ -56,7 +56,7 @@ def seed(cfg):
 
 
 def log_model_info(model, cfg):
-    """Products and activations of one clip, as a checkout logs them at the start."""
+    """Count the FLOPs and activations of one clip, as a checkout does at the start."""
     size = cfg.DATA.TRAIN_CROP_SIZE
     inputs = pathways(cfg, torch.rand(1, 3, cfg.DATA.NUM_FRAMES, size, size))
     model.eval()

@@ -1,4 +1,4 @@
-"""The keys of a checkout's config that its training step and test read, and some of its others."""
+"""The config keys that a checkout's training step and test read, and some others."""
 
 from fvcore.common.config import CfgNode
 

@@ -1,3 +1,3 @@
-"""The place that a checkout has for models of others."""
+"""The module of a checkout for custom models."""
 
 import slowfast_lara.plugin  # noqa: F401

@@ -1,4 +1,4 @@
-"""AdamW that spares what the model names; and one-dimensional parameters, if asked."""
+"""AdamW without weight decay for parameters that the model names, optionally also 1-D ones."""
 
 import torch
 
