@@ -18,9 +18,9 @@ from slowfast_lara.errors import (
     DecodeError,
     RunError,
     TooManyBadVideos,
-    exit_code_of,
     print_error,
     printable,
+    run_command,
 )
 from slowfast_lara.runs.folder import LOG, TEST_RESULTS, read_stats
 from tests.helpers.preloaded import environment
@@ -57,7 +57,7 @@ def test_errors_on_a_terminal(capsys):
         def command() -> None:
             raise error
 
-        return exit_code_of(command)
+        return run_command(command)
 
     print_error(f"{RED}\udcff")
     assert end_with(DecodeError(f"{RED}video: bad")) == BAD_INPUT

@@ -68,7 +68,7 @@ def test_class_names_without_end():
 
 def test_annotations_without_end(tmp_path):
     (tmp_path / f"{PREFIX}labels.json").symlink_to("/dev/null")
-    with pytest.raises(DataError, match="it is no plain file"):
+    with pytest.raises(DataError, match="not a regular file"):
         read_annotations(str(tmp_path), "train", 174)
 
 

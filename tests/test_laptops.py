@@ -172,7 +172,7 @@ def test_the_lock_of_windows(tmp_path, monkeypatch):
     monkeypatch.setattr(locks, "fcntl", None)
     folder = str(tmp_path / "run")
     with locks.exclusive_lock(folder, "OUTPUT_DIR"):
-        second = pytest.raises(InputError, match=f"another run is at work: process {os.getpid()}")
+        second = pytest.raises(InputError, match=f"in use by another run: process {os.getpid()}")
         with second, locks.exclusive_lock(folder, "OUTPUT_DIR"):
             pass
     assert not os.path.exists(folder)

@@ -37,5 +37,5 @@ def test_a_lock_on_a_file_that_was_removed_is_none(tmp_path, monkeypatch):
 def test_a_folder_that_cannot_be_made_is_one_line(tmp_path):
     (tmp_path / "file").touch()
     context = exclusive_lock(str(tmp_path / "file" / "out"), "OUTPUT_DIR", ConfigError)
-    with pytest.raises(ConfigError, match="OUTPUT_DIR is .* a folder that can be written"):
+    with pytest.raises(ConfigError, match="OUTPUT_DIR is .* writable folder"):
         context.__enter__()

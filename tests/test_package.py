@@ -55,9 +55,7 @@ def test_a_run_loads_nothing_that_takes_long_and_is_not_needed():
     assert not {"torch._dynamo", "matplotlib", "triton", "tensorboard"} & loaded
 
 
-@pytest.mark.parametrize(
-    "leaf", ["attention", "config", "models", "data.views", "engine.checkpoint"]
-)
+@pytest.mark.parametrize("leaf", ["attention", "config", "models", "data.views", "runs.checkpoint"])
 def test_a_leaf_does_not_load_the_launcher(leaf):
     loaded = loaded_by(f"from slowfast_lara.{leaf} import *")
     assert f"slowfast_lara.{leaf}" in loaded

@@ -7,7 +7,7 @@ import os
 from collections.abc import Callable, Sequence
 
 from slowfast_lara.cli.shared import OneLineParser, add_jobs_argument, positive_int
-from slowfast_lara.errors import FAILED, InputError, exit_code_of
+from slowfast_lara.errors import FAILED, InputError, run_command
 
 LISTS_KINETICS = """\
 The annotation files have a header with `label`, `youtube_id`, `time_start` and
@@ -78,7 +78,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         add_arguments(kind)
         kind.set_defaults(run=run)
     args = parser.parse_args(argv)
-    return exit_code_of(lambda: args.run(args))
+    return run_command(lambda: args.run(args))
 
 
 def _add_lists_kinetics(parser: argparse.ArgumentParser) -> None:

@@ -421,7 +421,7 @@ def holder(trained):
 
 
 def test_a_second_run_is_kept_out(trained, video_set, capsys, holder):
-    mentions = ("another run is at work", f"process {holder.pid} on {os.uname().nodename} since 20")
+    mentions = ("in use by another run", f"process {holder.pid} on {os.uname().nodename} since 20")
     assert_refused(capsys, video_set, trained, *mentions)
     assert_refused(capsys, video_set, trained, *mentions, **TESTING)
     os.kill(holder.pid, signal.SIGKILL)

@@ -105,7 +105,7 @@ def test_a_full_disk_is_not_the_videos_fault(model, clips, tmp_path, capsys):
         with files_of_at_most(2_000):
             out = str(tmp_path / f"{number}.mp4")
             assert main([*model.flags(), clips[0], "--views", "1", "--video-out", out]) == 1
-        assert only_error(capsys) == "error: a video cannot be written: File too large"
+        assert only_error(capsys) == "error: cannot write the video: File too large"
         with files_of_at_most(100):
             out = str(tmp_path / "p.json")
             assert main([*model.flags(), clips[0], "--views", "1", "--json", out]) == 2

@@ -68,7 +68,7 @@ def test_one_at_a_time(videos, tmp_path, capsys):
         (out / ".writing-theirs.mp4").touch()
         assert prepare(videos, out) == 2
         (line,) = capsys.readouterr().err.splitlines()
-        assert f"another run is at work: process {other.pid}" in line
+        assert f"in use by another run: process {other.pid}" in line
         assert (out / ".writing-theirs.mp4").exists()
     finally:
         other.communicate()
