@@ -81,7 +81,7 @@ class Interrupted(UserError):
     exit_code = INTERRUPTED
 
 
-def run_command(command: Callable[[], int | None], *, os_error: int = BAD_INPUT) -> int:
+def run_with_exit_code(command: Callable[[], int | None], *, os_error: int = BAD_INPUT) -> int:
     """Run a command, print its error in one line, and return the process exit code.
 
     Args:

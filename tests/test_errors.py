@@ -20,7 +20,7 @@ from slowfast_lara.errors import (
     TooManyBadVideos,
     print_error,
     printable,
-    run_command,
+    run_with_exit_code,
 )
 from slowfast_lara.runs.folder import LOG, TEST_RESULTS, read_stats
 from tests.helpers.preloaded import environment
@@ -57,7 +57,7 @@ def test_errors_on_a_terminal(capsys):
         def command() -> None:
             raise error
 
-        return run_command(command)
+        return run_with_exit_code(command)
 
     print_error(f"{RED}\udcff")
     assert end_with(DecodeError(f"{RED}video: bad")) == BAD_INPUT

@@ -16,7 +16,7 @@ from slowfast_lara.errors import (
     InputError,
     Interrupted,
     print_error,
-    run_command,
+    run_with_exit_code,
 )
 
 _KEY_WITH_NODE = re.compile(r"[A-Z][A-Z0-9_]*(\.[A-Z0-9_]+)+")
@@ -127,7 +127,7 @@ def run_study(study: Callable[[], str]) -> int:
         except KeyboardInterrupt:
             raise Interrupted("interrupted; the same command goes on from there") from None
 
-    return run_command(command)
+    return run_with_exit_code(command)
 
 
 def add_table_argument(parser: argparse.ArgumentParser) -> None:

@@ -48,7 +48,7 @@ from slowfast_lara.errors import (
     UserError,
     first_line,
     print_error,
-    run_command,
+    run_with_exit_code,
 )
 
 logger = logging.getLogger(__name__)
@@ -226,7 +226,7 @@ def _run_to_the_end(work: Callable[[], None], *, alone: bool) -> int:
             errors.append(error)
             raise
 
-    code = run_command(keep_error, os_error=FAILED)
+    code = run_with_exit_code(keep_error, os_error=FAILED)
     if code != DONE and (not alone or multiprocessing.active_children()):
         end_process(code)
     # The work is done: Python would wait for workers that are stalled, and heed no signal.

@@ -7,7 +7,7 @@ import pytest
 
 from slowfast_lara.data.lists import listed_videos_below, read_path_labels, videos_below
 from slowfast_lara.errors import DataError
-from slowfast_lara.prepare.lists_folder import classes_of
+from slowfast_lara.prepare.lists import classes_of
 
 
 def read(tmp_path, content, separator=" ", prefix="/data"):

@@ -20,7 +20,7 @@ from slowfast_lara.cli.predict import main as predict_main
 from slowfast_lara.config import load_config
 from slowfast_lara.engine.launch import _run_alone
 from slowfast_lara.engine.signals import SAME_REQUEST_SECONDS, SIGNALS
-from slowfast_lara.errors import LAUNCH_DIR, InputError, run_command
+from slowfast_lara.errors import LAUNCH_DIR, InputError, run_with_exit_code
 from slowfast_lara.inference.predict import Predictor
 from slowfast_lara.models import build_model
 from slowfast_lara.runs.checkpoint import save
@@ -156,7 +156,7 @@ def test_processes_of_a_machine_say_the_same_once(monkeypatch, capsys, tmp_path)
     monkeypatch.setattr(logging.root, "handlers", [])  # as before the log is opened
 
     def say(message):
-        assert run_command(lambda: fail(message)) == 2
+        assert run_with_exit_code(lambda: fail(message)) == 2
         return capsys.readouterr().err
 
     for rank, message, said in (
