@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import multiprocessing
 import os
@@ -46,42 +47,45 @@ def in_processes(
     try:
         while True:
             for item in itertools.islice(waiting, processes - len(running)):
-                receiver, sender = context.Pipe(duplex=False)
-                process = context.Process(target=_run, args=(work, item, sender), daemon=True)
+                connection, other_end = context.Pipe()
+                process = context.Process(target=_run, args=(work, other_end), daemon=True)
                 process.start()
-                sender.close()
-                running[receiver] = _Task(item, process, time.monotonic() + time_limit)
+                other_end.close()
+                running[connection] = _Task(item, process, time.monotonic() + time_limit)
+                # Sent last: Ctrl-C before this line must not leave a working process behind.
+                with contextlib.suppress(BrokenPipeError):  # it crashed: reported below
+                    connection.send(item)
             if not running:
                 return
             next_deadline = min(task.deadline for task in running.values())
             ready = wait(list(running), max(next_deadline - time.monotonic(), 0))
-            for receiver, task in list(running.items()):
+            for connection, task in list(running.items()):
                 result: Result | Failure
-                if receiver in ready:
-                    result = _receive(receiver, task.process)
+                if connection in ready:
+                    result = _receive(connection, task.process)
                 elif time.monotonic() > task.deadline:
                     result = Failure(f"took longer than {time_limit:g} seconds")
                 else:
                     continue
-                _kill(receiver, running.pop(receiver))
+                _kill(connection, running.pop(connection))
                 yield task.item, result
     finally:
-        for receiver, task in running.items():
-            _kill(receiver, task)
+        for connection, task in running.items():
+            _kill(connection, task)
 
 
-def _receive(receiver: Connection, process: Any) -> Any:
+def _receive(connection: Connection, process: Any) -> Any:
     try:
-        return receiver.recv()
+        return connection.recv()
     except (EOFError, ConnectionResetError):
         process.join()
         return Failure(f"the process ended with code {process.exitcode}")
 
 
-def _kill(receiver: Connection, task: _Task) -> None:
+def _kill(connection: Connection, task: _Task) -> None:
     task.process.kill()
     task.process.join()
-    receiver.close()
+    connection.close()
 
 
 def _context(module: str) -> Any:
@@ -96,10 +100,11 @@ def _context(module: str) -> Any:
     return context
 
 
-def _run(work: Callable[[Any], Any], item: Any, sender: Connection) -> None:
+def _run(work: Callable[[Any], Any], connection: Connection) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent handles Ctrl-C and kills us
     threading.Thread(target=_exit_with_parent, daemon=True).start()
-    sender.send(work(item))
+    with contextlib.suppress(EOFError):  # the parent has ended
+        connection.send(work(connection.recv()))
 
 
 def _exit_with_parent() -> None:
