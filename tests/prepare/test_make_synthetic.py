@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import multiprocessing
 import os
 import pty
 import subprocess
@@ -14,6 +15,7 @@ import av
 import numpy as np
 import pytest
 
+from slowfast_lara.prepare.synthetic import Settings, make_set
 from tests.helpers.datasets import make_synthetic
 from tests.helpers.runs import MAKE_SYNTHETIC, finish, start
 from tests.helpers.videos import REPOSITORY, decode_all
@@ -158,6 +160,13 @@ def test_progress_bar_only_on_a_terminal(tmp_path):
     assert b"/5 [" in os.read(screen, 100_000)
     os.close(terminal)
     os.close(screen)
+
+
+def test_spawned_processes(tmp_path, monkeypatch):
+    """Windows starts processes by spawn: settings and renderers are pickled."""
+    monkeypatch.setattr(multiprocessing, "Pool", multiprocessing.get_context("spawn").Pool)
+    make_set(Settings(str(tmp_path), videos={"train": 2, "val": 1, "test": 1}, size=16), 1)
+    assert len(list((tmp_path / "videos").iterdir())) == 4
 
 
 def test_pytorch_is_not_imported():
