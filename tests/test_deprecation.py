@@ -7,13 +7,13 @@ import sys
 
 import pytest
 
-from slowfast_lara.deprecation import deprecated, warn_deprecated
+from slowfast_lara.deprecation import deprecated
 from tests.helpers.preloaded import environment
 
 
 def test_deprecated_function_warns_once_at_the_caller():
-    @deprecated("old_sum", "sum", "0.5")
     def old_sum(*numbers: int) -> int:
+        deprecated("old_sum", "sum", "0.5")
         return sum(numbers)
 
     with pytest.warns(FutureWarning, match=r"old_sum .*removed in 0\.5; use sum") as caught:
@@ -24,7 +24,7 @@ def test_deprecated_function_warns_once_at_the_caller():
 
 def test_deprecated_config_key():
     with pytest.warns(FutureWarning, match="TEST.OLD_KEY .*TEST.NEW_KEY"):
-        warn_deprecated("TEST.OLD_KEY", "TEST.NEW_KEY", "0.5")
+        deprecated("TEST.OLD_KEY", "TEST.NEW_KEY", "0.5")
 
 
 def test_moved_module():

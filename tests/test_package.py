@@ -55,7 +55,9 @@ def test_run_does_not_import_slow_modules():
     assert not {"torch._dynamo", "matplotlib", "triton", "tensorboard"} & loaded
 
 
-@pytest.mark.parametrize("module", ["attention", "config", "models", "data.views", "runs.checkpoint"])
+@pytest.mark.parametrize(
+    "module", ["attention", "config", "models", "data.views", "runs.checkpoint"]
+)
 def test_lower_layers_do_not_import_the_engine(module):
     loaded = loaded_by(f"from slowfast_lara.{module} import *")
     assert f"slowfast_lara.{module}" in loaded

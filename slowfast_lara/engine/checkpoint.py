@@ -1,6 +1,6 @@
 """Deprecated location of `slowfast_lara.runs.checkpoint`."""
 
-from slowfast_lara.deprecation import warn_deprecated
+from slowfast_lara.deprecation import deprecated
 from slowfast_lara.runs.checkpoint import *  # noqa: F403
 
-warn_deprecated("slowfast_lara.engine.checkpoint", "slowfast_lara.runs.checkpoint", "0.5")
+deprecated("slowfast_lara.engine.checkpoint", "slowfast_lara.runs.checkpoint", "0.5")

@@ -135,32 +135,33 @@ def _copy_method(source: str, options: Options) -> str | None:
     """ "linked" or "remuxed" if the packets can stay as they are, else None."""
     try:
         with open_video(source, 1) as (container, stream):
+            if not _has_target_format(stream, options):
+                return None
+            packets = list(container.demux(stream))
+            if not _has_close_key_frames(packets, options):
+                return None
+            first = next((frame for packet in packets for frame in packet.decode()), None)
+            if first is None or Orientation.of(first) != Orientation():
+                return None
             is_mp4 = "mp4" in container.format.name
-            if not _has_target_format(container, stream, options):
-                return None
-        with open_video(source, 1) as (container, stream):
-            if not _has_close_key_frames(container, stream, options):
-                return None
     except DecodeError:  # damaged
         return None
     return "linked" if options.link and is_mp4 else "remuxed"
 
 
-def _has_target_format(container: Any, stream: Any, options: Options) -> bool:
+def _has_target_format(stream: Any, options: Options) -> bool:
     context = stream.codec_context
     return (
         context.name == "h264"
         and context.pix_fmt in ("yuv420p", "yuvj420p")
         and 0 < min(context.width, context.height) <= options.short_side
         and (stream.sample_aspect_ratio or 1) == 1
-        and (first := next(decoded_frames(container, stream), None)) is not None
-        and Orientation.of(first) == Orientation()
     )
 
 
-def _has_close_key_frames(container: Any, stream: Any, options: Options) -> bool:
+def _has_close_key_frames(packets: list[Any], options: Options) -> bool:
     """Whether key frames are close enough and every packet has a timestamp and is shown."""
-    packets = _packets(container, stream)
+    packets = [packet for packet in packets if packet.size]
     keys = [number for number, packet in enumerate(packets) if packet.is_keyframe]
     distances = [later - key for key, later in itertools.pairwise([*keys, len(packets)])]
     return (
@@ -168,10 +169,6 @@ def _has_close_key_frames(container: Any, stream: Any, options: Options) -> bool
         and max(distances) <= options.key_frames
         and not any(packet.is_discard or packet.pts is None for packet in packets)
     )
-
-
-def _packets(container: Any, stream: Any) -> list[Any]:
-    return [packet for packet in container.demux(stream) if packet.size]
 
 
 def _linked(source: str, options: Options) -> _Content:
@@ -185,7 +182,7 @@ def _remuxed(source: str, options: Options) -> _Content:
     timing = _linked(source, options).timing
     buffer = io.BytesIO()
     with open_video(source, 1) as (container, stream):
-        packets = _packets(container, stream)
+        packets = [packet for packet in container.demux(stream) if packet.size]
         if len(packets) != len(timing.pts):
             raise DecodeError(f"{source}: {len(packets)} packets, {len(timing.pts)} frames")
         ranks = {pts: number for number, pts in enumerate(sorted(packet.pts for packet in packets))}
