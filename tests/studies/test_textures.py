@@ -14,9 +14,11 @@ from slowfast_lara.prepare.motions import Path as ObjectPath
 from slowfast_lara.prepare.synthetic import SPLITS, render
 from studies.textured import main, move_camera, picture_path, render_textured
 from studies.textures import read_textures
+from tests.helpers.runs import ROOT, finish, start
 from tests.helpers.small_models import only_error
 from tests.helpers.videos import NEEDS_REAL_VIDEOS, SHARED_VIDEOS, write_video
 
+SCRIPT = str(ROOT / "studies" / "textured.py")
 FEW = ("--train", "26", "--val", "3", "--test", "3", "--size", "32", "--classes", "12")
 
 
@@ -45,7 +47,8 @@ def test_same_seed_same_bytes_for_any_number_of_processes(folder, tmp_path):
     for name, processes in (("one", "1"), ("two", "2"), ("other", "2")):
         seed = "6" if name == "other" else "5"
         arguments = ["--textures", str(folder), "--seed", seed, "--jobs", processes]
-        assert main([str(tmp_path / name), *FEW, *arguments]) == 0
+        code, _, stderr = finish(start(tmp_path / name, *FEW, *arguments, program=(SCRIPT,)))
+        assert code == 0, stderr
     one = contents(tmp_path / "one")
     assert one == contents(tmp_path / "two")
     other = contents(tmp_path / "other")
