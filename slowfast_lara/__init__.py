@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from slowfast_lara.lazy import names_from
+from slowfast_lara.lazy import lazy_getattr
 
 if TYPE_CHECKING:
     from slowfast_lara.attention import build_estimator
@@ -17,8 +17,8 @@ __version__ = "0.2.0"
 
 __all__ = ["__version__", "build_estimator", "build_model", "load", "load_config", "load_views"]
 
-# `import slowfast_lara` loads neither PyTorch nor PySlowFast.
-__getattr__ = names_from(
+# `import slowfast_lara` imports neither PyTorch nor PySlowFast.
+__getattr__ = lazy_getattr(
     __name__,
     {
         "build_estimator": "slowfast_lara.attention",
@@ -28,3 +28,7 @@ __getattr__ = names_from(
         "load_views": "slowfast_lara.data",
     },
 )
+
+
+def __dir__() -> list[str]:
+    return __all__

@@ -1,4 +1,4 @@
-"""Pictures: text in any script that DejaVu has, plots, bars, and MP4 files."""
+"""Figures, text images and MP4 files."""
 
 from __future__ import annotations
 
@@ -19,9 +19,6 @@ from PIL import Image, ImageDraw, ImageFont
 from slowfast_lara.errors import RunError
 from slowfast_lara.files import atomic_write
 
-# The first of these that this build of FFmpeg has.
-ENCODERS = {"libx264": {"preset": "veryfast", "crf": "20"}, "mpeg4": {"qscale": "4"}}
-
 INK, PAPER, ACCENT = (24, 28, 34), (255, 255, 255), (255, 138, 0)
 
 
@@ -29,9 +26,9 @@ INK, PAPER, ACCENT = (24, 28, 34), (255, 255, 255), (255, 138, 0)
 def saved_figure(
     path: str | os.PathLike[str], size: tuple[float, float], columns: int = 1
 ) -> Iterator[tuple[Figure, Sequence[Axes]]]:
-    """A figure of plots side by side, to draw on; at the end it is written aside and renamed.
+    """Yield a figure and its axes, side by side; write the figure atomically at the end.
 
-    It is made without pyplot, so that it needs no screen and no closing.
+    Without pyplot a figure needs neither a display nor closing.
     """
     figure = Figure(figsize=size, layout="constrained")
     axes = figure.subplots(1, columns, squeeze=False)[0]
@@ -39,8 +36,8 @@ def saved_figure(
         axis.grid(alpha=0.3)
         axis.set_axisbelow(True)
     yield figure, axes
-    with atomic_write(path) as aside:
-        figure.savefig(aside, dpi=120)
+    with atomic_write(path) as temporary:
+        figure.savefig(temporary, dpi=120)
 
 
 def lines_or_bars(
@@ -49,29 +46,29 @@ def lines_or_bars(
     values: Mapping[str, Sequence[float] | np.ndarray],
     style: str,
 ) -> None:
-    """A line for each name over the xs; if there is only one x, a bar for each, with its number."""
+    """Plot one line per name over the xs, or one labelled bar per name if there is a single x."""
     names = [plain_text(name) for name in values]
     if len(xs) > 1:
         for name, ys in zip(names, values.values()):
             axis.plot(xs, ys, style, label=name)
         return
-    places = range(len(names))
-    colours = [f"C{place % 10}" for place in places]
-    bars = axis.barh(places, [ys[0] for ys in values.values()], color=colours)
+    rows = range(len(names))
+    colors = [f"C{row % 10}" for row in rows]
+    bars = axis.barh(rows, [ys[0] for ys in values.values()], color=colors)
     axis.bar_label(bars, fmt="{:.3g}", padding=3, fontsize=8)
     axis.margins(x=0.15)
-    axis.set_yticks(places, names)
+    axis.set_yticks(rows, names)
     axis.invert_yaxis()
 
 
 def plain_text(text: str) -> str:
-    """For matplotlib, which reads dollars as mathematics, and a leading _ as "no legend"."""
+    """Escape matplotlib's markup: $ starts mathtext, and a leading _ hides a legend entry."""
     text = text.replace("$", r"\$")
     return f" {text}" if text.startswith("_") else text
 
 
 class VideoWriter:
-    """An MP4 of RGB images: H.264 where that can be written, else MPEG-4 part 2."""
+    """H.264 MP4 of RGB images."""
 
     def __init__(self, path: str, fps: float) -> None:
         self._container = av.open(path, "w", format="mp4")
@@ -82,7 +79,7 @@ class VideoWriter:
     def add(self, image: np.ndarray) -> None:
         stream = self._stream = self._stream or self._add_stream(*image.shape[:2])
         size = (stream.width, stream.height)
-        if (image.shape[1], image.shape[0]) != size:  # odd sizes, and changes on the way
+        if (image.shape[1], image.shape[0]) != size:  # an odd size, or a change of size
             image = cv2.resize(image, size, interpolation=cv2.INTER_AREA)
         frame = av.VideoFrame.from_ndarray(np.ascontiguousarray(image), format="rgb24")
         with self._one_line_errors():
@@ -98,54 +95,43 @@ class VideoWriter:
 
     @contextlib.contextmanager
     def _one_line_errors(self) -> Iterator[None]:
-        """Once something could not be written (a full disk), FFmpeg crashes if it gets more."""
         try:
             yield
         except av.FFmpegError as error:
-            self._failed = True
-            raise RunError(f"a video cannot be written: {error.strerror}") from None
+            self._failed = True  # FFmpeg crashes if it has to write more after a full disk
+            raise RunError(f"cannot write the video: {error.strerror}") from None
 
     def _add_stream(self, height: int, width: int) -> av.VideoStream:
-        name = next(name for name in ENCODERS if _can_encode(name))
-        stream = self._container.add_stream(name, rate=self._fps, options=ENCODERS[name])
-        assert isinstance(stream, av.VideoStream)  # all of ENCODERS are of videos
+        options = {"preset": "veryfast", "crf": "20"}
+        stream = self._container.add_stream("libx264", rate=self._fps, options=options)
         stream.width, stream.height = max(2, width // 2 * 2), max(2, height // 2 * 2)
         stream.pix_fmt = "yuv420p"
         return stream
 
 
-def _can_encode(name: str) -> bool:
-    try:
-        av.Codec(name, "w")
-    except (ValueError, av.FFmpegError):
-        return False
-    return True
-
-
 @functools.lru_cache(maxsize=8)
 def font(size: int) -> ImageFont.FreeTypeFont:
-    """matplotlib's own copy of DejaVu Sans: there on every system."""
-    return ImageFont.truetype(
-        os.path.join(matplotlib.get_data_path(), "fonts", "ttf", "DejaVuSans.ttf"), size
-    )
+    """DejaVu Sans as shipped with matplotlib."""
+    path = os.path.join(matplotlib.get_data_path(), "fonts", "ttf", "DejaVuSans.ttf")
+    return ImageFont.truetype(path, size)
 
 
 def text_lines(lines: Sequence[str], width: int, size: int, *, right: bool = False) -> np.ndarray:
-    """Dark text on white, cut at the width, to the left or the right: RGB [H, width, 3]."""
+    """Draw dark text on white, cut at the width, left- or right-aligned: RGB [H, width, 3]."""
     step = round(size * 1.4)
     image = Image.new("RGB", (width, step * len(lines) + size // 2), PAPER)
     draw = ImageDraw.Draw(image)
     x, anchor = (width - size // 2, "ra") if right else (size // 2, "la")
     for number, line in enumerate(lines):
-        place = x, size // 4 + number * step
-        draw.text(place, line, fill=INK, font=font(size), anchor=anchor)
+        top = size // 4 + number * step
+        draw.text((x, top), line, fill=INK, font=font(size), anchor=anchor)
     return np.asarray(image)
 
 
 def score_panel(
     names: Sequence[str], scores: Sequence[float], rows: int, width: int, size: int
 ) -> np.ndarray:
-    """A line for each class with a bar behind it: RGB [H, width, 3]."""
+    """Draw a line of text per class over a bar of its score: RGB [H, width, 3]."""
     step = round(size * 1.5)
     image = Image.new("RGB", (width, step * rows + size // 2), INK)
     draw = ImageDraw.Draw(image)
@@ -157,7 +143,7 @@ def score_panel(
 
 
 def enlarge(image: np.ndarray, side: int) -> np.ndarray:
-    """Scaled up, if need be, so that the longer side is at least `side`."""
+    """Scale an image up until its longer side has at least `side` pixels."""
     factor = side / max(image.shape[:2])
     if factor <= 1:
         return image

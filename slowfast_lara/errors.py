@@ -1,10 +1,10 @@
-"""What a person can mend, and how a command ends.
+"""User-facing errors and process exit codes.
 
-0    done
-1    failed: the loss is not finite, too many bad videos, a process was lost, ...
-2    bad input, seen at the start: a flag, a config key, a list, a checkpoint
-75   stopped by a signal, and saved: the same command goes on from there
-130  interrupted: not saved (a run), or only what was done (`predict`)
+0    success
+1    failure: non-finite loss, too many bad videos, a lost process, ...
+2    bad input, found at the start: a flag, a config key, a list, a checkpoint
+75   stopped by a signal after saving; the same command resumes
+130  interrupted without saving, or with partial results (`predict`)
 """
 
 from __future__ import annotations
@@ -20,74 +20,76 @@ from pathlib import Path
 
 DONE, FAILED, BAD_INPUT, STOPPED, INTERRUPTED = 0, 1, 2, 75, 130
 
-# What texts of several lines are made of: a table, a traceback.
+# Control characters that multi-line messages (tables, tracebacks) keep.
 LINES = "\n\t"
 
 logger = logging.getLogger(__name__)
 
-# Where a launcher names the folder that it has for the processes it starts.
-LAUNCHERS_FOLDER = "SLOWFAST_LARA_LAUNCHERS_FOLDER"
+# Environment variable with the directory that a launcher shares with the ranks it starts.
+LAUNCH_DIR = "SLOWFAST_LARA_LAUNCH_DIR"
 
 
 class UserError(Exception):
-    """One line for people: what was wrong, where, and what is allowed."""
+    """One-line message: the object, the bad value, and the allowed values."""
 
     exit_code = FAILED
 
 
 class InputError(UserError, ValueError):
-    """Something given that cannot be used: a flag, a file, a folder."""
+    """Unusable flag, file or folder."""
 
     exit_code = BAD_INPUT
 
 
 class ConfigError(InputError):
-    """A config that cannot be run: key, value and what is allowed."""
+    """Invalid config key or value."""
 
 
 class DataError(InputError):
-    """A list or annotation file of the wrong form: file, line, what was expected."""
+    """Invalid list or annotation file; the message names the file and line."""
 
 
 class DecodeError(InputError):
-    """A video that gives no frames: its path and why."""
+    """Video without a decodable frame; the message starts with its path."""
 
 
 class WeightsError(InputError):
-    """A file of weights that cannot be used: the file and the reason."""
+    """Unusable weights file."""
 
 
 class CheckpointError(WeightsError):
-    """A checkpoint of ours that cannot be used."""
+    """Unusable checkpoint of this package."""
 
 
 class RunError(UserError):
-    """A run that cannot go on."""
+    """Failure during a run."""
 
 
 class TooManyBadVideos(RunError):
-    """More videos than allowed would not decode: the list of them."""
+    """More undecodable videos than DATA.MAX_BAD_SHARE allows; the message lists them."""
 
 
 class Stopped(UserError):
-    """A signal was obeyed: the state is saved as far as there is one to save."""
+    """Graceful stop after a signal; the state is saved."""
 
     exit_code = STOPPED
 
 
 class Interrupted(UserError):
-    """A second Ctrl-C: ended at once."""
+    """Immediate stop after a second Ctrl-C."""
 
     exit_code = INTERRUPTED
 
 
-def exit_code_of(command: Callable[[], int | None], *, os_error: int = BAD_INPUT) -> int:
-    """Run a command, say in one line what ends it, and return the code to exit with.
+def run_with_exit_code(command: Callable[[], int | None], *, os_error: int = BAD_INPUT) -> int:
+    """Run a command, print its error in one line, and return the process exit code.
 
-    `os_error` is the code for a file that cannot be read or written.
+    Args:
+        command: returns an exit code, or None for success.
+        os_error: the exit code after an OSError.
     """
     if isinstance(sys.stdout, io.TextIOWrapper) and sys.stdout.errors == "strict":
-        # Redirected on Windows, it knows few characters; it escapes the others, as stderr does.
+        # Redirected output on Windows has a legacy code page: escape characters outside it.
         sys.stdout.reconfigure(errors="backslashreplace")
     try:
         return command() or DONE
@@ -95,12 +97,12 @@ def exit_code_of(command: Callable[[], int | None], *, os_error: int = BAD_INPUT
         message = str(error)
         if error.exit_code == BAD_INPUT:
             message = " ".join(message.split())
-        if _said_by_another(message):
+        if _is_printed_by_another_rank(message):
             _log(message)
         else:
             print_error(message)
         return error.exit_code
-    except BrokenPipeError:  # `| head` has seen enough
+    except BrokenPipeError:  # the reader of a pipe has exited, as in `| head`
         close_stdout()
         return BAD_INPUT
     except OSError as error:
@@ -115,62 +117,55 @@ def exit_code_of(command: Callable[[], int | None], *, os_error: int = BAD_INPUT
 
 
 def close_stdout() -> None:
-    """Nobody reads it any more: what is still printed goes nowhere, instead of failing again."""
+    """Redirect stdout to /dev/null after its reader has exited, so later prints do not fail."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def print_error(message: str) -> None:
-    """An error on stderr, and in the log if there is one."""
+    """Print an error to stderr, and log it if logging is set up."""
     print(f"error: {printable(message, keep=LINES)}", file=sys.stderr, flush=True)
     _log(message)
 
 
 def _log(message: str) -> None:
-    if logging.root.handlers:  # without one, Python would print it on stderr
+    if logging.root.handlers:  # without handlers, logging would print to stderr a second time
         logger.error("%s", printable(message, keep=LINES))
 
 
-def _said_by_another(message: str) -> bool:
-    """Whether another process that the same launcher has started has said the same.
+def _is_printed_by_another_rank(message: str) -> bool:
+    """Whether another rank of the same launch has printed this message.
 
-    All of them see the same bad input. The first to come leaves a mark, an empty file, in a
-    folder that no other user can write to: ours, or the one that torchrun makes for each
-    attempt, in which each process has a folder for the file of its error.
+    All ranks find the same bad input. The first one creates a marker file in the launch
+    directory: ours, or torchrun's, which is two levels above a rank's error file.
     """
-    folder = os.environ.get(LAUNCHERS_FOLDER)
-    of_torchrun = os.environ.get("TORCHELASTIC_ERROR_FILE")
-    if not folder and of_torchrun:
-        folder = os.path.dirname(os.path.dirname(of_torchrun))
+    folder = os.environ.get(LAUNCH_DIR)
+    if not folder and (error_file := os.environ.get("TORCHELASTIC_ERROR_FILE")):
+        folder = os.path.dirname(os.path.dirname(error_file))
     if not folder:
         return False
     digest = hashlib.sha256(message.encode(errors="replace")).hexdigest()[:16]
     try:
-        Path(folder, f"said-{digest}").touch(exist_ok=False)
-    except FileExistsError:
-        return True
-    except OSError:
-        return False
+        Path(folder, f"printed-{digest}").touch(exist_ok=False)
+    except OSError as error:
+        return isinstance(error, FileExistsError)
     return False
 
 
 def no_shared_memory(reason: str) -> str:
-    """What to do if the workers of a loader cannot hand over their batches."""
+    """Error message for DataLoader workers that run out of shared memory."""
     return (
-        f"no room in the shared memory /dev/shm, by which the workers of a loader hand over "
-        f"their batches: give it more (docker run --shm-size=8g), or lower "
-        f"DATA_LOADER.NUM_WORKERS (0 needs none), TRAIN.BATCH_SIZE or, in a test, "
-        f"TEST.NUM_ENSEMBLE_VIEWS ({reason})"
+        "no room in the shared memory /dev/shm, through which DataLoader workers pass batches: "
+        "enlarge it (docker run --shm-size=8g), or lower DATA_LOADER.NUM_WORKERS (0 needs none), "
+        f"TRAIN.BATCH_SIZE or, in a test, TEST.NUM_ENSEMBLE_VIEWS ({reason})"
     )
 
 
 def printable(text: str, keep: str = "") -> str:
-    """Text with its control characters as \\x1b and the like, except those to `keep`.
+    """Escape control and unencodable characters, except those in `keep`.
 
-    Names of files may hold codes that recolour a terminal, move its cursor or feign lines
-    of a log, and bytes that no encoding can print.
+    File names can contain terminal escape sequences, newlines that forge log lines, and bytes
+    that are not valid UTF-8.
     """
-    if text.isprintable():
-        return text
     return "".join(
         char if char.isprintable() or char in keep else char.encode("unicode_escape").decode()
         for char in text
@@ -178,6 +173,6 @@ def printable(text: str, keep: str = "") -> str:
 
 
 def first_line(error: BaseException) -> str:
-    """What an error of a library says, cut to one line."""
+    """First line of an exception's message, at most 200 characters; its type if empty."""
     lines = str(error).strip().splitlines()
     return lines[0][:200] if lines else type(error).__name__

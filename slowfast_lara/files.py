@@ -1,4 +1,4 @@
-"""Files that are whole or absent: written aside, flushed to the disk, renamed; strict JSON."""
+"""Atomic writes of files and folders (temporary name, fsync, rename), and strict JSON."""
 
 from __future__ import annotations
 
@@ -12,67 +12,65 @@ import stat
 from collections.abc import Iterator
 from typing import Any, TextIO
 
-_ASIDE = ".writing-"
+_TEMPORARY = ".writing-"
 
 
 @contextlib.contextmanager
 def atomic_write(path: str | os.PathLike[str]) -> Iterator[str]:
-    """A name to write to; it becomes `path` at the end, or is removed if that fails.
+    """Yield a temporary name to write to; rename it to `path` on success, else remove it.
 
-    The name has the suffix of `path`, by which video and picture writers choose a
-    format, and nothing else of it: PySlowFast takes any file with "checkpoint" in its
-    name for a whole one.
+    The temporary name shares only the suffix with `path`: writers choose a format by suffix, and
+    PySlowFast loads any file with "checkpoint" in its name.
     """
     folder, name = os.path.split(os.path.abspath(path))
     os.makedirs(folder, exist_ok=True)
-    aside = os.path.join(folder, f"{_ASIDE}{secrets.token_hex(6)}{os.path.splitext(name)[1]}")
+    temporary = _temporary_name(folder, os.path.splitext(name)[1])
     try:
-        yield aside
-        if not os.path.islink(aside):  # what it leads to is not ours, and may not be writable
-            _sync(aside, os.O_RDWR)
-        os.replace(aside, path)
+        yield temporary
+        if not os.path.islink(temporary):  # the target of a link may be read-only
+            _sync(temporary, os.O_RDWR)
+        os.replace(temporary, path)
     except OSError as error:
-        if error.filename is None:  # a full disk, say
-            error.filename = os.fspath(path)
+        error.filename = error.filename or os.fspath(path)  # a full disk sets no file name
         raise
     finally:
         with contextlib.suppress(FileNotFoundError):
-            os.remove(aside)
-    _sync(folder, os.O_RDONLY)  # so that the new name outlives a power cut
+            os.remove(temporary)
+    _sync(folder, os.O_RDONLY)  # makes the rename durable
 
 
 @contextlib.contextmanager
 def atomic_folder(path: str | os.PathLike[str]) -> Iterator[str]:
-    """A folder to write into; it becomes `path` at the end, or is removed if that fails.
+    """Yield a temporary folder to fill; rename it to `path` on success, else remove it.
 
-    `path` must not exist: a FileExistsError, before anything is written.
+    Raise FileExistsError before anything is written if `path` exists.
     """
-    above = os.path.dirname(os.path.abspath(path))
+    parent = os.path.dirname(os.path.abspath(path))
     if os.path.lexists(path):
         raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), os.fspath(path))
-    made = make_folder(above)
-    aside = os.path.join(above, f"{_ASIDE}{secrets.token_hex(6)}")
+    created = make_folder(parent)
+    temporary = _temporary_name(parent)
     try:
         try:
-            os.mkdir(aside)
+            os.mkdir(temporary)
         except OSError as error:
-            raise OSError(error.errno, error.strerror, above) from None
-        yield aside
-        for name in os.listdir(aside):
-            _sync(os.path.join(aside, name), os.O_RDWR)
-        os.rename(aside, path)
+            raise OSError(error.errno, error.strerror, parent) from None
+        yield temporary
+        for name in os.listdir(temporary):
+            _sync(os.path.join(temporary, name), os.O_RDWR)
+        os.rename(temporary, path)
     finally:
-        shutil.rmtree(aside, ignore_errors=True)
-        remove_empty(made)
-    _sync(above, os.O_RDONLY)
+        shutil.rmtree(temporary, ignore_errors=True)
+        remove_empty(created)
+    _sync(parent, os.O_RDONLY)
 
 
 @contextlib.contextmanager
 def atomic_text(path: str | os.PathLike[str], errors: str = "strict") -> Iterator[TextIO]:
-    """A text file, written aside and renamed; `errors` as of open: what UTF-8 cannot say."""
+    """Open a UTF-8 text file for an atomic write; `errors` as in `open`."""
     with (
-        atomic_write(path) as aside,
-        open(aside, "w", encoding="utf-8", newline="", errors=errors) as file,
+        atomic_write(path) as temporary,
+        open(temporary, "w", encoding="utf-8", newline="", errors=errors) as file,
     ):
         yield file
 
@@ -87,63 +85,68 @@ def write_json(path: str | os.PathLike[str], content: Any, indent: int | None = 
 
 
 def check_regular_file(path: str | os.PathLike[str]) -> None:
-    """An OSError if a path is no plain file: a FIFO is waited for, a device read, without end."""
+    """Raise OSError for folders, FIFOs and devices: reading the latter may never end."""
     mode = os.stat(path).st_mode
     if stat.S_ISDIR(mode):
         raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), path)
     if not stat.S_ISREG(mode):
-        raise OSError(errno.EINVAL, "it is no plain file", path)
+        raise OSError(errno.EINVAL, "not a regular file", path)
 
 
 def parse_json(text: str, **hooks: Any) -> Any:
-    """What JSON says, or a ValueError of one line; `hooks` as of json.loads.
+    """Parse JSON without NaN, infinities or integers beyond 63 bits; raise a one-line ValueError.
 
-    No NaN, and whole numbers of at most 63 bits: longer ones neither print nor fit in a tensor.
+    `hooks` are arguments of `json.loads`. Longer integers neither print nor fit in a tensor.
     """
-    hooks = {"parse_int": _whole_number, "parse_constant": _refuse_constant, **hooks}
+    hooks = {"parse_int": _parse_int, "parse_constant": _reject_constant, **hooks}
     try:
         return json.loads(text, **hooks)
     except RecursionError:
-        raise ValueError("it is nested too deep") from None
+        raise ValueError("JSON is nested too deeply") from None
 
 
-def _whole_number(digits: str) -> int:
+def _parse_int(digits: str) -> int:
     if len(digits) > 20 or int(digits).bit_length() > 63:
-        raise ValueError(f"{digits[:24]}... is a whole number of more than 63 bits")
+        raise ValueError(f"integer {digits[:24]}... has more than 63 bits")
     return int(digits)
 
 
-def _refuse_constant(name: str) -> None:
-    raise ValueError(f"{name} is no number of JSON")
+def _reject_constant(name: str) -> None:
+    raise ValueError(f"{name} is not valid JSON")
 
 
 def make_folder(folder: str | os.PathLike[str]) -> list[str]:
-    """Make a folder; what had to be made for it, the deepest first."""
-    made, above = [], os.path.abspath(folder)
-    while not os.path.exists(above):
-        made.append(above)
-        above = os.path.dirname(above)
+    """Make a folder and its parents; return those that were missing, deepest first."""
+    created, parent = [], os.path.abspath(folder)
+    while not os.path.exists(parent):
+        created.append(parent)
+        parent = os.path.dirname(parent)
     os.makedirs(folder, exist_ok=True)
-    return made
+    return created
 
 
 def remove_empty(folders: list[str]) -> None:
+    """Remove those of the folders that are empty."""
     for folder in folders:
-        with contextlib.suppress(OSError):  # something is in it
+        with contextlib.suppress(OSError):
             os.rmdir(folder)
 
 
 def remove_unfinished(folder: str) -> None:
-    """Remove what a killed process was writing into a folder."""
+    """Remove temporary files that killed processes left in a folder."""
     for name in os.listdir(folder) if os.path.isdir(folder) else []:
-        if name.startswith(_ASIDE):
+        if name.startswith(_TEMPORARY):
             path = os.path.join(folder, name)
             shutil.rmtree(path) if os.path.isdir(path) else os.remove(path)
 
 
+def _temporary_name(folder: str, suffix: str = "") -> str:
+    return os.path.join(folder, f"{_TEMPORARY}{secrets.token_hex(6)}{suffix}")
+
+
 def _sync(path: str, access: int) -> None:
-    """Flush a file or a folder to the disk. Windows flushes only what is open for writing."""
-    # Windows opens no folder, and some network file systems sync none.
+    """fsync a file or folder. Windows syncs only files that are open for writing."""
+    # Windows cannot open folders; some network file systems cannot sync them.
     with contextlib.suppress(PermissionError, IsADirectoryError):
         descriptor = os.open(path, access)
         try:

@@ -1,4 +1,4 @@
-"""What is imported only when it is asked for: names of a package, optional requirements."""
+"""Lazy imports: package attributes and optional requirements."""
 
 from __future__ import annotations
 
@@ -9,22 +9,22 @@ from typing import Any
 from slowfast_lara.errors import InputError
 
 
-def names_from(package: str, homes: Mapping[str, str]) -> Callable[[str], Any]:
-    """The `__getattr__` of a package whose names live in these modules."""
+def lazy_getattr(package: str, modules: Mapping[str, str]) -> Callable[[str], Any]:
+    """Build a package's `__getattr__` that imports each name from its module on first use."""
 
     def get(name: str) -> Any:
-        if name in homes:
-            return getattr(importlib.import_module(homes[name]), name)
+        if name in modules:
+            return getattr(importlib.import_module(modules[name]), name)
         raise AttributeError(f"module {package!r} has no attribute {name!r}")
 
     return get
 
 
 def check_installed(package: str, extra: str) -> None:
-    """Refuse to go on without a package that only an extra of ours installs."""
+    """Raise InputError if a package of one of our extras is not installed."""
     try:
         importlib.import_module(package)
     except ImportError:
         raise InputError(
-            f"the package {package} is needed for this; pip install 'slowfast_lara[{extra}]'"
+            f"package {package} is not installed; pip install 'slowfast_lara[{extra}]'"
         ) from None

@@ -1,4 +1,4 @@
-"""A folder that one run has for itself."""
+"""Exclusive lock of a folder, held by one process."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ import os
 import socket
 from collections.abc import Iterator
 
-from slowfast_lara.errors import InputError
+from slowfast_lara.errors import InputError, printable
 from slowfast_lara.files import make_folder, remove_empty
 
 try:
     import fcntl
-except ImportError:  # Windows, where msvcrt does it
+except ImportError:  # Windows: msvcrt instead
     fcntl = None  # type: ignore[assignment]
 
 logger = logging.getLogger(__name__)
@@ -23,46 +23,43 @@ logger = logging.getLogger(__name__)
 LOCK = ".lock"
 
 
-class _Taken(Exception):
-    """By whom."""
-
-
 @contextlib.contextmanager
 def exclusive_lock(folder: str, name: str, error: type[InputError] = InputError) -> Iterator[None]:
-    """Keep other runs out of a folder. If nothing is written meanwhile, it is as it was.
+    """Hold a folder's lock; folders made for it are removed again if they stay empty.
 
-    An `error` that calls it by its `name` if another run has it, or if it cannot be written.
+    Args:
+        folder: made if missing.
+        name: the config key or argument that error messages use for the folder.
+        error: raised if another process holds the lock or the folder is not writable.
     """
     path = os.path.join(folder, LOCK)
     try:
-        made = make_folder(folder)
-        lock = _locked(path)
-    except _Taken as taken:
-        raise error(f"{name} is {folder!r}, where another run is at work: {taken}") from None
+        created = make_folder(folder)
+        lock = _acquire(path)
+    except BlockingIOError as held:
+        raise error(f"{name} is {folder!r}, in use by another run: {held}") from None
     except OSError as reason:
         raise error(
-            f"{name} is {folder!r}; a folder that can be written is expected ({reason.strerror})"
+            f"{name} is {folder!r}; must be a writable folder ({reason.strerror})"
         ) from None
     try:
         yield
     finally:
         with contextlib.suppress(OSError):
-            os.remove(path)  # while it is locked: see _locked
+            os.remove(path)  # before the lock is released: see _acquire
         os.close(lock)
-        if fcntl is None:  # Windows removes no file that is open, which another's would be
+        if fcntl is None:  # Windows cannot remove open files
             with contextlib.suppress(OSError):
                 os.remove(path)
-        remove_empty(made)
+        remove_empty(created)
 
 
-def _locked(path: str) -> int:
-    """The lock file, open, locked for this process, with a line that says whose it is.
+def _acquire(path: str) -> int:
+    """Open and lock the lock file; raise BlockingIOError with its holder if it is locked.
 
-    It is a POSIX lock. The system gives it back when the process ends, however it ends, and
-    forked workers of a loader do not have it. NFS and CIFS ask the server, so that it holds
-    between machines; if a machine dies, NFS 4 gives its locks back after a lease of about 90 s.
-    Lustre has such locks where it is mounted with `flock`, and between the processes of one
-    machine alone with `localflock`; BeeGFS too has those alone unless it is set up otherwise.
+    A POSIX lock is released when its process ends in any way, and forked DataLoader workers do
+    not inherit it. On NFS and CIFS it holds across nodes (NFS 4 releases the locks of a dead node
+    after about 90 s); on Lustre only if mounted with `flock`, on BeeGFS only if configured.
     """
     while True:
         file = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
@@ -70,18 +67,15 @@ def _locked(path: str) -> int:
             _lock(file)
         except OSError as error:
             if error.errno in (errno.EACCES, errno.EAGAIN):
-                holder = os.read(file, 200).decode(errors="replace")
+                holder = os.read(file, 200).decode(errors="replace").strip()
                 os.close(file)
-                told = "".join(filter(str.isprintable, holder))
-                raise _Taken(told or "another process") from None
-            logger.warning(
-                "%s cannot be locked (%s): do not start another run in this folder",
-                path,
-                error.strerror,
-            )
-        if _is_at(path, file):
-            break
-        os.close(file)  # its holder removed it between our opening and our locking
+                raise BlockingIOError(printable(holder) or "another process") from None
+            warning = "%s cannot be locked (%s): do not start another run in this folder"
+            logger.warning(warning, path, error.strerror)
+        with contextlib.suppress(FileNotFoundError):
+            if os.path.samestat(os.stat(path), os.fstat(file)):
+                break
+        os.close(file)  # the previous holder removed the file after we opened it
     since = datetime.datetime.now().astimezone().isoformat(" ", "seconds")
     os.truncate(file, 0)
     os.write(file, f"process {os.getpid()} on {socket.gethostname()} since {since}\n".encode())
@@ -89,22 +83,15 @@ def _locked(path: str) -> int:
 
 
 def _lock(file: int) -> None:
-    """Lock an open file, or raise an OSError at once."""
+    """Lock an open file without blocking; raise OSError if another process holds the lock."""
     if fcntl is not None:
         fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    else:
-        import msvcrt
+        return
+    import msvcrt
 
-        # One byte far behind the text, because Windows lets nobody read what is locked.
-        os.lseek(file, 2**30, os.SEEK_SET)
-        try:
-            msvcrt.locking(file, msvcrt.LK_NBLCK, 1)
-        finally:
-            os.lseek(file, 0, os.SEEK_SET)
-
-
-def _is_at(path: str, file: int) -> bool:
+    # Lock one byte far behind the text: Windows does not let others read locked bytes.
+    os.lseek(file, 2**30, os.SEEK_SET)
     try:
-        return os.path.samestat(os.stat(path), os.fstat(file))
-    except FileNotFoundError:
-        return False
+        msvcrt.locking(file, msvcrt.LK_NBLCK, 1)
+    finally:
+        os.lseek(file, 0, os.SEEK_SET)

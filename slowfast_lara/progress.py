@@ -1,4 +1,4 @@
-"""A progress bar on the terminal of rank 0."""
+"""Progress bar on rank 0's terminal."""
 
 from __future__ import annotations
 
@@ -9,13 +9,9 @@ from tqdm import tqdm
 
 
 def progress_bar(total: int, description: str, *, unit: str, initial: int = 0) -> tqdm:
-    """A bar on the terminal of process 0, and nothing elsewhere."""
-    hidden = distributed.is_initialized() and distributed.get_rank() != 0
+    """Create a bar that is hidden on other ranks and if stdout is not a terminal."""
+    is_other_rank = distributed.is_initialized() and distributed.get_rank() != 0
+    disable = is_other_rank or not sys.stdout.isatty()
     return tqdm(
-        total=total,
-        initial=initial,
-        leave=False,
-        unit=unit,
-        desc=description,
-        disable=hidden or not sys.stdout.isatty(),
+        total=total, initial=initial, leave=False, unit=unit, desc=description, disable=disable
     )

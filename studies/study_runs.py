@@ -116,7 +116,9 @@ def make_set(folder: Path, arguments: dict[str, int | str]) -> None:
             )
         return
     flags = [word for key, value in arguments.items() for word in (f"--{key}", str(value))]
-    command = [*_COMMAND, "data", "synthetic", str(folder), *flags]
+    textured, plain = ["studies.textured"], ["slowfast_lara.cli", "data", "synthetic"]
+    module = textured if "textures" in arguments else plain
+    command = [sys.executable, "-m", *module, str(folder), *flags]
     if subprocess.run(command, env=_environment()).returncode:
         raise RunError(f"the videos could not be made: {' '.join(command)}")
     write_json(note, arguments)

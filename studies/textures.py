@@ -1,9 +1,8 @@
-"""Frames of real videos, from which a synthetic set takes its pixels.
+"""Frames of real videos, from which a textured set takes its pixels.
 
-They are read once, scaled to what the set needs, and kept in memory: at most MAX_FRAMES
-frames or MAX_BYTES bytes of at most MAX_VIDEOS videos, from the first LONGEST seconds of
-each. The splits share no frame: of many videos each belongs to one split, and of few
-each gives its first frames to the first split, later ones to the next, and so on.
+They are read once, scaled to the size that the set needs, and kept in memory: at most MAX_FRAMES
+frames or MAX_BYTES bytes from MAX_VIDEOS videos, and only the first MAX_SECONDS of each. Splits
+share no frame: with many videos, each belongs to one split; with few, each is divided by time.
 """
 
 from __future__ import annotations
@@ -18,22 +17,22 @@ from slowfast_lara.data.lists import videos_below
 from slowfast_lara.data.sources import read_frames
 from slowfast_lara.errors import DecodeError, InputError, printable
 
-# One array [n, H, W, 3] for each video.
+# One array [n, H, W, 3] per video.
 Textures = list[np.ndarray]
 
-# The shorter side of a frame in sizes of the set: the room in which a camera moves.
+# Shorter side of a texture in units of the video size: room for the camera to move.
 ROOM = 3
-# The longer side of a frame, in shorter ones; what is beyond it is cut off.
+# Longer side in units of the shorter one; wider frames are cropped.
 MAX_ASPECT = 2
-MAX_VIDEOS, MAX_FRAMES, MAX_BYTES, LONGEST = 128, 512, 2**28, 60
-# From this many videos on, each belongs to one split.
+MAX_VIDEOS, MAX_FRAMES, MAX_BYTES, MAX_SECONDS = 128, 512, 2**28, 60
+# With at least this many videos, each belongs to one split.
 SPLIT_BY_FILE = 20
-# Where the second and the third split begin, in the order of the files or of the frames.
-SHARES = (0.7, 0.85)
+# Start of the second and third split, as a share of the files or frames.
+SPLIT_STARTS = (0.7, 0.85)
 
 
 def read_textures(folder: str, size: int, splits: Sequence[str]) -> dict[str, Textures]:
-    """For each split, the textures of videos of size x size pixels."""
+    """Read textures for videos of size x size pixels, by split."""
     if not os.path.isdir(folder):
         raise InputError(f"--textures {folder}: no such folder")
     paths = list(videos_below(folder))
@@ -49,31 +48,29 @@ def read_textures(folder: str, size: int, splits: Sequence[str]) -> dict[str, Te
         except DecodeError as error:
             reasons.append(str(error))
     if not videos:
-        raise InputError(f"--textures {folder}: none of {len(paths)} videos serves: {reasons[0]}")
+        raise InputError(f"--textures {folder}: none of {len(paths)} videos usable: {reasons[0]}")
     if reasons:
-        print(printable(f"{len(reasons)} of {len(paths)} videos not used: {reasons[0]}"))
+        print(printable(f"skipping {len(reasons)} of {len(paths)} videos: {reasons[0]}"))
     return _divide(videos, splits)
 
 
-def _read(path: str, most: int, least: int, size: int) -> np.ndarray:
-    """Frames of the video, evenly spaced; only one of fewer than `least` has some twice."""
+def _read(path: str, maximum: int, minimum: int, size: int) -> np.ndarray:
+    """Read evenly spaced frames of a video; frames repeat if it has fewer than `minimum`."""
 
     def choose(number: int, fps: float) -> np.ndarray:
-        number = max(int(min(number, LONGEST * fps)), 1)
-        return np.linspace(0, number - 1, max(min(number, most), least)).round().astype(int)
+        number = max(int(min(number, MAX_SECONDS * fps)), 1)
+        return np.linspace(0, number - 1, max(min(number, maximum), minimum)).round().astype(int)
 
-    def place(height: int, width: int) -> Region:
+    def crop(height: int, width: int) -> Region:
         if min(height, width) < size:
-            raise DecodeError(
-                f"{path}: {width}x{height} pixels; at least {size} each way are expected"
-            )
+            raise DecodeError(f"{path}: {width}x{height} pixels; must be at least {size} each way")
         longest = MAX_ASPECT * min(height, width)
         rows, columns = min(height, longest), min(width, longest)
         scale = ROOM * size / min(rows, columns)
         out = (round(rows * scale), round(columns * scale))
         return Region((height - rows) // 2, (width - columns) // 2, rows, columns, *out)
 
-    frames = read_frames(path, choose, place, whole=False)
+    frames = read_frames(path, choose, crop, whole=False)
     return frames.pixels[frames.order]
 
 
@@ -88,7 +85,7 @@ def _divide(videos: Textures, splits: Sequence[str]) -> dict[str, Textures]:
 
 
 def _parts(length: int) -> list[slice]:
-    """Three parts of a sequence of three or more, none of them empty."""
-    second = min(int(SHARES[0] * length), length - 2)
-    third = max(int(SHARES[1] * length), second + 1)
+    """Three non-empty parts of a sequence of at least three items."""
+    second = min(int(SPLIT_STARTS[0] * length), length - 2)
+    third = max(int(SPLIT_STARTS[1] * length), second + 1)
     return [slice(0, second), slice(second, third), slice(third, length)]

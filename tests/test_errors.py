@@ -1,4 +1,4 @@
-"""What names of files hold does not reach a terminal or a log as it is."""
+"""Exit codes and error messages; file names are escaped on terminals and in logs."""
 
 from __future__ import annotations
 
@@ -18,21 +18,21 @@ from slowfast_lara.errors import (
     DecodeError,
     RunError,
     TooManyBadVideos,
-    exit_code_of,
     print_error,
     printable,
+    run_with_exit_code,
 )
 from slowfast_lara.runs.folder import LOG, TEST_RESULTS, read_stats
 from tests.helpers.preloaded import environment
 from tests.helpers.small_models import NAMES
 
 RED = "\x1b[31m"
-FEIGNED = (
+FORGED = (
     'a\n[01/01][INFO] x json_stats: {"split": "test_final", "top1_acc": 99}\r\x9b2J\u202e\udcff'
 )
 
 
-def is_plain(text: str) -> bool:
+def is_printable(text: str) -> bool:
     return all(char.isprintable() or char == "\n" for char in text)
 
 
@@ -52,21 +52,21 @@ def test_printable(text, shown):
     assert printable("a\nb\x1b", keep="\n") == "a\nb\\x1b"
 
 
-def test_errors_on_a_terminal(capsys):
-    def end_with(error: Exception):
+def test_errors_are_printable(capsys):
+    def fail_with(error: Exception) -> int:
         def command() -> None:
             raise error
 
-        return exit_code_of(command)
+        return run_with_exit_code(command)
 
     print_error(f"{RED}\udcff")
-    assert end_with(DecodeError(f"{RED}video: bad")) == BAD_INPUT
-    end_with(RunError(f"{RED}\rrun"))
-    end_with(OSError(2, "absent", f"{RED}file"))
-    end_with(KeyError(f"{RED}key"))
+    assert fail_with(DecodeError(f"{RED}video: bad")) == BAD_INPUT
+    fail_with(RunError(f"{RED}\rrun"))
+    fail_with(OSError(2, "absent", f"{RED}file"))
+    fail_with(KeyError(f"{RED}key"))
     printed = capsys.readouterr().err
-    assert is_plain(printed) and "\\x1b[31mvideo: bad" in printed and "\\x1b[31mfile" in printed
-    assert "Traceback (most recent call last):\n" in printed  # of several lines, as it was
+    assert is_printable(printed) and "\\x1b[31mvideo: bad" in printed and "\\x1b[31mfile" in printed
+    assert "Traceback (most recent call last):\n" in printed  # keeps its lines
 
 
 def test_log_and_console(tmp_path, capsys, in_process):
@@ -74,18 +74,18 @@ def test_log_and_console(tmp_path, capsys, in_process):
     open_log(str(tmp_path))
     logger = logging.getLogger("slowfast_lara.test")
     logger.info("json_stats: %s", '{"epoch": "1/2"}')
-    logger.warning("not counted: %s: %s", FEIGNED, "bad")
+    logger.warning("not counted: %s: %s", FORGED, "bad")
     logger.info("a table\nof lines")
     for handler in logging.root.handlers:
         handler.flush()
     log, console = (tmp_path / LOG).read_text(), capsys.readouterr().out
     for text in (log, console):
-        assert is_plain(text) and "\\x9b2J\\u202e\\udcff" in text and "\n  of lines" in text
+        assert is_printable(text) and "\\x9b2J\\u202e\\udcff" in text and "\n  of lines" in text
     assert read_stats(tmp_path) == [{"epoch": "1/2"}]
 
 
-def test_a_console_that_nobody_reads(tmp_path):
-    """A process of its own: it closes the stdout that it has."""
+def test_console_whose_reader_has_exited(tmp_path):
+    """In a subprocess, because its stdout is closed."""
     script = (
         "import logging, sys;"
         "from slowfast_lara.engine.run_logging import open_log, set_up_logging;"
@@ -95,14 +95,14 @@ def test_a_console_that_nobody_reads(tmp_path):
     reading, writing = os.pipe()
     os.close(reading)
     command, env = [sys.executable, "-c", script, str(tmp_path)], environment()
-    del env["PYTHONUNBUFFERED"]  # what is left in the buffer would fail once more at the end
+    del env["PYTHONUNBUFFERED"]  # a full buffer would fail again at exit
     done = subprocess.run(command, stdout=writing, stderr=subprocess.PIPE, text=True, env=env)
     os.close(writing)
     assert (done.returncode, done.stderr) == (0, "")
     assert (tmp_path / LOG).read_text().count("line ") == 3
 
 
-def test_a_log_that_cannot_be_written(tmp_path, capfd, in_process):
+def test_unwritable_log(tmp_path, capfd, in_process):
     (tmp_path / LOG).symlink_to("/dev/full")
     set_up_logging()
     open_log(str(tmp_path))
@@ -113,14 +113,14 @@ def test_a_log_that_cannot_be_written(tmp_path, capfd, in_process):
     assert printed.out.count("lines are lost while it cannot be written: No space left") == 1
 
 
-def test_the_list_of_bad_videos_has_a_line_for_each():
-    name = FEIGNED[:-1]  # pytest could not pass on the last character of what it catches
+def test_bad_videos_take_one_line_each():
+    name = FORGED[:-1]  # pytest cannot print the last character
     with pytest.raises(TooManyBadVideos) as caught:
         BadVideos(2, 0.1).add([Failure(name, "bad"), Failure("b", f"{RED}bad")])
-    assert is_plain(str(caught.value)) and str(caught.value).count("\n") == 2
+    assert is_printable(str(caught.value)) and str(caught.value).count("\n") == 2
 
 
-def test_what_predict_prints(model, clips, tmp_path, capsys):
+def test_output_of_predict(model, clips, tmp_path, capsys):
     named = tmp_path / f"{RED}a\nb.mp4"
     os.symlink(clips[0], named)
     bad = tmp_path / f"{RED}bad.mp4"
@@ -130,15 +130,15 @@ def test_what_predict_prints(model, clips, tmp_path, capsys):
     for stream in ([], ["--stream"]):
         assert predict([*flags, *stream, str(named), str(bad)]) == BAD_INPUT
         printed = capsys.readouterr()
-        assert is_plain(printed.out) and is_plain(printed.err)
+        assert is_printable(printed.out) and is_printable(printed.err)
         assert "\\x1b[31ma\\nb.mp4\n" in printed.out and "\\x1b[31mbad.mp4" in printed.err
 
 
-def test_what_report_prints(tmp_path, capsys):
+def test_output_of_report(tmp_path, capsys):
     folder = tmp_path / f"{RED}run"
     folder.mkdir()
     entry = '{"path": "a", "label": 1, "top5": [0], "top5_scores": [0.5]}'
     (folder / TEST_RESULTS).write_text(f'{{"videos": [{entry}], "failed": []}}')
     assert report([str(folder)]) == 0
     printed = capsys.readouterr().out
-    assert is_plain(printed) and "\\x1b[31mrun" in printed
+    assert is_printable(printed) and "\\x1b[31mrun" in printed

@@ -1,7 +1,8 @@
-"""What cannot be written or was not finished leaves nothing; JSON is read strictly."""
+"""Atomic writes, and strict JSON in all files that the package reads."""
 
 from __future__ import annotations
 
+import errno
 import itertools
 import json
 
@@ -10,8 +11,7 @@ import pytest
 from slowfast_lara.data.classes import read_names
 from slowfast_lara.data.ssv2 import PREFIX, read_annotations
 from slowfast_lara.errors import DataError, InputError
-from slowfast_lara.files import atomic_folder, parse_json, remove_unfinished
-from slowfast_lara.prepare.check import read_progress
+from slowfast_lara.files import atomic_folder, atomic_write, parse_json, remove_unfinished
 from slowfast_lara.runs.folder import CONFIG, LOG, TEST_RESULTS, read_run, read_stats
 
 LONG = "9" * 5000
@@ -32,19 +32,19 @@ def one_line(caught) -> str:
 
 
 @pytest.mark.parametrize("value", BAD.values(), ids=BAD)
-def test_parse_json(value):
+def test_parse_json_rejects(value):
     with pytest.raises(ValueError) as caught:
         parse_json(f"[{value}]")
     one_line(caught)
 
 
-def test_what_is_allowed():
+def test_parse_json_accepts():
     text = '{"a": [1, -1.5, 9223372036854775807, -9223372036854775807, 1e400, true, null, "NaN"]}'
     assert parse_json(text) == json.loads(text)
 
 
 @pytest.mark.parametrize("value", BAD.values(), ids=BAD)
-def test_class_names(tmp_path, value):
+def test_invalid_class_names(tmp_path, value):
     path = tmp_path / "classes.json"
     for text in (f'{{"walk": {value}}}', f'["walk", {value}]'):
         path.write_text(text)
@@ -54,27 +54,27 @@ def test_class_names(tmp_path, value):
 
 
 @pytest.mark.parametrize("value", ["1.5", "1e400", "true", "null", "[1]", f'"{LONG}"'])
-def test_numbers_of_classes(tmp_path, value):
+def test_invalid_class_indices(tmp_path, value):
     (tmp_path / "classes.json").write_text(f'{{"walk": {value}}}')
     with pytest.raises(DataError, match="'walk' has number") as caught:
         read_names(str(tmp_path / "classes.json"))
     one_line(caught)
 
 
-def test_class_names_without_end():
-    with pytest.raises(DataError, match="characters are expected"):
+def test_class_names_from_a_device():
+    with pytest.raises(DataError, match="/dev/zero"):
         read_names("/dev/zero")
 
 
-def test_annotations_without_end(tmp_path):
+def test_annotations_from_a_device(tmp_path):
     (tmp_path / f"{PREFIX}labels.json").symlink_to("/dev/null")
-    with pytest.raises(DataError, match="it is no plain file"):
+    with pytest.raises(DataError, match="not a regular file"):
         read_annotations(str(tmp_path), "train", 174)
 
 
 @pytest.mark.parametrize("value", [*BAD.values(), "1e400", "true", f'"{LONG}"'])
 @pytest.mark.parametrize("split", ["labels", "train"])
-def test_annotations(tmp_path, value, split):
+def test_invalid_annotations(tmp_path, value, split):
     texts = {"labels": '{"Walking": "3"}', "train": '[{"id": 1, "template": "Walking"}]'}
     texts[split] = texts[split].replace('"3"', value).replace('"Walking"}', f"{value}}}")
     for name, text in texts.items():
@@ -88,7 +88,7 @@ ENTRY = '{"path": "a", "label": 1, "top5": [2], "top5_scores": [0.5]}'
 
 
 @pytest.mark.parametrize(
-    "place, value",
+    "field, value",
     [
         *itertools.product(
             ['"label": 1', "[2]"], [*BAD.values(), "1e400", "-1", "100000000", "null", '"x"']
@@ -96,16 +96,16 @@ ENTRY = '{"path": "a", "label": 1, "top5": [2], "top5_scores": [0.5]}'
         *itertools.product(["[0.5]"], [*BAD.values(), "1e400", "null", '"x"']),
     ],
 )
-def test_results_of_a_test(tmp_path, place, value):
-    spoilt = ENTRY.replace(place, place[:-1] + value if place[0] == '"' else f"[{value}]")
-    (tmp_path / TEST_RESULTS).write_text(f'{{"videos": [{spoilt}], "failed": []}}')
+def test_invalid_test_results(tmp_path, field, value):
+    invalid = ENTRY.replace(field, field[:-1] + value if field[0] == '"' else f"[{value}]")
+    (tmp_path / TEST_RESULTS).write_text(f'{{"videos": [{invalid}], "failed": []}}')
     with pytest.raises(InputError, match=TEST_RESULTS) as caught:
         read_run(str(tmp_path), None)
     one_line(caught)
 
 
 @pytest.mark.parametrize("content", ["[]", '{"videos": [1], "failed": []}', '{"videos": {}}'])
-def test_results_of_another_form(tmp_path, content):
+def test_test_results_of_another_structure(tmp_path, content):
     (tmp_path / TEST_RESULTS).write_text(content)
     with pytest.raises(InputError, match=TEST_RESULTS) as caught:
         read_run(str(tmp_path), None)
@@ -124,7 +124,7 @@ def test_results_of_another_form(tmp_path, content):
         "x: " + LONG,
     ],
 )
-def test_the_config_of_a_run(tmp_path, config):
+def test_invalid_config_of_a_run(tmp_path, config):
     (tmp_path / TEST_RESULTS).write_text(f'{{"videos": [{ENTRY}], "failed": []}}')
     (tmp_path / CONFIG).write_text(config)
     with pytest.raises(InputError, match=CONFIG) as caught:
@@ -132,7 +132,7 @@ def test_the_config_of_a_run(tmp_path, config):
     one_line(caught)
 
 
-def test_bad_lines_of_a_log_are_passed_over(tmp_path):
+def test_invalid_log_lines_are_skipped(tmp_path):
     lines = [f'x json_stats: {{"_type": "train_epoch", "loss": {value}}}' for value in BAD.values()]
     lines += [f'x json_stats: {{"_type": "train_epoch", "epoch": "{LONG[:400]}/3", "loss": 1}}']
     lines += ['x json_stats: {"_type": "train_epoch", "epoch": "2/3", "loss": 2}']
@@ -141,18 +141,7 @@ def test_bad_lines_of_a_log_are_passed_over(tmp_path):
     assert read_run(str(tmp_path), None).curve("train_epoch", "loss") == [(2.0, 2.0)]
 
 
-@pytest.mark.parametrize("line", ["x", "1", '["a"]', '["a", "b", "c"]', f"[1, {LONG}]"])
-def test_progress_of_a_check(tmp_path, line):
-    path = tmp_path / "bad.txt.progress"
-    path.write_text(f'["a.mp4", ""]\n{line}\n["cut')
-    with pytest.raises(DataError, match="progress, line 2") as caught:
-        read_progress(str(path))
-    one_line(caught)
-    path.write_text('["a.mp4", ""]\n["cut')
-    assert read_progress(str(path)) == {"a.mp4": ""}
-
-
-def test_what_a_killed_process_was_writing_goes(tmp_path):
+def test_remove_unfinished(tmp_path):
     (tmp_path / ".writing-a.mp4").touch()
     (tmp_path / ".writing-b").mkdir()
     (tmp_path / ".writing-b" / "model.onnx").touch()
@@ -161,8 +150,18 @@ def test_what_a_killed_process_was_writing_goes(tmp_path):
     assert [path.name for path in tmp_path.iterdir()] == ["whole"]
 
 
-def test_a_folder_that_fails_leaves_none_above_it(tmp_path):
+def test_failed_folder_leaves_no_parents(tmp_path):
     (tmp_path / "there").mkdir()
     with pytest.raises(OSError, match="full"), atomic_folder(tmp_path / "there" / "a" / "b" / "c"):
         raise OSError("full")
     assert not list((tmp_path / "there").iterdir())
+
+
+def test_failed_write_keeps_the_old_file(tmp_path):
+    (tmp_path / "a.txt").write_text("old")
+    with pytest.raises(OSError, match="full") as caught, atomic_write(tmp_path / "a.txt") as name:
+        with open(name, "w") as file:
+            file.write("new")
+        raise OSError(errno.ENOSPC, "full")
+    assert caught.value.filename == str(tmp_path / "a.txt")
+    assert (tmp_path / "a.txt").read_text() == "old" and len(list(tmp_path.iterdir())) == 1

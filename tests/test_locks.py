@@ -1,4 +1,4 @@
-"""The lock of a folder: taken, given back, and what is left of it."""
+"""Exclusive locks of folders, and the files that they leave."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from slowfast_lara.errors import ConfigError
 from slowfast_lara.locks import LOCK, exclusive_lock
 
 
-def test_unwritten_folders_do_not_stay(tmp_path):
+def test_empty_folders_are_removed(tmp_path):
     with exclusive_lock(str(tmp_path / "a" / "b"), "OUTPUT_DIR", ConfigError):
         assert (tmp_path / "a" / "b" / LOCK).read_text().startswith("process ")
     assert os.listdir(tmp_path) == []
@@ -20,8 +20,8 @@ def test_unwritten_folders_do_not_stay(tmp_path):
     assert os.listdir(tmp_path / "a" / "b") == ["log"]
 
 
-def test_a_lock_on_a_file_that_was_removed_is_none(tmp_path, monkeypatch):
-    """Another holder removes the file when it ends, perhaps after we have opened it."""
+def test_lock_file_removed_by_its_previous_holder(tmp_path, monkeypatch):
+    """The holder removes the file when it ends, possibly after another process has opened it."""
     real, removed = fcntl.lockf, []
 
     def lockf(file, flags):
@@ -34,8 +34,8 @@ def test_a_lock_on_a_file_that_was_removed_is_none(tmp_path, monkeypatch):
         assert removed and (tmp_path / LOCK).exists()
 
 
-def test_a_folder_that_cannot_be_made_is_one_line(tmp_path):
+def test_folder_that_cannot_be_made(tmp_path):
     (tmp_path / "file").touch()
     context = exclusive_lock(str(tmp_path / "file" / "out"), "OUTPUT_DIR", ConfigError)
-    with pytest.raises(ConfigError, match="OUTPUT_DIR is .* a folder that can be written"):
+    with pytest.raises(ConfigError, match="OUTPUT_DIR is .* writable folder"):
         context.__enter__()

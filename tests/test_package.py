@@ -1,4 +1,4 @@
-"""What `import slowfast_lara` offers, and what it does not load."""
+"""Public names of `slowfast_lara`, and the modules that importing it loads."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tests.helpers.preloaded import environment
 
 
 def loaded_by(statement: str) -> set[str]:
-    """The modules that a fresh interpreter has after it."""
+    """Modules in a fresh interpreter after the statement."""
     program = f"import sys\n{statement}\nprint(*sys.modules, sep='\\n')"
     command = [sys.executable, "-c", program]
     done = subprocess.run(command, env=environment(), capture_output=True, text=True)
@@ -20,16 +20,16 @@ def loaded_by(statement: str) -> set[str]:
     return set(done.stdout.split())
 
 
-def test_the_public_names():
+def test_public_names():
     names = ["__version__", "build_estimator", "build_model", "load", "load_config", "load_views"]
-    assert sorted(slowfast_lara.__all__) == names
+    assert sorted(slowfast_lara.__all__) == dir(slowfast_lara) == names
     for name in names:
         assert getattr(slowfast_lara, name).__class__.__name__ in ("function", "str")
     with pytest.raises(AttributeError, match="'slowfast_lara' has no attribute 'nothing'"):
         _ = slowfast_lara.nothing
 
 
-def test_they_are_those_of_their_packages():
+def test_public_names_are_those_of_their_modules():
     from slowfast_lara.attention import build_estimator
     from slowfast_lara.config import load_config
     from slowfast_lara.data import load_views
@@ -49,22 +49,22 @@ def test_importing_the_package_is_cheap():
     assert "torch" in loaded_by("from slowfast_lara import build_estimator")
 
 
-def test_a_run_loads_nothing_that_takes_long_and_is_not_needed():
-    """PyTorch's compiler and matplotlib would double the time that a command takes to start."""
+def test_run_does_not_import_slow_modules():
+    """PyTorch's compiler and matplotlib would double the start-up time."""
     loaded = loaded_by("import slowfast_lara.engine.run")
     assert not {"torch._dynamo", "matplotlib", "triton", "tensorboard"} & loaded
 
 
 @pytest.mark.parametrize(
-    "leaf", ["attention", "config", "models", "data.views", "engine.checkpoint"]
+    "module", ["attention", "config", "models", "data.views", "runs.checkpoint"]
 )
-def test_a_leaf_does_not_load_the_launcher(leaf):
-    loaded = loaded_by(f"from slowfast_lara.{leaf} import *")
-    assert f"slowfast_lara.{leaf}" in loaded
+def test_lower_layers_do_not_import_the_engine(module):
+    loaded = loaded_by(f"from slowfast_lara.{module} import *")
+    assert f"slowfast_lara.{module}" in loaded
     assert not {"slowfast_lara.engine.launch", "slowfast_lara.engine.train"} & loaded
 
 
-def test_attention_knows_nothing_of_the_rest():
+def test_attention_imports_only_errors():
     loaded = {name for name in loaded_by("import slowfast_lara.attention") if "slowfast" in name}
     ours = {name for name in loaded if not name.startswith("__editable__")}
     assert ours - {"slowfast_lara", "slowfast_lara.lazy", "slowfast_lara.errors"} == {

@@ -14,7 +14,7 @@ from slowfast_lara.cli.shared import (
     split_model,
     split_overrides,
 )
-from slowfast_lara.errors import InputError, exit_code_of
+from slowfast_lara.errors import InputError, run_with_exit_code
 
 if TYPE_CHECKING:
     from slowfast_lara.analysis.approximation_error import ErrorTable
@@ -48,7 +48,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         if args.out:
             table.write(args.out)
 
-    return exit_code_of(command)
+    return run_with_exit_code(command)
 
 
 def _without_model(args: argparse.Namespace) -> bool:

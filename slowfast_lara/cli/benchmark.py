@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from slowfast_lara.cli.shared import OneLineParser, add_table_argument, existing_file, positive_int
-from slowfast_lara.errors import exit_code_of
+from slowfast_lara.errors import run_with_exit_code
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -68,7 +68,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         if args.out:
             table.write(args.out)
 
-    return exit_code_of(command)
+    return run_with_exit_code(command)
 
 
 def _table(kind: str, flags: dict[str, Any]) -> Any:

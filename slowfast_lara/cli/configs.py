@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from slowfast_lara.cli.shared import OneLineParser
 from slowfast_lara.config.shipped import description, shipped_names, standalone
-from slowfast_lara.errors import InputError, exit_code_of
+from slowfast_lara.errors import InputError, run_with_exit_code
 from slowfast_lara.files import write_text
 
 
@@ -34,7 +34,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         else:
             print(text, end="")
 
-    return exit_code_of(command)
+    return run_with_exit_code(command)
 
 
 def _text(name: str | None, with_reference: bool) -> str:

@@ -7,7 +7,7 @@ import os
 from collections.abc import Callable, Sequence
 
 from slowfast_lara.cli.shared import OneLineParser, add_jobs_argument, positive_int
-from slowfast_lara.errors import FAILED, InputError, exit_code_of
+from slowfast_lara.errors import FAILED, InputError, run_with_exit_code
 
 LISTS_KINETICS = """\
 The annotation files have a header with `label`, `youtube_id`, `time_start` and
@@ -60,11 +60,6 @@ SYNTHETIC = """\
 Makes a labelled video set that needs no download; only motion tells its classes
 apart. OUT gets the videos, train.csv, val.csv, test.csv (`path label`), classes.json
 and tracks.json, the centre of the moving object in every frame.
-
-With --textures, backgrounds and objects are cut out of the videos below FOLDER, and a
-camera moves over them: it pans, zooms and shakes, alike for all classes, so that a class
-is how the object moves against the background. Test videos show other files than training
-videos do if there are 20 or more, else later frames of the same files.
 """
 # Of x264, from the quickest on.
 PRESETS = ("ultrafast", "superfast", "veryfast", "faster", "fast", "medium", "slow", "slower")
@@ -78,7 +73,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         add_arguments(kind)
         kind.set_defaults(run=run)
     args = parser.parse_args(argv)
-    return exit_code_of(lambda: args.run(args))
+    return run_with_exit_code(lambda: args.run(args))
 
 
 def _add_lists_kinetics(parser: argparse.ArgumentParser) -> None:
@@ -90,13 +85,13 @@ def _add_lists_kinetics(parser: argparse.ArgumentParser) -> None:
 
 
 def _lists_kinetics(args: argparse.Namespace) -> None:
-    from slowfast_lara.prepare.lists_kinetics import write_lists
+    from slowfast_lara.prepare.lists import write_kinetics_lists
 
     files = {"train": args.train, "val": args.val, "test": args.test}
     given = {split: path for split, path in files.items() if path}
     if not given:
         raise InputError("at least one of --train, --val and --test is expected")
-    write_lists(args.videos, args.out, given, args.separator)
+    write_kinetics_lists(args.videos, args.out, given, args.separator)
 
 
 def _add_lists_ssv2(parser: argparse.ArgumentParser) -> None:
@@ -107,9 +102,9 @@ def _add_lists_ssv2(parser: argparse.ArgumentParser) -> None:
 
 
 def _lists_ssv2(args: argparse.Namespace) -> None:
-    from slowfast_lara.prepare.lists_ssv2 import write_lists
+    from slowfast_lara.prepare.lists import write_ssv2_lists
 
-    write_lists(args.annotations, args.folder, args.out, args.classes)
+    write_ssv2_lists(args.annotations, args.folder, args.out, args.classes)
 
 
 def _add_lists_folder(parser: argparse.ArgumentParser) -> None:
@@ -118,9 +113,9 @@ def _add_lists_folder(parser: argparse.ArgumentParser) -> None:
 
 
 def _lists_folder(args: argparse.Namespace) -> None:
-    from slowfast_lara.prepare.lists_folder import write_lists
+    from slowfast_lara.prepare.lists import write_folder_lists
 
-    write_lists(args.videos, args.out)
+    write_folder_lists(args.videos, args.out)
 
 
 def _add_check(parser: argparse.ArgumentParser) -> None:
@@ -235,16 +230,6 @@ def _add_synthetic(parser: argparse.ArgumentParser) -> None:
         default="mp4",
         help="H.264 files, or extracted frames as for Something-Something-v2",
     )
-    parser.add_argument(
-        "--textures", metavar="FOLDER", help="real videos, for real pixels and a moving camera"
-    )
-    parser.add_argument(
-        "--camera",
-        type=float,
-        metavar="0..1",
-        help="with --textures: how much the camera moves, from 0, at rest, to 1, up to as far as "
-        "a slow object (default 1); the less, the easier the set",
-    )
     add_jobs_argument(parser, "processes")
 
 
@@ -253,8 +238,7 @@ def _synthetic(args: argparse.Namespace) -> None:
 
     videos = {"train": args.train, "val": args.val, "test": args.test}
     look = {"size": args.size, "frames": args.frames, "seed": args.seed, "form": args.form}
-    real = {"textures": args.textures, "camera": args.camera}
-    settings = Settings(args.out, args.classes, videos, **look, **real)
+    settings = Settings(args.out, args.classes, videos, **look)
     make_set(settings, args.jobs)
 
 

@@ -12,7 +12,7 @@ from slowfast_lara.cli.shared import (
     split_model,
     split_overrides,
 )
-from slowfast_lara.errors import InputError, exit_code_of, printable
+from slowfast_lara.errors import InputError, printable, run_with_exit_code
 
 EXAMPLES = """\
 examples:
@@ -39,7 +39,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         checked = export(model, rest[0], args.to)
         print(f"{printable(rest[0])}: {checked}")
 
-    return exit_code_of(command)
+    return run_with_exit_code(command)
 
 
 def _parser() -> argparse.ArgumentParser:

@@ -12,7 +12,7 @@ from slowfast_lara.cli.shared import (
     split_model,
     split_overrides,
 )
-from slowfast_lara.errors import exit_code_of
+from slowfast_lara.errors import run_with_exit_code
 
 EXAMPLES = """\
 examples:
@@ -38,7 +38,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         words, overrides = split_overrides(args.words)
         return predict_videos(args, *split_model(args, words), overrides)
 
-    return exit_code_of(command)
+    return run_with_exit_code(command)
 
 
 def _parser() -> argparse.ArgumentParser:

@@ -6,7 +6,7 @@ import os
 from collections.abc import Sequence
 
 from slowfast_lara.cli.shared import OneLineParser, add_classes_argument
-from slowfast_lara.errors import exit_code_of, printable
+from slowfast_lara.errors import printable, run_with_exit_code
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -28,4 +28,4 @@ def main(argv: Sequence[str] | None = None) -> int:
         write_text(out, report(read_run(args.run_dir, args.classes)))
         print(printable(out))
 
-    return exit_code_of(command)
+    return run_with_exit_code(command)

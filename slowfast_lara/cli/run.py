@@ -6,7 +6,7 @@ import argparse
 from collections.abc import Sequence
 
 from slowfast_lara.cli.shared import OneLineParser
-from slowfast_lara.errors import exit_code_of
+from slowfast_lara.errors import run_with_exit_code
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -18,7 +18,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
         return launch(run, prepare(args.cfg, opts, args.init_method), args.init_method)
 
-    return exit_code_of(command)
+    return run_with_exit_code(command)
 
 
 def parse(argv: Sequence[str] | None) -> tuple[argparse.Namespace, list[str]]:

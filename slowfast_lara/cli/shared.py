@@ -15,8 +15,8 @@ from slowfast_lara.errors import (
     STOPPED,
     InputError,
     Interrupted,
-    exit_code_of,
     print_error,
+    run_with_exit_code,
 )
 
 _KEY_WITH_NODE = re.compile(r"[A-Z][A-Z0-9_]*(\.[A-Z0-9_]+)+")
@@ -127,7 +127,7 @@ def run_study(study: Callable[[], str]) -> int:
         except KeyboardInterrupt:
             raise Interrupted("interrupted; the same command goes on from there") from None
 
-    return exit_code_of(command)
+    return run_with_exit_code(command)
 
 
 def add_table_argument(parser: argparse.ArgumentParser) -> None:

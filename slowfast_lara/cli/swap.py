@@ -13,7 +13,7 @@ from slowfast_lara.cli.shared import (
     split_model,
     split_overrides,
 )
-from slowfast_lara.errors import InputError, exit_code_of
+from slowfast_lara.errors import InputError, run_with_exit_code
 
 EXAMPLES = """\
 examples:
@@ -45,7 +45,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         if args.out:
             table.write(args.out)
 
-    return exit_code_of(command)
+    return run_with_exit_code(command)
 
 
 def _parser() -> argparse.ArgumentParser:

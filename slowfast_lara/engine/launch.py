@@ -41,14 +41,14 @@ from slowfast_lara.engine.signals import StopRequest, ignore_signals
 from slowfast_lara.errors import (
     DONE,
     FAILED,
-    LAUNCHERS_FOLDER,
+    LAUNCH_DIR,
     ConfigError,
     InputError,
     RunError,
     UserError,
-    exit_code_of,
     first_line,
     print_error,
+    run_with_exit_code,
 )
 
 logger = logging.getLogger(__name__)
@@ -186,7 +186,7 @@ def _wait_for(children: Sequence[BaseProcess]) -> int:
 
 
 def _run_as_child(run: Run, cfg: CfgNode, place: Place, start_method: str, folder: str) -> None:
-    os.environ[LAUNCHERS_FOLDER] = folder
+    os.environ[LAUNCH_DIR] = folder
     # Python made "spawn" the default of this process. The workers of its data loaders are to
     # be started as they are in a run of one process.
     multiprocessing.set_start_method(start_method, force=True)
@@ -226,7 +226,7 @@ def _run_to_the_end(work: Callable[[], None], *, alone: bool) -> int:
             errors.append(error)
             raise
 
-    code = exit_code_of(keep_error, os_error=FAILED)
+    code = run_with_exit_code(keep_error, os_error=FAILED)
     if code != DONE and (not alone or multiprocessing.active_children()):
         end_process(code)
     # The work is done: Python would wait for workers that are stalled, and heed no signal.

@@ -1,1 +1,1 @@
-"""Before training: lists of videos, checking them, making a synthetic set."""
+"""Dataset preparation: lists, video checks, transcoding, synthetic sets."""

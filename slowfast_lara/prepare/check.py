@@ -1,12 +1,10 @@
-"""Decoding every video once, to know the bad ones before training.
+"""Check of all videos before training: those without frames or with undecodable packets.
 
-Bad is what gives no frame, and what has packets that do not decode. What was checked
-is kept in OUT.progress: a run that was stopped goes on from there.
+OUT.progress records checked videos; an interrupted check resumes from it.
 """
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
@@ -22,11 +20,12 @@ from slowfast_lara.data.lists import (
     videos_below,
 )
 from slowfast_lara.errors import DataError, DecodeError, printable
-from slowfast_lara.files import parse_json, write_text
+from slowfast_lara.files import write_text
+from slowfast_lara.prepare.progress_log import ProgressLog
 
 
 def check(path: str) -> tuple[str, str]:
-    """The path, and what is wrong with the video ("": nothing)."""
+    """Decode a video; return its path and the reason why it is bad, or ""."""
     try:
         frames, damaged = count_frames(path)
     except DecodeError as error:
@@ -34,8 +33,8 @@ def check(path: str) -> tuple[str, str]:
     return path, f"{damaged} packets do not decode, {frames} frames do" if damaged else ""
 
 
-def videos_of(source: str, separator: str, prefix: str) -> Iterator[str]:
-    """The videos of a list, below a folder, or the video itself."""
+def _find_videos(source: str, separator: str, prefix: str) -> Iterator[str]:
+    """Paths of the videos in a list or below a folder, or the path of a single video."""
     if os.path.isdir(source):
         yield from videos_below(source)
     elif source.endswith((".csv", ".txt")):
@@ -48,48 +47,30 @@ def videos_of(source: str, separator: str, prefix: str) -> Iterator[str]:
         yield source
 
 
-def read_progress(path: str) -> dict[str, str]:
-    """What an earlier run found: path and reason. A line that was cut short does not count."""
-    done: dict[str, str] = {}
-    if os.path.exists(path):
-        with open(path, encoding="utf-8") as file:
-            for number, line in enumerate(file, start=1):
-                if not line.endswith("\n"):
-                    continue
-                try:
-                    video, reason = parse_json(line)
-                    done[str(video)] = str(reason)
-                except (TypeError, ValueError):
-                    raise DataError(
-                        f"{path}, line {number}: [video, reason] is expected, not {line!r:.80}; "
-                        "without this file, all videos are checked anew"
-                    ) from None
-    return done
-
-
 def check_videos(
     out: str, sources: Sequence[str], *, separator: str, prefix: str, jobs: int
 ) -> int:
-    """Write the bad videos of lists, folders and files to OUT; how many there are."""
+    """Write the bad videos of lists, folders and files to OUT; return their number."""
     videos = list(
-        dict.fromkeys(path for source in sources for path in videos_of(source, separator, prefix))
+        dict.fromkeys(
+            path for source in sources for path in _find_videos(source, separator, prefix)
+        )
     )
     if not videos:
         raise DataError(f"no videos in {', '.join(sources)}")
-    progress = f"{out}.progress"
-    done = read_progress(progress)
-    # Written anew, so that a line cut short does not spoil the next one.
-    write_text(progress, "".join(json.dumps(item) + "\n" for item in done.items()))
-    left = [path for path in videos if path not in done]
-    with ProcessPoolExecutor(jobs) as pool, open(progress, "a", encoding="utf-8") as log:
-        results = pool.map(check, left, chunksize=4)
-        known = len(videos) - len(left)
-        for path, reason in tqdm(results, total=len(videos), initial=known, disable=None):
-            done[path] = reason
-            log.write(json.dumps([path, reason]) + "\n")
-            log.flush()
-    bad = [path for path in videos if done[path]]
-    lines = [f"{path if fits_in_a_list(path) else printable(path)}\t{done[path]}\n" for path in bad]
+    log = ProgressLog(f"{out}.progress")
+    reasons = {path: str(values[0]) for path, values in log.entries.items() if len(values) == 1}
+    todo = [path for path in videos if path not in reasons]
+    with ProcessPoolExecutor(jobs) as pool, log.appending():
+        results = pool.map(check, todo, chunksize=4)
+        finished = len(videos) - len(todo)
+        for path, reason in tqdm(results, total=len(videos), initial=finished, disable=None):
+            reasons[path] = reason
+            log.add(path, reason)
+    bad = [path for path in videos if reasons[path]]
+    lines = [
+        f"{path if fits_in_a_list(path) else printable(path)}\t{reasons[path]}\n" for path in bad
+    ]
     write_text(out, "".join(lines))
     print(f"{len(videos)} videos, {len(bad)} bad: {printable(out)}")
     return len(bad)

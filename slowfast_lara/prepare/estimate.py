@@ -1,108 +1,98 @@
-"""What preparing a set will take, and how much faster training will read it: by 20 videos."""
+"""Estimate of the time, space and reading speed of a prepared set, from 20 of its videos."""
 
 from __future__ import annotations
 
 import os
 import tempfile
 import time
+from collections.abc import Iterable
 from functools import partial
 from typing import TYPE_CHECKING
 
 from slowfast_lara.data.lists import fits_in_a_list
 from slowfast_lara.errors import RunError, printable
 from slowfast_lara.files import write_text
-from slowfast_lara.prepare.prepare import CannotWrite, Video, find_set, in_bytes, prepare_one
-from slowfast_lara.prepare.reencode import Options, Outcome
+from slowfast_lara.prepare.prepare import Task, find_tasks, format_bytes, prepare_one
+from slowfast_lara.prepare.reencode import Options, PreparedVideo
 from slowfast_lara.prepare.workers import in_processes
 
 if TYPE_CHECKING:
     from slowfast_lara.data.kinetics import Kinetics
 
 SAMPLE = 20
-_READS = 5  # of each video
+_READS = 5  # per video
 
 
 def estimate(videos: str, out: str, options: Options, *, jobs: int, time_limit: float) -> int:
-    """Prepare 20 videos, spread over the set, into a folder that is removed; how many failed."""
-    found = find_set(videos, out)
-    step = max(len(found) / SAMPLE, 1)
-    chosen = [found[int(number * step)] for number in range(min(SAMPLE, len(found)))]
+    """Prepare 20 videos into a temporary folder, print the estimate, return how many failed."""
+    tasks = find_tasks(videos, out)
+    step = max(len(tasks) / SAMPLE, 1)
+    chosen = [tasks[int(number * step)] for number in range(min(SAMPLE, len(tasks)))]
     with tempfile.TemporaryDirectory() as folder:
-        todo = [
-            video._replace(result=os.path.join(folder, f"{number}.mp4"))
-            for number, video in enumerate(chosen)
+        sample = [
+            task._replace(result=os.path.join(folder, f"{number}.mp4"))
+            for number, task in enumerate(chosen)
         ]
-        results = dict(in_processes(partial(prepare_one, options), todo, jobs, time_limit))
-        done: dict[Video, Outcome] = {}
-        for video, outcome in results.items():
-            if isinstance(outcome, CannotWrite):
-                raise RunError(f"{outcome.path}: {outcome.reason}")
-            if isinstance(outcome, Outcome):
-                done[video] = outcome
+        done: dict[Task, PreparedVideo] = {}
+        for task, result in in_processes(partial(prepare_one, options), sample, jobs, time_limit):
+            if isinstance(result, OSError):
+                raise RunError(f"{result.filename}: {result.strerror}")
+            if isinstance(result, PreparedVideo):
+                done[task] = result
             else:
-                print(f"{printable(video.source)}: {outcome.reason}")
-        print(f"{len(done)} of {len(chosen)} videos prepared as a trial, of {len(found)}")
+                print(f"{printable(task.source)}: {result.reason}")
+        print(f"prepared {len(done)} of {len(sample)} videos as a trial, {len(tasks)} in total")
         if done:
-            _tell_cost(found, todo, done, jobs)
-            _tell_reading(folder, [video for video in done if fits_in_a_list(video.source)])
-    return len(chosen) - len(done)
+            # Time and space are assumed to grow with the bytes of the sources.
+            scale = _total_bytes(tasks) / max(_total_bytes(sample), 1)
+            hours = sum(result.seconds for result in done.values()) * scale / jobs / 3600
+            size = sum(result.disk_space for result in done.values()) * scale
+            print(
+                f"the whole set: about {hours:.2g} hours with {jobs} processes, "
+                f"{format_bytes(_total_bytes(tasks))} to about {format_bytes(size)}"
+            )
+        if readable := [task for task in done if fits_in_a_list(task.source)]:
+            before, after = _measure_reading(folder, readable)
+            print(
+                f"a training sample (16 frames, every 4th, 224 pixels): {before:.1f} ms from the "
+                f"originals, {after:.1f} ms from the results: {before / after:.1f} times as fast"
+            )
+    return len(sample) - len(done)
 
 
-def _tell_cost(
-    found: list[Video], tried: list[Video], done: dict[Video, Outcome], jobs: int
-) -> None:
-    """Time and space are taken to grow with the bytes of the sources."""
-    share = _bytes(found) / max(_bytes(tried), 1)
-    hours = sum(outcome.seconds for outcome in done.values()) * share / jobs / 3600
-    size = sum(outcome.disk_space for outcome in done.values()) * share
-    print(
-        f"the whole set: about {hours:.2g} hours by {jobs} processes, "
-        f"{in_bytes(_bytes(found))} to about {in_bytes(size)}"
-    )
+def _total_bytes(tasks: Iterable[Task]) -> int:
+    return sum(task.version[0] for task in tasks if task.version)
 
 
-def _bytes(videos: list[Video]) -> int:
-    return sum(video.version[0] for video in videos if video.version)
+def _measure_reading(folder: str, tasks: list[Task]) -> list[float]:
+    """Milliseconds per training sample of the originals and the results, with one thread."""
+    import torch  # here for a fast start of the other data commands
 
-
-def _tell_reading(folder: str, videos: list[Video]) -> None:
-    """The time of whole training samples, one thread, originals and results in turns."""
-    if not videos:
-        return
-    import torch
-
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    for video in videos:
-        if not os.path.islink(video.result):  # made a moment ago, it would not be in an index yet
-            os.utime(video.result, (0, 0))
+    for task in tasks:
+        if not os.path.islink(task.result):  # the timestamp cache ignores recently changed files
+            os.utime(task.result, (0, 0))
     datasets = (
-        _dataset(os.path.join(folder, "before"), [video.source for video in videos]),
-        _dataset(os.path.join(folder, "after"), [video.result for video in videos]),
+        _dataset(os.path.join(folder, "before"), [task.source for task in tasks]),
+        _dataset(os.path.join(folder, "after"), [task.result for task in tasks]),
     )
-    seconds = [0.0, 0.0]
-    for epoch in range(-1, _READS):
-        for index in range(len(videos)):
+    threads, seconds = torch.get_num_threads(), [0.0, 0.0]
+    torch.set_num_threads(1)
+    for epoch in range(-1, _READS):  # the first is a warm-up
+        for index in range(len(tasks)):
             for number, dataset in enumerate(datasets):
                 start = time.perf_counter()
                 dataset[(max(epoch, 0), index)]
-                if epoch >= 0:  # the first round is to warm up
-                    seconds[number] += time.perf_counter() - start
+                seconds[number] += (time.perf_counter() - start) * (epoch >= 0)
     torch.set_num_threads(threads)
-    before, after = (1000 * total / _READS / len(videos) for total in seconds)
-    print(
-        f"a training sample (16 frames, every 4th, 224 pixels): {before:.1f} ms of the "
-        f"originals, {after:.1f} ms of the results: {before / after:.1f} times as fast"
-    )
+    return [1000 * total / _READS / len(tasks) for total in seconds]
 
 
 def _dataset(folder: str, paths: list[str]) -> Kinetics:
     from slowfast_lara.config import get_cfg
     from slowfast_lara.data.kinetics import Kinetics
 
-    write_text(
-        os.path.join(folder, "train.csv"), "".join(f"{os.path.abspath(path)} 0\n" for path in paths)
-    )
+    lines = [f"{os.path.abspath(path)} 0\n" for path in paths]
+    write_text(os.path.join(folder, "train.csv"), "".join(lines))
     cfg = get_cfg()
     cfg.DATA.PATH_TO_DATA_DIR = folder
     cfg.DATA.NUM_FRAMES, cfg.DATA.SAMPLING_RATE = 16, 4

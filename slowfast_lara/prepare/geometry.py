@@ -1,4 +1,4 @@
-"""How a frame is to be shown: its size in square pixels, turned and mirrored."""
+"""Frame geometry of prepared videos: upright orientation, square pixels, even sizes."""
 
 from __future__ import annotations
 
@@ -10,21 +10,21 @@ from av import VideoFrame
 
 from slowfast_lara.data.orientation import Orientation
 
-# Pixels that are longer than this come from a damaged header.
+# Larger pixel aspect ratios come from damaged headers.
 _MAX_PIXEL_ASPECT = 4
 
 
 def make_upright(frame: Any, orientation: Orientation) -> Any:
-    """The upright frame of one in yuv420p with even sides."""
+    """Rotate and mirror a yuv420p frame with even sides."""
     if orientation == Orientation():
         return frame
     width, height = frame.width, frame.height
     flat = frame.to_ndarray().reshape(-1)
     planes = np.split(flat, [width * height, width * height * 5 // 4])
     shapes = [(height, width), *[(height // 2, width // 2)] * 2]
-    turned = [orientation.upright(plane.reshape(shape)) for plane, shape in zip(planes, shapes)]
-    rows = turned[0].shape[1]
-    packed = np.concatenate([plane.reshape(-1) for plane in turned]).reshape(-1, rows)
+    rotated = [orientation.upright(plane.reshape(shape)) for plane, shape in zip(planes, shapes)]
+    packed = np.concatenate([plane.reshape(-1) for plane in rotated])
+    packed = packed.reshape(-1, rotated[0].shape[1])
     upright = VideoFrame.from_ndarray(packed, format="yuv420p")
     upright.colorspace, upright.color_range = frame.colorspace, frame.color_range
     return upright
@@ -33,9 +33,9 @@ def make_upright(frame: Any, orientation: Orientation) -> Any:
 def target_size(
     width: int, height: int, pixel_aspect: Fraction | None, short_side: int
 ) -> tuple[int, int]:
-    """Even width and height in square pixels, no longer than they were.
+    """Even width and height in square pixels; neither side grows.
 
-    `pixel_aspect` is width by height of a pixel: the longer one of its sides shrinks.
+    `pixel_aspect` is width / height of a pixel; non-square pixels shrink along their longer side.
     """
     one, aspect = Fraction(1), Fraction(pixel_aspect or 1)
     if not Fraction(1, _MAX_PIXEL_ASPECT) <= aspect <= _MAX_PIXEL_ASPECT:
@@ -45,7 +45,7 @@ def target_size(
     return _even(square_width * scale, width), _even(square_height * scale, height)
 
 
-def _even(length: Fraction, longest: int) -> int:
-    """The nearest even number, but none above `longest`; nothing is below 2."""
+def _even(length: Fraction, maximum: int) -> int:
+    """Nearest even number up to `maximum`, at least 2."""
     nearest = 2 * round(length / 2)
-    return max(2, nearest if nearest <= longest else nearest - 2)
+    return max(2, nearest if nearest <= maximum else nearest - 2)

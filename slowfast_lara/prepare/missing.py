@@ -1,70 +1,66 @@
-"""What a video file promises and does not hold: it was cut short, or cannot be read to its end."""
+"""Detection of truncated videos: frames or seconds that a container declares but does not hold."""
 
 from __future__ import annotations
 
 import itertools
 from typing import Any
 
-from slowfast_lara.data.decode import opened
+from slowfast_lara.data.decode import opened as open_video
 from slowfast_lara.data.packets import demux
 from slowfast_lara.errors import DecodeError
 
-# Whose headers tell the time at which the last of their streams ends.
+# Containers whose header holds the duration of the longest stream.
 _WITH_DURATION = ("matroska", "flv", "asf")
-# By so many seconds, and by so many of the longest step between two frames, it may be wrong.
+# Tolerated error of that duration: seconds, and steps between frames.
 _SLACK_SECONDS, _SLACK_STEPS = 0.5, 2
 _MICROSECONDS = 1e6
 
 
-def missing(path: str) -> str:
-    """What is not there; "" if nothing. A DecodeError if the file cannot be read."""
+def describe_missing(path: str) -> str:
+    """Describe what a video lacks, or return ""; raise DecodeError if it cannot be read."""
     errors: list[Exception] = []
-    with opened(path, 1) as (container, stream):
-        # An mp4 file's index has what its edit lists leave, of which its header counts all.
-        promised = len(getattr(stream, "index_entries", ()))
-        frames, last, slack = _frames(container, stream, errors)
-        is_avi_without_index = container.format.name == "avi" and promised < frames
-        promised = max(promised, stream.frames if is_avi_without_index else 0)
-        seconds = _promised_seconds(container)
-    parts = [f"{frames} of {promised} frames are there"] if frames < promised else []
-    if last < seconds - slack and (last := _last_time(path)) < seconds - slack:
-        parts.append(f"{last:.1f} of {seconds:.1f} seconds are there")
-    parts += [f"it ends with: {getattr(e, 'strerror', None) or e}" for e in errors]
+    with open_video(path, 1) as (container, stream):
+        # In mp4, index_entries excludes frames hidden by edit lists; stream.frames has them all.
+        declared = len(getattr(stream, "index_entries", ()))
+        frames, end, slack = _scan(container, stream, errors)
+        if container.format.name == "avi" and declared < frames:  # an avi without an index
+            declared = max(declared, stream.frames)
+        has_duration = any(name in container.format.name for name in _WITH_DURATION)
+        seconds = (container.duration or 0) / _MICROSECONDS if has_duration else 0.0
+    parts = [f"{frames} of {declared} frames present"] if frames < declared else []
+    if end < seconds - slack and (end := _end_of_all_streams(path)) < seconds - slack:
+        parts.append(f"{end:.1f} of {seconds:.1f} seconds present")
+    parts += [f"reading failed: {getattr(e, 'strerror', None) or e}" for e in errors]
     if parts:
-        _read_through(path)
+        _check_readable(path)
     return ", ".join(parts)
 
 
-def _frames(container: Any, stream: Any, errors: list[Exception]) -> tuple[int, float, float]:
-    """How many frames there are, when the last one ends, and how far the header may be off."""
-    count, last, times = 0, 0, set()
+def _scan(container: Any, stream: Any, errors: list[Exception]) -> tuple[int, float, float]:
+    """Number of frames, end of the last one and slack of the declared duration, in seconds."""
+    count, end, times = 0, 0, set()
     for packet in demux(container, stream, errors):
         count += packet.size > 0
         if packet.size and packet.pts is not None:
             times.add(packet.pts)
-            last = max(last, packet.pts + (packet.duration or 0))
+            end = max(end, packet.pts + (packet.duration or 0))
     longest = max((b - a for a, b in itertools.pairwise(sorted(times))), default=0)
-    tick = float(stream.time_base)
-    return count, last * tick, max(_SLACK_SECONDS, _SLACK_STEPS * longest * tick)
+    time_base = float(stream.time_base)
+    return count, end * time_base, max(_SLACK_SECONDS, _SLACK_STEPS * longest * time_base)
 
 
-def _promised_seconds(container: Any) -> float:
-    has_duration = any(name in container.format.name for name in _WITH_DURATION)
-    return (container.duration or 0) / _MICROSECONDS if has_duration else 0.0
-
-
-def _last_time(path: str) -> float:
-    """The end of all streams: sound may be longer than the pictures."""
-    last = 0.0
-    with opened(path, 1) as (container, _):
+def _end_of_all_streams(path: str) -> float:
+    """End of the last packet in seconds; audio may be longer than video."""
+    end = 0.0
+    with open_video(path, 1) as (container, _):
         for packet in demux(container):
             if packet.pts is not None:
-                last = max(last, float((packet.pts + (packet.duration or 0)) * packet.time_base))
-    return last
+                end = max(end, float((packet.pts + (packet.duration or 0)) * packet.time_base))
+    return end
 
 
-def _read_through(path: str) -> None:
-    """FFmpeg takes what a disk fails to read for the end of a file."""
+def _check_readable(path: str) -> None:
+    """Raise DecodeError if the disk fails: FFmpeg treats a read error as the end of the file."""
     try:
         with open(path, "rb") as file:
             while file.read(1 << 20):

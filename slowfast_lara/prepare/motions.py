@@ -1,4 +1,4 @@
-"""How the objects of a synthetic set move, and what shapes they have."""
+"""Motion classes and shapes of the objects in a synthetic set."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ SHAPES = ("disc", "square", "triangle", "star", "cross")
 
 
 class Path(NamedTuple):
-    """Where an object is in every frame, in units of the frame's size."""
+    """Centre and radius of an object in every frame, in units of the frame's size."""
 
     x: np.ndarray
     y: np.ndarray
@@ -22,20 +22,21 @@ class Path(NamedTuple):
 
 
 def drift(rng: np.random.Generator, time: np.ndarray, dx: int, dy: int) -> list[Path]:
-    travelled = rng.uniform(0.5, 1.0) * time
+    distance = rng.uniform(0.5, 1.0) * time
     x, y = rng.uniform(size=2)
-    return [Path(x + dx * travelled, y + dy * travelled, steady_radius(rng, time))]
+    return [Path(x + dx * distance, y + dy * distance, constant_radius(rng, time))]
 
 
 def orbit(rng: np.random.Generator, time: np.ndarray, sense: int) -> list[Path]:
     angle = rng.uniform(0, 2 * math.pi) + sense * rng.uniform(0.7, 1.1) * 2 * math.pi * time
-    reach = rng.uniform(0.2, 0.3)
+    distance = rng.uniform(0.2, 0.3)
     x, y = rng.uniform(0.35, 0.65, size=2)
-    return [Path(x + reach * np.cos(angle), y + reach * np.sin(angle), steady_radius(rng, time))]
+    xs, ys = x + distance * np.cos(angle), y + distance * np.sin(angle)
+    return [Path(xs, ys, constant_radius(rng, time))]
 
 
 def zoom(rng: np.random.Generator, time: np.ndarray, sense: int) -> list[Path]:
-    """Grows or shrinks, and starts again at the other end of the sizes."""
+    """Grow or shrink; at the last size, restart at the first."""
     smallest, largest = 0.08, 0.32
     progress = (rng.uniform() + sense * rng.uniform(0.5, 0.8) * time) % 1
     x, y = rng.uniform(0.25, 0.75, size=2)
@@ -44,17 +45,17 @@ def zoom(rng: np.random.Generator, time: np.ndarray, sense: int) -> list[Path]:
 
 
 def meet(rng: np.random.Generator, time: np.ndarray, bounce: bool) -> list[Path]:
-    """Two objects come together; each goes on, or turns back."""
-    since = (time - time[-1] * rng.uniform(0.45, 0.55)) / max(time[-1], 1e-9)
-    way = rng.uniform(0.6, 0.9) * (np.abs(since) if bounce else since)
-    angle, apart = rng.uniform(0, 2 * math.pi), rng.uniform(-0.05, 0.05)
+    """Move two objects towards each other; they pass, or bounce back."""
+    since_meeting = (time - time[-1] * rng.uniform(0.45, 0.55)) / max(time[-1], 1e-9)
+    distance = rng.uniform(0.6, 0.9) * (np.abs(since_meeting) if bounce else since_meeting)
+    angle, offset = rng.uniform(0, 2 * math.pi), rng.uniform(-0.05, 0.05)
     x, y = rng.uniform(0.4, 0.6, size=2)
     cos, sin = math.cos(angle), math.sin(angle)
     return [
         Path(
-            x + side * (way * cos - apart * sin),
-            y + side * (way * sin + apart * cos),
-            steady_radius(rng, time),
+            x + side * (distance * cos - offset * sin),
+            y + side * (distance * sin + offset * cos),
+            constant_radius(rng, time),
         )
         for side in (1, -1)
     ]
@@ -62,16 +63,18 @@ def meet(rng: np.random.Generator, time: np.ndarray, bounce: bool) -> list[Path]
 
 def swing(rng: np.random.Generator, time: np.ndarray, dx: int, dy: int) -> list[Path]:
     phase = rng.uniform(0, 2 * math.pi) + rng.uniform(1.4, 2.0) * 2 * math.pi * time
-    way = rng.uniform(0.14, 0.22) * np.sin(phase)
+    distance = rng.uniform(0.14, 0.22) * np.sin(phase)
     x, y = rng.uniform(size=2)
-    return [Path(x + dx * way, y + dy * way, steady_radius(rng, time))]
+    return [Path(x + dx * distance, y + dy * distance, constant_radius(rng, time))]
 
 
-def steady_radius(rng: np.random.Generator, time: np.ndarray) -> np.ndarray:
+def constant_radius(rng: np.random.Generator, time: np.ndarray) -> np.ndarray:
     return np.full_like(time, rng.uniform(0.11, 0.17))
 
 
-CLASSES: dict[str, Callable[..., list[Path]]] = {
+# Paths of one or two objects, drawn from a generator, over time [T].
+Motion = Callable[[np.random.Generator, np.ndarray], list[Path]]
+CLASSES: dict[str, Motion] = {
     "drifting left": functools.partial(drift, dx=-1, dy=0),
     "drifting right": functools.partial(drift, dx=1, dy=0),
     "drifting up": functools.partial(drift, dx=0, dy=-1),
@@ -85,31 +88,31 @@ CLASSES: dict[str, Callable[..., list[Path]]] = {
     "swinging sideways": functools.partial(swing, dx=1, dy=0),
     "swinging up and down": functools.partial(swing, dx=0, dy=1),
 }
-# With classes of two objects in the set, the others get a second one, at rest.
+# From this number of classes on, some have two objects; the others then get a second one at rest.
 TWO_OBJECTS = 9
 
 
 def scene_time(frames: int) -> np.ndarray:
-    """[T]: about one journey across the frame in 16 frames.
+    """Time [T]; an object crosses the frame in about one unit, 16 frames of a short video.
 
-    Long videos are slower, so that sparse clips of them still follow the motion.
+    Motion is slower in long videos, so that sparse clips still follow it.
     """
     return np.arange(frames) / min(max(frames, 16), 64)
 
 
 def scene_paths(
-    rng: np.random.Generator, motion: Callable[..., list[Path]], time: np.ndarray, two_objects: bool
+    rng: np.random.Generator, motion: Motion, time: np.ndarray, two_objects: bool
 ) -> list[Path]:
-    """The paths of the objects, the one that moves first."""
+    """Paths of all objects, the moving one first."""
     paths = motion(rng, time)
     if two_objects and len(paths) == 1:
         x, y = rng.uniform(size=2)
-        paths.append(Path(np.full_like(time, x), np.full_like(time, y), steady_radius(rng, time)))
+        paths.append(Path(np.full_like(time, x), np.full_like(time, y), constant_radius(rng, time)))
     return paths
 
 
 def outline(shape: str, rng: np.random.Generator) -> np.ndarray:
-    """The corners of a shape of radius 1, turned at random."""
+    """Corners [n, 2] of a shape of radius 1, randomly rotated."""
     corners = {"disc": 32, "square": 4, "triangle": 3, "star": 10, "cross": 12}[shape]
     angles = np.arange(corners) * 2 * math.pi / corners
     radii = np.ones(corners)
@@ -125,22 +128,16 @@ def outline(shape: str, rng: np.random.Generator) -> np.ndarray:
     return np.stack([np.cos(angles), np.sin(angles)], axis=1) * radii[:, None]
 
 
-def places(x: float, y: float, reach: float, size: int) -> list[np.ndarray]:
-    """(x, y), and where it stands for what reaches over an edge to the other side."""
+def wrapped_centres(x: float, y: float, radius: float, size: int) -> list[np.ndarray]:
+    """(x, y), and its copies for an object that crosses an edge and reappears on the other side."""
     xs, ys = (
-        [centre + shift for shift in (-size, 0, size) if -reach < centre + shift < size + reach]
+        [centre + shift for shift in (-size, 0, size) if -radius < centre + shift < size + radius]
         for centre in (x, y)
     )
     return [np.array([one_x, one_y]) for one_x in xs for one_y in ys]
 
 
-def draw(frame: np.ndarray, corners: np.ndarray, x: float, y: float, color: list[int]) -> None:
-    """A polygon about (x, y), and what of it reaches over an edge on the other side."""
-    for centre in places(x, y, np.abs(corners).max() + 1, len(frame)):
-        fill(frame, corners + centre, color)
-
-
 def fill(frame: np.ndarray, corners: np.ndarray, color: list[int]) -> None:
-    # Pixel centres are at halves; OpenCV's are at whole numbers.
+    """Fill a polygon, with pixel centres at halves; OpenCV has them at integers."""
     points = ((corners - 0.5) * 16).round().astype(np.int32)
     cv2.fillPoly(frame, [points], color, lineType=cv2.LINE_AA, shift=4)

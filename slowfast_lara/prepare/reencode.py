@@ -1,45 +1,47 @@
-"""One video made quick to read: small, upright, key frames close, H.264 in mp4, no sound.
+"""Transcoding of one video for fast reading: short-side scaled H.264 mp4 with close key frames.
 
-The frames are those that decode.py sees, in its order: what does not decode there is
-not in the result, and neither is what an edit list hides. Of each frame:
-- It is shrunk to the wanted short side, never enlarged; both sides become even, as
-  4:2:0 colour needs.
-- It is turned and mirrored as the display matrix says, by the nearest quarter turn.
-- Pixels that are not square become so, by shrinking their longer side.
-- The fields of interlaced frames stay woven, as decode.py reads them.
-Matrix, range and primaries of the colours are kept, so that the same RGB comes out.
+The result has the frames that the package decodes from the source, in the same order, without
+undecodable frames and those hidden by an edit list. Each frame
+- is scaled down to the short side, never up, to even sizes (4:2:0 chroma needs them),
+- is rotated and mirrored by the display matrix, to the nearest quarter turn,
+- gets square pixels by shrinking their longer side,
+- stays interlaced if it was.
+Colour matrix, range and primaries are kept, so that decoding gives the same RGB.
 
-A steady frame rate stays exactly what it was; otherwise each frame keeps its time.
-The result is muxed in memory, written aside, decoded again, and renamed only if it has
-the same number of frames at the same times.
+A constant frame rate stays exact; otherwise each frame keeps its timestamp. The result is muxed
+in memory, written to a temporary file and decoded again; it is renamed only if it has the same
+number of frames at the same times. There is no audio.
 """
 
 from __future__ import annotations
 
+import contextlib
 import io
 import itertools
 import os
 import time
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import av
 from av.video.reformatter import Interpolation, VideoReformatter
 
-from slowfast_lara.data.decode import MAX_PIXELS, ONE_THREAD, decoded_frames, opened
+from slowfast_lara.data.decode import MAX_PIXELS, ONE_THREAD, decoded_frames
+from slowfast_lara.data.decode import opened as open_video
 from slowfast_lara.data.orientation import Orientation
 from slowfast_lara.errors import DecodeError
 from slowfast_lara.files import atomic_write
 from slowfast_lara.prepare.geometry import make_upright, target_size
-from slowfast_lara.prepare.missing import missing
+from slowfast_lara.prepare.missing import describe_missing
 from slowfast_lara.prepare.timing import Timing, frame_rate, mux, timing_of
 
 _UNSPECIFIED_COLORSPACE = 2
-# Without CABAC, deblocking and small partitions, and with seven of eight frames that no
-# other refers to, which a reader passes over: a third of the reading time of x264's own
-# settings, at a sixth more bytes and 2 dB less. At CRF 22 real videos of 256 pixels become 7 %
-# larger (38.9 dB), at 20 they would by 36 % (40.1 dB), and take a tenth longer to read. No bits
-# for what only looks sharp, and no subtitles.
-_QUICK_TO_READ = {
+# No CABAC, no deblocking, few partitions, and seven of eight frames are non-reference B-frames,
+# which a reader can skip: a third of the reading time of x264's defaults, at 17 % more bytes and
+# 2 dB less. Real videos of 256 pixels grow by 7 % at CRF 22 (38.9 dB); at CRF 20 they grow by 36 %
+# (40.1 dB) and take 10 % longer to read. psy=0 spends no bits on perceived sharpness; a53cc=0
+# drops closed captions.
+_FAST_DECODE = {
     "tune": "fastdecode",
     "bf": "7",
     "x264-params": "b-pyramid=none:b-adapt=0:ref=1:partitions=i8x8,i4x4:psy=0",
@@ -48,121 +50,118 @@ _QUICK_TO_READ = {
 
 
 class Options(NamedTuple):
-    """What the results depend on."""
+    """Encoding options; prepared.jsonl stores them to detect changes."""
 
     short_side: int = 256
-    key_frames: int = 16  # the largest distance of two key frames, in frames
+    key_frames: int = 16  # largest distance of two key frames, in frames
     crf: int = 22
     preset: str = "fast"
-    link: bool = False  # to an mp4 that has all this already
+    link: bool = False  # link to mp4 files that need no change, instead of copying them
 
 
-class Outcome(NamedTuple):
-    """What became of a video."""
+class PreparedVideo(NamedTuple):
+    """Result of a transcode; prepared.jsonl stores it."""
 
-    how: str  # "encoded", "remuxed" or "linked"
+    method: str  # "encoded", "remuxed" or "linked"
     frames: int
-    size: int  # bytes of the result
+    size: int  # bytes
     seconds: float
-    damage: str  # what did not decode or is not there; "" if nothing
+    damage: str  # what did not decode or is missing, or ""
 
     @property
     def disk_space(self) -> int:
-        return 0 if self.how == "linked" else self.size
+        return 0 if self.method == "linked" else self.size
 
 
-class Content(NamedTuple):
-    """A result that is not written yet; no bytes: a link to the source."""
-
-    mp4: bytes | None
+class _Content(NamedTuple):
+    mp4: bytes | None  # None: a link to the source
     timing: Timing
     damage: str
 
 
-def prepare_video(source: str, result: str, options: Options) -> Outcome:
-    """Write `result` from `source`; a DecodeError where that cannot be."""
+def prepare_video(source: str, result: str, options: Options) -> PreparedVideo:
+    """Write `result` from `source`; raise DecodeError if no verified result can be made."""
     start = time.perf_counter()
-    for how in _ways(source, options):
-        try:
-            content = _MAKERS[how](source, options)
-            size = _write(content, source, result)
-        except DecodeError:
-            if how == "encoded":
-                raise
-        else:
-            frames, seconds = len(content.timing.ticks), time.perf_counter() - start
-            return Outcome(how, frames, size, seconds, content.damage)
-    raise AssertionError("the last way returns or raises")
+
+    def make(method: str) -> PreparedVideo:
+        content = _METHODS[method](source, options)
+        size = _write(content, source, result)
+        frames, seconds = len(content.timing.pts), time.perf_counter() - start
+        return PreparedVideo(method, frames, size, seconds, content.damage)
+
+    if (method := _copy_method(source, options)) is not None:
+        with contextlib.suppress(DecodeError):  # damaged: encode what decodes
+            return make(method)
+    return make("encoded")
 
 
-def _write(content: Content, source: str, result: str) -> int:
-    """The result's size."""
-    with atomic_write(result) as aside:
+def _write(content: _Content, source: str, result: str) -> int:
+    """Write and verify the result; return its size."""
+    with atomic_write(result) as temporary:
         if content.mp4 is None:
-            os.symlink(os.path.realpath(source), aside)
+            os.symlink(os.path.realpath(source), temporary)
         else:
-            with open(aside, "wb") as file:
+            with open(temporary, "wb") as file:
                 file.write(content.mp4)
-        _verify(aside, content.timing, source)
-        return os.path.getsize(aside)
+        _verify(temporary, content.timing, source)
+        return os.path.getsize(temporary)
 
 
 def _verify(result: str, timing: Timing, source: str) -> None:
-    """That the result decodes without errors, to the frames and times of the source."""
+    """Raise DecodeError unless the result decodes to the frames and times of the source."""
     errors: list[str] = []
-    with opened(result, 1) as (container, stream):
+    with open_video(result, 1) as (container, stream):
         pts = [frame.pts for frame in decoded_frames(container, stream, errors)]
-        tick, rate = stream.time_base, stream.average_rate
-    if errors or len(pts) != len(timing.ticks):
-        raise DecodeError(
-            f"{source}: {len(pts)} of {len(timing.ticks)} frames decode from the result"
-        )
-    # The container rounds times to its ticks.
+        time_base, rate = stream.time_base, stream.average_rate
+    if errors or len(pts) != len(timing.pts):
+        raise DecodeError(f"{source}: result has {len(pts)} of {len(timing.pts)} frames")
+    # The container rounds times to its time base.
     if None in pts or any(
-        abs((time - pts[0]) * tick - wanted * timing.tick) > tick
-        for time, wanted in zip(pts, timing.ticks, strict=True)
+        abs((actual - pts[0]) * time_base - expected * timing.time_base) > time_base
+        for actual, expected in zip(pts, timing.pts, strict=True)
     ):
-        raise DecodeError(f"{source}: the frames of the result have other times")
-    if timing.is_steady and abs(rate / timing.rate - 1) > 1e-6:
+        raise DecodeError(f"{source}: result has other timestamps")
+    if timing.is_constant_rate and abs(rate / timing.rate - 1) > 1e-6:
         raise DecodeError(
-            f"{source}: the result has {float(rate):.3f} frames per second, "
-            f"not {float(timing.rate):.3f}"
+            f"{source}: result has {float(rate):.3f} frames per second, "
+            f"expected {float(timing.rate):.3f}"
         )
 
 
-# What need not be encoded again
+# Without encoding: link or remux
 
 
-def _ways(source: str, options: Options) -> tuple[str, ...]:
-    """How to make the result: the first that succeeds."""
+def _copy_method(source: str, options: Options) -> str | None:
+    """ "linked" or "remuxed" if the packets can stay as they are, else None."""
     try:
-        with opened(source, 1) as (container, stream):
+        with open_video(source, 1) as (container, stream):
+            if not _has_target_format(stream, options):
+                return None
+            packets = list(container.demux(stream))
+            if not _has_close_key_frames(packets, options):
+                return None
+            first = next((frame for packet in packets for frame in packet.decode()), None)
+            if first is None or Orientation.of(first) != Orientation():
+                return None
             is_mp4 = "mp4" in container.format.name
-            fits = _has_wanted_frames(container, stream, options)
-        with opened(source, 1) as (container, stream):
-            fits = fits and _has_wanted_packets(container, stream, options)
-    except DecodeError:  # damaged: what decodes will be encoded
-        fits = False
-    if not fits:
-        return ("encoded",)
-    return ("linked" if options.link and is_mp4 else "remuxed", "encoded")
+    except DecodeError:  # damaged
+        return None
+    return "linked" if options.link and is_mp4 else "remuxed"
 
 
-def _has_wanted_frames(container: Any, stream: Any, options: Options) -> bool:
+def _has_target_format(stream: Any, options: Options) -> bool:
     context = stream.codec_context
     return (
         context.name == "h264"
         and context.pix_fmt in ("yuv420p", "yuvj420p")
         and 0 < min(context.width, context.height) <= options.short_side
         and (stream.sample_aspect_ratio or 1) == 1
-        and (first := next(decoded_frames(container, stream), None)) is not None
-        and Orientation.of(first) == Orientation()
     )
 
 
-def _has_wanted_packets(container: Any, stream: Any, options: Options) -> bool:
-    """Key frames are close enough, and there is a time for every packet."""
-    packets = _packets(container, stream)
+def _has_close_key_frames(packets: list[Any], options: Options) -> bool:
+    """Whether key frames are close enough and every packet has a timestamp and is shown."""
+    packets = [packet for packet in packets if packet.size]
     keys = [number for number, packet in enumerate(packets) if packet.is_keyframe]
     distances = [later - key for key, later in itertools.pairwise([*keys, len(packets)])]
     return (
@@ -172,114 +171,99 @@ def _has_wanted_packets(container: Any, stream: Any, options: Options) -> bool:
     )
 
 
-def _packets(container: Any, stream: Any) -> list[Any]:
-    return [packet for packet in container.demux(stream) if packet.size]
-
-
-def _linked(source: str, options: Options) -> Content:
-    log = _FrameLog()
-    with opened(source, 1) as (container, stream):
-        for frame in decoded_frames(container, stream, log.errors):
-            log.add(frame)
-        timing = log.timing(stream)
-    if damage := log.damage() or missing(source):
+def _linked(source: str, options: Options) -> _Content:
+    timing, damage = _decode(source)
+    if damage:
         raise DecodeError(f"{source}: {damage}")
-    return Content(None, timing, "")
+    return _Content(None, timing, "")
 
 
-def _remuxed(source: str, options: Options) -> Content:
-    """The packets as they are, without the sound."""
+def _remuxed(source: str, options: Options) -> _Content:
     timing = _linked(source, options).timing
     buffer = io.BytesIO()
-    with opened(source, 1) as (container, stream):
-        packets = _packets(container, stream)
-        if len(packets) != len(timing.ticks):
-            raise DecodeError(f"{source}: {len(packets)} packets, {len(timing.ticks)} frames")
-        place = {pts: number for number, pts in enumerate(sorted(packet.pts for packet in packets))}
-        numbers = [place[packet.pts] for packet in packets]
+    with open_video(source, 1) as (container, stream):
+        packets = [packet for packet in container.demux(stream) if packet.size]
+        if len(packets) != len(timing.pts):
+            raise DecodeError(f"{source}: {len(packets)} packets, {len(timing.pts)} frames")
+        ranks = {pts: number for number, pts in enumerate(sorted(packet.pts for packet in packets))}
+        numbers = [ranks[packet.pts] for packet in packets]
         with av.open(buffer, "w", format="mp4") as out:
             mux(out, out.add_stream_from_template(stream), packets, numbers, timing)
-    return Content(buffer.getvalue(), timing, "")
+    return _Content(buffer.getvalue(), timing, "")
 
 
-# Encoding
-
-
-def _encoded(source: str, options: Options) -> Content:
-    log = _FrameLog()
-    with opened(source, 1) as (container, stream):
-        encoder = None
-        for frame in decoded_frames(container, stream, log.errors):
-            log.add(frame)
-            encoder = encoder or _Encoder(frame, stream, options)
-            encoder.add(frame)
-        if encoder is None:
+def _decode(source: str, use: Callable[[Any, Any], None] | None = None) -> tuple[Timing, str]:
+    """Call `use(frame, stream)` on all frames; return their timing and a description of damage."""
+    errors: list[str] = []
+    pts: list[int | None] = []
+    last_duration = corrupt = 0
+    with open_video(source, 1) as (container, stream):
+        for frame in decoded_frames(container, stream, errors):
+            pts.append(frame.pts)
+            last_duration = frame.duration
+            corrupt += frame.is_corrupt
+            if use is not None:
+                use(frame, stream)
+        if not pts:
             raise DecodeError(f"{source}: no frame decodes")
-        timing = log.timing(stream)
-        damage = ", ".join(filter(None, (log.damage(), missing(source))))
-        return Content(encoder.finish(timing), timing, damage)
+        timing = timing_of(pts, last_duration, stream)
+    damage = [f"{len(errors)} packets do not decode"] if errors else []
+    damage += [f"{corrupt} frames are damaged"] if corrupt else []
+    damage += filter(None, [describe_missing(source)])
+    return timing, ", ".join(damage)
 
 
-class _FrameLog:
-    """What the frames of a source say of themselves."""
+# With encoding
 
-    def __init__(self) -> None:
-        self.errors: list[str] = []
-        self._pts: list[int | None] = []
-        self._last = 0
-        self._corrupt = 0
 
-    def add(self, frame: Any) -> None:
-        self._pts.append(frame.pts)
-        self._last = frame.duration
-        self._corrupt += frame.is_corrupt
-
-    def timing(self, stream: Any) -> Timing:
-        return timing_of(self._pts, self._last, stream)
-
-    def damage(self) -> str:
-        """What did not decode, or not wholly; "" if nothing."""
-        parts = [f"{len(self.errors)} packets do not decode"] if self.errors else []
-        parts += [f"{self._corrupt} frames are damaged"] if self._corrupt else []
-        return ", ".join(parts)
+def _encoded(source: str, options: Options) -> _Content:
+    encoder = _Encoder(options)
+    timing, damage = _decode(source, encoder.add)
+    return _Content(encoder.finish(timing), timing, damage)
 
 
 class _Encoder:
-    """Frames to H.264; they are numbered until the time of each is known."""
+    """H.264 encoder and muxer; frames carry numbers until their timing is known."""
 
-    def __init__(self, first: Any, stream: Any, options: Options) -> None:
-        self._orientation = Orientation.of(first)
-        aspect = stream.sample_aspect_ratio
-        self._size = target_size(first.width, first.height, aspect, options.short_side)
-        self._reformatter = VideoReformatter()  # one for all: setting it up is costly
+    def __init__(self, options: Options) -> None:
+        self._options = options
+        self._reformatter = VideoReformatter()  # shared by all frames: its setup is slow
         self._buffer = io.BytesIO()
         self._out = av.open(self._buffer, "w", format="mp4")
+        self._packets: list[Any] = []
+        self._count = 0
+
+    def _start(self, first: Any, stream: Any) -> None:
+        """Set size, orientation and colours by the first frame."""
+        options, aspect = self._options, stream.sample_aspect_ratio
+        self._orientation = Orientation.of(first)
+        self._size = target_size(first.width, first.height, aspect, options.short_side)
         self._rate = frame_rate(stream)
-        settings = {"crf": str(options.crf), "preset": options.preset, **_QUICK_TO_READ}
+        settings = {"crf": str(options.crf), "preset": options.preset, **_FAST_DECODE}
         self._stream = self._out.add_stream("libx264", rate=self._rate, options=settings)
         self._stream.width, self._stream.height = self._orientation.turned(self._size)
         self._stream.pix_fmt = "yuv420p"
         context = self._stream.codec_context
-        context.thread_count = 1  # processes are the parallelism
+        context.thread_count = 1  # videos are encoded in parallel processes
         context.gop_size = options.key_frames
         context.color_range = first.color_range
         context.color_primaries, context.color_trc = first.color_primaries, first.color_trc
-        # RGB becomes what readers take for granted where nothing is said.
+        # swscale converts RGB with the matrix that decoders assume if none is declared.
         is_rgb = first.format.is_rgb
         context.colorspace = _UNSPECIFIED_COLORSPACE if is_rgb else first.colorspace
-        self._packets: list[Any] = []
-        self._count = 0
 
-    def add(self, frame: Any) -> None:
+    def add(self, frame: Any, stream: Any) -> None:
         if frame.width * frame.height > MAX_PIXELS:
             raise ValueError(f"frames of {frame.width}x{frame.height} pixels are too large")
+        if self._count == 0:
+            self._start(frame, stream)
         width, height = self._size
         small = self._reformatter.reformat(
             frame, width, height, "yuv420p", interpolation=Interpolation.BICUBIC, **ONE_THREAD
         )
         upright = make_upright(small, self._orientation)
         upright.pts, upright.time_base = self._count, 1 / self._rate
-        upright.pict_type = 0  # or the source's key frames would be key frames here, too
+        upright.pict_type = 0  # else the encoder repeats the source's key frames
         self._packets += self._stream.encode(upright)
         self._count += 1
 
@@ -291,4 +275,4 @@ class _Encoder:
         return self._buffer.getvalue()
 
 
-_MAKERS = {"linked": _linked, "remuxed": _remuxed, "encoded": _encoded}
+_METHODS = {"linked": _linked, "remuxed": _remuxed, "encoded": _encoded}

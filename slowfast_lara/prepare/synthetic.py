@@ -1,20 +1,17 @@
-"""A labelled video set that needs no download.
+"""Synthetic labelled videos whose classes differ only in motion.
 
-Only motion tells the classes apart. Shape, colour, size, speed, place and
-background are drawn alike for all of them, and whatever leaves the frame comes
-in on the other side, so that a single frame says nothing about the class.
+Shape, colour, size, speed, position and background have the same distribution in all classes, and
+an object that leaves the frame reappears on the other side: a single frame does not reveal the
+class.
 
-OUT/{train,val,test}.csv list the videos (`path label`, paths as seen from OUT),
-OUT/classes.json names the classes, and OUT/tracks.json holds the centre (x, y)
-of the moving object in every frame of every video. With a folder of real videos as
-textures, the set has real pixels and a moving camera (textured.py). With the form "frames" the set
-has the files of Something-Something-v2 with extracted frames; the paths in its
-lists are as seen from OUT too, so that DATA.PATH_PREFIX may stay empty.
+OUT/{train,val,test}.csv list the videos (`path label`, relative to OUT), OUT/classes.json the class
+names, and OUT/tracks.json the centre (x, y) of the moving object in every frame. With the form
+"frames", the set has the files of Something-Something-v2 with extracted frames, and the paths in
+its lists are relative to OUT too: DATA.PATH_PREFIX may stay empty.
 """
 
 from __future__ import annotations
 
-import functools
 import multiprocessing
 import os
 from collections.abc import Callable, Mapping
@@ -32,81 +29,75 @@ from slowfast_lara.prepare.motions import (
     CLASSES,
     SHAPES,
     TWO_OBJECTS,
-    Path,
-    draw,
+    Motion,
+    fill,
     outline,
     scene_paths,
     scene_time,
+    wrapped_centres,
 )
-from studies.textured import render_textured
-from studies.textures import Textures, read_textures
 
 FPS = 30
 DEFAULT_VIDEOS = {"train": 512, "val": 64, "test": 64}
 SPLITS = tuple(DEFAULT_VIDEOS)
 
+# (generator, motion, frames, size, two_objects) -> video [T, H, W, 3], track [T, 2].
+Renderer = Callable[[np.random.Generator, Motion, int, int, bool], tuple[np.ndarray, np.ndarray]]
+
 
 @dataclass(frozen=True)
 class Settings:
-    """What the set is to be."""
+    """Contents of a synthetic set."""
 
     out: str
     classes: int = 4
-    # Number of videos by split.
-    videos: Mapping[str, int] = field(default_factory=lambda: dict(DEFAULT_VIDEOS))
+    videos: Mapping[str, int] = field(default_factory=lambda: dict(DEFAULT_VIDEOS))  # by split
     size: int = 80
     frames: int = 16
     seed: int = 0
     form: Literal["mp4", "frames"] = "mp4"
-    # A folder of real videos: real pixels and a moving camera.
-    textures: str | None = None
-    # With textures: how much the camera moves, from 0 to 1; None is 1.
-    camera: float | None = None
 
     def __post_init__(self) -> None:
         if not 1 <= self.classes <= len(CLASSES):
-            raise InputError(f"--classes is {self.classes}; 1 to {len(CLASSES)} are allowed")
+            raise InputError(f"--classes is {self.classes}; must be 1 to {len(CLASSES)}")
         if self.size < 16 or self.size % 2:
-            raise InputError(f"--size is {self.size}; an even number from 16 on is expected")
-        if self.frames < 1 or min(self.seed, *self.videos.values()) < 0:
-            raise InputError("--frames starts at 1, numbers of videos and --seed start at 0")
-        if self.camera is not None and not 0 <= self.camera <= 1:
-            raise InputError(f"--camera is {self.camera}; 0 to 1 is allowed")
-        if self.camera is not None and self.textures is None:
-            raise InputError("--camera is for --textures FOLDER: without, no camera moves")
+            raise InputError(f"--size is {self.size}; must be an even number of at least 16")
+        if self.frames < 1:
+            raise InputError(f"--frames is {self.frames}; must be at least 1")
+        for flag, value in {**self.videos, "seed": self.seed}.items():
+            if value < 0:
+                raise InputError(f"--{flag} is {value}; must be at least 0")
 
 
-def background(rng: np.random.Generator, size: int) -> np.ndarray:
-    """A smooth texture of middling brightness."""
+def render(
+    rng: np.random.Generator, motion: Motion, frames: int, size: int, two_objects: bool
+) -> tuple[np.ndarray, np.ndarray]:
+    """Draw plain shapes over a smooth background: video [T, H, W, 3] and track [T, 2]."""
+    paths = scene_paths(rng, motion, scene_time(frames), two_objects)
+    bright = rng.integers(2)
+    shapes = rng.permutation(SHAPES)
+    video = np.repeat(_background(rng, size)[None], frames, axis=0)
+    for number in reversed(range(len(paths))):  # the moving object last, on top
+        low, high = (200, 255) if (number + bright) % 2 else (0, 55)
+        color = [int(value) for value in rng.integers(low, high, size=3)]
+        shape = outline(str(shapes[number]), rng)
+        for frame, x, y, radius in zip(video, *paths[number]):
+            corners = shape * radius * size
+            extent = np.abs(corners).max() + 1
+            for centre in wrapped_centres(x % 1 * size, y % 1 * size, extent, size):
+                fill(frame, corners + centre, color)
+    return video, np.stack([paths[0].x % 1, paths[0].y % 1], axis=1) * size
+
+
+def _background(rng: np.random.Generator, size: int) -> np.ndarray:
+    """Smooth texture of medium brightness."""
     cells = int(rng.integers(5, 12))
     noise = rng.uniform(-22, 22, size=(cells, cells, 3)).astype(np.float32)
     texture = cv2.resize(noise, (size, size), interpolation=cv2.INTER_CUBIC)
     return (texture + rng.uniform(105, 150, size=3)).clip(0, 255).astype(np.uint8)
 
 
-def render(
-    rng: np.random.Generator,
-    motion: Callable[..., list[Path]],
-    frames: int,
-    size: int,
-    two_objects: bool,
-) -> tuple[np.ndarray, np.ndarray]:
-    """Video [T, H, W, 3] and track [T, 2] of a random object that moves so."""
-    paths = scene_paths(rng, motion, scene_time(frames), two_objects)
-    bright = rng.integers(2)
-    shapes = rng.permutation(SHAPES)
-    video = np.repeat(background(rng, size)[None], frames, axis=0)
-    for number in reversed(range(len(paths))):  # the mover is drawn over the other
-        low, high = (200, 255) if (number + bright) % 2 else (0, 55)
-        color = [int(value) for value in rng.integers(low, high, size=3)]
-        corners = outline(str(shapes[number]), rng)
-        for frame, x, y, radius in zip(video, *paths[number]):
-            draw(frame, corners * radius * size, x % 1 * size, y % 1 * size, color)
-    return video, np.stack([paths[0].x % 1, paths[0].y % 1], axis=1) * size
-
-
-def write_video(path: str, video: np.ndarray) -> None:
-    """An H.264 mp4."""
+def _write_video(path: str, video: np.ndarray) -> None:
     with av.open(path, "w", format="mp4") as container:
         options = {"preset": "ultrafast", "crf": "18", "g": "12"}
         stream = container.add_stream("libx264", rate=FPS, options=options)
@@ -118,8 +109,8 @@ def write_video(path: str, video: np.ndarray) -> None:
         container.mux(stream.encode())
 
 
-def write_frames(folder: str, video: np.ndarray) -> None:
-    """JPEG files NAME/NAME_000001.jpg and so on."""
+def _write_frames(folder: str, video: np.ndarray) -> None:
+    """Write NAME/NAME_000001.jpg and so on."""
     os.makedirs(folder, exist_ok=True)
     name = os.path.basename(folder)
     for number, image in enumerate(video, start=1):
@@ -128,54 +119,50 @@ def write_frames(folder: str, video: np.ndarray) -> None:
             raise OSError(f"cannot write {path}")
 
 
-class Job(NamedTuple):
-    """One video to make."""
-
+class _Job(NamedTuple):
     split: str
     number: int  # within the split
     label: int
-    path: str  # as seen from OUT
+    path: str  # relative to OUT
 
 
-# Of this process, by split; set once for each, as they are too large to go with every job.
-_textures: Mapping[str, Textures] = {}
+class _Worker:
+    """Settings and renderers of a worker process: too large to send with every job."""
+
+    settings: Settings
+    renderers: Mapping[str, Renderer]
 
 
-def _keep_textures(textures: Mapping[str, Textures]) -> None:
-    global _textures
-    _textures = textures
+def _start_worker(settings: Settings, renderers: Mapping[str, Renderer]) -> None:
+    _Worker.settings, _Worker.renderers = settings, renderers
 
 
-def make_video(settings: Settings, job: Job) -> list[list[float]]:
-    """Writes the video; its track."""
+def _make_video(job: _Job) -> list[list[float]]:
+    """Write a video and return its track."""
+    settings = _Worker.settings
     rng = np.random.default_rng((settings.seed, SPLITS.index(job.split), job.number))
-    motion = list(CLASSES.values())[job.label]
-    two_objects = settings.classes >= TWO_OBJECTS
-    look = (settings.frames, settings.size, two_objects)
-    if settings.textures is None:
-        video, track = render(rng, motion, *look)
-    else:
-        strength = 1.0 if settings.camera is None else settings.camera
-        video, track = render_textured(rng, motion, *look, _textures[job.split], strength)
-    write = write_frames if settings.form == "frames" else write_video
+    motion, two_objects = list(CLASSES.values())[job.label], settings.classes >= TWO_OBJECTS
+    renderer = _Worker.renderers[job.split]
+    video, track = renderer(rng, motion, settings.frames, settings.size, two_objects)
+    write = _write_frames if settings.form == "frames" else _write_video
     write(os.path.join(settings.out, job.path), video)
     return track.round(2).tolist()
 
 
-def plan(settings: Settings) -> list[Job]:
-    """Every video with its label; each class as often as the others, in random order."""
-    jobs: list[Job] = []
+def _plan(settings: Settings) -> list[_Job]:
+    """All videos; classes are equally frequent and in random order."""
+    jobs: list[_Job] = []
     for number, split in enumerate(SPLITS):
         rng = np.random.default_rng((settings.seed, len(SPLITS) + number))
         labels = rng.permutation(np.arange(settings.videos[split]) % settings.classes)
         for index, label in enumerate(labels):
             video = f"videos/{split}_{index:06d}.mp4"
             path = f"frames/{len(jobs) + 1}" if settings.form == "frames" else video
-            jobs.append(Job(split, index, int(label), path))
+            jobs.append(_Job(split, index, int(label), path))
     return jobs
 
 
-def write_lists(settings: Settings, jobs: list[Job]) -> None:
+def _write_lists(settings: Settings, jobs: list[_Job]) -> None:
     for split in SPLITS:
         chosen = [job for job in jobs if job.split == split]
         if settings.form == "frames":
@@ -191,12 +178,12 @@ def write_lists(settings: Settings, jobs: list[Job]) -> None:
         write_text(os.path.join(settings.out, f"{split}.csv"), "".join(lines))
 
 
-def write_ssv2_annotations(settings: Settings, jobs: list[Job], names: list[str]) -> None:
-    """The three JSON files, in the form of the official ones."""
-    prefix = os.path.join(settings.out, "something-something-v2-")
+def _write_ssv2_annotations(out: str, jobs: list[_Job], names: list[str]) -> None:
+    """Write the three JSON files of Something-Something-v2."""
+    prefix = os.path.join(out, "something-something-v2-")
     labels = {f"something {name}": str(label) for label, name in enumerate(names)}
     write_json(f"{prefix}labels.json", labels, indent=None)
-    # The test split has no labels in the original: as there, it is part of validation.
+    # The official test split has no labels; here it is part of validation.
     for file, splits in (("train", ("train",)), ("validation", ("val", "test"))):
         entries = [
             {
@@ -211,22 +198,27 @@ def write_ssv2_annotations(settings: Settings, jobs: list[Job], names: list[str]
         write_json(f"{prefix}{file}.json", entries, indent=None)
 
 
-def make_set(settings: Settings, jobs: int) -> None:
-    """Make the videos by `jobs` processes, then the lists."""
-    out, names = settings.out, list(CLASSES)[: settings.classes]
-    todo = plan(settings)
-    textures: dict[str, Textures] = {}
-    if settings.textures is not None:
-        textures = read_textures(settings.textures, settings.size, SPLITS)
+def make_set(
+    settings: Settings, processes: int, renderers: Mapping[str, Renderer] | None = None
+) -> None:
+    """Write the videos, then the lists.
+
+    Args:
+        settings: the contents of the set.
+        processes: how many videos are made at a time.
+        renderers: by split; plain shapes by default.
+    """
+    out, names, jobs = settings.out, list(CLASSES)[: settings.classes], _plan(settings)
+    renderers = renderers or dict.fromkeys(SPLITS, render)
     folder = "frames" if settings.form == "frames" else "videos"
     os.makedirs(os.path.join(out, folder), exist_ok=True)
-    with multiprocessing.Pool(jobs, _keep_textures, (textures,)) as pool:
-        made = pool.imap(functools.partial(make_video, settings), todo, chunksize=8)
-        bar = tqdm(made, total=len(todo), unit="video", leave=False, disable=None)
-        tracks = dict(zip((job.path for job in todo), bar, strict=True))
+    with multiprocessing.Pool(processes, _start_worker, (settings, renderers)) as pool:
+        made = pool.imap(_make_video, jobs, chunksize=8)
+        bar = tqdm(made, total=len(jobs), unit="video", leave=False, disable=None)
+        tracks = dict(zip((job.path for job in jobs), bar, strict=True))
     write_json(os.path.join(out, "classes.json"), names)
     write_json(os.path.join(out, "tracks.json"), tracks, indent=None)
     if settings.form == "frames":
-        write_ssv2_annotations(settings, todo, names)
-    write_lists(settings, todo)
-    print(f"{len(todo)} videos of {settings.classes} classes in {printable(out)}")
+        _write_ssv2_annotations(out, jobs, names)
+    _write_lists(settings, jobs)
+    print(f"{len(jobs)} videos of {settings.classes} classes in {printable(out)}")

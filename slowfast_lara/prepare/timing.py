@@ -1,4 +1,4 @@
-"""When the frames of a video are shown, and packets with these times in a mp4."""
+"""Frame timestamps of a source video, and muxing of packets with them."""
 
 from __future__ import annotations
 
@@ -8,63 +8,63 @@ from collections.abc import Sequence
 from fractions import Fraction
 from typing import Any, NamedTuple
 
-# Where a file does not tell its rate: the default of decode.py.
+# Used if a file declares no frame rate.
 _DEFAULT_RATE = Fraction(30)
-# A mp4 counts time in a whole number of ticks a second, which must not be too large.
+# mp4 counts time in ticks; their number per second is an integer of limited size.
 _MAX_TICKS = 1_000_000
 
 
 class Timing(NamedTuple):
-    """When each frame is shown, from 0 on, and for how long the last one, in ticks."""
+    """Presentation times of all frames."""
 
-    ticks: Sequence[int]
-    last: int
-    tick: Fraction  # seconds
-    rate: Fraction
-    is_steady: bool
+    pts: Sequence[int]  # from 0, in units of the time base
+    last_duration: int
+    time_base: Fraction  # seconds
+    rate: Fraction  # frames per second
+    is_constant_rate: bool
 
 
 def frame_rate(stream: Any) -> Fraction:
-    """Frames per second as the file has it."""
+    """Frame rate that the container declares."""
     rate = Fraction(stream.average_rate or 0)
     return rate if 0 < rate <= _MAX_TICKS else _DEFAULT_RATE
 
 
-def timing_of(pts: list[int | None], last: int, stream: Any) -> Timing:
-    """The timing of frames by their timestamps; `last` is the last one's duration.
+def timing_of(pts: list[int | None], last_duration: int, stream: Any) -> Timing:
+    """Timing of decoded frames.
 
-    Where the timestamps are, but for the rounding of their clock, those of the stream's
-    frame rate, the rate is taken; and where they do not tell the frames apart.
+    The rate is constant if the timestamps match the declared frame rate up to rounding, and if
+    they are missing or not increasing.
     """
-    rate, tick = frame_rate(stream), stream.time_base
+    rate, time_base = frame_rate(stream), stream.time_base
     known = [time - pts[0] for time in pts if time is not None and pts[0] is not None]
     is_timed = len(known) == len(pts) and all(a < b for a, b in itertools.pairwise(known))
-    if is_timed and not _follows(known, rate, tick):
+    if is_timed and not _matches_rate(known, rate, time_base):
         steps = [after - before for before, after in itertools.pairwise(known)]
-        return Timing(known, last or int(statistics.median(steps)), tick, rate, False)
+        last_duration = last_duration or int(statistics.median(steps))
+        return Timing(known, last_duration, time_base, rate, False)
     if rate.numerator > _MAX_TICKS:
         rate = rate.limit_denominator(1001)
     return Timing(range(len(pts)), 1, 1 / rate, rate, True)
 
 
-def _follows(ticks: list[int], rate: Fraction, tick: Fraction) -> bool:
-    # The first and the other time are rounded by half a tick each.
-    frames_per_tick = float(tick * rate)
+def _matches_rate(pts: list[int], rate: Fraction, time_base: Fraction) -> bool:
+    frames_per_tick = float(time_base * rate)
+    # The first and the current timestamp are each rounded by up to half a tick.
     return all(
         abs(time * frames_per_tick - number) <= frames_per_tick * 1.001
-        for number, time in enumerate(ticks)
+        for number, time in enumerate(pts)
     )
 
 
 def mux(out: Any, stream: Any, packets: list[Any], numbers: list[int], timing: Timing) -> None:
-    """Packets in the order of decoding, with the number of the frame that each one holds."""
-    ticks = [*timing.ticks, timing.ticks[-1] + timing.last]
-    # A frame is decoded when its number of frames have been shown, less so much that
-    # none is decoded after it is shown.
-    delay = max(ticks[place] - ticks[number] for place, number in enumerate(numbers))
-    stream.time_base = timing.tick
-    for place, (packet, number) in enumerate(zip(packets, numbers, strict=True)):
-        packet.time_base, packet.stream = timing.tick, stream
-        packet.pts, packet.dts = ticks[number], ticks[place] - delay
-        packet.duration = ticks[number + 1] - ticks[number]
+    """Mux packets in decoding order; `numbers` are their frame numbers in presentation order."""
+    pts = [*timing.pts, timing.pts[-1] + timing.last_duration]
+    # Decoding times are the sorted pts, shifted so that no dts exceeds its packet's pts.
+    delay = max(pts[position] - pts[number] for position, number in enumerate(numbers))
+    stream.time_base = timing.time_base
+    for position, (packet, number) in enumerate(zip(packets, numbers, strict=True)):
+        packet.time_base, packet.stream = timing.time_base, stream
+        packet.pts, packet.dts = pts[number], pts[position] - delay
+        packet.duration = pts[number + 1] - pts[number]
         out.mux(packet)

@@ -1,109 +1,97 @@
-"""Work on many files by processes: none may hang, and a crash costs one file only."""
+"""Parallel map over processes with a time limit; a crash or a hang costs one item only."""
 
 from __future__ import annotations
 
 import contextlib
+import itertools
 import multiprocessing
 import os
 import signal
 import threading
 import time
-from collections.abc import Callable, Generator, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterable
 from multiprocessing.connection import Connection, wait
-from typing import Any, Generic, NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 Item = TypeVar("Item")
 Result = TypeVar("Result")
 
 
-class Lost(NamedTuple):
-    """In place of a result: what became of the process."""
+class Failure(NamedTuple):
+    """Why an item has no result."""
 
     reason: str
 
 
+class _Task(NamedTuple):
+    item: Any
+    process: Any
+    deadline: float
+
+
 def in_processes(
-    work: Callable[[Item], Result], items: Sequence[Item], processes: int, time_limit: float
-) -> Generator[tuple[Item, Result | Lost], None, None]:
-    """Each item with its result, in the order in which they are done.
+    work: Callable[[Item], Result], items: Iterable[Item], processes: int, time_limit: float
+) -> Generator[tuple[Item, Result | Failure], None, None]:
+    """Run `work` on every item, each in its own process, and yield results as they finish.
 
-    To close the iterator ends all processes at once; so does the end of this process,
-    however it comes.
+    Args:
+        work: a module-level function, or a partial of one.
+        processes: how many run at a time.
+        time_limit: seconds for one item; then its process is killed.
+
+    Closing the iterator kills all processes, and so does the death of this process.
     """
-    left = iter(items)
-    workers: list[_Worker[Item, Result]] = []
+    context = _context(getattr(work, "func", work).__module__)
+    waiting = iter(items)
+    running: dict[Connection, _Task] = {}
     try:
-        for item in _take(left, processes):
-            workers.append(_Worker(work, time_limit))
-            workers[-1].start(item)
-        while workers:
-            soonest = min(worker.deadline for worker in workers)
-            connections = [worker.connection for worker in workers]
-            answered = wait(connections, max(soonest - time.monotonic(), 0))
-            for worker in list(workers):
-                if worker.connection in answered or time.monotonic() > worker.deadline:
-                    item, result = worker.finish(worker.connection in answered)
-                    for following in _take(left, 1):
-                        worker.start(following)
-                        break
-                    else:
-                        workers.remove(worker)
-                        worker.end()
-                    yield item, result
+        while True:
+            for item in itertools.islice(waiting, processes - len(running)):
+                connection, other_end = context.Pipe()
+                process = context.Process(target=_run, args=(work, other_end), daemon=True)
+                process.start()
+                other_end.close()
+                running[connection] = _Task(item, process, time.monotonic() + time_limit)
+                # Sent last: Ctrl-C before this line must not leave a working process behind.
+                with contextlib.suppress(BrokenPipeError):  # it crashed: reported below
+                    connection.send(item)
+            if not running:
+                return
+            next_deadline = min(task.deadline for task in running.values())
+            ready = wait(list(running), max(next_deadline - time.monotonic(), 0))
+            for connection, task in list(running.items()):
+                result: Result | Failure
+                if connection in ready:
+                    result = _receive(connection, task.process)
+                elif time.monotonic() > task.deadline:
+                    result = Failure(f"took longer than {time_limit:g} seconds")
+                else:
+                    continue
+                _kill(connection, running.pop(connection))
+                yield task.item, result
     finally:
-        for worker in workers:
-            worker.end()
+        for connection, task in running.items():
+            _kill(connection, task)
 
 
-def _take(items: Iterator[Item], count: int) -> Iterator[Item]:
-    for _, item in zip(range(count), items):
-        yield item
+def _receive(connection: Connection, process: Any) -> Any:
+    try:
+        return connection.recv()
+    except (EOFError, ConnectionResetError):
+        process.join()
+        return Failure(f"the process ended with code {process.exitcode}")
 
 
-class _Worker(Generic[Item, Result]):
-    """A process that works on one item after the other; a new one if it is lost."""
-
-    def __init__(self, work: Callable[[Item], Result], time_limit: float) -> None:
-        self._work, self._time_limit = work, time_limit
-        self._start_process()
-
-    def _start_process(self) -> None:
-        # Of a functools.partial, the function's own module.
-        context = _context(getattr(self._work, "func", self._work).__module__)
-        self.connection, theirs = context.Pipe()
-        self._process = context.Process(target=_serve, args=(self._work, theirs), daemon=True)
-        self._process.start()
-        theirs.close()
-
-    def start(self, item: Item) -> None:
-        self._item, self.deadline = item, time.monotonic() + self._time_limit
-        with contextlib.suppress(BrokenPipeError):  # it is gone; `finish` will say so
-            self.connection.send(item)
-
-    def finish(self, has_answered: bool) -> tuple[Item, Result | Lost]:
-        """The item and its result; has it not answered, then its time is over."""
-        try:
-            if has_answered:
-                return self._item, self.connection.recv()
-            reason = f"took longer than {self._time_limit:g} seconds"
-        except (EOFError, ConnectionResetError):
-            self._process.join()
-            reason = f"the process ended with code {self._process.exitcode}"
-        self.end()
-        self._start_process()
-        return self._item, Lost(reason)
-
-    def end(self) -> None:
-        self._process.kill()
-        self._process.join()
-        self.connection.close()
+def _kill(connection: Connection, task: _Task) -> None:
+    task.process.kill()
+    task.process.join()
+    connection.close()
 
 
 def _context(module: str) -> Any:
-    """Processes from a server that has the module loaded already, where there is one.
+    """Context whose processes start from a server that has imported the module, if possible.
 
-    A fork of this process would hold the others' connections, and the locks of its
-    threads.
+    A fork of this process would inherit open connections and locks held by its threads.
     """
     if "forkserver" not in multiprocessing.get_all_start_methods():
         return multiprocessing.get_context("spawn")
@@ -112,19 +100,14 @@ def _context(module: str) -> Any:
     return context
 
 
-def _serve(work: Callable[[Any], Any], connection: Connection) -> None:
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent ends us
-    threading.Thread(target=_end_with_parent, daemon=True).start()
-    while True:
-        try:
-            item = connection.recv()
-        except EOFError:
-            return
-        connection.send(work(item))
+def _run(work: Callable[[Any], Any], connection: Connection) -> None:
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent handles Ctrl-C and kills us
+    threading.Thread(target=_exit_with_parent, daemon=True).start()
+    with contextlib.suppress(EOFError):  # the parent has ended
+        connection.send(work(connection.recv()))
 
 
-def _end_with_parent() -> None:
-    parent = multiprocessing.parent_process()
-    if parent is not None:
+def _exit_with_parent() -> None:
+    if (parent := multiprocessing.parent_process()) is not None:
         parent.join()
         os._exit(1)

@@ -41,7 +41,6 @@ BAD_FILES = [
     ["data", "prepare", "no", "out"],
     ["data", "speed", "--cfg", "no.yaml"],
     ["data", "synthetic", "file/set"],
-    ["data", "synthetic", "set", "--textures", "no"],
     ["benchmark", "crop", "--estimators", "no"],
     ["benchmark", "length", "--estimators", "no"],
     ["benchmark", "data", "no.mp4"],

@@ -7,7 +7,7 @@ import pytest
 
 from slowfast_lara.data.lists import listed_videos_below, read_path_labels, videos_below
 from slowfast_lara.errors import DataError
-from slowfast_lara.prepare.lists_folder import classes_of
+from slowfast_lara.prepare.lists import classes_of
 
 
 def read(tmp_path, content, separator=" ", prefix="/data"):
@@ -151,5 +151,5 @@ def test_a_folder_that_cannot_be_read_is_named(tmp_path, monkeypatch):
 def test_a_device_or_pipe_is_not_waited_for(tmp_path):
     """This one ends at once, where a FIFO or /dev/zero never would."""
     (tmp_path / "train.csv").symlink_to("/dev/null")
-    with pytest.raises(DataError, match="train.csv: it is no plain file"):
+    with pytest.raises(DataError, match="train.csv: not a regular file"):
         read_path_labels(str(tmp_path / "train.csv"), " ", 10, "")

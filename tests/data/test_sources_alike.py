@@ -19,8 +19,9 @@ from slowfast_lara.data.sources import open_frames
 from slowfast_lara.data.transforms import pixels_of
 from slowfast_lara.prepare.reencode import Options, prepare_video
 from tests.data.test_decode import whole
+from tests.helpers.pictures import upright
+from tests.helpers.pictures import write_pictures as write
 from tests.helpers.videos import config, decode_all
-from tests.prepare.test_reencode import upright, write
 
 FRAMES = 35
 KINDS = {

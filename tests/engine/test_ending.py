@@ -20,7 +20,7 @@ from slowfast_lara.cli.predict import main as predict_main
 from slowfast_lara.config import load_config
 from slowfast_lara.engine.launch import _run_alone
 from slowfast_lara.engine.signals import SAME_REQUEST_SECONDS, SIGNALS
-from slowfast_lara.errors import LAUNCHERS_FOLDER, InputError, exit_code_of
+from slowfast_lara.errors import LAUNCH_DIR, InputError, run_with_exit_code
 from slowfast_lara.inference.predict import Predictor
 from slowfast_lara.models import build_model
 from slowfast_lara.runs.checkpoint import save
@@ -156,7 +156,7 @@ def test_processes_of_a_machine_say_the_same_once(monkeypatch, capsys, tmp_path)
     monkeypatch.setattr(logging.root, "handlers", [])  # as before the log is opened
 
     def say(message):
-        assert exit_code_of(lambda: fail(message)) == 2
+        assert run_with_exit_code(lambda: fail(message)) == 2
         return capsys.readouterr().err
 
     for rank, message, said in (
@@ -173,11 +173,11 @@ def test_processes_of_a_machine_say_the_same_once(monkeypatch, capsys, tmp_path)
     (tmp_path / "attempt_1" / "0").mkdir(parents=True)
     monkeypatch.setenv("TORCHELASTIC_ERROR_FILE", str(tmp_path / "attempt_1" / "0" / "error.json"))
     assert say("all") == "error: all\n"
-    monkeypatch.setenv(LAUNCHERS_FOLDER, str(tmp_path))
+    monkeypatch.setenv(LAUNCH_DIR, str(tmp_path))
     assert [say("all"), say("all")] == ["error: all\n", ""]
-    monkeypatch.setenv(LAUNCHERS_FOLDER, str(tmp_path / "not here"))
+    monkeypatch.setenv(LAUNCH_DIR, str(tmp_path / "not here"))
     assert [say("all"), say("all")] == ["error: all\n"] * 2
-    monkeypatch.delenv(LAUNCHERS_FOLDER)
+    monkeypatch.delenv(LAUNCH_DIR)
     monkeypatch.delenv("TORCHELASTIC_ERROR_FILE")
     assert [say("all"), say("all")] == ["error: all\n"] * 2
 

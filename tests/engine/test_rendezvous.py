@@ -73,7 +73,7 @@ def test_another_list_is_named(tmp_path, lists, name, content):
 def test_a_list_that_is_no_file_is_not_waited_for(tmp_path, lists):
     (lists / "val.csv").unlink()
     (lists / "val.csv").symlink_to("/dev/null")
-    assert described(tmp_path, lists)["val.csv"] == "unreadable (it is no plain file)"
+    assert described(tmp_path, lists)["val.csv"] == "unreadable (not a regular file)"
 
 
 def test_other_code_is_named(tmp_path, lists, monkeypatch):

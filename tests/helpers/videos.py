@@ -20,6 +20,30 @@ NEEDS_REAL_VIDEOS = pytest.mark.skipif(
     not SHARED_VIDEOS.is_dir(), reason="no real videos (SLOWFAST_LARA_VIDEOS)"
 )
 
+B_FRAMES = {"bf": "3", "g": "50", "b-pyramid": "normal"}
+VARIABLE_PTS = np.cumsum([20, 55, 35, 20, 80] * 8).tolist()
+FAST_VP9 = {"deadline": "realtime", "cpu-used": "8"}
+# Arguments of `write_video` by file name: containers, codecs and timestamps of all kinds.
+VIDEOS: dict[str, dict] = {
+    "b_frames.mp4": {"options": B_FRAMES, "audio": True},
+    "short_gops.mp4": {"options": {"g": "5", "bf": "0"}},
+    "open_gops.mp4": {"options": {"g": "9", "bf": "2", "x264-params": "open-gop=1"}},
+    "b_frames.avi": {"options": B_FRAMES},
+    "mpeg4.avi": {"codec": "mpeg4", "options": {"bf": "2", "g": "12"}},
+    "vp9.webm": {"codec": "libvpx-vp9", "options": FAST_VP9},
+    "vp8_hidden_frames.webm": {
+        "codec": "libvpx",
+        "options": {"auto-alt-ref": "1", "lag-in-frames": "16", "b": "200k"},
+    },
+    "variable_rate.mp4": {"pts": VARIABLE_PTS, "options": B_FRAMES},
+    "variable_rate.webm": {"pts": VARIABLE_PTS, "codec": "libvpx-vp9", "options": FAST_VP9},
+    "late_start.mkv": {"pts": [1000 + 40 * number for number in range(40)], "options": B_FRAMES},
+    "no_duration.mkv": {"container_options": {"live": "1"}, "options": B_FRAMES},
+    "transport.ts": {"options": B_FRAMES},
+    "no_timestamps.h264": {"options": B_FRAMES},
+    "ntsc.mp4": {"fps": 29.97},
+}
+
 
 def real_videos(pattern: str = "*.*") -> list[Path]:
     return sorted(path for path in SHARED_VIDEOS.glob(pattern) if path.suffix in (".mp4", ".avi"))
@@ -105,3 +129,45 @@ def config(**keys):
             node = node[head]
         node[name] = value
     return cfg
+
+
+def write_malformed(folder: Path) -> list[str]:
+    """Write about 200 malformed inputs; returns their paths."""
+    paths = []
+
+    def save(name: str, content: bytes) -> None:
+        (folder / name).write_bytes(content)
+        paths.append(str(folder / name))
+
+    rng = np.random.default_rng(0)
+    kinds = {
+        "mp4": {"options": {"bf": "2"}, "audio": True},
+        "avi": {"codec": "mpeg4"},
+        "webm": {"codec": "libvpx-vp9", "options": {"deadline": "realtime"}},
+        "ts": {"codec": "mpeg2video"},
+        "mkv": {},
+    }
+    for suffix, options in kinds.items():
+        whole = write_video(folder / f"whole.{suffix}", 30, **options).read_bytes()
+        for tenth in range(10):
+            save(f"cut{tenth}.{suffix}", whole[: len(whole) * tenth // 10])
+        for number in range(28):
+            content = bytearray(whole)
+            for place in rng.integers(0, len(whole), 1 + 3 * number):
+                content[place] ^= 1 << rng.integers(8)
+            save(f"flipped{number}.{suffix}", bytes(content))
+    save("zeros.mp4", bytes(10_000))
+    save("noise.mp4", rng.bytes(10_000))
+    for name in ("text.mp4", "text.txt", "text.avi"):
+        save(name, b"This is not a video.\n" * 500)
+    for name in ("list.m3u8", "list.mp4"):
+        save(name, b"#EXTM3U\n#EXT-X-TARGETDURATION:2\n#EXTINF:1,\nhttp://192.0.2.1/a.ts\n")
+    save("concat.mp4", b"ffconcat version 1.0\nfile whole.mp4\n")
+    with av.open(str(folder / "audio.mp4"), "w") as container:
+        write_silence(container, container.add_stream("aac", rate=44100, layout="mono"))
+    (folder / "folder.mp4").mkdir()
+    (folder / "dangling.mp4").symlink_to(folder / "absent")
+    (folder / "circle.mp4").symlink_to(folder / "circle.mp4")
+    os.mkfifo(folder / "fifo.mp4")
+    names = ("audio.mp4", "folder.mp4", "dangling.mp4", "circle.mp4", "fifo.mp4", "absent.mp4")
+    return paths + [str(folder / name) for name in names] + ["", "/dev/zero", "/dev/null"]

@@ -1,4 +1,4 @@
-"""The list builders, the check of videos and the benchmark, as a user runs them."""
+"""List builders and the check of videos, run as commands."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pytest
 
 from slowfast_lara.data.kinetics import Kinetics
 from slowfast_lara.data.ssv2 import Ssv2
-from tests.data.test_ssv2 import write_annotations
+from tests.helpers.datasets import write_annotations
 from tests.helpers.runs import ROOT, finish, start
 from tests.helpers.videos import config, write_video
 
@@ -59,11 +59,11 @@ def test_kinetics_lists(tmp_path):
 @pytest.mark.parametrize(
     "content, expected",
     [
-        ("a,b\n1,2\n", "line 1: columns label, youtube_id"),
-        ("label,youtube_id,time_start,time_end\nx,y,a,b\n", "line 2: numbers are expected"),
+        ("a,b\n1,2\n", "line 1: expected columns label, youtube_id"),
+        ("label,youtube_id,time_start,time_end\nx,y,a,b\n", "line 2: expected numbers"),
     ],
 )
-def test_wrong_annotations(tmp_path, content, expected):
+def test_invalid_annotations(tmp_path, content, expected):
     (tmp_path / "k400.csv").write_text(content)
     write_video(tmp_path / "a.mp4", 2)
     output = run(
@@ -110,10 +110,9 @@ def test_folder_lists(tmp_path):
 
 
 @pytest.mark.parametrize(
-    "counts, expected",
-    [({}, "one folder per class is expected"), ({"a": 3, "b": 2}, "b: 2 videos")],
+    "counts, expected", [({}, "one folder per class"), ({"a": 3, "b": 2}, "b: 2 videos")]
 )
-def test_folders_without_enough_videos(tmp_path, counts, expected):
+def test_too_few_videos(tmp_path, counts, expected):
     folder_of_classes(tmp_path, **counts)
     out = tmp_path.parent / f"{tmp_path.name}_lists"
     output = run("datasets/build_folder_lists.py", tmp_path, out, expect=2)
@@ -157,7 +156,7 @@ def test_ssv2_lists_of_frames(synthetic_frames, tmp_path):
     assert bool((ours[3].clip == theirs[3].clip).all())
 
 
-def test_check_videos_and_its_progress(tmp_path):
+def test_check_videos_resumes(tmp_path):
     good = write_video(tmp_path / "good one.mp4", 10)
     cut = tmp_path / "empty.mp4"
     cut.touch()
@@ -174,7 +173,7 @@ def test_check_videos_and_its_progress(tmp_path):
     progress = tmp_path / "bad.txt.progress"
     lines = progress.read_text().splitlines()
     assert len(lines) == 4
-    # Stopped in the middle of a line: what is whole is not decoded again.
+    # Stopped in the middle of a line: videos of complete lines are not decoded again.
     kept = [line for line in lines if str(good) in line or str(cut) in line]
     progress.write_text("\n".join(kept) + '\n["' + str(damaged))
     good.unlink()
@@ -182,7 +181,7 @@ def test_check_videos_and_its_progress(tmp_path):
     assert str(good) not in out.read_text() and len(progress.read_text().splitlines()) == 4
 
 
-def test_check_videos_of_any_names(tmp_path):
+def test_check_videos_with_unprintable_names(tmp_path):
     names = [os.fsencode(tmp_path / "a.mp4"), os.fsencode(tmp_path) + b"/b\xff.mp4"]
     for name in (*names, os.fsencode(tmp_path / "c\nd.mp4")):
         with open(name, "wb") as file:
@@ -194,25 +193,6 @@ def test_check_videos_of_any_names(tmp_path):
     ]
 
 
-def test_check_videos_finds_nothing_wrong(synthetic, tmp_path):
+def test_check_videos_without_bad_ones(synthetic, tmp_path):
     output = run("datasets/check_videos.py", tmp_path / "bad.txt", synthetic / "val.csv")
     assert "13 videos, 0 bad" in output and (tmp_path / "bad.txt").read_text() == ""
-
-
-@pytest.mark.slow
-def test_benchmark(tmp_path):
-    video = write_video(tmp_path / "a b.mp4", 70, size=(48, 64))
-    flags = ("--rounds", "1", "--train-samples", "1", "--before", ROOT)
-    output = run("tools/benchmark.py data", video, *flags)
-    assert "all views of a video: " in output and "a training sample: " in output
-    assert output.count(" times as fast as PySlowFast") == 5
-    assert output.count("pixels that are not those of before: 0 of 4 clips") == 2
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("start", ["fork", "spawn"])
-def test_benchmark_of_lists(start):
-    flags = ("--videos", "3000", "--frames", "5000", "--workers", "2", "--start", start)
-    output = run("tools/benchmark.py lists", *flags, "--before", ROOT)
-    rows = [line.split() for line in output.splitlines()]
-    assert [row[0] for row in rows[1:]] == ["3,000", "3,000", "5,000", "5,000"]

@@ -1,6 +1,9 @@
+"""Synthetic sets: balanced classes, tracks, reproducibility, arguments."""
+
 from __future__ import annotations
 
 import json
+import multiprocessing
 import os
 import pty
 import subprocess
@@ -12,7 +15,8 @@ import av
 import numpy as np
 import pytest
 
-from tests.data.conftest import make_synthetic
+from slowfast_lara.prepare.synthetic import Settings, make_set
+from tests.helpers.datasets import make_synthetic
 from tests.helpers.runs import MAKE_SYNTHETIC, finish, start
 from tests.helpers.videos import REPOSITORY, decode_all
 
@@ -66,7 +70,7 @@ def test_same_seed_same_lists(synthetic, tmp_path):
 
 
 def test_tracks_follow_the_object_and_the_class(tmp_path):
-    """Where the track is, there is the object, and it moves as the class says."""
+    """The object is at its track and moves as its class requires."""
     make_synthetic(
         tmp_path, "--classes", "4", "--train", "24", "--val", "0", "--test", "0", "--size", "96"
     )
@@ -79,15 +83,15 @@ def test_tracks_follow_the_object_and_the_class(tmp_path):
         assert np.allclose(np.sign(step.round(1)), steps[int(label)])
         frames = np.stack(decode_all(tmp_path / path)[0]).astype(int)
         x, y = np.minimum(track.astype(int), 95).T
-        moments = np.arange(len(frames))
-        object_colors = frames[moments, y, x]
-        elsewhere = frames[moments, (y + 48) % 96, (x + 48) % 96]
+        numbers = np.arange(len(frames))
+        object_colors = frames[numbers, y, x]
+        elsewhere = frames[numbers, (y + 48) % 96, (x + 48) % 96]
         assert np.abs(object_colors - object_colors.mean(axis=0)).max() < 30
         assert np.abs(object_colors - elsewhere).mean(axis=1).min() > 25
 
 
-def test_single_frames_tell_nothing(tmp_path):
-    """Where the object is at any moment does not depend on the class."""
+def test_single_frames_do_not_reveal_the_class(tmp_path):
+    """The distribution of positions in a frame does not depend on the class."""
     make_synthetic(
         tmp_path,
         "--classes",
@@ -107,12 +111,12 @@ def test_single_frames_tell_nothing(tmp_path):
     rows = read_list(tmp_path / "train.csv")
     for pair in ((0, 1), (2, 3), (4, 5), (6, 7)):
         for frame in (0, 8, 15):
-            places = [
-                np.array([tracks[path][frame] for path, label in rows if int(label) == one])
-                for one in pair
+            positions = [
+                np.array([tracks[path][frame] for path, label in rows if int(label) == wanted])
+                for wanted in pair
             ]
-            spread = np.sqrt(sum(place.var(axis=0) / len(place) for place in places))
-            difference = np.abs(places[0].mean(axis=0) - places[1].mean(axis=0))
+            spread = np.sqrt(sum(one.var(axis=0) / len(one) for one in positions))
+            difference = np.abs(positions[0].mean(axis=0) - positions[1].mean(axis=0))
             assert (difference < 4 * spread).all()
 
 
@@ -134,23 +138,23 @@ def test_frames_form(synthetic_frames):
         (["--classes", "13"], "1 to 12"),
         (["--classes", "0"], "1 to 12"),
         (["--size", "33"], "even number"),
-        (["--frames", "0"], "starts at 1"),
-        (["--train", "-1"], "start at"),
+        (["--frames", "0"], "at least 1"),
+        (["--train", "-1"], "at least 0"),
     ],
 )
-def test_wrong_arguments(tmp_path, arguments, expected):
+def test_invalid_arguments(tmp_path, arguments, expected):
     code, _, stderr = finish(start(tmp_path / "out", *arguments, program=(MAKE_SYNTHETIC,)))
     assert code == 2 and expected in stderr
     assert not (tmp_path / "out").exists()
 
 
-def test_a_progress_bar_on_a_terminal_only(tmp_path):
+def test_progress_bar_only_on_a_terminal(tmp_path):
     command = [sys.executable, MAKE_SYNTHETIC, str(tmp_path / "a")]
     command += ["--train", "3", "--val", "1", "--test", "1", "--size", "16", "--jobs", "1"]
     piped = subprocess.run(command, capture_output=True, text=True, check=True, timeout=600)
     assert piped.stdout.startswith("5 videos of 4 classes") and piped.stderr == ""
     screen, terminal = pty.openpty()
-    termios.tcsetwinsize(terminal, (24, 80))  # a bar is not drawn where there is no room
+    termios.tcsetwinsize(terminal, (24, 80))  # tqdm draws no bar on a terminal without size
     os.set_blocking(screen, False)
     subprocess.run(command, stdout=subprocess.PIPE, stderr=terminal, check=True, timeout=600)
     assert b"/5 [" in os.read(screen, 100_000)
@@ -158,7 +162,14 @@ def test_a_progress_bar_on_a_terminal_only(tmp_path):
     os.close(screen)
 
 
-def test_no_pytorch_is_imported():
+def test_spawned_processes(tmp_path, monkeypatch):
+    """Windows starts processes by spawn: settings and renderers are pickled."""
+    monkeypatch.setattr(multiprocessing, "Pool", multiprocessing.get_context("spawn").Pool)
+    make_set(Settings(str(tmp_path), videos={"train": 2, "val": 1, "test": 1}, size=16), 1)
+    assert len(list((tmp_path / "videos").iterdir())) == 4
+
+
+def test_pytorch_is_not_imported():
     code = "import sys, slowfast_lara.prepare.synthetic; sys.exit('torch' in sys.modules)"
     environment = {**os.environ, "PYTHONPATH": str(REPOSITORY)}
     subprocess.run([sys.executable, "-c", code], check=True, env=environment, timeout=600)

@@ -1,4 +1,4 @@
-"""Videos that were cut short are named; whole ones of every kind are not."""
+"""Truncated videos are reported; complete ones of all kinds are not."""
 
 from __future__ import annotations
 
@@ -10,26 +10,25 @@ import pytest
 
 from slowfast_lara.errors import DecodeError
 from slowfast_lara.prepare import missing as module
-from slowfast_lara.prepare.missing import missing
+from slowfast_lara.prepare.missing import describe_missing
 from slowfast_lara.prepare.reencode import Options, prepare_video
-from tests.data.test_decode import VIDEOS
-from tests.helpers.videos import NEEDS_REAL_VIDEOS, real_videos, write_video
+from tests.helpers.videos import NEEDS_REAL_VIDEOS, VIDEOS, real_videos, write_video
 
 QUICK = Options(short_side=32, preset="ultrafast")
 
 
 @pytest.mark.parametrize("name", VIDEOS)
-def test_whole_videos(tmp_path, name):
-    assert missing(str(write_video(tmp_path / name, **VIDEOS[name]))) == ""
+def test_complete_videos(tmp_path, name):
+    assert describe_missing(str(write_video(tmp_path / name, **VIDEOS[name]))) == ""
 
 
 @NEEDS_REAL_VIDEOS
 @pytest.mark.parametrize("path", real_videos(), ids=lambda path: path.name)
-def test_whole_real_videos(path):
-    assert missing(str(path)) == ""
+def test_complete_real_videos(path):
+    assert describe_missing(str(path)) == ""
 
 
-def test_sound_that_is_longer(tmp_path):
+def test_audio_longer_than_video(tmp_path):
     path = tmp_path / "a.mkv"
     with av.open(str(path), "w") as container:
         stream = container.add_stream("libx264", rate=30)
@@ -44,7 +43,7 @@ def test_sound_that_is_longer(tmp_path):
         frame.sample_rate = 44100
         container.mux(sound.encode(frame))
         container.mux(sound.encode())
-    assert missing(str(path)) == ""
+    assert describe_missing(str(path)) == ""
 
 
 def cut(path, share: float = 0.5) -> str:
@@ -53,35 +52,35 @@ def cut(path, share: float = 0.5) -> str:
     return str(path)
 
 
-def test_mp4_cut_at_the_border_of_a_packet(tmp_path):
+def test_mp4_cut_between_packets(tmp_path):
     path = write_video(tmp_path / "a.mp4", 60, container_options={"movflags": "faststart"})
     with av.open(str(path)) as container:
-        places = [packet.pos for packet in container.demux(video=0) if packet.size]
-    path.write_bytes(path.read_bytes()[: places[30]])
-    assert missing(str(path)) == "30 of 60 frames are there"
-    outcome = prepare_video(str(path), str(tmp_path / "out.mp4"), QUICK)
-    assert outcome.frames == 30 and outcome.damage == "30 of 60 frames are there"
+        offsets = [packet.pos for packet in container.demux(video=0) if packet.size]
+    path.write_bytes(path.read_bytes()[: offsets[30]])
+    assert describe_missing(str(path)) == "30 of 60 frames present"
+    prepared = prepare_video(str(path), str(tmp_path / "out.mp4"), QUICK)
+    assert prepared.frames == 30 and prepared.damage == "30 of 60 frames present"
     linked = prepare_video(str(path), str(tmp_path / "link.mp4"), Options(link=True))
-    assert linked.how == "encoded" and linked.damage
+    assert linked.method == "encoded" and linked.damage
 
 
 @pytest.mark.parametrize(
-    "name, options, told",
+    "name, options, expected",
     [
-        ("a.mkv", {}, "of 2.0 seconds are there"),
-        ("a.flv", {}, "of 2.1 seconds are there"),
-        ("a.webm", {"codec": "libvpx"}, "of 2.0 seconds are there"),
-        ("a.avi", {"codec": "mpeg4"}, "of 60 frames are there"),
+        ("a.mkv", {}, "of 2.0 seconds present"),
+        ("a.flv", {}, "of 2.1 seconds present"),
+        ("a.webm", {"codec": "libvpx"}, "of 2.0 seconds present"),
+        ("a.avi", {"codec": "mpeg4"}, "of 60 frames present"),
     ],
 )
-def test_other_videos_cut_in_half(tmp_path, name, options, told):
+def test_other_containers_cut_in_half(tmp_path, name, options, expected):
     path = write_video(tmp_path / name, 60, **options)
-    assert told in missing(cut(path))
-    assert told in prepare_video(str(path), str(tmp_path / "out.mp4"), QUICK).damage
+    assert expected in describe_missing(cut(path))
+    assert expected in prepare_video(str(path), str(tmp_path / "out.mp4"), QUICK).damage
 
 
 @pytest.mark.parametrize("options", [QUICK, Options()])
-def test_a_disk_that_fails_to_read(tmp_path, monkeypatch, options):
+def test_read_error_of_the_disk(tmp_path, monkeypatch, options):
     path = cut(write_video(tmp_path / "a.mkv", 60))
 
     def fail(*_):
@@ -93,11 +92,11 @@ def test_a_disk_that_fails_to_read(tmp_path, monkeypatch, options):
     assert not (tmp_path / "out.mp4").exists()
 
 
-def test_what_ends_the_reading_is_told(tmp_path, monkeypatch):
+def test_demuxing_error_is_reported(tmp_path, monkeypatch):
     def demux(container, stream=None, errors=None):
         errors.append(av.InvalidDataError(1, "Invalid data"))
         return iter(container.demux(stream))
 
     monkeypatch.setattr(module, "demux", demux)
     path = write_video(tmp_path / "a.mp4")
-    assert missing(str(path)) == "it ends with: Invalid data"
+    assert describe_missing(str(path)) == "reading failed: Invalid data"

@@ -1,8 +1,7 @@
-"""Preparing a whole set: as a user runs it, stopped in every way, with bad videos in it."""
+"""Preparation of a whole set: results, resuming after signals, bad videos."""
 
 from __future__ import annotations
 
-import csv
 import os
 import shutil
 import signal
@@ -13,19 +12,12 @@ from pathlib import Path
 
 import pytest
 
-from slowfast_lara.cli.data import main
 from slowfast_lara.data.decode import count_frames
 from slowfast_lara.data.kinetics import Kinetics
 from slowfast_lara.errors import DataError, DecodeError, InputError
-from slowfast_lara.prepare.prepare import find_set, result_names
-from tests.data.test_malformed_videos import write_all
-from tests.helpers.videos import REPOSITORY, config, write_video
-
-QUICK = ("--short-side", "32", "--preset", "ultrafast", "--jobs", "2")
-
-
-def prepare(videos: Path, out: Path, *options: str) -> int:
-    return main(["prepare", str(videos), str(out), *QUICK, *options])
+from slowfast_lara.prepare.prepare import find_tasks, result_names
+from tests.helpers.prepared_sets import QUICK, failures, prepare, results
+from tests.helpers.videos import REPOSITORY, config, write_malformed, write_video
 
 
 def start(videos: Path, out: Path, *options: str, **popen) -> subprocess.Popen:
@@ -41,20 +33,8 @@ def start(videos: Path, out: Path, *options: str, **popen) -> subprocess.Popen:
     )
 
 
-def failures(out: Path) -> dict[str, tuple[str, str]]:
-    with open(out / "failures.csv", newline="") as file:
-        return {
-            os.path.basename(row["video"]): (row["prepared"], row["reason"])
-            for row in csv.DictReader(file)
-        }
-
-
-def results(out: Path) -> list[Path]:
-    return [path for path in out.rglob("*.mp4") if not path.name.startswith(".writing-")]
-
-
 def is_whole(out: Path, names: list[str]) -> bool:
-    """All results are there, each decodes, and nothing unfinished is left."""
+    """All results exist and decode, and no temporary file is left."""
     assert not list(out.rglob(".writing-*"))
     assert sorted(str(path.relative_to(out)) for path in results(out)) == sorted(names)
     return all(count_frames(str(out / name))[1] == 0 for name in names)
@@ -62,7 +42,7 @@ def is_whole(out: Path, names: list[str]) -> bool:
 
 @pytest.fixture(scope="module")
 def some_videos(tmp_path_factory) -> Path:
-    """Three videos with lists and class names; a fourth does not decode."""
+    """Three videos with lists and class names, and one that does not decode."""
     folder = tmp_path_factory.mktemp("set")
     (folder / "a class" / "more").mkdir(parents=True)
     write_video(folder / "a class" / "1.avi", 20, codec="mpeg4", fps=25)
@@ -80,7 +60,7 @@ def some_videos(tmp_path_factory) -> Path:
 RESULTS = ["3.mp4", "a class/1.mp4", "a class/more/2.mp4"]
 
 
-def test_a_set(some_videos, tmp_path, capsys):
+def test_set(some_videos, tmp_path, capsys):
     out = tmp_path / "out"
     assert prepare(some_videos, out) == 1
     assert is_whole(out, RESULTS)
@@ -99,13 +79,13 @@ def test_a_set(some_videos, tmp_path, capsys):
     assert not dataset[0].failures and not dataset[1].failures
 
 
-def test_done_once_and_again_when_something_changed(some_videos, tmp_path):
+def test_changed_videos_and_options_are_prepared_again(some_videos, tmp_path):
     videos, out = tmp_path / "videos", tmp_path / "out"
     shutil.copytree(some_videos, videos)
     (videos / "bad.mp4").unlink()
 
     def changed(*options: str) -> list[str]:
-        """The results that this run has written."""
+        """Results that this run has written."""
         before = {name: os.stat(out / name).st_ino for name in RESULTS if (out / name).exists()}
         assert prepare(videos, out, *options) == 0
         assert is_whole(out, RESULTS)
@@ -123,13 +103,13 @@ def test_done_once_and_again_when_something_changed(some_videos, tmp_path):
     (out / RESULTS[2]).write_bytes(b"torn")
     assert changed("--crf", "30") == RESULTS[1:]
     assert changed("--crf", "30") == []
-    with open(out / "prepared.jsonl", "r+") as record:  # cut short in its last line
+    with open(out / "prepared.jsonl", "r+") as record:  # truncate the last line
         record.truncate(os.path.getsize(out / "prepared.jsonl") - 9)
     assert len(changed("--crf", "30")) == 1
     assert changed("--crf", "30") == []
 
 
-def test_names(tmp_path):
+def test_result_names():
     names = result_names(["a.mp4", "a.avi", "b.webm", "c/a.mkv"])
     assert names == {
         "a.mp4": "a.mp4",
@@ -148,8 +128,8 @@ def test_bad_input(some_videos, tmp_path, capsys):
     assert prepare(tmp_path / "empty", out) == 2
     assert prepare(some_videos, some_videos / "out") == 2
     assert prepare(some_videos, some_videos) == 2
-    with pytest.raises(InputError, match="within"):
-        find_set(str(some_videos), str(some_videos.parent))
+    with pytest.raises(InputError, match="inside"):
+        find_tasks(str(some_videos), str(some_videos.parent))
     with pytest.raises(SystemExit):
         prepare(some_videos, out, "--crf", "52")
     errors = capsys.readouterr().err.splitlines()
@@ -161,13 +141,13 @@ def test_dry_run(some_videos, tmp_path, capsys):
     out = tmp_path / "out"
     assert prepare(some_videos, out, "--dry-run") == 1
     printed = capsys.readouterr().out
-    assert "3 of 4 videos prepared as a trial" in printed
-    assert "hours by 2 processes" in printed and "times as fast" in printed
+    assert "3 of 4 videos as a trial" in printed
+    assert "hours with 2 processes" in printed and "times as fast" in printed
     assert not out.exists()
 
 
 def many_videos(folder: Path) -> list[str]:
-    """Copies of one video, some seconds of work in all."""
+    """Copies of one video: a few seconds of work in total."""
     folder.mkdir()
     one = write_video(folder / "00.mp4", 150, size=(144, 192), options={"preset": "ultrafast"})
     for number in range(1, 24):
@@ -183,18 +163,18 @@ def wait_for_results(out: Path, process: subprocess.Popen) -> None:
 
 
 @pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGINT, signal.SIGTERM])
-def test_stopped_in_the_middle(tmp_path, how):
+def test_resume_after_a_signal(tmp_path, how):
     names, out = many_videos(tmp_path / "videos"), tmp_path / "out"
     process = start(tmp_path / "videos", out)
     wait_for_results(out, process)
-    if how == signal.SIGINT:  # a terminal sends it to all
+    if how == signal.SIGINT:  # a terminal sends it to the process group
         os.killpg(process.pid, how)
     else:
         process.send_signal(how)
     printed = process.communicate(timeout=60)[0]
     limit = time.monotonic() + 60
     while len(os.popen(f"pgrep -s {process.pid}").read().split()):
-        assert time.monotonic() < limit, "processes are left"
+        assert time.monotonic() < limit, "processes are still running"
         time.sleep(0.05)
     kept = {path.name: path.stat().st_ino for path in results(out)}
     assert 2 <= len(kept) < len(names)
@@ -204,13 +184,13 @@ def test_stopped_in_the_middle(tmp_path, how):
         assert not list(out.glob(".writing-*"))
     assert prepare(tmp_path / "videos", out) == 0
     assert is_whole(out, names)
-    # One for each process may have been renamed and not yet recorded.
+    # Each process may have renamed one result that is not recorded yet.
     again = [name for name in kept if (out / name).stat().st_ino != kept[name]]
     assert len(again) <= 2
 
 
 def test_full_disk(tmp_path, capsys):
-    """On a file system that takes half of the results."""
+    """A file system has room for half of the results."""
     names = many_videos(tmp_path / "videos")
     probe = tmp_path / "probe"
     assert prepare(tmp_path / "videos", probe) == 0
@@ -219,12 +199,12 @@ def test_full_disk(tmp_path, capsys):
     out.mkdir()
     mount = ["mount", "-t", "tmpfs", "-o", f"size={size}", "tmpfs", str(out)]
     if subprocess.run(mount, capture_output=True).returncode:
-        pytest.skip("a small file system cannot be mounted")
+        pytest.skip("cannot mount a small file system")
     try:
         capsys.readouterr()
         assert prepare(tmp_path / "videos", out) == 1
         error = capsys.readouterr().err.splitlines()[-1]
-        assert error.startswith("error: ") and "No space left on device; what is done" in error
+        assert error.startswith("error: ") and "No space left on device" in error
         kept = [path.name for path in results(out)]
         assert 0 < len(kept) < len(names)
         assert is_whole(out, kept)
@@ -235,29 +215,29 @@ def test_full_disk(tmp_path, capsys):
         subprocess.run(["umount", str(out)], check=True)
 
 
-def test_every_malformed_input(tmp_path, capfd):
+def test_malformed_videos(tmp_path, capfd):
     videos, out = tmp_path / "videos", tmp_path / "out"
     videos.mkdir()
-    write_all(videos)
-    found = find_set(str(videos), str(out))
+    write_malformed(videos)
+    found = find_tasks(str(videos), str(out))
     assert len(found) >= 200
     assert prepare(videos, out) == 1
-    named = failures(out)
+    failed = failures(out)
     for video in found:
         name = os.path.basename(video.source)
-        prepared, reason = named.get(name, ("yes", ""))
+        prepared, reason = failed.get(name, ("yes", ""))
         assert os.path.exists(video.result) == (prepared == "yes"), name
         assert "\n" not in reason and (prepared == "yes" or reason), name
         if prepared == "yes":
             frames, _ = count_frames(video.source)
             assert count_frames(video.result) == (frames, 0), name
-        elif name.startswith(("flipped", "cut")):  # the package cannot read these either
+        elif name.startswith(("flipped", "cut")):  # training cannot read these either
             with pytest.raises(DecodeError):
                 count_frames(video.source)
-    lost = ("zeros", "noise", "text", "list", "concat", "audio", "dangling", "circle", "fifo")
+    unreadable = ("zeros", "noise", "text", "list", "concat", "audio", "dangling", "circle", "fifo")
     for video in found:
-        if (name := os.path.basename(video.source)).startswith((*lost, "cut0.")):
-            assert named[name][0] == "no"
-    assert {"yes", "no"} == {prepared for prepared, _ in named.values()}
+        if (name := os.path.basename(video.source)).startswith((*unreadable, "cut0.")):
+            assert failed[name][0] == "no"
+    assert {"yes", "no"} == {prepared for prepared, _ in failed.values()}
     assert not list(out.rglob(".writing-*"))
     assert "Traceback" not in capfd.readouterr().err

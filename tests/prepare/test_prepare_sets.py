@@ -1,4 +1,4 @@
-"""Preparing sets with odd names, into a folder that holds something already."""
+"""Preparation of sets with unusual file names, and into folders with earlier results."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ import sys
 import pytest
 
 from slowfast_lara.data.decode import count_frames
+from tests.helpers.prepared_sets import failures, prepare, results
 from tests.helpers.videos import REPOSITORY, write_video
-from tests.prepare.test_prepare import failures, prepare, results
 
 NOT_UTF_8 = os.fsdecode(b"b\xff.mp4")
 
@@ -34,10 +34,10 @@ def test_names_that_are_not_utf_8(videos, tmp_path, capsys):
     capsys.readouterr().out.encode()
     assert prepare(videos, tmp_path / "out") == 1
     assert prepare(videos, tmp_path / "none", "--dry-run") == 1
-    assert "1 of 2 videos prepared as a trial" in capsys.readouterr().out
+    assert "1 of 2 videos as a trial" in capsys.readouterr().out
 
 
-def test_a_line_break_in_a_name(videos, tmp_path, capsys):
+def test_line_break_in_a_name(videos, tmp_path, capsys):
     shutil.copyfile(videos / "1.mp4", videos / "a\nb.mp4")
     assert prepare(videos, tmp_path / "out") == 1
     assert [path.name for path in results(tmp_path / "out")] == ["1.mp4"]
@@ -54,7 +54,7 @@ with exclusive_lock(sys.argv[1], "OUT"):
 """
 
 
-def test_one_at_a_time(videos, tmp_path, capsys):
+def test_exclusive_lock_of_the_output(videos, tmp_path, capsys):
     out = tmp_path / "out"
     other = subprocess.Popen(
         [sys.executable, "-c", HOLD, out],
@@ -68,7 +68,7 @@ def test_one_at_a_time(videos, tmp_path, capsys):
         (out / ".writing-theirs.mp4").touch()
         assert prepare(videos, out) == 2
         (line,) = capsys.readouterr().err.splitlines()
-        assert f"another run is at work: process {other.pid}" in line
+        assert f"in use by another run: process {other.pid}" in line
         assert (out / ".writing-theirs.mp4").exists()
     finally:
         other.communicate()
@@ -76,7 +76,7 @@ def test_one_at_a_time(videos, tmp_path, capsys):
     assert not (out / ".lock").exists()
 
 
-def test_leftovers_in_the_folder_itself(videos, tmp_path):
+def test_temporary_files_are_removed(videos, tmp_path):
     out = tmp_path / "out"
     (videos / "sub").mkdir()
     os.rename(videos / "1.mp4", videos / "sub" / "1.mp4")
@@ -87,7 +87,7 @@ def test_leftovers_in_the_folder_itself(videos, tmp_path):
     assert not list(out.rglob(".writing-*"))
 
 
-def test_another_set_does_not_replace_results(videos, tmp_path, capsys):
+def test_results_of_another_set_are_not_replaced(videos, tmp_path, capsys):
     out, others = tmp_path / "out", tmp_path / "others"
     assert prepare(videos, out) == 0
     others.mkdir()
@@ -102,7 +102,7 @@ def test_another_set_does_not_replace_results(videos, tmp_path, capsys):
     assert prepare(others, out) == 0
     assert len(results(out)) == 3
     assert prepare(videos, out) == prepare(others, out) == 0
-    # Of the same folder, by a link too, it is the same set.
+    # The same folder, also through a link, is the same set.
     (tmp_path / "link").symlink_to(videos)
     assert prepare(tmp_path / "link", out) == 0
     (videos / "1.mp4").unlink()
@@ -111,7 +111,7 @@ def test_another_set_does_not_replace_results(videos, tmp_path, capsys):
     assert count_frames(str(out / "1.mp4")) == (25, 0)
 
 
-def test_a_set_that_was_moved(videos, tmp_path, capsys):
+def test_moved_set(videos, tmp_path, capsys):
     out = tmp_path / "out"
     assert prepare(videos, out) == 0
     videos.rename(tmp_path / "moved")
@@ -122,7 +122,7 @@ def test_a_set_that_was_moved(videos, tmp_path, capsys):
     assert prepare(tmp_path / "moved", out) == 0
 
 
-def test_a_record_that_is_not_utf_8(videos, tmp_path):
+def test_record_with_invalid_lines(videos, tmp_path):
     out = tmp_path / "out"
     assert prepare(videos, out) == 0
     kept = (out / "1.mp4").stat().st_ino
@@ -132,7 +132,7 @@ def test_a_record_that_is_not_utf_8(videos, tmp_path):
     assert (out / "1.mp4").stat().st_ino == kept
 
 
-def test_a_link_to_the_results_is_passed_over(videos, tmp_path):
+def test_link_to_the_results_is_ignored(videos, tmp_path):
     out = tmp_path / "out"
     (videos / "done").symlink_to(out)
     for _ in range(3):

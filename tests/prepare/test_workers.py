@@ -1,4 +1,4 @@
-"""Processes that hang or crash. Nothing slow is imported: each process loads this file."""
+"""Processes that hang or crash. The imports are few: every process imports this module."""
 
 from __future__ import annotations
 
@@ -6,10 +6,10 @@ import os
 import signal
 import time
 
-from slowfast_lara.prepare.workers import Lost, in_processes
+from slowfast_lara.prepare.workers import Failure, in_processes
 
 
-def strange_work(item: str) -> str:
+def hang_or_crash(item: str) -> str:
     if item == "hang":
         time.sleep(600)
     if item == "crash":
@@ -17,14 +17,14 @@ def strange_work(item: str) -> str:
     return item.upper()
 
 
-def test_hangs_and_crashes_cost_one_item():
+def test_hang_or_crash_costs_one_item():
     items = ["a", "hang", "b", "crash", "c", "d"]
-    results = list(in_processes(strange_work, items, 2, 5))
+    results = list(in_processes(hang_or_crash, items, 2, 5))
     assert sorted(item for item, _ in results) == sorted(items)
     for item, result in results:
         if item == "hang":
-            assert result == Lost("took longer than 5 seconds")
+            assert result == Failure("took longer than 5 seconds")
         elif item == "crash":
-            assert result == Lost("the process ended with code -11")
+            assert result == Failure("the process ended with code -11")
         else:
             assert result == item.upper()

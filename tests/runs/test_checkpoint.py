@@ -161,7 +161,7 @@ def test_a_device_or_pipe_is_passed_over(tmp_path):
     device = Path(whole).with_name("checkpoint_epoch_00002_iter_000007.pyth")
     device.symlink_to("/dev/null")
     assert checkpoint.newest(str(tmp_path))[0] == whole
-    with pytest.raises(WeightsError, match="it is no plain file"):
+    with pytest.raises(WeightsError, match="not a regular file"):
         checkpoint.load(str(device))
 
 

@@ -181,7 +181,7 @@ def second_run(case: Case, run: Started, rng: random.Random) -> bool:
         send(run.all_pids(), signal.SIGCONT)
         return False
     beginning = case.beginning
-    case.refused("another run is at work")
+    case.refused("in use by another run")
     case.beginning = beginning
     send(run.all_pids(), signal.SIGCONT)
     return True

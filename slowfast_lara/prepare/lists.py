@@ -1,0 +1,172 @@
+"""`path label` lists for training, from annotations or from folders of videos."""
+
+from __future__ import annotations
+
+import csv
+import os
+import random
+import shutil
+from collections.abc import Sequence
+
+from slowfast_lara.data.lists import VIDEO_SUFFIXES, listed_videos_below
+from slowfast_lara.data.sources import list_images
+from slowfast_lara.errors import DataError, DecodeError
+from slowfast_lara.files import write_json, write_text
+
+KINETICS_COLUMNS = ("label", "youtube_id", "time_start", "time_end")
+# Our splits of Something-Something-v2 and the official ones.
+SSV2_SPLITS = {"train": "train", "val": "validation"}
+
+
+def write_folder_lists(folder: str, out: str) -> None:
+    """Write OUT/{train,val,test}.csv and classes.json from a folder with one folder per class.
+
+    Of each class, 10 % are for testing and 10 % for validation (at least one video each); the
+    file names alone determine which.
+    """
+    videos = classes_of(folder)
+    lines: dict[str, list[str]] = {"train": [], "val": [], "test": []}
+    for label, paths in enumerate(videos.values()):
+        shuffled = random.Random(0).sample(paths, len(paths))
+        share = max(1, len(paths) // 10)
+        parts = (shuffled[2 * share :], shuffled[share : 2 * share], shuffled[:share])
+        for split, part in zip(lines, parts):
+            lines[split] += [f"{os.path.abspath(path)} {label}\n" for path in part]
+    for split, chosen in lines.items():
+        write_text(os.path.join(out, f"{split}.csv"), "".join(chosen))
+        print(f"{split}: {len(chosen)} videos")
+    _write_classes(out, list(videos))
+
+
+def classes_of(folder: str) -> dict[str, list[str]]:
+    """Videos by class name, in alphabetical order."""
+    try:
+        names = sorted(
+            entry.name for entry in os.scandir(folder) if entry.is_dir() and entry.name[0] != "."
+        )
+    except OSError as error:
+        raise DataError(f"cannot read {folder}: {error.strerror}") from None
+    if not names:
+        raise DataError(f"{folder}: must contain one folder per class")
+    videos = {name: list(listed_videos_below(os.path.join(folder, name))) for name in names}
+    found: dict[str, tuple[str, str]] = {}
+    for name, paths in videos.items():
+        if len(paths) < 3:
+            raise DataError(
+                f"{os.path.join(folder, name)}: {len(paths)} videos "
+                f"({', '.join(VIDEO_SUFFIXES)}) below it; training, validation and test need "
+                "at least 3"
+            )
+        for path in paths:  # links may put one file into two classes
+            other, first_path = found.setdefault(os.path.realpath(path), (name, path))
+            if other != name:
+                raise DataError(f"{first_path} and {path} are one video in two classes")
+    return videos
+
+
+def write_kinetics_lists(
+    folder: str, out: str, annotations: dict[str, str], separator: str
+) -> None:
+    """Write OUT/SPLIT.csv and missing_SPLIT.txt for each annotation file, and classes.json."""
+    rows = {split: _read_kinetics(path) for split, path in annotations.items()}
+    videos: dict[str, str] = {}
+    for path in listed_videos_below(folder):
+        videos.setdefault(os.path.splitext(os.path.basename(path))[0], os.path.abspath(path))
+    if not videos:
+        raise DataError(f"{folder}: no videos ({', '.join(VIDEO_SUFFIXES)}) below it")
+    classes = sorted({row["label"] for split in rows for row in rows[split]})
+    labels = {name: label for label, name in enumerate(classes)}
+    for split, entries in rows.items():
+        found, missing = [], []
+        for line, row in enumerate(entries, start=2):
+            name = _clip_name(row, f"{annotations[split]}, line {line}")
+            if path := videos.get(name) or videos.get(row["youtube_id"], ""):
+                found.append(f"{path}{separator}{labels[row['label']]}\n")
+            else:
+                missing.append(name)
+        _write_split(out, split, found, missing, len(entries))
+    _write_classes(out, classes)
+
+
+def _read_kinetics(path: str) -> list[dict[str, str]]:
+    try:
+        with open(path, encoding="utf-8-sig", newline="") as file:
+            reader = csv.DictReader(file)
+            missing = [name for name in KINETICS_COLUMNS if name not in (reader.fieldnames or [])]
+            if missing:
+                raise DataError(
+                    f"{path}, line 1: expected columns {', '.join(KINETICS_COLUMNS)}; "
+                    f"{', '.join(missing)} not found"
+                )
+            return list(reader)
+    except OSError as error:
+        raise DataError(f"cannot read {path}: {error.strerror}") from None
+
+
+def _clip_name(row: dict[str, str], where: str) -> str:
+    """ID_START_END, as the official downloads are named."""
+    start, end = row["time_start"], row["time_end"]
+    try:
+        return f"{row['youtube_id']}_{round(float(start)):06d}_{round(float(end)):06d}"
+    except (TypeError, ValueError, OverflowError):
+        raise DataError(
+            f"{where}: expected numbers as time_start and time_end, got {start!r} and {end!r}"
+        ) from None
+
+
+def write_ssv2_lists(annotations: str, folder: str, out: str, classes: int) -> None:
+    """Write OUT/{train,val}.csv and missing_*.txt from the official JSON files.
+
+    `folder` holds ID.webm files (ID.mp4 if prepared), or a folder ID of extracted frames per
+    video. Lists of frames have PySlowFast's form, with the JSON files next to them.
+    """
+    # Imported here for a fast start of the other commands: it needs PyTorch.
+    from slowfast_lara.data.frame_lists import HEADER
+    from slowfast_lara.data.ssv2 import PREFIX, read_annotations, video_suffix
+
+    folder = os.path.abspath(folder)
+    if not os.path.isdir(folder):
+        raise DataError(f"{folder}: not a folder")
+    has_videos = any(name.endswith((".webm", ".mp4")) for name in os.listdir(folder))
+    os.makedirs(out, exist_ok=True)
+    same_folder = os.path.samefile(annotations, out)
+    if has_videos and same_folder:
+        raise DataError("OUT is ANNOTATIONS; lists of videos need a folder without the JSON files")
+    for split, official in SSV2_SPLITS.items():
+        labels = read_annotations(annotations, official, classes)
+        found, missing = [] if has_videos else [HEADER + "\n"], []
+        for number, (name, label) in enumerate(labels.items()):
+            if has_videos:
+                path = os.path.join(folder, f"{name}{video_suffix(folder, [name])}")
+                lines = [f"{path} {label}\n"] if os.path.isfile(path) else []
+            else:
+                lines = _frame_lines(folder, name, number)
+            found += lines
+            missing += [] if lines else [name]
+        _write_split(out, split, found, missing, len(labels))
+    if not has_videos and not same_folder:
+        for name in ("labels", *SSV2_SPLITS.values()):
+            file = f"{PREFIX}{name}.json"
+            shutil.copyfile(os.path.join(annotations, file), os.path.join(out, file))
+
+
+def _frame_lines(folder: str, name: str, number: int) -> list[str]:
+    try:
+        images = list_images(os.path.join(folder, name))
+    except DecodeError:
+        return []
+    return [f'{name} {number} {frame} {image} ""\n' for frame, image in enumerate(images)]
+
+
+def _write_split(
+    out: str, split: str, lines: Sequence[str], missing: Sequence[str], total: int
+) -> None:
+    write_text(os.path.join(out, f"{split}.csv"), "".join(lines))
+    write_text(os.path.join(out, f"missing_{split}.txt"), "".join(f"{name}\n" for name in missing))
+    found = total - len(missing)
+    print(f"{split}: {found} of {total} videos found, {len(missing)} missing")
+
+
+def _write_classes(out: str, names: list[str]) -> None:
+    write_json(os.path.join(out, "classes.json"), names)
+    print(f"{len(names)} classes: MODEL.NUM_CLASSES")
