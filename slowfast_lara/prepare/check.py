@@ -13,7 +13,6 @@ from concurrent.futures import ProcessPoolExecutor
 
 from tqdm import tqdm
 
-from slowfast_lara.data.decode import count_frames
 from slowfast_lara.data.lists import (
     find_prefix,
     fits_in_a_list,
@@ -21,6 +20,7 @@ from slowfast_lara.data.lists import (
     split_line,
     videos_below,
 )
+from slowfast_lara.data.video import count_frames
 from slowfast_lara.errors import DataError, DecodeError, printable
 from slowfast_lara.files import parse_json, write_text
 

@@ -5,8 +5,7 @@ from __future__ import annotations
 import itertools
 from typing import Any
 
-from slowfast_lara.data.decode import opened
-from slowfast_lara.data.packets import demux
+from slowfast_lara.data.video import demux, open_video
 from slowfast_lara.errors import DecodeError
 
 # Whose headers tell the time at which the last of their streams ends.
@@ -19,7 +18,7 @@ _MICROSECONDS = 1e6
 def missing(path: str) -> str:
     """What is not there; "" if nothing. A DecodeError if the file cannot be read."""
     errors: list[Exception] = []
-    with opened(path, 1) as (container, stream):
+    with open_video(path, 1) as (container, stream):
         # An mp4 file's index has what its edit lists leave, of which its header counts all.
         promised = len(getattr(stream, "index_entries", ()))
         frames, last, slack = _frames(container, stream, errors)
@@ -56,7 +55,7 @@ def _promised_seconds(container: Any) -> float:
 def _last_time(path: str) -> float:
     """The end of all streams: sound may be longer than the pictures."""
     last = 0.0
-    with opened(path, 1) as (container, _):
+    with open_video(path, 1) as (container, _):
         for packet in demux(container):
             if packet.pts is not None:
                 last = max(last, float((packet.pts + (packet.duration or 0)) * packet.time_base))

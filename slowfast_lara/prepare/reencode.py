@@ -25,8 +25,8 @@ from typing import Any, NamedTuple
 import av
 from av.video.reformatter import Interpolation, VideoReformatter
 
-from slowfast_lara.data.decode import MAX_PIXELS, ONE_THREAD, decoded_frames, opened
 from slowfast_lara.data.orientation import Orientation
+from slowfast_lara.data.video import MAX_PIXELS, ONE_THREAD, decoded_frames, open_video
 from slowfast_lara.errors import DecodeError
 from slowfast_lara.files import atomic_write
 from slowfast_lara.prepare.geometry import make_upright, target_size
@@ -110,7 +110,7 @@ def _write(content: Content, source: str, result: str) -> int:
 def _verify(result: str, timing: Timing, source: str) -> None:
     """That the result decodes without errors, to the frames and times of the source."""
     errors: list[str] = []
-    with opened(result, 1) as (container, stream):
+    with open_video(result, 1) as (container, stream):
         pts = [frame.pts for frame in decoded_frames(container, stream, errors)]
         tick, rate = stream.time_base, stream.average_rate
     if errors or len(pts) != len(timing.ticks):
@@ -136,10 +136,10 @@ def _verify(result: str, timing: Timing, source: str) -> None:
 def _ways(source: str, options: Options) -> tuple[str, ...]:
     """How to make the result: the first that succeeds."""
     try:
-        with opened(source, 1) as (container, stream):
+        with open_video(source, 1) as (container, stream):
             is_mp4 = "mp4" in container.format.name
             fits = _has_wanted_frames(container, stream, options)
-        with opened(source, 1) as (container, stream):
+        with open_video(source, 1) as (container, stream):
             fits = fits and _has_wanted_packets(container, stream, options)
     except DecodeError:  # damaged: what decodes will be encoded
         fits = False
@@ -178,7 +178,7 @@ def _packets(container: Any, stream: Any) -> list[Any]:
 
 def _linked(source: str, options: Options) -> Content:
     log = _FrameLog()
-    with opened(source, 1) as (container, stream):
+    with open_video(source, 1) as (container, stream):
         for frame in decoded_frames(container, stream, log.errors):
             log.add(frame)
         timing = log.timing(stream)
@@ -191,7 +191,7 @@ def _remuxed(source: str, options: Options) -> Content:
     """The packets as they are, without the sound."""
     timing = _linked(source, options).timing
     buffer = io.BytesIO()
-    with opened(source, 1) as (container, stream):
+    with open_video(source, 1) as (container, stream):
         packets = _packets(container, stream)
         if len(packets) != len(timing.ticks):
             raise DecodeError(f"{source}: {len(packets)} packets, {len(timing.ticks)} frames")
@@ -207,7 +207,7 @@ def _remuxed(source: str, options: Options) -> Content:
 
 def _encoded(source: str, options: Options) -> Content:
     log = _FrameLog()
-    with opened(source, 1) as (container, stream):
+    with open_video(source, 1) as (container, stream):
         encoder = None
         for frame in decoded_frames(container, stream, log.errors):
             log.add(frame)

@@ -14,7 +14,7 @@ import gradio as gr
 import numpy as np
 
 from slowfast_lara.attention import ESTIMATORS
-from slowfast_lara.data.decode import check_length
+from slowfast_lara.data.video import check_length
 from slowfast_lara.errors import UserError, first_line, printable
 from slowfast_lara.files import remove_empty
 from slowfast_lara.inference.model import TrainedModel

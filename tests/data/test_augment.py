@@ -1,4 +1,4 @@
-"""Grey, blurred and erased clips against their definitions, and how often they come."""
+"""Grayscale, blur and erasing against their definitions and probabilities."""
 
 from __future__ import annotations
 
@@ -7,8 +7,7 @@ import math
 import numpy as np
 import pytest
 
-from slowfast_lara.data import augment as random_changes
-from slowfast_lara.data.augment import random_blur, random_erase, random_grey
+from slowfast_lara.data.augment import ERASED_AREA, random_blur, random_erase, random_gray
 
 SIZES = [(33, 24), (8, 9), (1, 1), (2, 40)]
 
@@ -34,7 +33,7 @@ def clip_of(height, width, frames=3):
 def test_grey_is_the_luminance(height, width):
     clip = clip_of(height, width)
     luminance = clip.astype(np.float64) @ [0.299, 0.587, 0.114]
-    grey = random_grey(clip, Draws(0.0))
+    grey = random_gray(clip, Draws(0.0))
     assert grey.dtype == np.uint8 and (grey == grey[..., :1]).all()
     # OpenCV has the weights in steps of 1/1024: half a level of rounding, and 255 * 3 / 2048.
     assert np.abs(grey[..., 0] - luminance).max() <= 0.9
@@ -78,7 +77,7 @@ def test_erased_is_one_rectangle_in_all_frames(height, width):
             assert height * width == 1
             continue
         inside = erased[:, rows[0] : rows[-1] + 1, columns[0] : columns[-1] + 1]
-        # Every pixel within was drawn anew, so that very few are as they were.
+        # Noise equals the old pixel only by chance.
         assert changed[rows[0] : rows[-1] + 1, columns[0] : columns[-1] + 1].mean() > 0.9
         assert inside.size <= max(1, math.ceil(height * width / 3) + max(height, width)) * 9
     assert np.array_equal(clip, before)  # it may be shared
@@ -97,7 +96,7 @@ def test_erased_pixels_are_uniform_and_differ_from_frame_to_frame():
     drawn = np.concatenate(values).astype(float)  # uniform on 1..255
     error = math.sqrt((255**2 - 1) / 12 / len(drawn))
     assert drawn.mean() == pytest.approx(128, abs=4 * error)
-    low, high = random_changes.ERASED_AREA
+    low, high = ERASED_AREA
     assert low * 0.6 < min(areas) and max(areas) < high * 1.15
     # Uniform areas, but for what is too long for the frame (aspects beyond 3 of a third of it).
     assert np.mean(areas) == pytest.approx((low + high) / 2, abs=0.015)
@@ -106,7 +105,7 @@ def test_erased_pixels_are_uniform_and_differ_from_frame_to_frame():
 @pytest.mark.parametrize(
     "change, share",
     [
-        (random_grey, 0.2),
+        (random_gray, 0.2),
         (random_blur, 0.5),
         (lambda clip, rng: random_erase(clip, rng, 0.3), 0.3),
         (lambda clip, rng: random_erase(clip, rng, 0.0), 0.0),

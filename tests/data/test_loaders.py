@@ -25,7 +25,7 @@ def cfg(synthetic):
     return config(DATA__PATH_TO_DATA_DIR=str(synthetic), DATA__USE_RAND_AUGMENT=True)
 
 
-# What may change a clip in training, all of it.
+# All augmentations of a training clip.
 ALL_RECIPES = {
     "USE_REPEATED_AUG": True,
     "GRAYSCALE": True,
@@ -241,7 +241,8 @@ def test_a_connection_that_ends_with_the_worker(with_workers, monkeypatch, kill)
 
 
 @pytest.mark.parametrize(
-    "number, said", [(signal.SIGBUS, "no room in the shared memory"), (signal.SIGSEGV, "is gone")]
+    "number, said",
+    [(signal.SIGBUS, "no room in the shared memory"), (signal.SIGSEGV, "worker died")],
 )
 def test_other_deaths_of_a_worker(with_workers, number, said):
     worker, items = with_workers
@@ -258,7 +259,7 @@ def test_bad_videos_are_counted_once(caplog):
     with pytest.raises(TooManyBadVideos) as caught:
         bad.add([Failure("c.mp4", "truncated")])
     message = str(caught.value)
-    assert message.splitlines()[0].startswith("3 of 200 videos will not decode")
+    assert message.splitlines()[0].startswith("3 of 200 videos do not decode")
     assert message.splitlines()[1:] == [
         "  a.mp4: no frame decodes",
         "  b.mp4: not a file",

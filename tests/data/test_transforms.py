@@ -102,7 +102,7 @@ def test_the_same_draw_on_all_frames(spec, clip):
 
 
 def test_every_operation_gets_its_turn_and_grows(clip):
-    plain, symmetric = rand_augment._INCREASING
+    plain, symmetric = rand_augment.INCREASING
     assert len(plain) + len(symmetric) == 15
     for name in (
         "posterize",

@@ -9,7 +9,7 @@ import pytest
 
 from slowfast_lara.data.kinetics import Kinetics
 from slowfast_lara.data.ssv2 import Ssv2
-from tests.data.test_ssv2 import write_annotations
+from tests.helpers.datasets import write_annotations
 from tests.helpers.runs import ROOT, finish, start
 from tests.helpers.videos import config, write_video
 

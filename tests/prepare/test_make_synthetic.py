@@ -12,7 +12,7 @@ import av
 import numpy as np
 import pytest
 
-from tests.data.conftest import make_synthetic
+from tests.helpers.datasets import make_synthetic
 from tests.helpers.runs import MAKE_SYNTHETIC, finish, start
 from tests.helpers.videos import REPOSITORY, decode_all
 

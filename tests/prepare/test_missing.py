@@ -12,8 +12,7 @@ from slowfast_lara.errors import DecodeError
 from slowfast_lara.prepare import missing as module
 from slowfast_lara.prepare.missing import missing
 from slowfast_lara.prepare.reencode import Options, prepare_video
-from tests.data.test_decode import VIDEOS
-from tests.helpers.videos import NEEDS_REAL_VIDEOS, real_videos, write_video
+from tests.helpers.videos import NEEDS_REAL_VIDEOS, VIDEOS, real_videos, write_video
 
 QUICK = Options(short_side=32, preset="ultrafast")
 

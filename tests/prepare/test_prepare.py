@@ -14,12 +14,11 @@ from pathlib import Path
 import pytest
 
 from slowfast_lara.cli.data import main
-from slowfast_lara.data.decode import count_frames
 from slowfast_lara.data.kinetics import Kinetics
+from slowfast_lara.data.video import count_frames
 from slowfast_lara.errors import DataError, DecodeError, InputError
 from slowfast_lara.prepare.prepare import find_set, result_names
-from tests.data.test_malformed_videos import write_all
-from tests.helpers.videos import REPOSITORY, config, write_video
+from tests.helpers.videos import REPOSITORY, config, write_malformed, write_video
 
 QUICK = ("--short-side", "32", "--preset", "ultrafast", "--jobs", "2")
 
@@ -238,7 +237,7 @@ def test_full_disk(tmp_path, capsys):
 def test_every_malformed_input(tmp_path, capfd):
     videos, out = tmp_path / "videos", tmp_path / "out"
     videos.mkdir()
-    write_all(videos)
+    write_malformed(videos)
     found = find_set(str(videos), str(out))
     assert len(found) >= 200
     assert prepare(videos, out) == 1

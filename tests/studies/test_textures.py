@@ -15,7 +15,7 @@ from slowfast_lara.prepare.motions import Path as Way
 from slowfast_lara.prepare.synthetic import SPLITS, render
 from studies.textured import as_seen, move_camera, render_textured
 from studies.textures import read_textures
-from tests.data.conftest import make_synthetic
+from tests.helpers.datasets import make_synthetic
 from tests.helpers.runs import MAKE_SYNTHETIC, finish, start
 from tests.helpers.small_models import only_error
 from tests.helpers.videos import NEEDS_REAL_VIDEOS, SHARED_VIDEOS, write_video
