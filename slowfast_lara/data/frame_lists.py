@@ -1,15 +1,8 @@
-"""Lists of extracted frames in PySlowFast's form for Something-Something-v2: one line per frame.
-
-Such a list has millions of lines. NumPy parses it in chunks of a few megabytes. If any line is not
-plain (tabs, double spaces, non-ASCII characters, frames out of order, errors), the list is parsed
-line by line instead, which accepts more and reports the number of a wrong line.
-"""
+"""Lists of extracted frames in PySlowFast's form for Something-Something-v2: one line per frame."""
 
 from __future__ import annotations
 
-import itertools
 from collections import Counter
-from collections.abc import Iterator
 from typing import NamedTuple
 
 import numpy as np
@@ -20,9 +13,6 @@ from slowfast_lara.errors import DataError
 from slowfast_lara.files import check_regular_file
 
 HEADER = "original_vido_id video_id frame_id path labels"
-CHUNK_BYTES = 1 << 24
-_MAX_NAME, _MAX_DIGITS = 32, 18
-_NEWLINE, _SPACE, _ZERO, _TILDE = b"\n 0~"
 
 
 class FrameList(NamedTuple):
@@ -30,10 +20,6 @@ class FrameList(NamedTuple):
 
     names: list[str]
     paths: StringArray
-
-
-class NotPlain(Exception):
-    """A line that only the line-by-line parser accepts."""
 
 
 def has_header(list_file: str) -> bool:
@@ -48,130 +34,65 @@ def read_frame_list(list_file: str) -> FrameList:
             f"this file, the videos are DATA.PATH_PREFIX/ID.webm"
         )
     try:
-        names, paths = parse_chunks(list_file)
-    except NotPlain:
-        names, paths = parse_lines(list_file)
+        names, block, ends = _parse(list_file)
+        block.decode()
+    except OSError as error:
+        raise DataError(f"cannot read the list {list_file}: {error.strerror}") from None
+    except UnicodeDecodeError as error:
+        raise DataError(f"{list_file}: must be UTF-8 text ({error.reason})") from None
     if not names:
         raise DataError(f"{list_file}: empty; expected lines of {HEADER!r}")
     if len(set(names)) < len(names):
         repeated = next(name for name, count in Counter(names).items() if count > 1)
         raise DataError(f"{list_file}: the frames of video {repeated} must be consecutive lines")
-    return FrameList(names, paths)
+    return FrameList(names, StringArray(block, np.array(ends)))
 
 
-def parse_lines(list_file: str) -> FrameList:
-    names, texts = [], []
-    for name, rows in itertools.groupby(_rows(list_file), key=lambda row: row[0]):
-        names.append(name)
-        texts.append("".join(f"{path}\n" for _, _, path in sorted(rows)))
-    return FrameList(names, StringArray.of(texts))
+def _parse(list_file: str) -> tuple[list[str], bytearray, list[int]]:
+    """Names of the videos, all paths as lines, and where the paths of each video end.
 
-
-def _rows(list_file: str) -> Iterator[tuple[str, int, str]]:
-    """Video name, frame number and path of each line."""
-    for number, line in itertools.islice(read_lines(list_file), 1, None):
-        fields = line.split(None, 3)
-        path, *labels = fields[-1].rsplit(None, 1)
-        numbered = len(fields) == 4 and len(fields[2]) <= _MAX_DIGITS and fields[2].isdecimal()
-        if not numbered or not labels:
-            raise DataError(f"{list_file}, line {number}: expected {HEADER!r}, got {line!r:.120}")
-        yield fields[0], int(fields[2]), path
-
-
-def parse_chunks(list_file: str) -> FrameList:
+    Such a list has millions of lines: the loop works on bytes and does little per line.
+    """
     names: list[str] = []
-    block = bytearray()
-    starts: list[np.ndarray] = []  # of the videos' paths, in the block
-    last_frame = -1
-    for chunk in _chunks(list_file):
-        lines = _Lines(chunk)
-        firsts = lines.name_changes(names[-1] if names else "")
-        is_later = np.diff(lines.frames, prepend=last_frame) > 0
-        is_later[firsts] = True
-        if not is_later.all():
-            raise NotPlain
-        last_frame = int(lines.frames[-1])
-        paths, path_starts = lines.paths()
-        starts.append(len(block) + path_starts[firsts])
-        names += [lines.name(first) for first in firsts]
-        block += paths
-    if not names:
-        return FrameList([], StringArray.of([]))
-    return FrameList(names, StringArray(block, np.concatenate([*starts, [len(block)]])[1:]))
+    block, ends = bytearray(), []
+    video: bytes | None = None
+    numbers: list[int] = []
+    paths: list[bytes] = []
+
+    def finish_video() -> None:
+        if any(a >= b for a, b in zip(numbers, numbers[1:])):
+            paths[:] = [path for _, path in sorted(zip(numbers, paths))]
+        block.extend(b"\n".join(paths) + b"\n")
+        ends.append(len(block))
+
+    check_regular_file(list_file)
+    with open(list_file, "rb") as file:
+        for line in file:  # up to the header, after blank lines
+            if line.strip(b"\xef\xbb\xbf \t\r\n"):
+                break
+        for line in file:
+            try:
+                name, _, frame, rest = line.split(None, 3)
+                path, _ = rest.rsplit(None, 1)
+                number = int(frame)
+            except ValueError:
+                if line.strip():
+                    raise _wrong_line(list_file, line) from None
+                continue
+            if name != video:
+                if video is not None:
+                    finish_video()
+                video, numbers, paths = name, [], []
+                names.append(name.decode())
+            numbers.append(number)
+            paths.append(path)
+    if video is not None:
+        finish_video()
+    return names, block, ends
 
 
-def _chunks(list_file: str) -> Iterator[bytes]:
-    """Whole lines, without the header and blank lines."""
-    try:
-        check_regular_file(list_file)
-        with open(list_file, "rb") as file:
-            if not file.readline().startswith(HEADER.encode()):  # a blank line or a BOM
-                raise NotPlain
-            while chunk := file.read(CHUNK_BYTES):
-                lines = (chunk + file.readline()).replace(b"\r\n", b"\n")
-                while b"\n\n" in lines:
-                    lines = lines.replace(b"\n\n", b"\n")
-                if lines := lines.strip(b"\n"):
-                    yield lines + b"\n"
-    except OSError as error:
-        raise DataError(f"cannot read the list {list_file}: {error.strerror}") from None
-
-
-class _Lines:
-    """Lines of at least five fields, separated by single spaces; otherwise raises NotPlain."""
-
-    def __init__(self, chunk: bytes) -> None:
-        self._bytes = content = np.frombuffer(chunk, np.uint8)
-        if content.max() > _TILDE or ((content < _SPACE) & (content != _NEWLINE)).any():
-            raise NotPlain
-        self._ends = np.flatnonzero(content == _NEWLINE)
-        self._starts = np.concatenate([[0], self._ends[:-1] + 1])
-        spaces = np.flatnonzero(content == _SPACE)
-        first = np.searchsorted(spaces, self._starts)
-        behind = np.searchsorted(spaces, self._ends)
-        if (behind - first < 4).any() or (np.diff(spaces) == 1).any():
-            raise NotPlain
-        self._name_ends = spaces[first]
-        self._path_starts, self._path_ends = spaces[first + 2] + 1, spaces[behind - 1]
-        has_outer_space = (self._name_ends == self._starts) | (self._path_ends == self._ends - 1)
-        if has_outer_space.any():
-            raise NotPlain
-        self.frames = self._integers(spaces[first + 1] + 1, spaces[first + 2])
-
-    def _integers(self, starts: np.ndarray, ends: np.ndarray) -> np.ndarray:
-        values = np.zeros(len(starts), np.int64)
-        length = int((ends - starts).max())
-        if length > _MAX_DIGITS:
-            raise NotPlain
-        for position in range(length):
-            is_inside = starts + position < ends
-            digits = self._bytes[np.minimum(starts + position, ends)].astype(np.int64) - _ZERO
-            if ((digits < 0) | (digits > 9))[is_inside].any():
-                raise NotPlain
-            values = np.where(is_inside, values * 10 + digits, values)
-        return values
-
-    def name(self, line: int) -> str:
-        return self._bytes[self._starts[line] : self._name_ends[line]].tobytes().decode()
-
-    def name_changes(self, last: str) -> np.ndarray:
-        """The lines whose name differs from the line before; `last` precedes the first line."""
-        lengths = self._name_ends - self._starts
-        if lengths.max() > _MAX_NAME:
-            raise NotPlain
-        changes = np.diff(lengths, prepend=-1) != 0
-        for position in range(int(lengths.max())):
-            letters = self._bytes[np.minimum(self._starts + position, self._name_ends)]
-            changes |= np.diff(letters, prepend=0) != 0
-        changes[0] = self.name(0) != last
-        return np.flatnonzero(changes)
-
-    def paths(self) -> tuple[bytes, np.ndarray]:
-        """All paths, one per line, and where each one starts."""
-        edges = np.zeros(len(self._bytes) + 1, np.int8)
-        edges[self._path_starts] += 1
-        edges[self._path_ends] -= 1
-        is_kept = np.cumsum(edges[:-1], dtype=np.int8).view(bool)
-        is_kept[self._ends] = True
-        lengths = self._path_ends - self._path_starts + 1
-        return self._bytes[is_kept].tobytes(), np.cumsum(lengths) - lengths
+def _wrong_line(list_file: str, line: bytes) -> DataError:
+    with open(list_file, "rb") as file:
+        number = next(number for number, other in enumerate(file, start=1) if other == line)
+    text = line.decode(errors="replace").strip()
+    return DataError(f"{list_file}, line {number}: expected {HEADER!r}, got {text!r:.120}")

@@ -101,11 +101,11 @@ def affine(clip: np.ndarray, matrix: np.ndarray | Sequence[Sequence[float]]) -> 
     """Warp by `matrix` [2, 3], which maps coordinates of the result to those of the clip."""
     size = (clip.shape[2], clip.shape[1])
     out = np.empty(clip.shape, np.uint8)
-    flags = cv2.INTER_LINEAR | cv2.WARP_INVERSE_MAP
-    border = {"borderMode": cv2.BORDER_CONSTANT, "borderValue": FILL}
+    options: dict = {"borderMode": cv2.BORDER_CONSTANT, "borderValue": FILL}
+    options["flags"] = cv2.INTER_LINEAR | cv2.WARP_INVERSE_MAP
     for frame, target in zip(clip, out):
         frame = np.ascontiguousarray(frame)
-        cv2.warpAffine(frame, np.array(matrix, float), size, dst=target, flags=flags, **border)
+        cv2.warpAffine(frame, np.array(matrix, float), size, dst=target, **options)
     return out
 
 
@@ -138,6 +138,18 @@ _SYMMETRIC: dict[str, Operation] = {
     "translate_x": lambda clip, s: translate_x(clip, s * 0.45),
     "translate_y": lambda clip, s: translate_y(clip, s * 0.45),
 }
+
+
+def _enhancements(base: float, step: float) -> dict[str, Operation]:
+    """Colour, contrast, brightness and sharpness by the factor base + step * s."""
+    enhance = {"color": saturation, "contrast": contrast}
+    enhance |= {"brightness": brightness, "sharpness": sharpness}
+    return {
+        name: lambda clip, s, change=change: change(clip, base + s * step)
+        for name, change in enhance.items()
+    }
+
+
 # With "inc" in the notation, a larger magnitude always changes more.
 INCREASING: tuple[dict[str, Operation], dict[str, Operation]] = (
     {
@@ -145,25 +157,16 @@ INCREASING: tuple[dict[str, Operation], dict[str, Operation]] = (
         "posterize": lambda clip, s: posterize(clip, 4 - int(s * 4)),
         "solarize": lambda clip, s: solarize(clip, 256 - int(s * 256)),
     },
-    {
-        **_SYMMETRIC,
-        "color": lambda clip, s: saturation(clip, 1 + s * 0.9),
-        "contrast": lambda clip, s: contrast(clip, 1 + s * 0.9),
-        "brightness": lambda clip, s: brightness(clip, 1 + s * 0.9),
-        "sharpness": lambda clip, s: sharpness(clip, 1 + s * 0.9),
-    },
+    {**_SYMMETRIC, **_enhancements(1, 0.9)},
 )
-# Without "inc", posterize and solarize change most at magnitude 0, and the four factors range from
-# 0.1 over 1, which changes nothing, to 1.9.
+# Without "inc", posterize and solarize change most at magnitude 0, and the factors range from 0.1
+# over 1, which changes nothing, to 1.9.
 NOT_INCREASING: tuple[dict[str, Operation], dict[str, Operation]] = (
     {
         **_PLAIN,
         "posterize": lambda clip, s: posterize(clip, int(s * 4)),
         "solarize": lambda clip, s: solarize(clip, int(s * 256)),
-        "color": lambda clip, s: saturation(clip, 0.1 + s * 1.8),
-        "contrast": lambda clip, s: contrast(clip, 0.1 + s * 1.8),
-        "brightness": lambda clip, s: brightness(clip, 0.1 + s * 1.8),
-        "sharpness": lambda clip, s: sharpness(clip, 0.1 + s * 1.8),
+        **_enhancements(0.1, 1.8),
     },
     _SYMMETRIC,
 )

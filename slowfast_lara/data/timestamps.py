@@ -125,7 +125,7 @@ class TimestampCache:
             del self._pending[path]
 
     def _select(self, query: str, values: tuple = ()) -> tuple | None:
-        """The first row of a query; None if there is none or the file cannot be used."""
+        """The first row of a query; None if no row matches or the file is unusable."""
         if not self._can_read or not os.path.exists(self._file):
             return None
         try:

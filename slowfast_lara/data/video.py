@@ -181,13 +181,13 @@ def _decode_by_pts(
     before = keys[1 : np.searchsorted(keys, pts[0], side="right")]  # the first needs no seek
     for key in (*before[-1:].tolist(), None):
         with open_video(path, threads) as (container, stream):
-            pixels = _keep(_frames_from(container, stream, pts, key), pts, crop)
+            pixels = _keep(frames_from(container, stream, pts, key), pts, crop)
         if pixels is not None:
             return pixels
     return None
 
 
-def _frames_from(container: Any, stream: Any, wanted: list[int], key: int | None) -> Iterator[Any]:
+def frames_from(container: Any, stream: Any, wanted: list[int], key: int | None) -> Iterator[Any]:
     """Decoded frames from a key frame on, up to those with the `wanted` timestamps.
 
     Nothing if `key` is given and the seek to that timestamp does not find a key frame: containers

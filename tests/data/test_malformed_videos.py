@@ -38,7 +38,7 @@ def test_every_malformed_input(malformed, capfd):
         except DecodeError as error:
             assert str(error).startswith(path) and "\n" not in str(error)
             outcomes[path] = "an error"
-        assert time.monotonic() - start < 30, path  # a hang, not a speed
+        assert time.monotonic() - start < 30, path  # detects a hang
     assert open_files() == before
     assert set(outcomes.values()) == {"a short video", "an error"}
     never = (
@@ -86,7 +86,8 @@ MEMORY = """
 import resource, sys
 from slowfast_lara.data import load_views
 from slowfast_lara.errors import DecodeError
-from tests.data.test_malformed_videos import CFG
+from tests.helpers.videos import config
+CFG = config(TEST__NUM_ENSEMBLE_VIEWS=2)
 def used():
     with open("/proc/self/statm") as file:
         return int(file.read().split()[1]) * resource.getpagesize() / 2**20
@@ -120,11 +121,11 @@ def test_memory_after_2000_decodes(malformed):
 
 
 def test_memory_does_not_grow_with_the_length(tmp_path):
-    """All frames of this one would be 280 MB."""
+    """All frames of this video would take 280 MB."""
     path = write_video(tmp_path / "long.mp4", 300, size=(480, 640), options={"preset": "ultrafast"})
     script = (
         "import resource, sys; from slowfast_lara.data import load_views;"
-        "from tests.data.test_malformed_videos import CFG;"
+        "from tests.helpers.videos import config; CFG = config(TEST__NUM_ENSEMBLE_VIEWS=2);"
         "peak = lambda: resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024;"
         "before = peak(); load_views(sys.argv[1], CFG); print(peak() - before)"
     )

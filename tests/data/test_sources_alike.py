@@ -46,9 +46,9 @@ KINDS = {
 def hide_frames(path: Path) -> None:
     """Change the edit list to omit the first ten frames."""
     content = bytearray(path.read_bytes())
-    place = content.index(b"elst") + 4
-    _, _, length, start = struct.unpack(">IIIi", content[place : place + 16])
-    struct.pack_into(">Ii", content, place + 8, length - 400, start + 10 * 512)
+    offset = content.index(b"elst") + 4
+    _, _, length, start = struct.unpack(">IIIi", content[offset : offset + 16])
+    struct.pack_into(">Ii", content, offset + 8, length - 400, start + 10 * 512)
     path.write_bytes(content)
 
 

@@ -18,7 +18,7 @@ from tests.helpers.videos import config, decode_all, write_image, write_video
 
 @pytest.fixture
 def webm(tmp_path):
-    """The distributed form: JSON files, and a folder of videos."""
+    """The official form: JSON files and a folder of videos."""
     write_annotations(tmp_path, train=[("11", 0), ("12", 1)], validation=[("13", 1)])
     (tmp_path / "videos").mkdir()
     for name in ("11", "12", "13"):
@@ -49,7 +49,7 @@ def test_videos_directly(webm):
 
 
 def test_prepared_videos(webm):
-    """`slowfast-lara data prepare` makes mp4 files of them."""
+    """`slowfast-lara data prepare` writes mp4 files."""
     for path in Path(webm.DATA.PATH_PREFIX).iterdir():
         path.rename(path.with_suffix(".mp4"))
     train = Ssv2(webm, "train")
@@ -74,7 +74,7 @@ def test_frames_and_their_lists(synthetic_frames):
             shutil.copy(path, copy)
     cfg.DATA.PATH_TO_DATA_DIR, cfg.DATA.PATH_PREFIX = str(copy), str(synthetic_frames)
     assert Ssv2(cfg, "test").paths == Ssv2(cfg, "val").paths
-    # The lists' paths are as seen from the set's folder, not from its folder of frames.
+    # Paths in the lists are relative to the dataset's folder, not to its folder of frames.
     cfg.DATA.PATH_PREFIX = str(synthetic_frames / "frames")
     looked_for = f"{synthetic_frames}/frames/frames/1/1_000001.jpg"
     with pytest.raises(DataError, match=f"DATA.PATH_PREFIX is .* the first is {looked_for}"):
@@ -82,7 +82,7 @@ def test_frames_and_their_lists(synthetic_frames):
 
 
 def test_frames_are_taken_from_the_segments(webm):
-    """Random ones in training, the centres in validation; never mirrored."""
+    """Random frames of the segments in training, the central ones in validation."""
     webm.DATA.PATH_PREFIX = str(webm.DATA.PATH_PREFIX)
     webm.DATA.MEAN, webm.DATA.STD = [0.0] * 3, [1.0] * 3
     webm.DATA.TRAIN_CROP_SIZE, webm.DATA.TRAIN_JITTER_SCALES = 48, [48, 48]
@@ -193,7 +193,7 @@ def test_a_missing_frame(tmp_path):
 
 
 def test_a_list_of_folders(tmp_path):
-    """`path label` lists may name folders of frames too: as `load_views`, so the test."""
+    """`path label` lists may contain folders of frames; tests read them like `load_views`."""
     (tmp_path / "frames").mkdir()
     write_image(tmp_path / "frames" / "1.png")
     (tmp_path / "test.csv").write_text("frames 3\n")
