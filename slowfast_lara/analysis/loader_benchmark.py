@@ -20,7 +20,6 @@ from slowfast_lara.data.loader import Batch, collate, train_loader
 from slowfast_lara.data.rand_augment import RandAugment
 from slowfast_lara.data.timestamps import TimestampCache
 
-_COLLATE_REPEATS = 5
 # The functions whose time makes up each stage of a sample.
 STAGES: dict[str, Sequence[Callable[..., Any]]] = {
     "look up the timestamps": [TimestampCache.get],
@@ -28,11 +27,8 @@ STAGES: dict[str, Sequence[Callable[..., Any]]] = {
     "seek and decode": [video.frames_from, video.decoded_frames, sources.read_image],
     "convert to RGB": [video.RgbConverter.__call__],
     "crop and resize": [video.FrameBuffer.add],
-    "flip, jitter, RandAugment": [
-        transforms.random_flip,
-        transforms.color_jitter,
-        RandAugment.__call__,
-    ],
+    "flip and jitter": [transforms.random_flip, transforms.color_jitter],
+    "RandAugment": [RandAugment.__call__],
     "normalise": [transforms.Normalize.__call__],
 }
 
@@ -97,7 +93,7 @@ def _profile(loader: Any, batch_size: int, seconds: float) -> _Profile:
         loader.batch_sampler.set_epoch(keys[-1][0] + 1 if keys else 0)
         for key in itertools.chain.from_iterable(loader.batch_sampler):
             sample = profile.runcall(loader.dataset.__getitem__, key)
-            samples = [*samples[-batch_size + 1 :], sample]
+            samples = [*samples, sample][-batch_size:]
             keys.append(key)
             if time.perf_counter() - start > seconds and len(keys) >= batch_size:
                 break
@@ -145,11 +141,11 @@ def _code_key(function: Callable[..., Any]) -> Any:
     return code.co_filename, code.co_firstlineno, code.co_name
 
 
-def _milliseconds(work: Callable[[], Any]) -> float:
+def _milliseconds(work: Callable[[], Any], repeats: int = 5) -> float:
     start = time.perf_counter()
-    for _ in range(_COLLATE_REPEATS):
+    for _ in range(repeats):
         work()
-    return (time.perf_counter() - start) * 1000 / _COLLATE_REPEATS
+    return (time.perf_counter() - start) * 1000 / repeats
 
 
 def as_text(speed: LoaderSpeed, step_ms: float | None) -> str:

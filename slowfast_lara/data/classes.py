@@ -35,7 +35,7 @@ def _checked_names(path: str, count: int) -> list[str]:
     names = read_names(path)
     if sorted(names) != list(range(count)):
         raise DataError(
-            f"{path} has {len(names)} classes, numbers {min(names, default=0)} to "
+            f"{path} names {len(names)} classes, numbers {min(names, default=0)} to "
             f"{max(names, default=0)}; the model has {count} (MODEL.NUM_CLASSES)"
         )
     return [names[number] for number in range(count)]

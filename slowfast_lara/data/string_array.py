@@ -7,7 +7,7 @@ change; with spawn, at once. PyTorch passes tensors in shared memory without a c
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import overload
+from typing import Any
 
 import numpy as np
 import torch
@@ -37,11 +37,8 @@ class StringArray(Sequence[str]):
     def __len__(self) -> int:
         return len(self._ends) - 1
 
-    @overload
-    def __getitem__(self, index: int) -> str: ...
-    @overload
-    def __getitem__(self, index: slice) -> list[str]: ...
-    def __getitem__(self, index: int | slice) -> str | list[str]:
+    def __getitem__(self, index: Any) -> Any:
+        """A string, or a list of strings for a slice."""
         if isinstance(index, slice):
             return [self[one] for one in range(*index.indices(len(self)))]
         index = range(len(self))[index]  # raises an IndexError

@@ -110,7 +110,7 @@ class TimestampCache:
                     # A cache may lose entries in a power cut.
                     connection.execute("PRAGMA synchronous = OFF")
                     connection.execute("BEGIN IMMEDIATE")
-                    _check_owner(connection)
+                    _is_empty(connection)  # raises if it belongs to another application
                     connection.execute(f"PRAGMA application_id = {_APPLICATION_ID}")
                     connection.execute(_SCHEMA)
                     connection.executemany(
@@ -129,9 +129,11 @@ class TimestampCache:
         if not self._can_read or not os.path.exists(self._file):
             return None
         try:
-            with closing(self._connect("ro")) as connection:
-                _check_owner(connection)
-                return connection.execute(query, values).fetchone()
+            # "rw" also rolls back the transaction of a killed process. SQLite opens files that are
+            # not writable for reading.
+            with closing(self._connect("rw")) as connection:
+                is_empty = _is_empty(connection)
+                return None if is_empty else connection.execute(query, values).fetchone()
         except (sqlite3.Error, ValueError) as error:
             if not _is_locked(error):
                 self._can_read = self._can_write = False
@@ -145,15 +147,16 @@ class TimestampCache:
 
 def _is_locked(error: Exception) -> bool:
     """Whether another process was writing for too long: the next attempt may succeed."""
-    return getattr(error, "sqlite_errorcode", None) == sqlite3.SQLITE_BUSY
+    return getattr(error, "sqlite_errorcode", 0) & 0xFF == sqlite3.SQLITE_BUSY
 
 
-def _check_owner(connection: sqlite3.Connection) -> None:
-    """Raise a ValueError if the database belongs to another application."""
+def _is_empty(connection: sqlite3.Connection) -> bool:
+    """Whether the database has no tables; a ValueError if it belongs to another application."""
     (owner,) = connection.execute("PRAGMA application_id").fetchone()
     (tables,) = connection.execute("SELECT COUNT(*) FROM sqlite_master").fetchone()
     if owner != _APPLICATION_ID and tables:
         raise ValueError("not a timestamp cache")
+    return tables == 0
 
 
 def _to_row(path: str, version: FileVersion, timestamps: Timestamps) -> tuple:

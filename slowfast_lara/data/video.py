@@ -103,7 +103,7 @@ def read_clip(
     if timestamps.pts is not None:
         indices = choose(timestamps.num_frames, timestamps.fps or default_fps)
         pixels = _decode_by_pts(path, timestamps, np.unique(indices), crop, threads)
-        if cached is not None and file_version(path) != version:  # replaced in the meantime
+        if cache is not None and file_version(path) != version:  # replaced in the meantime
             return read_clip(path, choose, crop, default_fps=default_fps, threads=threads)
         if pixels is not None:
             return ClipFrames(pixels, rank_indices(indices))
@@ -137,17 +137,14 @@ def read_timestamps(path: str) -> Timestamps:
     starts_with_key = None
     with open_video(path) as (container, stream):
         for packet in demux(container, stream):
-            if not packet.size:
-                continue
             if starts_with_key is None:
                 starts_with_key = packet.is_keyframe
             if packet.is_keyframe and packet.pts is not None:
                 key_pts.append(packet.pts)
-            if not packet.is_discard:  # by an edit list
+            if packet.size and not packet.is_discard:  # edit lists discard packets
                 pts.append(packet.pts)
-        is_synthesised = (
-            container.format.name in _WITHOUT_PTS and stream.codec_context.name in _WITH_B_FRAMES
-        )
+        codec = stream.codec_context.name
+        is_synthesised = container.format.name in _WITHOUT_PTS and codec in _WITH_B_FRAMES
         header_fps, tick = float(stream.average_rate or 0), float(stream.time_base or 0)
     if not pts:
         raise DecodeError(f"{path}: no frame decodes")
@@ -156,9 +153,8 @@ def read_timestamps(path: str) -> Timestamps:
     fps = _frame_rate(header_fps, known * tick if is_complete else known[:0])
     # Packets before the first key frame do not decode: frames would be miscounted.
     is_usable = is_complete and starts_with_key and not is_synthesised
-    return Timestamps(
-        len(pts), fps, known if is_usable else None, np.unique(np.array(key_pts, np.int64))
-    )
+    keys = np.unique(np.array(key_pts, np.int64))
+    return Timestamps(len(pts), fps, known if is_usable else None, keys)
 
 
 def _frame_rate(header_fps: float, seconds: np.ndarray) -> float | None:
@@ -245,8 +241,7 @@ def _keep(frames: Iterator[Any], wanted: list[int], crop: CropFn) -> np.ndarray 
     kept, to_rgb = FrameBuffer(len(wanted), crop), RgbConverter()
     last = None
     for frame in frames:
-        is_late = (last is not None and frame.pts <= last) or frame.pts > wanted[kept.count]
-        if is_late:
+        if (last is not None and frame.pts <= last) or frame.pts > wanted[kept.count]:
             return None
         last = frame.pts
         if last == wanted[kept.count]:

@@ -275,6 +275,40 @@ def test_a_locked_file_is_tried_again(tmp_path, video, monkeypatch, caplog):
     assert cached(TimestampCache(str(tmp_path)), video).num_frames == 40 and not caplog.records
 
 
+KILLED = """
+import os, signal, sqlite3, sys
+connection = sqlite3.connect(sys.argv[1], isolation_level=None)
+connection.execute("PRAGMA cache_size = 1")
+connection.execute("BEGIN IMMEDIATE")
+connection.execute("UPDATE videos SET num_frames = 7")
+for number in range(500):
+    row = (b"%d" % number, *range(7))
+    connection.execute("INSERT INTO videos VALUES (?, ?, ?, ?, ?, ?, ?, ?)", row)
+    connection.execute("UPDATE videos SET pts = ?", (bytes(200),))
+os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+def test_the_transaction_of_a_killed_process_is_rolled_back(tmp_path, video, demuxed, caplog):
+    cache, file = TimestampCache(str(tmp_path)), tmp_path / FILE_NAME
+    expected = read(video, cache)
+    cache.write()
+    subprocess.run([sys.executable, "-c", KILLED, str(file)], check=False, timeout=120)
+    assert (tmp_path / f"{FILE_NAME}-journal").stat().st_size
+    later = TimestampCache(str(tmp_path))
+    assert np.array_equal(read(video, later), expected)
+    assert len(demuxed) == 1 and not caplog.records
+
+
+def test_an_empty_file_is_filled(tmp_path, video, caplog):
+    """As a process leaves it that was killed before its first transaction ended."""
+    (tmp_path / FILE_NAME).touch()
+    cache = TimestampCache(str(tmp_path))
+    read(video, cache)
+    cache.write()
+    assert cached(TimestampCache(str(tmp_path)), video).num_frames == 40 and not caplog.records
+
+
 @pytest.mark.parametrize("fps", [None, 29.97])
 @pytest.mark.parametrize("pts", [None, [-5, 0, 3, 2**40]])
 def test_entries_are_read_as_written(tmp_path, video, fps, pts):
