@@ -142,11 +142,15 @@ _SYMMETRIC: dict[str, Operation] = {
 
 def _enhancements(base: float, step: float) -> dict[str, Operation]:
     """Colour, contrast, brightness and sharpness by the factor base + step * s."""
-    enhance = {"color": saturation, "contrast": contrast}
-    enhance |= {"brightness": brightness, "sharpness": sharpness}
+
+    def by_factor(change: Operation) -> Operation:
+        return lambda clip, s: change(clip, base + s * step)
+
     return {
-        name: lambda clip, s, change=change: change(clip, base + s * step)
-        for name, change in enhance.items()
+        "color": by_factor(saturation),
+        "contrast": by_factor(contrast),
+        "brightness": by_factor(brightness),
+        "sharpness": by_factor(sharpness),
     }
 
 
