@@ -50,7 +50,7 @@ ONE_THREAD = {"threads": 1} if int(av.__version__.split(".")[0]) >= 17 else {}
 _SKIPS_NONREF = ("h264", "mpeg1video", "mpeg2video", "mpeg4")
 # These containers store no timestamps or decode times only. If a codec with B-frames is in them,
 # FFmpeg synthesises timestamps in decode order.
-_WITHOUT_PTS = ("avi", "asf")
+_WITHOUT_PTS = ("avi", "asf", "mxf")
 _WITH_B_FRAMES = ("h264", "hevc", "vvc", "vc1", "wmv3", "mpeg1video", "mpeg2video")
 
 # (number of frames, frames per second) -> indices of the wanted frames, any shape.
@@ -134,11 +134,10 @@ def read_timestamps(path: str) -> Timestamps:
     """Demux a video for its timestamps; nothing is decoded."""
     pts: list[int | None] = []
     key_pts: list[int] = []
-    starts_with_key = None
+    first = None
     with open_video(path) as (container, stream):
         for packet in demux(container, stream):
-            if starts_with_key is None:
-                starts_with_key = packet.is_keyframe
+            first = first or packet
             if packet.is_keyframe and packet.pts is not None:
                 key_pts.append(packet.pts)
             if packet.size and not packet.is_discard:  # edit lists discard packets
@@ -146,13 +145,14 @@ def read_timestamps(path: str) -> Timestamps:
         codec = stream.codec_context.name
         is_synthesised = container.format.name in _WITHOUT_PTS and codec in _WITH_B_FRAMES
         header_fps, tick = float(stream.average_rate or 0), float(stream.time_base or 0)
-    if not pts:
+    if first is None or not pts:
         raise DecodeError(f"{path}: no frame decodes")
     known = np.unique(np.array([time for time in pts if time is not None], np.int64))
     is_complete = len(known) == len(pts)
     fps = _frame_rate(header_fps, known * tick if is_complete else known[:0])
-    # Packets before the first key frame do not decode: frames would be miscounted.
-    is_usable = is_complete and starts_with_key and not is_synthesised
+    # Frames before the first key frame do not all decode: they would be miscounted.
+    starts_with_key = first.is_keyframe and first.pts is not None and first.pts <= known[0]
+    is_usable = is_complete and not is_synthesised and starts_with_key
     keys = np.unique(np.array(key_pts, np.int64))
     return Timestamps(len(pts), fps, known if is_usable else None, keys)
 
