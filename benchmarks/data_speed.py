@@ -1,16 +1,15 @@
-"""How fast videos are read, against PySlowFast's own Kinetics dataset and an earlier checkout.
+"""Reading speed against PySlowFast's Kinetics dataset and against an earlier checkout.
 
-PyTorch and OpenCV are held to one thread, and videos are decoded by one. All read in turns,
-sample by sample, so that other work on the machine slows them alike, and what is told is
-processor time. The videos are read as they are; enlarged, with key frames far apart, as
-downloads often are; and both once prepared (`slowfast-lara data prepare`). Each is read once
-before it counts: the system then has it in memory, and ours in its index.
+PyTorch, OpenCV and the decoder use one thread, and the results are processor time. All readers
+take turns, sample by sample, so that other load on the machine slows them alike. The videos are
+read as given; enlarged, with distant key frames, as downloads often are; and both again after
+`slowfast-lara data prepare`. A first round is not measured: it fills the page cache and our
+timestamp cache.
 """
 
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import os
 import statistics
 import subprocess
@@ -18,36 +17,45 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
-from functools import partial
 from typing import Any, NamedTuple
 
 import av
+import cv2
 import torch
 from fvcore.common.config import CfgNode
 from slowfast.datasets.kinetics import Kinetics as PySlowFastKinetics
 
-from benchmarks import reading_process
-from slowfast_lara.config import get_cfg
-from slowfast_lara.data.decode import decoded_frames, opened
+from benchmarks import checkout_process
+from benchmarks.checkout_process import reading_config, timed_read
+from slowfast_lara.analysis.result_files import aligned_table
 from slowfast_lara.data.kinetics import Kinetics
+from slowfast_lara.data.video import decoded_frames, open_video
 from slowfast_lara.errors import RunError
 from slowfast_lara.files import write_text
 from slowfast_lara.prepare.reencode import Options, prepare_video
 
-# The enlarged videos: the short side, and the frames from one key frame to the next.
+# The enlarged videos: short side, and frames between key frames.
 LARGE, FAR_APART = 720, 250
-OURS, PREPARED, PYSLOWFAST, BEFORE = "ours", "ours, prepared", "PySlowFast", "ours before"
+OURS, PREPARED, BEFORE, PREPARED_BEFORE, PYSLOWFAST = (
+    "ours",
+    "ours, prepared",
+    "before",
+    "before, prepared",
+    "PySlowFast",
+)
 
-# Of a sample (lists, epoch, video): the seconds, and a digest of the clip.
-Elsewhere = Callable[[str, int, int], tuple[float, str]]
+# (epoch, video) -> processor seconds, and a digest of the pixels (None for PySlowFast).
+Reader = Callable[[int, int], tuple[float, int | None]]
+# (folder of lists, mode, epoch, video) -> the same, by another checkout.
+CheckoutReader = Callable[[str, str, int, int], tuple[float, int]]
 
 
 class Reading(NamedTuple):
-    """Milliseconds of a task, by who reads; of how many samples the pixels changed."""
+    """Milliseconds of a task by reader; comparison of the pixels with the earlier checkout."""
 
     task: str
     times: dict[str, float]
-    changed: str = ""
+    pixels: str = ""
 
 
 def reading_times(
@@ -59,109 +67,99 @@ def reading_times(
     train_samples: int,
     before: str | None = None,
 ) -> list[Reading]:
-    """All views of a video, and training samples."""
-    threads = torch.get_num_threads()
+    """Measure all views of a video, and training samples."""
+    threads, opencv_threads = torch.get_num_threads(), cv2.getNumThreads()
     torch.set_num_threads(1)
-    with tempfile.TemporaryDirectory() as folder:
-        given = _config(_linked(videos, f"{folder}/given"), frames, rate)
-        large = _config(_enlarged(videos, f"{folder}/large"), frames, rate)
-        readings = [_compare_tests(given, rounds)]
-        for task, cfg in (
-            ("a training sample", given),
-            (f"a training sample, {LARGE} pixels, key frames {FAR_APART} apart", large),
-        ):
-            readings.append(_compare_training(task, cfg, rounds * train_samples, before))
+    cv2.setNumThreads(0)
+    with tempfile.TemporaryDirectory() as folder, contextlib.ExitStack() as stack:
+        given = _config(_link(videos, f"{folder}/given"), frames, rate)
+        large = _config(_enlarge(videos, f"{folder}/large"), frames, rate)
+        other = None
+        if before is not None:
+            other = stack.enter_context(_checkout_reader(before, str(frames), str(rate)))
+        samples = rounds * train_samples
+        readings = [
+            _compare("all views of a video", given, "test", rounds, other),
+            _compare("a training sample", given, "train", samples, other),
+            _compare(
+                f"a training sample, {LARGE} pixels, key frames {FAR_APART} apart",
+                *(large, "train", samples, other),
+            ),
+        ]
     torch.set_num_threads(threads)
+    cv2.setNumThreads(opencv_threads)
     return readings
 
 
 def as_text(readings: Sequence[Reading]) -> str:
-    lines = []
-    for task, times, changed in readings:
-        lines.append(f"{task}: " + ", ".join(f"{who} {ms:.1f} ms" for who, ms in times.items()))
-        lines += [
-            f"  {who} is {times[slower] / times[who]:.2f} times as fast as {slower}"
-            for who in (OURS, PREPARED)
-            for slower in (PYSLOWFAST, BEFORE)
-            if who in times and slower in times
-        ]
-        if changed:
-            lines.append(f"  {changed}")
-    return "\n".join(lines)
+    """A table, and for an earlier checkout the number of clips whose pixels differ."""
+    rows = [["task", "reader", "ms", "speed-up over PySlowFast", "over before"]]
+    for task, times, _ in readings:
+        for reader, ms in times.items():
+            base = times.get({OURS: BEFORE, PREPARED: PREPARED_BEFORE}.get(reader, ""))
+            ratio = f"{base / ms:.2f}" if base else ""
+            rows.append([task, reader, f"{ms:.1f}", f"{times[PYSLOWFAST] / ms:.2f}", ratio])
+    notes = [f"{task}: {pixels}" for task, _, pixels in readings if pixels]
+    return "\n".join([aligned_table(rows), *notes])
 
 
-def _compare_tests(cfg: CfgNode, rounds: int) -> Reading:
-    ours, theirs = Kinetics(cfg, "test"), PySlowFastKinetics(cfg, "test")
-    views = len(theirs) // len(ours)
-    readers: dict[str, Callable[[int, int], Any]] = {
-        OURS: lambda epoch, video: ours[video],
-        PYSLOWFAST: lambda epoch, video: [theirs[video * views + view] for view in range(views)],
-    }
-    return Reading("all views of a video", _times(readers, rounds, len(ours)))
+def _compare(
+    task: str, cfg: CfgNode, mode: str, epochs: int, other: CheckoutReader | None
+) -> Reading:
+    ours, theirs = Kinetics(cfg, mode), PySlowFastKinetics(cfg, mode)
+    views = len(theirs) // len(ours)  # items of PySlowFast per video
 
+    def read_theirs(epoch: int, video: int) -> tuple[float, None]:
+        start = time.process_time()
+        for view in range(views):
+            theirs[video * views + view]
+        return time.process_time() - start, None
 
-def _compare_training(task: str, cfg: CfgNode, epochs: int, before: str | None) -> Reading:
-    ours, theirs = Kinetics(cfg, "train"), PySlowFastKinetics(cfg, "train")
-    prepared_cfg = _prepared(cfg)
-    prepared = Kinetics(prepared_cfg, "train")
-    readers: dict[str, Callable[[int, int], Any]] = {
-        OURS: lambda epoch, video: ours[(epoch, video)],
-        PREPARED: lambda epoch, video: prepared[(epoch, video)],
-        PYSLOWFAST: lambda epoch, video: theirs[video],
-    }
-    if before is None:
-        return Reading(task, _times(readers, epochs, len(ours)))
-    pairs = {BEFORE: (cfg, ours), "ours before, prepared": (prepared_cfg, prepared)}
-    digests: list[bool] = []
-    with _elsewhere(before, [pair[0] for pair in pairs.values()]) as read:
-        for name, pair in pairs.items():
-            readers[name] = partial(_read_elsewhere, read, *pair, digests)
-        times = _times(readers, epochs, len(ours))
-    changed = f"pixels that are not those of before: {digests.count(False)} of {len(digests)} clips"
-    return Reading(task, times, changed)
-
-
-def _read_elsewhere(
-    read: Elsewhere, cfg: CfgNode, dataset: Kinetics, digests: list[bool], epoch: int, video: int
-) -> float:
-    """The seconds; to the `digests`, whether the pixels are those that we read."""
-    seconds, digest = read(cfg.DATA.PATH_TO_DATA_DIR, epoch, video)
-    sample: Any = dataset[(epoch, video)]
-    digests.append(hashlib.sha256(sample.clip.numpy()).hexdigest() == digest)
-    return seconds
-
-
-def _times(
-    readers: dict[str, Callable[[int, int], Any]], epochs: int, videos: int
-) -> dict[str, float]:
-    """Mean milliseconds of the readers, which read every (epoch, video) in turns.
-
-    A reader that reads in another process returns its seconds.
-    """
+    cfgs = {OURS: (BEFORE, cfg)}
+    if mode == "train":
+        cfgs[PREPARED] = (PREPARED_BEFORE, _prepare(cfg))
+    readers: dict[str, Reader] = {PYSLOWFAST: read_theirs}
+    for name, (name_before, its_cfg) in cfgs.items():
+        readers[name] = _reader(Kinetics(its_cfg, mode))
+        if other is not None:
+            readers[name_before] = _other_reader(other, its_cfg.DATA.PATH_TO_DATA_DIR, mode)
     times: dict[str, list[float]] = {name: [] for name in readers}
+    same: list[bool] = []
     for epoch in range(-1, epochs):
-        for video in range(videos):
+        for video in range(len(ours)):
+            digests = {}
             for name, read in readers.items():
-                start = time.process_time()
-                result = read(max(epoch, 0), video)
-                spent = result if isinstance(result, float) else time.process_time() - start
-                if epoch >= 0:  # the first round is to warm up
-                    times[name].append(spent * 1000)
-    return {name: statistics.mean(all_times) for name, all_times in times.items()}
+                seconds, digests[name] = read(max(epoch, 0), video)
+                if epoch >= 0:
+                    times[name].append(seconds * 1000)
+            same += [digests[a] == digests[b] for a, (b, _) in cfgs.items() if b in digests]
+    pixels = f"{same.count(False)} of {len(same)} clips differ from before" if same else ""
+    return Reading(task, {name: statistics.mean(values) for name, values in times.items()}, pixels)
+
+
+def _reader(dataset: Kinetics) -> Reader:
+    return lambda epoch, video: timed_read(dataset, epoch, video)
+
+
+def _other_reader(other: CheckoutReader, folder: str, mode: str) -> Reader:
+    return lambda epoch, video: other(folder, mode, epoch, video)
+
+
+def checkout_command(checkout: str, *arguments: str) -> dict[str, Any]:
+    """Arguments of `subprocess` that run `checkout_process` on a checkout."""
+    return {
+        "args": [sys.executable, "-P", checkout_process.__file__, *arguments],
+        "env": {**os.environ, "PYTHONPATH": os.path.abspath(checkout)},
+        "text": True,
+    }
 
 
 @contextlib.contextmanager
-def _elsewhere(checkout: str, cfgs: Sequence[CfgNode]) -> Iterator[Elsewhere]:
-    """Reads by another checkout."""
-    data = cfgs[0].DATA
-    folders = [cfg.DATA.PATH_TO_DATA_DIR for cfg in cfgs]
-    sizes = [str(data.NUM_FRAMES), str(data.SAMPLING_RATE)]
+def _checkout_reader(checkout: str, frames: str, rate: str) -> Iterator[CheckoutReader]:
     process = subprocess.Popen(
-        [sys.executable, "-P", reading_process.__file__, *sizes, *folders],
+        **checkout_command(checkout, "read", frames, rate),
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
-        text=True,
-        env={**os.environ, "PYTHONPATH": os.path.abspath(checkout)},
     )
 
     def answer(line: str = "") -> list[str]:
@@ -169,12 +167,12 @@ def _elsewhere(checkout: str, cfgs: Sequence[CfgNode]) -> Iterator[Elsewhere]:
         process.stdin.flush()  # type: ignore[union-attr]
         words = process.stdout.readline().split()  # type: ignore[union-attr]
         if not words:
-            raise RunError(f"{checkout}: it cannot read the videos; a checkout is expected")
+            raise RunError(f"{checkout}: must be a checkout that can read the videos")
         return words
 
-    def read(folder: str, epoch: int, video: int) -> tuple[float, str]:
-        seconds, digest = answer(f"{folder} {epoch} {video}\n")
-        return float(seconds), digest
+    def read(folder: str, mode: str, epoch: int, video: int) -> tuple[float, int]:
+        seconds, digest = answer(f"{folder} {mode} {epoch} {video}\n")
+        return float(seconds), int(digest)
 
     with process:
         try:
@@ -184,8 +182,8 @@ def _elsewhere(checkout: str, cfgs: Sequence[CfgNode]) -> Iterator[Elsewhere]:
             process.kill()
 
 
-def _linked(videos: Sequence[str], folder: str) -> list[str]:
-    # PySlowFast splits its lists at spaces: it gets the videos by links.
+def _link(videos: Sequence[str], folder: str) -> list[str]:
+    """Links without spaces: PySlowFast splits its lists at spaces."""
     os.mkdir(folder)
     links = []
     for number, video in enumerate(videos):
@@ -194,11 +192,11 @@ def _linked(videos: Sequence[str], folder: str) -> list[str]:
     return links
 
 
-def _enlarged(videos: Sequence[str], folder: str) -> list[str]:
+def _enlarge(videos: Sequence[str], folder: str) -> list[str]:
     os.mkdir(folder)
     results = [f"{folder}/{number}.mp4" for number in range(len(videos))]
     for video, result in zip(videos, results):
-        with opened(video, 1) as (container, stream), av.open(result, "w") as out:
+        with open_video(video) as (container, stream), av.open(result, "w") as out:
             rate = stream.average_rate or 30
             settings = {"g": str(FAR_APART), "sc_threshold": "0", "preset": "veryfast"}
             encoder: Any = out.add_stream("libx264", rate=rate, options=settings)
@@ -216,8 +214,8 @@ def _enlarged(videos: Sequence[str], folder: str) -> list[str]:
     return results
 
 
-def _prepared(cfg: CfgNode) -> CfgNode:
-    """The same for prepared videos."""
+def _prepare(cfg: CfgNode) -> CfgNode:
+    """The config with prepared videos."""
     folder = f"{cfg.DATA.PATH_TO_DATA_DIR}_prepared"
     results = []
     for number, video in enumerate(Kinetics(cfg, "train").paths):
@@ -231,10 +229,6 @@ def _config(videos: Sequence[str], frames: int, rate: int) -> CfgNode:
     for mode in ("train", "test"):
         write_text(f"{folder}/{mode}.csv", "".join(f"{video} 0\n" for video in videos))
     for video in videos:
-        if not os.path.islink(video):  # made a moment ago, it would not be in an index yet
+        if not os.path.islink(video):  # timestamps of videos changed just now are not cached
             os.utime(video, (0, 0))
-    cfg = get_cfg()
-    cfg.DATA.PATH_TO_DATA_DIR = folder
-    cfg.DATA.NUM_FRAMES, cfg.DATA.SAMPLING_RATE = frames, rate
-    cfg.DATA.TEST_CROP_SIZE = cfg.DATA.TRAIN_CROP_SIZE
-    return cfg
+    return reading_config(folder, frames, rate)

@@ -1,7 +1,7 @@
-"""What long lists cost: processor seconds until they are read, and megabytes of the workers.
+"""Cost of long lists: processor seconds to read them, and memory of the workers.
 
-The lists are made on the spot, in the form of Kinetics (`path label`) and of
-Something-Something-v2's extracted frames (a line a frame, and the official JSON files).
+The lists are generated, in the form of Kinetics (`path label`) and of Something-Something-v2's
+extracted frames (one line per frame, and the official JSON files).
 """
 
 from __future__ import annotations
@@ -9,34 +9,33 @@ from __future__ import annotations
 import json
 import os
 import subprocess
-import sys
 import tempfile
 from pathlib import Path
 from typing import NamedTuple
 
 import slowfast_lara
-from benchmarks import long_lists_process
+from benchmarks.data_speed import checkout_command
 from slowfast_lara.analysis.result_files import aligned_table
 from slowfast_lara.data.frame_lists import HEADER
 from slowfast_lara.errors import RunError, first_line
 
-FRAMES_OF_A_VIDEO, CLASSES = 47, 174
-COLUMNS = ["list", "by", "workers", "seconds", "MB", "MB of workers", "copied"]
+FRAMES_PER_VIDEO, CLASSES = 47, 174
+COLUMNS = ["list", "checkout", "workers", "seconds", "MB", "MB of workers", "added by look-up"]
 
 
-class Cost(NamedTuple):
+class ListCost(NamedTuple):
     name: str
-    by: str
-    method: str
+    checkout: str
+    workers: str
     seconds: float
-    megabytes: float  # of the process that has read the list
-    of_workers: float  # that all workers have for themselves, after an epoch
-    copied: float  # of these, what came while they looked at the list
+    megabytes: float  # of the process that reads the list
+    worker_megabytes: float  # private memory of all workers, after an epoch
+    added: float  # the part of it that looking up all videos added
 
 
 def list_costs(
     videos: int, frames: int, workers: int, start: str, before: str | None
-) -> list[Cost]:
+) -> list[ListCost]:
     checkouts = {"this": os.path.dirname(slowfast_lara.__path__[0])}
     if before:
         checkouts["before"] = os.path.abspath(before)
@@ -49,25 +48,20 @@ def list_costs(
         for name, (kind, path) in lists.items():
             for by, checkout in checkouts.items():
                 figures = _measure(checkout, [kind, path, str(workers), start])
-                costs.append(Cost(name, by, f"{workers} by {start}", *figures))
+                costs.append(ListCost(name, by, f"{workers} by {start}", *figures))
     return costs
 
 
 def _measure(checkout: str, arguments: list[str]) -> list[float]:
-    result = subprocess.run(
-        [sys.executable, "-P", long_lists_process.__file__, *arguments],
-        capture_output=True,
-        text=True,
-        check=False,
-        env={**os.environ, "PYTHONPATH": checkout},
-    )
+    command = checkout_command(checkout, "lists", *arguments)
+    result = subprocess.run(**command, capture_output=True, check=False)
     if result.returncode:
-        lines = result.stderr.strip().splitlines() or ["it ended"]
+        lines = result.stderr.strip().splitlines() or ["the process ended without a message"]
         raise RunError(f"{checkout}: {first_line(ValueError(lines[-1]))}")
     return [float(word) for word in result.stdout.split()]
 
 
-def as_table(costs: list[Cost]) -> str:
+def as_table(costs: list[ListCost]) -> str:
     rows = [[*cost[:3], *(f"{figure:.1f}" for figure in cost[3:])] for cost in costs]
     return aligned_table([COLUMNS, *rows])
 
@@ -80,17 +74,17 @@ def _write_videos(folder: Path, count: int) -> str:
             file.write(f"{name} {number % 400}\n")
     first = folder / "class_000" / f"{0:011x}_000010_000020.mp4"
     first.parent.mkdir()
-    first.touch()  # a few of a list's videos are looked for
+    first.touch()  # datasets check that a few videos exist
     return str(folder)
 
 
 def _write_frames(folder: Path, count: int) -> str:
     folder.mkdir()
-    videos = -(-count // FRAMES_OF_A_VIDEO)
+    videos = -(-count // FRAMES_PER_VIDEO)
     with open(folder / "train.csv", "w", encoding="utf-8") as file:
         file.write(HEADER + "\n")
         for video in range(1, videos + 1):
-            frames = min(FRAMES_OF_A_VIDEO, count - (video - 1) * FRAMES_OF_A_VIDEO)
+            frames = min(FRAMES_PER_VIDEO, count - (video - 1) * FRAMES_PER_VIDEO)
             file.writelines(
                 f'{video} {video - 1} {frame} {video}/{video}_{frame + 1:05d}.jpg ""\n'
                 for frame in range(frames)

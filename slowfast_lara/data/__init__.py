@@ -1,4 +1,4 @@
-"""Video in: sources of frames, clips and views, augmentation, datasets, loaders."""
+"""Video input: frame sources, clips and views, augmentation, datasets, loaders."""
 
 from __future__ import annotations
 
@@ -13,12 +13,16 @@ __all__ = ["load_views"]
 
 
 def load_views(path: str | os.PathLike[str], cfg: CfgNode) -> torch.Tensor:
-    """The views of a test: float32 [clips * crops, 3, T, H, W], clip-major, normalised.
+    """Read the views of a test.
 
-    cfg.TEST.DATASET chooses the frames. `path` is a video; with Ssv2 also a folder of
-    extracted frames.
+    Args:
+        path: a video file; with Ssv2 also a folder of extracted frames.
+        cfg: the config; cfg.TEST.DATASET chooses the frames.
+
+    Returns:
+        float32 [clips * crops, 3, T, H, W], clip-major, normalised.
     """
-    # Imported when called: tools that prepare data have no use for PyTorch.
+    # Imported here because tools that prepare data do not need PyTorch.
     from slowfast_lara.data.registry import dataset_class
 
     return dataset_class(cfg, "TEST").read_views(os.fspath(path), cfg)

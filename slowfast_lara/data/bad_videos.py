@@ -1,4 +1,4 @@
-"""Keeping count of the videos that will not decode."""
+"""Count of videos that do not decode."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ logger = logging.getLogger(__name__)
 
 
 class Failure(NamedTuple):
-    """A video that would not decode."""
+    """A video that does not decode."""
 
     path: str
     reason: str
 
 
 class BadVideos:
-    """Logs every bad video once; raises when more than `max_share` of all are bad."""
+    """Logs every bad video once; raises if more than `max_share` of all videos are bad."""
 
     def __init__(self, num_videos: int, max_share: float) -> None:
         self._num_videos = num_videos
@@ -31,12 +31,11 @@ class BadVideos:
         for failure in failures:
             if failure.path not in self.reasons:
                 self.reasons[failure.path] = failure.reason
-                logger.warning("video will not decode, another takes its place: %s: %s", *failure)
+                logger.warning("Replacing a video that does not decode: %s: %s", *failure)
         bad = len(self.reasons)
         if bad > before and bad > self._max_share * self._num_videos:
-            reasons = [printable(f"{path}: {reason}") for path, reason in self.reasons.items()]
-            lines = "".join(f"\n  {reason}" for reason in reasons)
+            lines = (f"\n  {printable(f'{path}: {why}')}" for path, why in self.reasons.items())
             raise TooManyBadVideos(
-                f"{bad} of {self._num_videos} videos will not decode, more than "
-                f"DATA.MAX_BAD_SHARE ({self._max_share:g}) allows:{lines}"
+                f"{bad} of {self._num_videos} videos do not decode, more than "
+                f"DATA.MAX_BAD_SHARE ({self._max_share:g}) allows:{''.join(lines)}"
             )

@@ -1,4 +1,4 @@
-"""Names of classes: a JSON list, a JSON object of names and numbers, or lines of text."""
+"""Class names: a JSON list, a JSON object of names and numbers, or lines of text."""
 
 from __future__ import annotations
 
@@ -6,36 +6,34 @@ import os
 from typing import Any
 
 from slowfast_lara.errors import DataError
-from slowfast_lara.files import parse_json
+from slowfast_lara.files import check_regular_file, parse_json
 
-# What datasets/ writes beside the lists.
+# The dataset tools write this file next to the lists.
 DEFAULT_NAME = "classes.json"
-# The names of 20,000 classes have a tenth of this.
-MOST_CHARACTERS = 10_000_000
 
 
 def class_names(path: str | None, count: int, data_dir: str) -> list[str]:
-    """`count` names: of the file, or of the one in `data_dir`; numbers where there is none."""
+    """`count` names from the file, or by default from `data_dir`; numbers if there is no file."""
     if path is None:
         return names_in(data_dir, count) or numbered(count)
-    return _names_of(path, count)
+    return _checked_names(path, count)
 
 
 def numbered(count: int) -> list[str]:
+    """Placeholder names: class 0, class 1, ..."""
     return [f"class {number}" for number in range(count)]
 
 
 def names_in(data_dir: str, count: int) -> list[str] | None:
-    """The `count` names beside the lists of a dataset, if they are there."""
+    """The `count` names next to the lists of a dataset; None if there is no file."""
     path = os.path.join(data_dir, DEFAULT_NAME)
-    # Without a data_dir, the file would be that of whatever folder one is in.
-    return _names_of(path, count) if data_dir and os.path.isfile(path) else None
+    # With an empty data_dir, the file would be that of the working directory.
+    return _checked_names(path, count) if data_dir and os.path.isfile(path) else None
 
 
-def _names_of(path: str, count: int) -> list[str]:
+def _checked_names(path: str, count: int) -> list[str]:
     names = read_names(path)
-    wrong = [number for number in names if not 0 <= number < count]
-    if wrong or len(names) != count:
+    if sorted(names) != list(range(count)):
         raise DataError(
             f"{path} names {len(names)} classes, numbers {min(names, default=0)} to "
             f"{max(names, default=0)}; the model has {count} (MODEL.NUM_CLASSES)"
@@ -44,47 +42,43 @@ def _names_of(path: str, count: int) -> list[str]:
 
 
 def read_names(path: str) -> dict[int, str]:
-    """Names by number."""
+    """Names by class number."""
     try:
+        check_regular_file(path)
         with open(path, encoding="utf-8-sig") as file:
-            text = file.read(MOST_CHARACTERS + 1)
+            text = file.read()
     except OSError as error:
         raise DataError(f"cannot read the class names {path}: {error.strerror}") from None
     except UnicodeDecodeError:
-        raise DataError(f"{path}: class names are expected as UTF-8 text or JSON") from None
-    if len(text) > MOST_CHARACTERS:
-        raise DataError(f"{path}: class names in at most {MOST_CHARACTERS} characters are expected")
+        raise DataError(f"{path}: class names must be UTF-8 text or JSON") from None
     if text.lstrip()[:1] not in ("[", "{"):
         return dict(enumerate(line.strip() for line in text.splitlines() if line.strip()))
     try:
         content = parse_json(text)
     except ValueError as error:
         raise DataError(f"{path} is not JSON: {error}") from None
-    return (
-        dict(enumerate(map(_name, content))) if isinstance(content, list) else _by_id(content, path)
-    )
+    if isinstance(content, list):
+        return dict(enumerate(map(_unquoted, content)))
+    return _names_by_number(content, path)
 
 
-def _by_id(content: dict[str, Any], path: str) -> dict[int, str]:
-    """PySlowFast's form, name to number; Something-Something has the numbers as text."""
+def _names_by_number(content: dict[str, Any], path: str) -> dict[int, str]:
+    """PySlowFast's form, name to number; Something-Something has the numbers as strings."""
     names: dict[int, str] = {}
     for name, value in content.items():
         try:
             number = int(str(value))
         except ValueError:
-            raise DataError(
-                f"{path}: {name!r:.60} has number {value!r:.40}; "
-                "a JSON object is expected to map names to class numbers"
-            ) from None
+            raise DataError(f"{path}: {name!r:.60} has number {value!r:.40}, not an int") from None
         if number in names:
             raise DataError(
                 f"{path}: {names[number]!r:.60} and {name!r:.60} both have number {number}"
             )
-        names[number] = _name(name)
+        names[number] = _unquoted(name)
     return names
 
 
-def _name(value: Any) -> str:
+def _unquoted(value: Any) -> str:
     name = str(value).strip()
-    # PySlowFast's file of Kinetics has quotes around the names, inside the JSON's own.
+    # PySlowFast's file for Kinetics has quotes around the names, inside the JSON strings.
     return name[1:-1] if len(name) > 1 and name[0] == name[-1] == '"' else name

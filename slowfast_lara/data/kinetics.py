@@ -1,4 +1,4 @@
-"""Kinetics, and any set with `path label` lists."""
+"""Kinetics, and any dataset with `path label` lists."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from slowfast_lara.data.sampling import clip_indices, clip_length
 class Kinetics(VideoDataset):
     """Clips of NUM_FRAMES x SAMPLING_RATE from DATA.PATH_TO_DATA_DIR/{train,val,test}.csv."""
 
-    def _read_lists(self) -> tuple[list[str], list[int]]:
+    def read_lists(self) -> tuple[list[str], list[int]]:
         data = self.cfg.DATA
         list_file = os.path.join(data.PATH_TO_DATA_DIR, f"{self.mode}.csv")
         return read_path_labels(
@@ -38,8 +38,8 @@ class Kinetics(VideoDataset):
         return clip_indices(video_frames, length, cfg.DATA.NUM_FRAMES, view, num_views)
 
     @classmethod
-    def window_frames(cls, cfg: CfgNode, seen: int, length: int) -> np.ndarray:
-        return clip_indices(seen, length, cfg.DATA.NUM_FRAMES, 0, 1)
+    def window_frames(cls, cfg: CfgNode, available: int, length: int) -> np.ndarray:
+        return clip_indices(available, length, cfg.DATA.NUM_FRAMES, 0, 1)
 
     @classmethod
     def window_seconds(cls, cfg: CfgNode) -> float:

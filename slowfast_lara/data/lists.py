@@ -1,4 +1,4 @@
-"""Lists of videos: reading `path label` lines, finding videos."""
+"""Lists of videos: `path label` lines, and the videos below a folder."""
 
 from __future__ import annotations
 
@@ -26,27 +26,27 @@ def read_path_labels(
         paths.append(path)
         labels.append(parse_label(label, num_classes, where))
     if not paths:
-        raise DataError(f"{list_file}: empty; lines of 'path{separator}label' are expected")
+        raise DataError(f"{list_file}: empty; expected lines of 'path{separator}label'")
     prefix = find_prefix(prefix, paths[0], list_file)
     return [os.path.join(prefix, path) for path in paths], labels
 
 
 def split_line(line: str, separator: str, where: str) -> tuple[str, str]:
-    """Path and label of a line, or a DataError that says `where`."""
+    """Path and label of a line; errors start with `where`."""
     path, found, label = line.rpartition(separator)
     if not found or not path.strip():
         raise DataError(
-            f"{where}: 'path{separator}label' is expected, not {line!r:.120}"
+            f"{where}: expected 'path{separator}label', got {line!r:.120}"
             f" (DATA.PATH_LABEL_SEPARATOR is {separator!r})"
         )
     return path.strip(), label
 
 
 def find_prefix(prefix: str, first_path: str, list_file: str) -> str:
-    """The folder that relative paths of a list start from: the prefix of the config.
+    """The folder that relative paths of a list start from.
 
-    Where that is empty, it is the working directory, as in PySlowFast, or the list's
-    folder if the first path is not found from there.
+    By default the working directory, as in PySlowFast, or the list's folder if `first_path` does
+    not exist in the working directory.
     """
     if prefix or os.path.exists(first_path):
         return prefix
@@ -54,7 +54,7 @@ def find_prefix(prefix: str, first_path: str, list_file: str) -> str:
 
 
 def read_lines(list_file: str) -> Iterator[tuple[int, str]]:
-    """Number and content of the lines that are not blank."""
+    """Numbers and contents of the lines that are not blank."""
     try:
         check_regular_file(list_file)
         with open(list_file, encoding="utf-8-sig") as file:
@@ -64,59 +64,59 @@ def read_lines(list_file: str) -> Iterator[tuple[int, str]]:
     except OSError as error:
         raise DataError(f"cannot read the list {list_file}: {error.strerror}") from None
     except UnicodeDecodeError as error:
-        raise DataError(f"{list_file}: UTF-8 text is expected ({error.reason})") from None
+        raise DataError(f"{list_file}: must be UTF-8 text ({error.reason})") from None
 
 
 def parse_label(text: str, num_classes: int, where: str) -> int:
-    """A class number, or a DataError that says `where`."""
+    """Class number of a label; errors start with `where`."""
     try:
         label = int(text)
     except ValueError:
-        raise DataError(f"{where}: a class number is expected as label, not {text!r:.60}") from None
+        raise DataError(f"{where}: expected a class number as label, got {text!r:.60}") from None
     if not 0 <= label < num_classes:
         raise DataError(
-            f"{where}: label {text.strip():.60}; 0 to {num_classes - 1} are expected"
+            f"{where}: label {text.strip():.60}; must be 0 to {num_classes - 1}"
             f" (MODEL.NUM_CLASSES is {num_classes})"
         )
     return label
 
 
 def fits_in_a_list(path: str) -> bool:
-    """Whether it is one line of UTF-8."""
+    """Whether a path is valid UTF-8 without line breaks."""
     return len(path.splitlines()) == 1 and path == path.encode(errors="ignore").decode()
 
 
 def listed_videos_below(folder: str) -> Iterator[str]:
-    """As `videos_below`; a DataError for a path that does not fit in a list."""
+    """`videos_below`, with a DataError for a path that does not fit in a list."""
     for path in videos_below(folder):
         if not fits_in_a_list(path):
-            raise DataError(f"{path!r}: a path with line breaks, or not of UTF-8, fits in no list")
+            raise DataError(f"{path!r}: paths in lists must be UTF-8 without line breaks")
         yield path
 
 
 def videos_below(folder: str) -> Iterator[str]:
-    """The paths of all videos below the folder, sorted; hidden files are not meant.
+    """The paths of all videos below a folder, sorted, without hidden files.
 
-    Links to folders elsewhere are followed, and each folder is visited once. A DataError for
-    a folder that cannot be read.
+    Follows symbolic links to other folders and visits each folder once. Raises a DataError for a
+    folder that cannot be read.
     """
     top = os.path.realpath(folder)
-    seen: set[str] = set()
+    visited: set[str] = set()
 
-    def wanted(path: str) -> bool:
+    def should_visit(path: str) -> bool:
         real = os.path.realpath(path)
-        # A link to a folder above or below leads to what is visited by its own name.
+        # The target of a link to a folder above or below is visited by its own name.
         around = os.path.commonpath((top, real)) in (top, real)
-        if real in seen or (os.path.islink(path) and around):
+        if real in visited or (os.path.islink(path) and around):
             return False
-        seen.add(real)
+        visited.add(real)
         return True
 
-    def refuse(error: OSError) -> None:
+    def fail(error: OSError) -> None:
         raise DataError(f"cannot read the folder {error.filename}: {error.strerror}")
 
-    for parent, folders, names in os.walk(folder, onerror=refuse, followlinks=True):
-        folders[:] = [name for name in sorted(folders) if wanted(os.path.join(parent, name))]
+    for parent, folders, names in os.walk(folder, onerror=fail, followlinks=True):
+        folders[:] = [name for name in sorted(folders) if should_visit(os.path.join(parent, name))]
         for name in sorted(names):
             if name.lower().endswith(VIDEO_SUFFIXES) and name[0] != ".":
                 yield os.path.join(parent, name)

@@ -1,4 +1,4 @@
-"""Loaders: which process sees which videos, and in which order."""
+"""DataLoaders: the videos that each rank reads, and their order."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from multiprocessing.connection import wait
 from multiprocessing.process import BaseProcess
 from typing import Any, NamedTuple, TypeVar
 
+import cv2
 import numpy as np
 import torch
 from fvcore.common.config import CfgNode
@@ -19,18 +20,14 @@ from torch.utils.data import DataLoader
 from torch.utils.data.dataloader import _MultiProcessingDataLoaderIter
 
 from slowfast_lara.data.bad_videos import Failure
-from slowfast_lara.data.dataset import BrokenOff, Sample, VideoViews
+from slowfast_lara.data.dataset import Sample, VideoViews, WorkerError
 from slowfast_lara.data.registry import dataset_class
 from slowfast_lara.errors import DataError, RunError, first_line, no_shared_memory
 
 T = TypeVar("T")
 
-# How often a video comes in an epoch with repeated augmentation, as in Motionformer and DeiT.
+# Clips per video with repeated augmentation, as in Motionformer and DeiT.
 REPETITIONS = 3
-
-# One that could not be made, for lack of shared memory, prints a traceback when it goes: PyTorch
-# asks it whether it was shut down, which is known only once it is made.
-_MultiProcessingDataLoaderIter._shutdown = True
 
 
 class Batch(NamedTuple):
@@ -43,14 +40,14 @@ class Batch(NamedTuple):
 
 
 class TrainBatches:
-    """Batches of (epoch, index): every process takes its slice of the same global batches.
+    """Batch sampler of (epoch, index): each rank takes its slice of the same global batches.
 
-    PySlowFast shuffles by process only if NUM_GPUS > 1: on several nodes with one
-    GPU each, all would train on the same order.
+    (PySlowFast shuffles by rank only if NUM_GPUS > 1: on several nodes with one GPU each, all ranks
+    would train on the same order.)
 
-    With `repeated` augmentation they are (epoch, index, repetition), the repetitions of a video
-    one after the other (Hoffer et al. 2020, "Augment your batch"), and an epoch ends after as many
-    clips as there are videos: other epochs have the videos that were left out.
+    With `repeated` augmentation the keys are (epoch, index, repetition), the repetitions of a video
+    in a row (Hoffer et al. 2020, "Augment your batch"). An epoch still has one clip per video in
+    the list; the videos that it omits appear in other epochs.
     """
 
     def __init__(
@@ -70,7 +67,7 @@ class TrainBatches:
         self.set_epoch(0)
 
     def set_epoch(self, epoch: int, first_batch: int = 0) -> None:
-        """Which epoch comes next, and from which of its batches on (after a resume)."""
+        """Set the next epoch, and the batch to start from (after a resume)."""
         self._epoch = epoch
         self._first_batch = first_batch
 
@@ -82,23 +79,23 @@ class TrainBatches:
         order = np.random.default_rng((self._seed, epoch)).permutation(self._num_videos)
         for batch in range(first_batch, len(self)):
             start = batch * self._global_batch + self._rank * self._batch_size
-            places = range(start, start + self._batch_size)
+            positions = range(start, start + self._batch_size)
             if self._repeated:
-                repeated = (divmod(place, REPETITIONS) for place in places)
+                repeated = (divmod(position, REPETITIONS) for position in positions)
                 yield [(epoch, int(order[video]), number) for video, number in repeated]
             else:
-                yield [(epoch, int(order[place])) for place in places]
+                yield [(epoch, int(order[position])) for position in positions]
 
 
 class TestVideos:
-    """The videos of a test that are one process's: every video in one process."""
+    """Sampler of a test: each video on one rank."""
 
     def __init__(self, num_videos: int, rank: int, world_size: int) -> None:
         self._num_videos, self._rank, self._world_size = num_videos, rank, world_size
         self.leave_out(set())
 
     def leave_out(self, done: set[int]) -> None:
-        """Share out the other videos only, because these are scored already."""
+        """Distribute only the other videos: these have scores already."""
         left = [index for index in range(self._num_videos) if index not in done]
         self._mine = left[self._rank :: self._world_size]
 
@@ -112,7 +109,7 @@ class TestVideos:
 def train_loader(
     cfg: CfgNode, *, batch_size: int, rank: int = 0, world_size: int = 1, dataset: Any = None
 ) -> DataLoader:
-    """Yields Batch, of the config's training list or of another dataset.
+    """Loader of `Batch` from the config's training list, or from another dataset.
 
     Call `loader.batch_sampler.set_epoch` before each epoch.
     """
@@ -122,83 +119,102 @@ def train_loader(
             f"the training list has {len(dataset)} videos, fewer than one batch of "
             f"{batch_size * world_size} (TRAIN.BATCH_SIZE times NUM_SHARDS)"
         )
-    place = (batch_size, rank, world_size, cfg.RNG_SEED)
-    batches = TrainBatches(len(dataset), *place, repeated=cfg.DATA.USE_REPEATED_AUG)
+    options = (batch_size, rank, world_size, cfg.RNG_SEED)
+    batches = TrainBatches(len(dataset), *options, repeated=cfg.DATA.USE_REPEATED_AUG)
     return _loader(cfg, dataset, batch_sampler=batches, collate_fn=collate)
 
 
 def val_loader(cfg: CfgNode, *, batch_size: int, rank: int = 0, world_size: int = 1) -> DataLoader:
-    """Yields Batch; every video once over all processes, nothing padded."""
+    """Loader of `Batch`; every video once over all ranks, without padding."""
     dataset = dataset_class(cfg, "TRAIN")(cfg, "val")
-    return _loader(
-        cfg,
-        dataset,
-        sampler=range(rank, len(dataset), world_size),
-        batch_size=batch_size,
-        collate_fn=collate,
-    )
+    videos = range(rank, len(dataset), world_size)
+    return _loader(cfg, dataset, sampler=videos, batch_size=batch_size, collate_fn=collate)
 
 
 def test_loader(cfg: CfgNode, *, rank: int = 0, world_size: int = 1) -> DataLoader:
-    """Yields VideoViews. Call `loader.sampler.leave_out` if some are scored already."""
+    """Loader of `VideoViews`. Call `loader.sampler.leave_out` if some have scores already."""
     dataset = dataset_class(cfg, "TEST")(cfg, "test")
-    # All views of a video are hundreds of megabytes: a worker has one waiting, not two.
+    videos = TestVideos(len(dataset), rank, world_size)
+    # The views of a video take hundreds of megabytes: a worker prefetches one video, not two.
     prefetch = {"prefetch_factor": 1} if cfg.DATA_LOADER.NUM_WORKERS else {}
-    return _loader(
-        cfg,
+    return _loader(cfg, dataset, sampler=videos, batch_size=1, collate_fn=_only_one, **prefetch)
+
+
+def limit_opencv_threads() -> None:
+    """Disable OpenCV's threads: the workers are the parallelism.
+
+    Call it before workers fork: in a forked process, `cv2.setNumThreads` waits forever for threads
+    that only the parent has. A spawned worker starts with the default and calls it by itself.
+    """
+    if cv2.getNumThreads() != 1:
+        cv2.setNumThreads(0)
+
+
+def _init_worker(_: int) -> None:
+    limit_opencv_threads()
+
+
+def _loader(cfg: CfgNode, dataset: torch.utils.data.Dataset, **options) -> VideoLoader:
+    workers = cfg.DATA_LOADER.NUM_WORKERS
+    limit_opencv_threads()
+    # If the constructor of PyTorch's iterator fails for lack of shared memory, its destructor needs
+    # this attribute, which the constructor sets last; otherwise it prints a traceback.
+    _MultiProcessingDataLoaderIter._shutdown = True
+    return VideoLoader(
         dataset,
-        sampler=TestVideos(len(dataset), rank, world_size),
-        batch_size=1,
-        collate_fn=_only_one,
-        **prefetch,
+        num_workers=workers,
+        pin_memory=cfg.DATA_LOADER.PIN_MEMORY and torch.cuda.is_available(),
+        persistent_workers=workers > 0,
+        worker_init_fn=_init_worker,
+        **options,
     )
 
 
 class VideoLoader(DataLoader):
-    """A loader that raises what ends its workers in one line, where a batch is asked for.
+    """A DataLoader that raises the death of a worker as a one-line error from its iterator.
 
-    PyTorch would also raise the death of a worker from a signal handler, wherever the main
-    thread is: the log would print it and forget it, who writes a file would take it for an
-    error of the disk, and another worker that is just handing over a batch would print a
-    traceback. A loader that waits looks after its workers every five seconds anyway.
+    PyTorch would also raise it from a SIGCHLD handler, at any point of the main thread: inside
+    logging, which prints and drops it, inside a file write, which would report a disk error, or
+    while another worker transfers a batch. A waiting iterator checks its workers every five
+    seconds anyway.
     """
 
-    # Its workers, which stay from epoch to epoch.
+    # The worker processes, which persist over epochs.
     _processes: Sequence[BaseProcess] = ()
 
-    # PyTorch's types expect its own class of iterators, which nothing here needs.
+    # PyTorch's annotation requires its own iterator class, which nothing here needs.
     def __iter__(self) -> Iterator[Any]:  # type: ignore[override]
         others = multiprocessing.active_children()
         try:
-            with _handler_of_children_kept():
+            with _preserved_sigchld_handler():
                 items = super().__iter__()
             started = [one for one in multiprocessing.active_children() if one not in others]
             self._processes = self._processes or started
             for item in items:
-                if isinstance(item, BrokenOff):
+                if isinstance(item, WorkerError):
                     raise RunError(item.reason)
                 yield item
-        # What PyTorch says, or a connection over which the worker was handing over a batch.
+        # From PyTorch, or from a connection over which a worker transferred a batch.
         except (RuntimeError, OSError, EOFError) as error:
-            gone = _why_gone(self._processes, first_line(error))
-            if not gone:
+            reason = _death_reason(self._processes, first_line(error))
+            if not reason:
                 raise
-            raise RunError(gone) from None
+            raise RunError(reason) from None
 
 
 @contextlib.contextmanager
-def _handler_of_children_kept() -> Iterator[None]:
-    """PyTorch sets its own as it starts workers; Windows has no such signal."""
+def _preserved_sigchld_handler() -> Iterator[None]:
+    """Undo PyTorch's change of the SIGCHLD handler; Windows has no such signal."""
     handler = signal.getsignal(signal.SIGCHLD) if hasattr(signal, "SIGCHLD") else None
     yield
     if handler is not None and threading.current_thread() is threading.main_thread():
         signal.signal(signal.SIGCHLD, handler)
 
 
-def _why_gone(workers: Sequence[BaseProcess], said: str) -> str:
-    """Why a worker of a loader is gone, and what to do about it; "" if none is.
+def _death_reason(workers: Sequence[BaseProcess], message: str) -> str:
+    """Why a worker died, and the remedy; "" if all are alive.
 
-    The connections of a process are closed a moment before it is known to have ended.
+    The connections of a process close a moment before its exit code is known.
     """
     ended = wait([worker.sentinel for worker in workers], timeout=1)
     for worker in workers:
@@ -206,70 +222,57 @@ def _why_gone(workers: Sequence[BaseProcess], said: str) -> str:
     codes = {worker.exitcode for worker in workers} - {None}
     # Windows has neither signal; no process ends with the code -inf.
     if -getattr(signal, "SIGBUS", math.inf) in codes:
-        return no_shared_memory(said)
-    # One that died as soon as it was started is known to PyTorch alone.
+        return no_shared_memory(message)
+    # Only PyTorch knows a worker that died during its start.
     killed = -getattr(signal, "SIGKILL", math.inf) in codes
-    if killed or (not codes and said.startswith("DataLoader worker (pid")):
+    if killed or (not codes and message.startswith("DataLoader worker (pid")):
         return (
-            f"a worker of the loader was killed, as the system does when memory runs out: lower "
+            f"a DataLoader worker was killed, probably because memory ran out: lower "
             f"DATA_LOADER.NUM_WORKERS, TRAIN.BATCH_SIZE or, in a test, TEST.NUM_ENSEMBLE_VIEWS "
-            f"({said})"
+            f"({message})"
         )
-    return f"a worker of the loader is gone: {said}" if codes else ""
+    return f"a DataLoader worker died: {message}" if codes else ""
 
 
-def _loader(cfg: CfgNode, dataset: torch.utils.data.Dataset, **options) -> VideoLoader:
-    workers = cfg.DATA_LOADER.NUM_WORKERS
-    return VideoLoader(
-        dataset,
-        num_workers=workers,
-        pin_memory=cfg.DATA_LOADER.PIN_MEMORY and torch.cuda.is_available(),
-        persistent_workers=workers > 0,
-        **options,
-    )
-
-
-def _only_one(videos: list[VideoViews | BrokenOff]) -> VideoViews | BrokenOff:
+def _only_one(videos: list[VideoViews | WorkerError]) -> VideoViews | WorkerError:
     (video,) = videos
     return _shared(video, [video.views] if isinstance(video, VideoViews) else [])
 
 
-def collate(samples: list[Sample | BrokenOff]) -> Batch | BrokenOff:
-    if isinstance(samples[0], BrokenOff):  # then it is the only one
+def collate(samples: list[Sample | WorkerError]) -> Batch | WorkerError:
+    if isinstance(samples[0], WorkerError):  # then it is the only item
         return samples[0]
-    whole = [sample for sample in samples if isinstance(sample, Sample)]
-    good = [sample for sample in whole if sample.clip is not None]
+    read = [sample for sample in samples if isinstance(sample, Sample)]
+    good = [sample for sample in read if sample.clip is not None]
     try:
-        clips = stacked([sample.clip for sample in good if sample.clip is not None])
+        clips = _stacked([sample.clip for sample in good if sample.clip is not None])
     except (RuntimeError, OSError) as error:
-        return BrokenOff(no_shared_memory(first_line(error)))
+        return WorkerError(no_shared_memory(first_line(error)))
     batch = Batch(
         [clips] if len(clips) else [],
         torch.tensor([sample.label for sample in good], dtype=torch.int64),
         torch.tensor([sample.index for sample in good], dtype=torch.int64),
-        [failure for sample in whole for failure in sample.failures],
+        [failure for sample in read for failure in sample.failures],
     )
     return _shared(batch, [*batch.clips, batch.labels, batch.indices])
 
 
-def stacked(clips: list[torch.Tensor]) -> torch.Tensor:
-    """One tensor of all clips; in a worker, put together where the main process will see it."""
+def _stacked(clips: list[torch.Tensor]) -> torch.Tensor:
+    """Stack clips; in a worker, directly in shared memory, which saves a copy."""
     if not clips:
         return torch.empty(0)
     if torch.utils.data.get_worker_info() is None:
         return torch.stack(clips)
-    size = len(clips) * clips[0].nbytes
-    # A stack of its own, to be copied there, would cost as much again.
-    memory = torch.UntypedStorage._new_shared(size)
+    memory = torch.UntypedStorage._new_shared(len(clips) * clips[0].nbytes)
     out = torch.empty(0, dtype=clips[0].dtype).set_(memory)
     return torch.stack(clips, out=out.view(len(clips), *clips[0].shape))
 
 
-def _shared(item: T, tensors: list[torch.Tensor | None]) -> T | BrokenOff:
-    """In a worker, `item` with its tensors in shared memory, for the way to the main process.
+def _shared(item: T, tensors: list[torch.Tensor | None]) -> T | WorkerError:
+    """In a worker, move the tensors of `item` to shared memory.
 
-    PyTorch would move them there in a thread, where an error only loses the item: the
-    main process would wait for it forever.
+    PyTorch would move them in a thread, where an error loses the item: the main process would wait
+    for it forever.
     """
     if torch.utils.data.get_worker_info() is not None:
         try:
@@ -277,5 +280,5 @@ def _shared(item: T, tensors: list[torch.Tensor | None]) -> T | BrokenOff:
                 if tensor is not None:
                     tensor.share_memory_()
         except (RuntimeError, OSError) as error:
-            return BrokenOff(no_shared_memory(first_line(error)))
+            return WorkerError(no_shared_memory(first_line(error)))
     return item

@@ -1,4 +1,4 @@
-"""Which way up a frame is to be shown: telephones write sideways, and say so in the header."""
+"""Display orientation of video frames: phones record sideways and store a display matrix."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from av.sidedata.sidedata import Type as SideData
 
 
 class Orientation(NamedTuple):
-    """What makes a frame upright: rows for columns first, then mirroring."""
+    """Steps that make a frame upright: transpose first, then mirror."""
 
     transpose: bool = False
     mirror_x: bool = False
@@ -17,11 +17,11 @@ class Orientation(NamedTuple):
 
     @staticmethod
     def of(frame: Any) -> Orientation:
-        """By the frame's display matrix, to the nearest quarter turn."""
+        """The orientation in the frame's display matrix, to the nearest quarter turn."""
         matrix = frame.side_data.get(SideData.DISPLAYMATRIX)
         if matrix is None:
             return Orientation()
-        # (x, y) is shown at (a x + c y, b x + d y), with y downwards.
+        # (x, y) is displayed at (a x + c y, b x + d y), with y downwards.
         a, b, _, c, d = (int(value) for value in np.frombuffer(bytes(matrix), np.int32)[:5])
         if abs(b) + abs(c) > abs(a) + abs(d):
             return Orientation(True, c < 0, b < 0)
@@ -32,7 +32,7 @@ class Orientation(NamedTuple):
         return size[::-1] if self.transpose else size
 
     def upright(self, pixels: np.ndarray) -> np.ndarray:
-        """[H, W] or [H, W, 3] as it is to be shown."""
+        """Upright copy of [H, W] or [H, W, 3]; the array itself if it is upright."""
         if self == Orientation():
             return pixels
         pixels = pixels.swapaxes(0, 1) if self.transpose else pixels

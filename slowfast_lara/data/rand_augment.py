@@ -1,9 +1,9 @@
 """RandAugment: a few random operations, the same on all frames of a clip.
 
-Cubuk et al., "RandAugment: Practical automated data augmentation with a reduced
-search space" (2020), with the operations and strengths that the notation
-rand-m20-n2-mstd0.5-inc usually stands for: n operations, each applied with
-probability 1/2, at a magnitude drawn from N(m, mstd) and clipped to 0..10.
+Cubuk et al., "RandAugment: Practical automated data augmentation with a reduced search space"
+(2020), with the usual operations and strengths of the notation rand-m20-n2-mstd0.5-inc: n
+operations, each applied with probability 1/2, at a magnitude drawn from N(m, mstd) and clipped to
+0..10.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ NOTATION = re.compile(r"rand-m(\d+(?:\.\d+)?)-n(\d+)(?:-mstd(\d+(?:\.\d+)?))?(-i
 NOTATION_HELP = "the form is rand-m<magnitude>-n<operations>[-mstd<spread>][-inc]"
 PROBABILITY = 0.5
 MAX_MAGNITUDE = 10
-# What comes in from outside the frame: the mean of Kinetics.
+# Colour of pixels from outside the frame: the mean of Kinetics.
 FILL = (115, 115, 115)
 
 Operation = Callable[[np.ndarray, float], np.ndarray]
 
 
 def auto_contrast(clip: np.ndarray) -> np.ndarray:
-    """Each channel of each frame stretched to 0..255."""
+    """Stretch each channel of each frame to 0..255."""
 
     def stretch(histogram: np.ndarray) -> np.ndarray:
         used = histogram.nonzero()[0]
@@ -40,7 +40,7 @@ def auto_contrast(clip: np.ndarray) -> np.ndarray:
 
 
 def equalize(clip: np.ndarray) -> np.ndarray:
-    """Each channel of each frame with a flat histogram."""
+    """Flatten the histogram of each channel of each frame."""
 
     def flatten(histogram: np.ndarray) -> np.ndarray:
         used = histogram[histogram.nonzero()]
@@ -69,53 +69,48 @@ def invert(clip: np.ndarray) -> np.ndarray:
 
 
 def posterize(clip: np.ndarray, bits: int) -> np.ndarray:
-    """Only the highest `bits` of each value."""
+    """Keep the highest `bits` of each value."""
     return clip & np.uint8(256 - 2 ** (8 - bits))
 
 
 def solarize(clip: np.ndarray, threshold: int) -> np.ndarray:
-    """Values from the threshold on inverted."""
+    """Invert values from the threshold on."""
     values = np.arange(256)
     return look_up(clip, np.where(values < threshold, values, 255 - values))
 
 
 def solarize_add(clip: np.ndarray, added: int) -> np.ndarray:
-    """The darker half of the values made lighter."""
+    """Brighten the darker half of the values."""
     values = np.arange(256)
     return look_up(clip, np.where(values < 128, values + added, values))
 
 
 def sharpness(clip: np.ndarray, factor: float) -> np.ndarray:
-    """Between a smoothed clip (0) and the clip itself (1), or beyond."""
+    """Interpolate between a smoothed clip (0) and the clip (1), or extrapolate."""
     smooth = np.array([[1, 1, 1], [1, 5, 1], [1, 1, 1]]) / 13
     out = np.empty(clip.shape, np.uint8)
     for frame, target in zip(clip, out):
         frame = np.ascontiguousarray(frame)
-        smoothed = frame.copy()  # the border stays as it is
+        smoothed = frame.copy()  # the border is not smoothed
         smoothed[1:-1, 1:-1] = cv2.filter2D(frame, -1, smooth)[1:-1, 1:-1]
         cv2.addWeighted(frame, factor, smoothed, 1 - factor, 0, dst=target)
     return out
 
 
 def affine(clip: np.ndarray, matrix: np.ndarray | Sequence[Sequence[float]]) -> np.ndarray:
-    """`matrix` [2, 3] maps coordinates of the result to those of the clip."""
+    """Warp by `matrix` [2, 3], which maps coordinates of the result to those of the clip."""
     size = (clip.shape[2], clip.shape[1])
     out = np.empty(clip.shape, np.uint8)
+    options: dict = {"borderMode": cv2.BORDER_CONSTANT, "borderValue": FILL}
+    options["flags"] = cv2.INTER_LINEAR | cv2.WARP_INVERSE_MAP
     for frame, target in zip(clip, out):
-        cv2.warpAffine(
-            np.ascontiguousarray(frame),
-            np.array(matrix, float),
-            size,
-            dst=target,
-            flags=cv2.INTER_LINEAR | cv2.WARP_INVERSE_MAP,
-            borderMode=cv2.BORDER_CONSTANT,
-            borderValue=FILL,
-        )
+        frame = np.ascontiguousarray(frame)
+        cv2.warpAffine(frame, np.array(matrix, float), size, dst=target, **options)
     return out
 
 
 def rotate(clip: np.ndarray, degrees: float) -> np.ndarray:
-    """About the centre, counter-clockwise."""
+    """Rotate about the centre, counter-clockwise."""
     centre = ((clip.shape[2] - 1) / 2, (clip.shape[1] - 1) / 2)
     forward = cv2.getRotationMatrix2D(centre, degrees, 1)
     return affine(clip, cv2.invertAffineTransform(forward))
@@ -129,7 +124,7 @@ def translate_y(clip: np.ndarray, share: float) -> np.ndarray:
     return affine(clip, [[1, 0, 0], [0, 1, share * clip.shape[1]]])
 
 
-# Strength s = magnitude / 10 in 0..1. Symmetric ones take s or -s at random.
+# Operations of a strength s = magnitude / 10 in 0..1. Symmetric ones take s or -s at random.
 _PLAIN: dict[str, Operation] = {
     "auto_contrast": lambda clip, s: auto_contrast(clip),
     "equalize": lambda clip, s: equalize(clip),
@@ -143,29 +138,42 @@ _SYMMETRIC: dict[str, Operation] = {
     "translate_x": lambda clip, s: translate_x(clip, s * 0.45),
     "translate_y": lambda clip, s: translate_y(clip, s * 0.45),
 }
+
+
+def _enhancements(base: float, step: float) -> dict[str, Operation]:
+    """Colour, contrast, brightness and sharpness by the factor base + step * s."""
+
+    def by_factor(change: Operation) -> Operation:
+        return lambda clip, s: change(clip, base + s * step)
+
+    return {
+        "color": by_factor(saturation),
+        "contrast": by_factor(contrast),
+        "brightness": by_factor(brightness),
+        "sharpness": by_factor(sharpness),
+    }
+
+
 # With "inc" in the notation, a larger magnitude always changes more.
-_INCREASING_PLAIN: dict[str, Operation] = {
-    "posterize": lambda clip, s: posterize(clip, 4 - int(s * 4)),
-    "solarize": lambda clip, s: solarize(clip, 256 - int(s * 256)),
-}
-_INCREASING_SYMMETRIC: dict[str, Operation] = {
-    "color": lambda clip, s: saturation(clip, 1 + s * 0.9),
-    "contrast": lambda clip, s: contrast(clip, 1 + s * 0.9),
-    "brightness": lambda clip, s: brightness(clip, 1 + s * 0.9),
-    "sharpness": lambda clip, s: sharpness(clip, 1 + s * 0.9),
-}
-# Without "inc" it need not: posterize and solarize change most at magnitude 0, and the
-# four factors go from 0.1 through 1, which changes nothing, to 1.9.
-_ABSOLUTE: dict[str, Operation] = {
-    "posterize": lambda clip, s: posterize(clip, int(s * 4)),
-    "solarize": lambda clip, s: solarize(clip, int(s * 256)),
-    "color": lambda clip, s: saturation(clip, 0.1 + s * 1.8),
-    "contrast": lambda clip, s: contrast(clip, 0.1 + s * 1.8),
-    "brightness": lambda clip, s: brightness(clip, 0.1 + s * 1.8),
-    "sharpness": lambda clip, s: sharpness(clip, 0.1 + s * 1.8),
-}
-_INCREASING = ({**_PLAIN, **_INCREASING_PLAIN}, {**_SYMMETRIC, **_INCREASING_SYMMETRIC})
-_NOT_INCREASING = ({**_PLAIN, **_ABSOLUTE}, _SYMMETRIC)
+INCREASING: tuple[dict[str, Operation], dict[str, Operation]] = (
+    {
+        **_PLAIN,
+        "posterize": lambda clip, s: posterize(clip, 4 - int(s * 4)),
+        "solarize": lambda clip, s: solarize(clip, 256 - int(s * 256)),
+    },
+    {**_SYMMETRIC, **_enhancements(1, 0.9)},
+)
+# Without "inc", posterize and solarize change most at magnitude 0, and the factors range from 0.1
+# over 1, which changes nothing, to 1.9.
+NOT_INCREASING: tuple[dict[str, Operation], dict[str, Operation]] = (
+    {
+        **_PLAIN,
+        "posterize": lambda clip, s: posterize(clip, int(s * 4)),
+        "solarize": lambda clip, s: solarize(clip, int(s * 256)),
+        **_enhancements(0.1, 1.8),
+    },
+    _SYMMETRIC,
+)
 
 
 class RandAugment:
@@ -181,16 +189,14 @@ class RandAugment:
         self._increasing = increasing is not None
 
     def __call__(self, clip: np.ndarray, rng: np.random.Generator) -> np.ndarray:
-        # Looked up here: an object that holds functions cannot be sent to a worker.
-        plain, symmetric = _INCREASING if self._increasing else _NOT_INCREASING
+        # Not an attribute: lambdas cannot be pickled to a worker.
+        plain, symmetric = INCREASING if self._increasing else NOT_INCREASING
         for name in rng.choice(sorted([*plain, *symmetric]), self._count):
             applied, sign = rng.random() < PROBABILITY, rng.choice([-1, 1])
             magnitude = np.clip(rng.normal(self._magnitude, self._spread), 0, MAX_MAGNITUDE)
             strength = float(magnitude) / MAX_MAGNITUDE
-            if applied:
-                clip = (
-                    symmetric[name](clip, sign * strength)
-                    if name in symmetric
-                    else plain[name](clip, strength)
-                )
+            if applied and name in symmetric:
+                clip = symmetric[name](clip, sign * strength)
+            elif applied:
+                clip = plain[name](clip, strength)
         return clip

@@ -1,8 +1,7 @@
-"""The datasets that TRAIN.DATASET and TEST.DATASET can name.
+"""Registry of the datasets that TRAIN.DATASET and TEST.DATASET can name.
 
-A set of your own: a subclass of VideoDataset, Kinetics or Ssv2, registered with
-`DATASETS.register(YourSet)` before the config is loaded. (Not PySlowFast's registry:
-its own Kinetics is in there, and no name can be given twice.)
+To add a dataset, subclass VideoDataset, Kinetics or Ssv2 and call `DATASETS.register(YourSet)`
+before loading the config. (PySlowFast's registry already has another Kinetics.)
 """
 
 from __future__ import annotations
@@ -21,9 +20,9 @@ DATASETS.register(Ssv2)
 
 
 def dataset_class(cfg: CfgNode, part: str) -> type[VideoDataset]:
-    """The dataset of a `part` of the config, "TRAIN" or "TEST"; "kinetics" is Kinetics too."""
+    """The dataset class of `part` of the config, "TRAIN" or "TEST"; its name in any case."""
     name, classes = cfg[part].DATASET, dict(DATASETS)
     for known in classes:
         if known.lower() == name.lower():
             return classes[known]
-    raise ConfigError(f"{part}.DATASET is {name!r}; supported datasets: {', '.join(classes)}")
+    raise ConfigError(f"{part}.DATASET is {name!r}; must be one of {', '.join(classes)}")

@@ -1,7 +1,7 @@
-"""Which frames make a clip: arithmetic only.
+"""Frame indices of clips and views.
 
-PySlowFast's rule for Kinetics; for Something-Something, one frame of each of T
-equal segments of the video.
+PySlowFast's rule for Kinetics; for Something-Something, one frame from each of T equal segments of
+the video.
 """
 
 from __future__ import annotations
@@ -11,18 +11,17 @@ import torch
 
 
 def clip_length(num_frames: int, sampling_rate: int, fps: float, target_fps: float) -> float:
-    """How many frames of the video a clip spans."""
+    """Number of frames of the video that a clip spans."""
     return num_frames * sampling_rate * fps / target_fps
 
 
 def clip_indices(
     video_frames: int, length: float, num_frames: int, view: float, num_views: int
 ) -> np.ndarray:
-    """The frames of clip `view` of `num_views` evenly spread ones.
+    """Frames of clip `view` of `num_views` evenly spaced clips.
 
-    `view` may be a fraction: with num_views 1, a number drawn from [0, 1) gives
-    a random clip. Computed in float32 by torch, as PySlowFast does: where an
-    index is close to a whole number, the rounding decides.
+    With num_views 1, a fraction `view` drawn from [0, 1) gives a random clip. Torch computes in
+    float32, as in PySlowFast: indices close to a whole number depend on the rounding.
     """
     start = max(video_frames - length, 0) * view / num_views
     indices = torch.linspace(start, start + length - 1, num_frames)
@@ -30,7 +29,7 @@ def clip_indices(
 
 
 def segment_indices(video_frames: int, num_frames: int, offsets: float | np.ndarray) -> np.ndarray:
-    """One frame of each of `num_frames` segments, `offsets` (in [0, 1)) into them."""
+    """One frame from each of `num_frames` segments, at `offsets` in [0, 1) within them."""
     segments = np.arange(num_frames)
     indices = np.floor((segments + offsets) * video_frames / num_frames)
     return indices.astype(np.int64).clip(0, video_frames - 1)
@@ -39,11 +38,11 @@ def segment_indices(video_frames: int, num_frames: int, offsets: float | np.ndar
 def segment_view_indices(
     video_frames: int, num_frames: int, view: int, num_views: int
 ) -> np.ndarray:
-    """View `view` of `num_views`, shifted evenly within the segments.
+    """Frames of view `view` of `num_views`, shifted evenly within the segments.
 
-    PySlowFast takes the same frames for every view. Where segments have fewer
-    frames than there are views, shifts are less than a frame: each segment then
-    rounds at a threshold of its own, so that the views still differ.
+    (PySlowFast uses the same frames for every view.) If segments have fewer frames than there are
+    views, shifts are below one frame: each segment rounds at its own threshold, so that the views
+    still differ.
     """
     if video_frames >= num_frames * num_views or num_views == 1:
         return segment_indices(video_frames, num_frames, (view + 0.5) / num_views)

@@ -1,4 +1,4 @@
-"""Sources of frames: a video file, image files, a folder of them, or the frames themselves."""
+"""Frame sources: a video file, image files, a folder of images, or frames in memory."""
 
 from __future__ import annotations
 
@@ -13,87 +13,89 @@ import cv2
 import numpy as np
 from PIL import Image
 
-from slowfast_lara.data.decode import (
-    Choose,
-    Frames,
-    KeptFrames,
-    Place,
+from slowfast_lara.data.timestamps import TimestampCache
+from slowfast_lara.data.video import (
+    ClipFrames,
+    CropFn,
+    FrameBuffer,
+    FrameIndexFn,
     check_size,
-    opened,
-    order_of,
-    read_all,
-    read_span,
+    open_video,
+    rank_indices,
+    read_clip,
+    read_timestamps,
+    read_whole,
     rgb_frames,
 )
-from slowfast_lara.data.packet_index import PacketIndex
 from slowfast_lara.errors import DecodeError, first_line
+
+IMAGE_SUFFIXES = (".jpg", ".jpeg", ".png", ".webp", ".bmp")
 
 
 @dataclass(frozen=True)
 class FrameArray:
-    """Frames in memory, uint8 RGB [T,H,W,3]; their rate, if it is known."""
+    """Frames in memory, uint8 RGB [T, H, W, 3], with their frame rate if it is known."""
 
     pixels: np.ndarray
     fps: float | None = None
 
     def __post_init__(self) -> None:
-        shape, kind = self.pixels.shape, self.pixels.dtype
-        if len(shape) != 4 or shape[3] != 3 or not shape[0] or kind != np.uint8:
-            raise DecodeError(
-                f"frames {list(shape)} of {kind} are given; uint8 [T, H, W, 3] is expected"
-            )
+        shape, dtype = self.pixels.shape, self.pixels.dtype
+        if len(shape) != 4 or shape[3] != 3 or not shape[0] or dtype != np.uint8:
+            raise DecodeError(f"expected frames uint8 [T, H, W, 3], got {dtype} {list(shape)}")
         if self.fps is not None and not 0 < self.fps < float("inf"):
-            raise DecodeError(f"the frames' fps is {self.fps}; a positive number is expected")
+            raise DecodeError(f"the frames' fps is {self.fps}; must be positive")
         try:
             check_size(*shape[1:3])
         except ValueError as error:
-            raise DecodeError(f"the frames given: {error}") from None
+            raise DecodeError(f"frames in memory: {error}") from None
 
 
 # The path of a video file or of a folder of images, or the paths of image files.
-Files = str | Sequence[str]
-Source = Files | FrameArray
-IMAGE_SUFFIXES = (".jpg", ".jpeg", ".png", ".webp", ".bmp")
+VideoPath = str | Sequence[str]
+FrameSource = VideoPath | FrameArray
 
 
 def read_frames(
-    source: Source,
-    choose: Choose,
-    place: Place,
+    source: FrameSource,
+    choose: FrameIndexFn,
+    crop: CropFn,
     *,
     whole: bool,
     default_fps: float = 30,
     threads: int = 1,
-    index: PacketIndex | None = None,
-) -> Frames:
-    """The chosen frames; `default_fps` is for sources that do not say their own.
+    cache: TimestampCache | None = None,
+) -> ClipFrames:
+    """Read the frames that `choose` selects, cropped by `crop`.
 
-    `whole`: decode all of a video file, to choose by the number of frames it really has.
-    Otherwise an `index` saves scanning it each time.
+    Args:
+        whole: decode all of a video file, to choose by the number of frames that decode.
+        default_fps: rate of sources without one.
+        threads, cache: of video files; see `read_clip`.
     """
     if isinstance(source, FrameArray):
         indices = choose(len(source.pixels), source.fps or default_fps)
-        return _kept(indices, source.pixels.__getitem__, place)
+        return _cropped(indices, source.pixels.__getitem__, crop)
     images = _image_files(source)
     if images is None:
-        read = read_all if whole else partial(read_span, index=index)
-        return read(str(source), choose, place, default_fps=default_fps, threads=threads)
-    return _kept(choose(len(images), default_fps), lambda index: read_image(images[index]), place)
+        read = read_whole if whole else partial(read_clip, cache=cache)
+        return read(str(source), choose, crop, default_fps=default_fps, threads=threads)
+    return _cropped(choose(len(images), default_fps), lambda index: read_image(images[index]), crop)
 
 
-def _kept(indices: np.ndarray, frame: Callable[[int], np.ndarray], place: Place) -> Frames:
+def _cropped(indices: np.ndarray, frame: Callable[[int], np.ndarray], crop: CropFn) -> ClipFrames:
     distinct = np.unique(indices)
-    kept = KeptFrames(len(distinct), place)
+    kept = FrameBuffer(len(distinct), crop)
     for index in distinct:
         kept.add(frame(index))
-    return Frames(kept.pixels, order_of(indices))
+    return ClipFrames(kept.pixels, rank_indices(indices))
 
 
 @contextmanager
 def open_frames(
-    source: Source, default_fps: float = 30
+    source: FrameSource, default_fps: float = 30
 ) -> Iterator[tuple[float, Iterator[np.ndarray]]]:
-    """Frames per second, and all frames one by one, uint8 RGB [H, W, 3]."""
+    """Frames per second, and an iterator over all frames, uint8 RGB [H, W, 3]."""
     if isinstance(source, FrameArray):
         yield float(source.fps or default_fps), iter(source.pixels)
         return
@@ -101,19 +103,20 @@ def open_frames(
     if images is not None:
         yield float(default_fps), map(read_image, images)
         return
-    with opened(str(source), 1) as (container, stream):
-        yield float(stream.average_rate or default_fps), rgb_frames(container, stream)
+    fps = read_timestamps(str(source)).fps or default_fps
+    with open_video(str(source)) as (container, stream):
+        yield float(fps), rgb_frames(container, stream)
 
 
-def _image_files(source: Files) -> Sequence[str] | None:
-    """The images that make up the source; None for a video file."""
+def _image_files(source: VideoPath) -> Sequence[str] | None:
+    """The image files of a source; None for a video file."""
     if not isinstance(source, str):
         return source
     return list_images(source) if os.path.isdir(source) else None
 
 
 def list_images(folder: str) -> list[str]:
-    """The images of a folder, 2.jpg before 10.jpg."""
+    """The images in a folder in natural order: 2.jpg before 10.jpg."""
     try:
         names = [name for name in os.listdir(folder) if name.lower().endswith(IMAGE_SUFFIXES)]
     except OSError as error:
@@ -129,17 +132,18 @@ def list_images(folder: str) -> list[str]:
 
 
 def read_image(path: str) -> np.ndarray:
-    if not os.path.isfile(path):  # OpenCV would wait for ever for a FIFO
+    """Read an image file as uint8 RGB [H, W, 3]."""
+    if not os.path.isfile(path):  # OpenCV would block on a FIFO
         raise DecodeError(f"{path}: no such file")
     try:
-        with Image.open(path) as header:  # reads no pixels, which OpenCV does at once
+        with Image.open(path) as header:  # reads no pixels; OpenCV would
             check_size(header.height, header.width)
         image = cv2.imread(path, cv2.IMREAD_COLOR)
     except cv2.error as error:
         raise DecodeError(f"{path}: {error.err}") from None
     except Image.UnidentifiedImageError:
-        raise DecodeError(f"{path}: not an image that can be read") from None
-    except Exception as error:  # Pillow's readers raise anything on a damaged header
+        image = None
+    except Exception as error:  # Pillow raises many exception types on a damaged header
         raise DecodeError(f"{path}: {first_line(error)}") from None
     if image is None:
         raise DecodeError(f"{path}: not an image that can be read")

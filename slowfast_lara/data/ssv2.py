@@ -1,14 +1,14 @@
-"""Something-Something-v2, as people have it.
+"""Something-Something-v2 in its common forms.
 
-DATA.PATH_TO_DATA_DIR holds one of
-- the official something-something-v2-{labels,train,validation}.json alone: the
-  videos are DATA.PATH_PREFIX/ID.webm, or ID.mp4 if they were prepared;
-- the same and PySlowFast's train.csv and val.csv, whose header starts
+DATA.PATH_TO_DATA_DIR contains one of
+- only the official something-something-v2-{labels,train,validation}.json: the videos are
+  DATA.PATH_PREFIX/ID.webm, or ID.mp4 after `data prepare`;
+- these files and PySlowFast's train.csv and val.csv, whose header starts with
   `original_vido_id`: the videos are extracted frames, DATA.PATH_PREFIX/path;
-- no JSON, but `path label` lists as for Kinetics (datasets/build_ssv2_lists.py
-  makes them where some videos are missing).
-Tests take test.csv if there is one, otherwise validation's: the official test
-split has no labels.
+- no JSON, but `path label` lists as for Kinetics (datasets/build_ssv2_lists.py writes them if
+  some videos are missing).
+Tests use test.csv if it exists and otherwise the validation set: the official test set has no
+labels.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ from slowfast_lara.data.dataset import VideoDataset
 from slowfast_lara.data.frame_lists import has_header, read_frame_list
 from slowfast_lara.data.lists import find_prefix, parse_label, read_path_labels
 from slowfast_lara.data.sampling import segment_indices, segment_view_indices
-from slowfast_lara.data.sources import Files
-from slowfast_lara.data.string_array import Texts
+from slowfast_lara.data.sources import VideoPath
+from slowfast_lara.data.string_array import StringArray
 from slowfast_lara.errors import DataError
 from slowfast_lara.files import check_regular_file, parse_json
 
@@ -42,18 +42,18 @@ class Ssv2(VideoDataset):
     may_flip = False
     frames_in_folders = True
 
-    def _read_lists(self) -> tuple[list[str], list[int]]:
+    def read_lists(self) -> tuple[list[str], list[int]]:
         data, num_classes = self.cfg.DATA, self.cfg.MODEL.NUM_CLASSES
         folder = data.PATH_TO_DATA_DIR
-        # Where videos are extracted frames: their paths, by `self._places` of each video.
-        self._frames: Texts | None = None
+        # If the videos are extracted frames: the frames' paths, by row of the list.
+        self._frames: StringArray | None = None
         split = "train" if self.mode == "train" else "validation"
         list_file = os.path.join(folder, f"{self.mode}.csv")
         if self.mode == "test" and not os.path.exists(list_file):
             list_file = os.path.join(folder, "val.csv")
         has_list = os.path.exists(list_file)
-        annotated = os.path.exists(os.path.join(folder, f"{PREFIX}labels.json"))
-        if has_list and not annotated and not has_header(list_file):
+        has_annotations = os.path.exists(os.path.join(folder, f"{PREFIX}labels.json"))
+        if has_list and not has_annotations and not has_header(list_file):
             return read_path_labels(
                 list_file, data.PATH_LABEL_SEPARATOR, num_classes, data.PATH_PREFIX
             )
@@ -63,22 +63,22 @@ class Ssv2(VideoDataset):
             suffix = video_suffix(prefix, label_of)
             files = [os.path.join(prefix, f"{name}{suffix}") for name in label_of]
             return files, list(label_of.values())
-        in_list, self._frames = read_frame_list(list_file)
-        place_of = {name: place for place, name in enumerate(in_list)}
-        names = [name for name in label_of if name in place_of]
+        listed, self._frames = read_frame_list(list_file)
+        row_of = {name: row for row, name in enumerate(listed)}
+        names = [name for name in label_of if name in row_of]
         if not names:
             raise DataError(f"{list_file}: none of its videos is in {PREFIX}{split}.json")
-        self._places = torch.tensor([place_of[name] for name in names])
+        self._rows = torch.tensor([row_of[name] for name in names])
         first = self._frames[0].partition("\n")[0]
         self._prefix = find_prefix(data.PATH_PREFIX, first, list_file)
-        firsts = (self._frames[place].partition("\n")[0] for place in self._places.tolist())
+        firsts = (self._frames[row].partition("\n")[0] for row in self._rows.tolist())
         folders = [os.path.join(self._prefix, os.path.dirname(path)) for path in firsts]
         return folders, [label_of[name] for name in names]
 
-    def _source(self, index: int) -> Files:
+    def video_path(self, index: int) -> VideoPath:
         if self._frames is None:
-            return super()._source(index)
-        paths = self._frames[int(self._places[index])].split("\n")[:-1]
+            return super().video_path(index)
+        paths = self._frames[int(self._rows[index])].split("\n")[:-1]
         return [os.path.join(self._prefix, path) for path in paths]
 
     @classmethod
@@ -94,16 +94,16 @@ class Ssv2(VideoDataset):
         return segment_view_indices(video_frames, cfg.DATA.NUM_FRAMES, view, num_views)
 
     @classmethod
-    def window_frames(cls, cfg: CfgNode, seen: int, length: int) -> np.ndarray:
-        return segment_indices(seen, cfg.DATA.NUM_FRAMES, 0.5)
+    def window_frames(cls, cfg: CfgNode, available: int, length: int) -> np.ndarray:
+        return segment_indices(available, cfg.DATA.NUM_FRAMES, 0.5)
 
     @classmethod
     def window_seconds(cls, cfg: CfgNode) -> float:
-        return 4.0  # as long as a video of this set usually is
+        return 4.0  # the usual length of a video in this dataset
 
 
 def video_suffix(folder: str, names: Iterable[str]) -> str:
-    """That of the first few videos that are there: as distributed, or as `data prepare` writes."""
+    """The suffix of the first videos that exist: .webm, or .mp4 after `data prepare`."""
     for name in itertools.islice(names, 20):
         for suffix in (".webm", ".mp4"):
             if os.path.isfile(os.path.join(folder, f"{name}{suffix}")):
@@ -112,7 +112,7 @@ def video_suffix(folder: str, names: Iterable[str]) -> str:
 
 
 def read_annotations(folder: str, split: str, num_classes: int) -> dict[str, int]:
-    """The label of every video of a split ("train", "validation"), from the official JSON files."""
+    """Labels by video of a split ("train", "validation"), from the official JSON files."""
     labels_file = os.path.join(folder, f"{PREFIX}labels.json")
     class_of = _read_json(labels_file, dict, 'an object {"template": "class number"}')
     split_file = os.path.join(folder, f"{PREFIX}{split}.json")
@@ -121,7 +121,7 @@ def read_annotations(folder: str, split: str, num_classes: int) -> dict[str, int
         where = f"{split_file}, entry {number}"
         if not isinstance(entry, dict) or not {"id", "template"} <= entry.keys():
             raise DataError(
-                f'{where}: an object with "id" and "template" is expected, not {entry!r:.80}'
+                f'{where}: expected an object with "id" and "template", got {entry!r:.80}'
             )
         template = str(entry["template"]).replace("[", "").replace("]", "")
         if template not in class_of:
@@ -129,7 +129,7 @@ def read_annotations(folder: str, split: str, num_classes: int) -> dict[str, int
         where = f"{labels_file}, {template!r:.80}"
         label_of[str(entry["id"])] = parse_label(str(class_of[template]), num_classes, where)
     if not label_of:
-        raise DataError(f"{split_file}: empty; a list of videos is expected")
+        raise DataError(f"{split_file}: empty; expected a list of videos")
     return label_of
 
 
@@ -141,9 +141,9 @@ def _read_json(path: str, kind: type, expected: str) -> Any:
     except OSError as error:
         raise DataError(f"cannot read {path}: {error.strerror}") from None
     except json.JSONDecodeError as error:
-        raise DataError(f"{path}, line {error.lineno}: JSON is expected ({error.msg})") from None
+        raise DataError(f"{path}, line {error.lineno}: not JSON ({error.msg})") from None
     except ValueError as error:
-        raise DataError(f"{path}: JSON is expected ({error})") from None
+        raise DataError(f"{path}: not JSON ({error})") from None
     if not isinstance(content, kind):
-        raise DataError(f"{path}, line 1: {expected} is expected")
+        raise DataError(f"{path}, line 1: expected {expected}")
     return content

@@ -1,9 +1,8 @@
-"""What happens to the pixels of a clip: sizes, crops, flips, colours, normalisation.
+"""Crops, flips, colour changes and normalisation of clips.
 
-Clips are uint8 [T, H, W, 3] until the last step. Random functions take their
-draws from the generator they are given, and draw once for a whole clip.
-(PySlowFast's random_crop returns one value instead of two where nothing is to
-be cropped, and its contrast_jitter passes a keyword that does not exist.)
+Clips are uint8 [T, H, W, 3] until they are normalised. Random functions draw once per clip from the
+generator that they are given. (PySlowFast's random_crop returns one value instead of two if there
+is nothing to crop, and its contrast_jitter passes a keyword that does not exist.)
 """
 
 from __future__ import annotations
@@ -15,7 +14,7 @@ import numpy as np
 import torch
 from fvcore.common.config import CfgNode
 
-from slowfast_lara.data.decode import Region
+from slowfast_lara.data.video import Region
 
 LUMA = np.array([0.299, 0.587, 0.114])
 COLOR_JITTER = 0.4
@@ -24,7 +23,7 @@ CROP_ASPECT = (3 / 4, 4 / 3)
 
 
 def whole_frame(height: int, width: int, short_side: int) -> Region:
-    """All of the frame, scaled so that its shorter side is `short_side`."""
+    """The whole frame, scaled so that its shorter side is `short_side`."""
     if width < height:
         out = math.floor(height / width * short_side), short_side
     else:
@@ -33,7 +32,7 @@ def whole_frame(height: int, width: int, short_side: int) -> Region:
 
 
 def uniform_crop(pixels: np.ndarray, size: int, position: int) -> np.ndarray:
-    """The square at `position` 0, 1, 2 along the longer side of [..., H, W, 3], a view of it."""
+    """View of the square at `position` 0, 1 or 2 along the longer side of [..., H, W, 3]."""
     height, width = pixels.shape[-3:-1]
     y, x = math.ceil((height - size) / 2), math.ceil((width - size) / 2)
     if height > width:
@@ -46,35 +45,34 @@ def uniform_crop(pixels: np.ndarray, size: int, position: int) -> np.ndarray:
 def draw_short_side(
     rng: np.random.Generator, smallest: float, largest: float, inverse: bool
 ) -> int:
-    """A short side, uniform or with a uniform reciprocal."""
+    """Draw a short side, uniform or (`inverse`) with a uniform reciprocal."""
     if inverse:
         return round(1 / rng.uniform(1 / largest, 1 / smallest))
     return round(rng.uniform(smallest, largest))
 
 
 def jittered_crop(height: int, width: int, size: int, short_side: int, seed: int) -> Region:
-    """A random square that is `size` wide once the frame is scaled to `short_side`.
+    """A random square of `size` pixels of the frame scaled to `short_side`.
 
-    It is cut first and then scaled, which is half the work of scaling the whole frame.
+    The frame is cropped before it is scaled, which is half the work of scaling all of it.
     """
-    rng = np.random.default_rng(seed)
     side = max(round(size * min(height, width) / short_side), 1)
-    return _anywhere(height, width, side, side, size, rng)
+    return _random_region(height, width, side, side, size, np.random.default_rng(seed))
 
 
 def resized_crop(height: int, width: int, size: int, seed: int) -> Region:
-    """A random rectangle of random area and aspect, as a square of `size`."""
+    """A rectangle of random area and aspect, resized to a square of `size`."""
     rng = np.random.default_rng(seed)
     for _ in range(10):
         area = height * width * rng.uniform(*CROP_AREA)
         aspect = math.exp(rng.uniform(*np.log(CROP_ASPECT)))
         crop_height, crop_width = round(math.sqrt(area / aspect)), round(math.sqrt(area * aspect))
         if 0 < crop_height <= height and 0 < crop_width <= width:
-            return _anywhere(height, width, crop_height, crop_width, size, rng)
-    return _anywhere(height, width, min(height, width), min(height, width), size, rng)
+            return _random_region(height, width, crop_height, crop_width, size, rng)
+    return _random_region(height, width, min(height, width), min(height, width), size, rng)
 
 
-def _anywhere(
+def _random_region(
     height: int, width: int, crop_height: int, crop_width: int, size: int, rng: np.random.Generator
 ) -> Region:
     top = int(rng.integers(0, height - crop_height, endpoint=True))
@@ -83,7 +81,7 @@ def _anywhere(
 
 
 def random_flip(clip: np.ndarray, rng: np.random.Generator) -> np.ndarray:
-    """Mirrored left to right, or not."""
+    """Mirror the clip left to right with probability 1/2."""
     if rng.random() < 0.5:
         return clip
     mirrored = np.empty(clip.shape, np.uint8)
@@ -93,7 +91,7 @@ def random_flip(clip: np.ndarray, rng: np.random.Generator) -> np.ndarray:
 
 
 def color_jitter(clip: np.ndarray, rng: np.random.Generator) -> np.ndarray:
-    """Brightness, contrast and saturation by up to 40 %, in random order."""
+    """Change brightness, contrast and saturation by up to 40 %, in random order."""
     for change in rng.permutation([0, 1, 2]):
         factor = rng.uniform(1 - COLOR_JITTER, 1 + COLOR_JITTER)
         clip = (brightness, contrast, saturation)[change](clip, factor)
@@ -101,15 +99,15 @@ def color_jitter(clip: np.ndarray, rng: np.random.Generator) -> np.ndarray:
 
 
 def brightness(clip: np.ndarray, factor: float) -> np.ndarray:
-    """Between black (0) and the clip itself (1), or beyond."""
+    """Interpolate between black (0) and the clip (1), or extrapolate."""
     return look_up(clip, np.arange(256) * factor)
 
 
 def contrast(clip: np.ndarray, factor: float) -> np.ndarray:
-    """Between the mean luminance of each frame (0) and the clip itself (1), or beyond."""
+    """Interpolate between the mean luminance of each frame (0) and the clip (1), or extrapolate."""
     out = np.empty(clip.shape, np.uint8)
     for frame, target in zip(clip, out):
-        # Whole numbers are summed without error: the mean that numpy has, a tenth of its time.
+        # Sums of integers are exact: the result equals NumPy's mean, in a tenth of its time.
         sums = np.array(cv2.sumElems(np.ascontiguousarray(frame))[:3])
         mean = float(sums / (frame.shape[0] * frame.shape[1]) @ LUMA)
         target[:] = look_up(frame, (np.arange(256) - round(mean)) * factor + round(mean))
@@ -117,14 +115,14 @@ def contrast(clip: np.ndarray, factor: float) -> np.ndarray:
 
 
 def saturation(clip: np.ndarray, factor: float) -> np.ndarray:
-    """Between grey (0) and the clip itself (1), or beyond."""
-    mix = factor * np.eye(3) + (1 - factor) * np.tile(LUMA, (3, 1))
+    """Interpolate between gray (0) and the clip (1), or extrapolate."""
+    matrix = factor * np.eye(3) + (1 - factor) * np.tile(LUMA, (3, 1))
     flat = np.ascontiguousarray(clip).reshape(len(clip) * clip.shape[1], -1, 3)
-    return cv2.transform(flat, mix.astype(np.float32)).reshape(clip.shape)
+    return cv2.transform(flat, matrix.astype(np.float32)).reshape(clip.shape)
 
 
 def look_up(clip: np.ndarray, values: np.ndarray) -> np.ndarray:
-    """Each value of a pixel replaced by `values` (256, or 256 for each channel)."""
+    """Replace each pixel value by an entry of `values` (256, or 256 per channel)."""
     table = values.round().clip(0, 255).astype(np.uint8)
     flat = np.ascontiguousarray(clip).reshape(-1, clip.shape[-2], 3)
     return cv2.LUT(flat, table.reshape(1, 256, -1)).reshape(clip.shape)
@@ -149,7 +147,7 @@ class Normalize:
 
 
 def pixels_of(view: torch.Tensor, cfg: CfgNode) -> np.ndarray:
-    """A normalised view [3,T,H,W] as RGB pictures, uint8 [T,H,W,3]."""
+    """RGB frames uint8 [T, H, W, 3] of a normalised view [3, T, H, W]."""
     data = cfg.DATA
     channels = view.permute(1, 2, 3, 0).numpy()
     if data.REVERSE_INPUT_CHANNEL:

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from slowfast_lara.attention import estimator_options
 from slowfast_lara.config.load import with_overrides
 from slowfast_lara.data.registry import dataset_class
-from slowfast_lara.data.sources import FrameArray, Source, open_frames
+from slowfast_lara.data.sources import FrameArray, FrameSource, open_frames
 from slowfast_lara.errors import ConfigError, DecodeError, InputError, first_line, printable
 from slowfast_lara.inference.prediction import Prediction
 from slowfast_lara.inference.scoring import view_outputs, views_at_a_time
@@ -272,7 +272,7 @@ def _as_list(videos: VideoInput | VideoInputs) -> VideoInputs:
     return videos if isinstance(videos, (list, tuple)) else [videos]
 
 
-def _source(video: VideoInput, fps: float | None) -> Source:
+def _source(video: VideoInput, fps: float | None) -> FrameSource:
     if isinstance(video, (str, os.PathLike)):
         return os.fspath(video)
     if not isinstance(video, (np.ndarray, Tensor)):

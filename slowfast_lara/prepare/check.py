@@ -11,7 +11,6 @@ from concurrent.futures import ProcessPoolExecutor
 
 from tqdm import tqdm
 
-from slowfast_lara.data.decode import count_frames
 from slowfast_lara.data.lists import (
     find_prefix,
     fits_in_a_list,
@@ -19,6 +18,7 @@ from slowfast_lara.data.lists import (
     split_line,
     videos_below,
 )
+from slowfast_lara.data.video import count_frames
 from slowfast_lara.errors import DataError, DecodeError, printable
 from slowfast_lara.files import write_text
 from slowfast_lara.prepare.progress_log import ProgressLog

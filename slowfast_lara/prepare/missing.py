@@ -5,8 +5,7 @@ from __future__ import annotations
 import itertools
 from typing import Any
 
-from slowfast_lara.data.decode import opened as open_video
-from slowfast_lara.data.packets import demux
+from slowfast_lara.data.video import demux, open_video
 from slowfast_lara.errors import DecodeError
 
 # Containers whose header holds the duration of the longest stream.

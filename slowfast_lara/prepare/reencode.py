@@ -26,9 +26,8 @@ from typing import Any, NamedTuple
 import av
 from av.video.reformatter import Interpolation, VideoReformatter
 
-from slowfast_lara.data.decode import MAX_PIXELS, ONE_THREAD, decoded_frames
-from slowfast_lara.data.decode import opened as open_video
 from slowfast_lara.data.orientation import Orientation
+from slowfast_lara.data.video import MAX_PIXELS, ONE_THREAD, decoded_frames, open_video
 from slowfast_lara.errors import DecodeError
 from slowfast_lara.files import atomic_write
 from slowfast_lara.prepare.geometry import make_upright, target_size

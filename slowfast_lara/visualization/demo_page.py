@@ -13,7 +13,7 @@ import cv2
 import gradio as gr
 import numpy as np
 
-from slowfast_lara.data.decode import check_length
+from slowfast_lara.data.video import check_length
 from slowfast_lara.errors import UserError, first_line, printable
 from slowfast_lara.files import remove_empty
 from slowfast_lara.inference.model import TrainedModel

@@ -2,50 +2,65 @@ from __future__ import annotations
 
 import pytest
 
-from slowfast_lara.analysis.loader_benchmark import STAGES, Speed, as_text, loader_speed, verdict
+from slowfast_lara.analysis.loader_benchmark import (
+    STAGES,
+    LoaderSpeed,
+    as_text,
+    loader_speed,
+    verdict,
+)
 from slowfast_lara.cli.data import main
-from slowfast_lara.data import decode
-from tests.data.test_packets import settle
-from tests.helpers.videos import config, write_video
+from slowfast_lara.data import video as video_module
+from tests.helpers.datasets import make_synthetic
+from tests.helpers.videos import config, set_old, write_video
+
+
+@pytest.fixture(scope="module")
+def synthetic(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("synthetic")
+    sizes = {"classes": 12, "train": 24, "val": 1, "test": 1, "size": 48, "frames": 16}
+    make_synthetic(folder, *(f"--{key}={value}" for key, value in sizes.items()))
+    return folder
 
 
 def test_speed_of_a_loader(synthetic):
     cfg = config(DATA__PATH_TO_DATA_DIR=str(synthetic), TRAIN__BATCH_SIZE=8)
     cfg.freeze()
     speed = loader_speed(cfg, [0, 1], 0.2)
-    assert list(speed.rates) == [0, 1] and min(speed.rates.values()) > 0 and speed.batch == 8
-    assert {*STAGES, "the rest", "put together"} <= speed.stages.keys()
-    for stage in ("read, seek and decode", "convert to RGB", "crop and resize", "normalise"):
+    assert list(speed.rates) == [0, 1] and min(speed.rates.values()) > 0 and speed.batch_size == 8
+    assert {*STAGES, "other", "collate"} <= speed.stages.keys()
+    for stage in ("seek and decode", "convert to RGB", "crop and resize", "normalise"):
         assert speed.stages[stage] > 0
 
 
 @pytest.mark.parametrize("repeated", [False, True])
-def test_the_index_is_known_before_it_is_measured(tmp_path, monkeypatch, repeated):
-    """Each video is scanned once, whatever is measured then."""
-    paths = [settle(write_video(tmp_path / f"{n}.mp4", 20)) for n in range(5)]
+def test_timestamps_are_cached_before_the_measurement(tmp_path, monkeypatch, repeated):
+    """Each video is demuxed once for its timestamps."""
+    paths = [set_old(write_video(tmp_path / f"{n}.mp4", 20)) for n in range(5)]
     (tmp_path / "train.csv").write_text("".join(f"{path} 0\n" for path in paths))
     cfg = config(DATA__PATH_TO_DATA_DIR=str(tmp_path), TRAIN__BATCH_SIZE=4)
     cfg.DATA.USE_REPEATED_AUG = repeated
-    scans = tmp_path / "scans"
-    scanned = decode.scanned
+    log = tmp_path / "demuxed"
+    read_timestamps = video_module.read_timestamps
 
-    def noted(path, *args, **options):
-        with open(scans, "a") as file:  # a worker's memory is its own
+    def noted(path):
+        with open(log, "a") as file:  # shared by the workers
             file.write(f"{path}\n")
-        return scanned(path, *args, **options)
+        return read_timestamps(path)
 
-    monkeypatch.setattr(decode, "scanned", noted)
+    monkeypatch.setattr(video_module, "read_timestamps", noted)
     speed = loader_speed(cfg, [0, 2], 0.5)
-    assert sorted(scans.read_text().splitlines()) == sorted(map(str, paths))
-    assert speed.scan > 0 and "a video that is new takes" in as_text(speed, None)
+    demuxed = log.read_text().splitlines()
+    assert len(demuxed) == len(set(demuxed)) >= 4
+    assert speed.demux_ms > 0 and "a new video takes" in as_text(speed, None)
 
 
 def test_verdict():
-    speed = Speed({0: 10.0, 1: 9.0, 4: 32.0}, {"decode": 100.0}, 8)
+    speed = LoaderSpeed({0: 10.0, 1: 9.0, 4: 32.0}, {"decode": 100.0}, 8)
     assert "NUM_WORKERS 0 is enough" in verdict(speed, 800, cores=4)
     assert "NUM_WORKERS 4 is enough" in verdict(speed, 250, cores=4)
     assert "NUM_WORKERS 8 should do" in verdict(speed, 125, cores=8)
-    assert "bottleneck. About 8 workers" in verdict(speed, 125, cores=4)
+    assert "bottleneck. It needs about 8 workers" in verdict(speed, 125, cores=4)
 
 
 def test_command(synthetic, capsys):
@@ -57,18 +72,18 @@ def test_command(synthetic, capsys):
 
 
 @pytest.mark.parametrize(
-    "words, said",
+    "words, expected",
     [
         (["--cfg", "absent.yaml"], "absent.yaml"),
         (["--cfg", "quick/lara", "--workers", "-1"], "--workers"),
         (["--cfg", "quick/lara", "DATA.PATH_TO_DATA_DIR", "/absent"], "absent"),
     ],
 )
-def test_bad_input(words, said, capsys):
+def test_bad_input(words, expected, capsys):
     try:
         code = main(["speed", *words])
     except SystemExit as error:
         code = error.code
     assert code == 2
     (line,) = capsys.readouterr().err.splitlines()
-    assert line.startswith("error: ") and said in line
+    assert line.startswith("error: ") and expected in line

@@ -1,4 +1,4 @@
-"""Grey, blurred and erased clips against their definitions, and how often they come."""
+"""Grayscale, blur and erasing against their definitions and probabilities."""
 
 from __future__ import annotations
 
@@ -7,14 +7,13 @@ import math
 import numpy as np
 import pytest
 
-from slowfast_lara.data import augment as random_changes
-from slowfast_lara.data.augment import random_blur, random_erase, random_grey
+from slowfast_lara.data.augment import ERASED_AREA, random_blur, random_erase, random_gray
 
 SIZES = [(33, 24), (8, 9), (1, 1), (2, 40)]
 
 
 class Draws:
-    """A generator of chosen numbers: `random` and `uniform` in turn."""
+    """Generator stub: `random` and `uniform` return the given numbers in turn."""
 
     def __init__(self, *numbers):
         self._numbers = iter(numbers)
@@ -31,17 +30,17 @@ def clip_of(height, width, frames=3):
 
 
 @pytest.mark.parametrize("height, width", SIZES)
-def test_grey_is_the_luminance(height, width):
+def test_gray_is_the_luminance(height, width):
     clip = clip_of(height, width)
     luminance = clip.astype(np.float64) @ [0.299, 0.587, 0.114]
-    grey = random_grey(clip, Draws(0.0))
-    assert grey.dtype == np.uint8 and (grey == grey[..., :1]).all()
-    # OpenCV has the weights in steps of 1/1024: half a level of rounding, and 255 * 3 / 2048.
-    assert np.abs(grey[..., 0] - luminance).max() <= 0.9
+    gray = random_gray(clip, Draws(0.0))
+    assert gray.dtype == np.uint8 and (gray == gray[..., :1]).all()
+    # OpenCV rounds the weights to 1/1024: half a level of rounding, and 255 * 3 / 2048.
+    assert np.abs(gray[..., 0] - luminance).max() <= 0.9
 
 
 def blurred(frame, sigma):
-    """A Gaussian of three deviations each side, summed pixel by pixel; borders are mirrored."""
+    """Reference Gaussian blur, cut at three standard deviations, with reflected borders."""
     radius = (round(6 * sigma + 1) | 1) // 2
     weights = np.exp(-0.5 * (np.arange(-radius, radius + 1) / sigma) ** 2)
     weights /= weights.sum()
@@ -61,7 +60,7 @@ def test_blur_is_the_gaussian(height, width, sigma):
     clip = clip_of(height, width)
     found = random_blur(clip, Draws(0.0, sigma))
     expected = np.stack([blurred(frame.astype(np.float64), sigma) for frame in clip])
-    # OpenCV has the weights in steps of 1/256.
+    # OpenCV rounds the weights to 1/256.
     assert np.abs(found - expected).max() <= 2
     assert found.dtype == np.uint8 and found.shape == clip.shape
 
@@ -74,18 +73,18 @@ def test_erased_is_one_rectangle_in_all_frames(height, width):
         erased = random_erase(clip, np.random.default_rng(seed), 1.0)
         changed = (erased != clip).any(axis=(0, 3))
         rows, columns = changed.any(1).nonzero()[0], changed.any(0).nonzero()[0]
-        if not len(rows):  # a pixel of noise may be what it was
+        if not len(rows):  # noise may equal the only pixel
             assert height * width == 1
             continue
         inside = erased[:, rows[0] : rows[-1] + 1, columns[0] : columns[-1] + 1]
-        # Every pixel within was drawn anew, so that very few are as they were.
+        # Noise equals the old pixel only by chance.
         assert changed[rows[0] : rows[-1] + 1, columns[0] : columns[-1] + 1].mean() > 0.9
         assert inside.size <= max(1, math.ceil(height * width / 3) + max(height, width)) * 9
-    assert np.array_equal(clip, before)  # it may be shared
+    assert np.array_equal(clip, before)  # the input may be shared
 
 
 def test_erased_pixels_are_uniform_and_differ_from_frame_to_frame():
-    """1,000 clips of black: the mean of a byte, within four standard errors."""
+    """1,000 black clips: the mean of the noise within four standard errors."""
     black = np.zeros((2, 16, 16, 3), np.uint8)
     values, areas = [], []
     for seed in range(1000):
@@ -97,23 +96,23 @@ def test_erased_pixels_are_uniform_and_differ_from_frame_to_frame():
     drawn = np.concatenate(values).astype(float)  # uniform on 1..255
     error = math.sqrt((255**2 - 1) / 12 / len(drawn))
     assert drawn.mean() == pytest.approx(128, abs=4 * error)
-    low, high = random_changes.ERASED_AREA
+    low, high = ERASED_AREA
     assert low * 0.6 < min(areas) and max(areas) < high * 1.15
-    # Uniform areas, but for what is too long for the frame (aspects beyond 3 of a third of it).
+    # Areas are uniform, except that rectangles longer than the frame are cut.
     assert np.mean(areas) == pytest.approx((low + high) / 2, abs=0.015)
 
 
 @pytest.mark.parametrize(
     "change, share",
     [
-        (random_grey, 0.2),
+        (random_gray, 0.2),
         (random_blur, 0.5),
         (lambda clip, rng: random_erase(clip, rng, 0.3), 0.3),
         (lambda clip, rng: random_erase(clip, rng, 0.0), 0.0),
     ],
 )
-def test_shares(change, share):
-    """Of 3,000 clips, within four standard errors; the others come back as they are."""
+def test_probabilities(change, share):
+    """The share of 3,000 clips that change; the others are returned as they are."""
     clip = clip_of(6, 6, frames=1)
     rng = np.random.default_rng(1)
     changed = np.mean([change(clip, rng) is not clip for _ in range(3000)])

@@ -1,4 +1,4 @@
-"""Frames whose scaled size would fill the memory are refused, wherever frames are read."""
+"""Frames whose scaled size would exhaust memory are refused by every reader."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ import numpy as np
 import pytest
 
 from slowfast_lara.data import load_views
-from slowfast_lara.data.decode import MAX_ASPECT, check_size
 from slowfast_lara.data.kinetics import Kinetics
 from slowfast_lara.data.sources import open_frames
 from slowfast_lara.data.ssv2 import Ssv2
+from slowfast_lara.data.video import MAX_ASPECT, check_size
 from slowfast_lara.errors import DecodeError
 from slowfast_lara.prepare.check import check
 from slowfast_lara.report.sections import thumbnail
@@ -38,7 +38,7 @@ def refused(read) -> None:
     assert "\n" not in str(caught.value)
 
 
-def test_wherever_frames_are_read(narrow):
+def test_all_readers_refuse(narrow):
     cfg = config(TEST__DATASET="Ssv2")
     refused(lambda: load_views(str(narrow), cfg))
     refused(lambda: thumbnail(str(narrow)))
@@ -51,7 +51,7 @@ def test_wherever_frames_are_read(narrow):
 
 
 @pytest.mark.parametrize("mode", ["train", "val", "test"])
-def test_in_a_run(narrow, tmp_path, mode):
+def test_datasets_refuse(narrow, tmp_path, mode):
     whole = write_video(tmp_path / "whole.mp4")
     lines = [f"{narrow} 1\n"] + [f"{whole} 2\n"] * 20
     (tmp_path / f"{mode}.csv").write_text("".join(lines))
@@ -61,12 +61,12 @@ def test_in_a_run(narrow, tmp_path, mode):
     assert "frames of 2000x16 pixels" in reason
 
 
-def test_the_check_of_videos_says_so_too(narrow):
+def test_data_check_refuses(narrow):
     if narrow.is_file():
         assert "frames of 2000x16 pixels" in check(str(narrow))[1]
 
 
-def test_the_limits():
+def test_size_limits():
     check_size(8192, 8192)
     check_size(100, 100 * MAX_ASPECT)
     check_size(100 * MAX_ASPECT, 100)
@@ -76,7 +76,7 @@ def test_the_limits():
 
 
 def test_an_image_is_refused_before_its_pixels_are_read(tmp_path):
-    """The header alone says 80 million pixels; there are none."""
+    """The header has 80 million pixels; the file has no pixel data."""
 
     def chunk(kind: bytes, data: bytes) -> bytes:
         return (
@@ -93,7 +93,7 @@ def test_an_image_is_refused_before_its_pixels_are_read(tmp_path):
 
 
 @pytest.mark.parametrize("content", [b"", b"no image", b"\x89PNG\r\n\x1a\n123", b"BM\x00\x00"])
-def test_damaged_images_are_one_line(tmp_path, content):
+def test_errors_of_damaged_images_are_one_line(tmp_path, content):
     (tmp_path / "1.png").write_bytes(content)
     with pytest.raises(DecodeError, match="1.png") as caught:
         load_views(str(tmp_path), config(TEST__DATASET="Ssv2"))

@@ -63,11 +63,11 @@ def test_random_clips_are_parts_of_the_video(tmp_path):
             for index in range(90)
             if np.array_equal(frames[index][:, x : x + 32][:, ::flip], clip[-1])
         ]
-        assert start[0] - first in (14, 15, 16)  # 15 frames on, as fractions are cut off
+        assert start[0] - first in (14, 15, 16)  # 15 frames later; fractions are truncated
     assert len(seen) == 30 and {flip for _, _, flip in seen} == {1, -1}
 
 
-def test_no_flips_where_the_config_says_so(tmp_path):
+def test_random_flip_can_be_disabled(tmp_path):
     path = write_video(tmp_path / "a.mp4", 16, size=(32, 32))
     (tmp_path / "train.csv").write_text(f"{path} 0\n")
     cfg = config(DATA__PATH_TO_DATA_DIR=str(tmp_path), DATA__TRAIN_JITTER_SCALES=[32, 32])
@@ -86,10 +86,10 @@ def test_random_resized_crops(cfg):
     assert not torch.equal(clips[0], clips[1])
 
 
-def test_validation_is_the_centre(cfg):
+def test_validation_reads_the_central_view(cfg):
     dataset = Kinetics(cfg, "val")
     assert len(dataset) == 13
-    cfg.TEST.NUM_ENSEMBLE_VIEWS = cfg.TEST.NUM_SPATIAL_CROPS = 1  # videos of one clip
+    cfg.TEST.NUM_ENSEMBLE_VIEWS = cfg.TEST.NUM_SPATIAL_CROPS = 1  # one view, the centre
     for index in range(3):
         sample = dataset[(9, index)]
         assert torch.equal(sample.clip, load_views(dataset.paths[index], cfg)[0])
@@ -151,7 +151,7 @@ def test_a_wrong_prefix_is_found_when_the_dataset_is_built(tmp_path):
     cfg.DATA.PATH_PREFIX = ""
     with pytest.raises(DataError, match=f"PATH_PREFIX is ''.*{tmp_path}/0.mp4"):
         Kinetics(cfg, "train")
-    # One that is there is enough: some videos of a set are often missing.
+    # One existing video is enough: often some videos of a dataset are missing.
     cfg.DATA.PATH_PREFIX = str(tmp_path / "videos")
     (tmp_path / "videos" / "999.mp4").touch()
     assert len(Kinetics(cfg, "train")) == 1000

@@ -25,7 +25,7 @@ def cfg(synthetic):
     return config(DATA__PATH_TO_DATA_DIR=str(synthetic), DATA__USE_RAND_AUGMENT=True)
 
 
-# What may change a clip in training, all of it.
+# All augmentations of a training clip.
 ALL_RECIPES = {
     "USE_REPEATED_AUG": True,
     "GRAYSCALE": True,
@@ -124,8 +124,8 @@ def test_repeated_augmentation_in_two_ranks(all_recipes):
         assert torch.equal(batch.clips[0], torch.cat([first.clips[0], second.clips[0]]))
 
 
-def test_what_is_off_draws_nothing(cfg):
-    """A clip without erasing is the one that it is with erasing, but for the rectangle."""
+def test_disabled_augmentation_draws_nothing(cfg):
+    """Erasing does not change other draws: only the rectangle differs."""
     plain = batches(cfg, batch_size=8)
     cfg.DATA.RE_PROB = 1.0
     for one, other in zip(plain, batches(cfg, batch_size=8), strict=True):
@@ -149,7 +149,7 @@ def test_validation_sees_every_video_once(cfg, world_size, batch_size):
     assert sorted(seen) == list(range(13))
 
 
-def test_validation_leaves_out_what_will_not_decode(cfg, tmp_path):
+def test_validation_omits_videos_that_do_not_decode(cfg, tmp_path):
     bad = tmp_path / "bad.mp4"
     bad.write_bytes(b"no video")
     good = (Path(cfg.DATA.PATH_TO_DATA_DIR) / "val.csv").read_text().splitlines()[0]
@@ -176,18 +176,24 @@ START_WORKERS = """
 import multiprocessing, sys
 if __name__ == "__main__":
     multiprocessing.set_start_method(sys.argv[2])
+    import cv2
+    import numpy as np
+    cv2.setNumThreads(2)
+    cv2.GaussianBlur(np.zeros((1000, 1000, 3), np.uint8), (0, 0), 5)  # starts OpenCV's threads
     from tests.helpers.videos import config
     from slowfast_lara.data.loader import train_loader
+    assert cv2.getNumThreads() == 2  # importing has no side effects
     cfg = config(DATA__PATH_TO_DATA_DIR=sys.argv[1], DATA_LOADER__NUM_WORKERS=1,
                  DATA__USE_RAND_AUGMENT=True)
     loader = train_loader(cfg, batch_size=25)
+    assert cv2.getNumThreads() == 1
     loader.dataset[0]
     print(len(list(loader)))
 """
 
 
 @pytest.mark.parametrize("method", ["fork", "spawn"])
-def test_workers_start_in_either_way(synthetic, tmp_path, method):
+def test_workers_start_by_fork_and_spawn(synthetic, tmp_path, method):
     script = tmp_path / "script.py"
     script.write_text(START_WORKERS)
     _, stdout, stderr = finish(start(synthetic, method, program=(str(script),)))
@@ -196,7 +202,7 @@ def test_workers_start_in_either_way(synthetic, tmp_path, method):
 
 @pytest.fixture
 def with_workers(cfg):
-    """A worker of a loader in use, and what the loader yields from here on."""
+    """A worker of a loader in use, and the iterator over its next batches."""
     cfg.DATA_LOADER.NUM_WORKERS = 2
     before = set(multiprocessing.active_children())
     loader = train_loader(cfg, batch_size=2)
@@ -213,12 +219,12 @@ def with_workers(cfg):
 
 @pytest.mark.parametrize("batches", [0, 24])
 def test_the_death_of_a_worker_waits_for_the_next_batch(with_workers, batches):
-    """PyTorch raises it from a signal handler: in the log, say, which prints and forgets it."""
+    """PyTorch would raise it from a signal handler, for example inside logging, which drops it."""
     worker, items = with_workers
     for _ in range(batches):  # an epoch has 25
         next(items)
     os.kill(worker.pid, signal.SIGKILL)
-    time.sleep(0.5)  # into which a handler would raise
+    time.sleep(0.5)  # a handler would raise here
     with pytest.raises(RunError, match="lower DATA_LOADER.NUM_WORKERS") as raised:
         list(items)
     assert "\n" not in str(raised.value)
@@ -226,7 +232,7 @@ def test_the_death_of_a_worker_waits_for_the_next_batch(with_workers, batches):
 
 @pytest.mark.parametrize("kill", [True, False])
 def test_a_connection_that_ends_with_the_worker(with_workers, monkeypatch, kill):
-    """Killed while it hands over a batch, it is known to have ended only a moment later."""
+    """The exit of a worker killed while it transfers a batch is known a moment later."""
     worker, items = with_workers
 
     def reset(*_, **__):
@@ -241,12 +247,13 @@ def test_a_connection_that_ends_with_the_worker(with_workers, monkeypatch, kill)
 
 
 @pytest.mark.parametrize(
-    "number, said", [(signal.SIGBUS, "no room in the shared memory"), (signal.SIGSEGV, "is gone")]
+    "number, expected",
+    [(signal.SIGBUS, "no room in the shared memory"), (signal.SIGSEGV, "worker died")],
 )
-def test_other_deaths_of_a_worker(with_workers, number, said):
+def test_other_deaths_of_a_worker(with_workers, number, expected):
     worker, items = with_workers
     os.kill(worker.pid, number)
-    with pytest.raises(RunError, match=said):
+    with pytest.raises(RunError, match=expected):
         list(items)
 
 
@@ -258,7 +265,7 @@ def test_bad_videos_are_counted_once(caplog):
     with pytest.raises(TooManyBadVideos) as caught:
         bad.add([Failure("c.mp4", "truncated")])
     message = str(caught.value)
-    assert message.splitlines()[0].startswith("3 of 200 videos will not decode")
+    assert message.splitlines()[0].startswith("3 of 200 videos do not decode")
     assert message.splitlines()[1:] == [
         "  a.mp4: no frame decodes",
         "  b.mp4: not a file",

@@ -1,4 +1,4 @@
-"""Damaged files: an error or a shorter video, never a hang, a crash or a leak."""
+"""Damaged files give an error or a shorter video, never a hang, a crash or a leak."""
 
 from __future__ import annotations
 
@@ -7,58 +7,14 @@ import subprocess
 import sys
 import time
 
-import av
-import numpy as np
 import pytest
 
 from slowfast_lara.data import load_views
 from slowfast_lara.data.kinetics import Kinetics
 from slowfast_lara.errors import DecodeError
-from tests.helpers.videos import REPOSITORY, config, write_silence, write_video
+from tests.helpers.videos import REPOSITORY, config, write_malformed, write_video
 
 CFG = config(TEST__NUM_ENSEMBLE_VIEWS=2)
-
-
-def write_all(folder) -> list[str]:
-    """Some 200 malformed inputs."""
-    paths = []
-
-    def save(name: str, content: bytes) -> None:
-        (folder / name).write_bytes(content)
-        paths.append(str(folder / name))
-
-    rng = np.random.default_rng(0)
-    kinds = {
-        "mp4": {"options": {"bf": "2"}, "audio": True},
-        "avi": {"codec": "mpeg4"},
-        "webm": {"codec": "libvpx-vp9", "options": {"deadline": "realtime"}},
-        "ts": {"codec": "mpeg2video"},
-        "mkv": {},
-    }
-    for suffix, options in kinds.items():
-        whole = write_video(folder / f"whole.{suffix}", 30, **options).read_bytes()
-        for tenth in range(10):
-            save(f"cut{tenth}.{suffix}", whole[: len(whole) * tenth // 10])
-        for number in range(28):
-            content = bytearray(whole)
-            for place in rng.integers(0, len(whole), 1 + 3 * number):
-                content[place] ^= 1 << rng.integers(8)
-            save(f"flipped{number}.{suffix}", bytes(content))
-    save("zeros.mp4", bytes(10_000))
-    save("noise.mp4", rng.bytes(10_000))
-    for name in ("text.mp4", "text.txt", "text.avi"):
-        save(name, b"This is not a video.\n" * 500)
-    for name in ("list.m3u8", "list.mp4"):
-        save(name, b"#EXTM3U\n#EXT-X-TARGETDURATION:2\n#EXTINF:1,\nhttp://192.0.2.1/a.ts\n")
-    save("concat.mp4", b"ffconcat version 1.0\nfile whole.mp4\n")
-    with av.open(str(folder / "audio.mp4"), "w") as container:
-        write_silence(container, container.add_stream("aac", rate=44100, layout="mono"))
-    (folder / "folder.mp4").mkdir()
-    (folder / "dangling.mp4").symlink_to(folder / "absent")
-    (folder / "circle.mp4").symlink_to(folder / "circle.mp4")
-    os.mkfifo(folder / "fifo.mp4")
-    names = ("audio.mp4", "folder.mp4", "dangling.mp4", "circle.mp4", "fifo.mp4", "absent.mp4")
-    return paths + [str(folder / name) for name in names] + ["", "/dev/zero", "/dev/null"]
 
 
 def open_files() -> int:
@@ -67,7 +23,7 @@ def open_files() -> int:
 
 @pytest.fixture(scope="module")
 def malformed(tmp_path_factory):
-    return write_all(tmp_path_factory.mktemp("malformed"))
+    return write_malformed(tmp_path_factory.mktemp("malformed"))
 
 
 def test_every_malformed_input(malformed, capfd):
@@ -82,7 +38,7 @@ def test_every_malformed_input(malformed, capfd):
         except DecodeError as error:
             assert str(error).startswith(path) and "\n" not in str(error)
             outcomes[path] = "an error"
-        assert time.monotonic() - start < 30, path  # a hang, not a speed
+        assert time.monotonic() - start < 30, path  # detects a hang
     assert open_files() == before
     assert set(outcomes.values()) == {"a short video", "an error"}
     never = (
@@ -125,12 +81,13 @@ def test_one_frame_is_a_short_video(tmp_path):
     assert bool((views == views[:, :, :1]).all())
 
 
-# In a process of its own: the memory of the other tests would blur the figure.
+# In a separate process: the memory of other tests would distort the result.
 MEMORY = """
 import resource, sys
 from slowfast_lara.data import load_views
 from slowfast_lara.errors import DecodeError
-from tests.data.test_malformed_videos import CFG
+from tests.helpers.videos import config
+CFG = config(TEST__NUM_ENSEMBLE_VIEWS=2)
 def used():
     with open("/proc/self/statm") as file:
         return int(file.read().split()[1]) * resource.getpagesize() / 2**20
@@ -164,11 +121,11 @@ def test_memory_after_2000_decodes(malformed):
 
 
 def test_memory_does_not_grow_with_the_length(tmp_path):
-    """All frames of this one would be 280 MB."""
+    """All frames of this video would take 280 MB."""
     path = write_video(tmp_path / "long.mp4", 300, size=(480, 640), options={"preset": "ultrafast"})
     script = (
         "import resource, sys; from slowfast_lara.data import load_views;"
-        "from tests.data.test_malformed_videos import CFG;"
+        "from tests.helpers.videos import config; CFG = config(TEST__NUM_ENSEMBLE_VIEWS=2);"
         "peak = lambda: resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024;"
         "before = peak(); load_views(sys.argv[1], CFG); print(peak() - before)"
     )

@@ -1,4 +1,4 @@
-"""Datasets by the name that a config gives them, a user's own among them."""
+"""Datasets by their name in a config, including a user's own."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def test_names_in_any_case(name, expected):
 
 
 def test_unknown_name():
-    with pytest.raises(ConfigError, match="^TEST.DATASET is 'Ava'; .*: Kinetics, Ssv2$"):
+    with pytest.raises(ConfigError, match="^TEST.DATASET is 'Ava'; .* Kinetics, Ssv2$"):
         dataset_class(config(TEST__DATASET="Ava"), "TEST")
 
 
@@ -39,7 +39,7 @@ def test_pyslowfast_keeps_its_own():
 
 
 class FirstFrames(Kinetics):
-    """A user's set: of any video, in order, its first frames."""
+    """A user's dataset: the first frames of any video."""
 
     @classmethod
     def view_frames(cls, cfg, view, num_views, video_frames, fps):
@@ -47,7 +47,7 @@ class FirstFrames(Kinetics):
 
 
 def test_a_users_own_dataset(synthetic, monkeypatch):
-    # A copy: a registry forgets nothing, and other tests have the same one.
+    # A copy: entries of a registry cannot be removed, and other tests use the same one.
     monkeypatch.setattr(registry, "DATASETS", Registry("copy"))
     for dataset in (Kinetics, Ssv2, FirstFrames):
         registry.DATASETS.register(dataset)

@@ -55,13 +55,13 @@ def test_segments(frames):
 def test_ten_segment_views_differ(segment, num_frames):
     frames = math.ceil(segment * num_frames)
     views = [segment_view_indices(frames, num_frames, view, 10) for view in range(10)]
-    # 8 segments of 2 frames can step forward 8 times only.
+    # 8 segments of 2 frames have only 9 different views in order.
     possible = min(10, 1 + num_frames * (math.ceil(segment) - 1))
     assert len({tuple(view) for view in views}) == possible
     bounds = np.arange(num_frames + 1) * frames / num_frames
     for view in views:
         assert (view >= np.floor(bounds[:-1])).all() and (view < np.ceil(bounds[1:])).all()
-    # Shifted in order, and evenly: within a frame of the exact place.
+    # Shifted in order and evenly, within a frame of the exact position.
     assert (np.diff(views, axis=0) >= 0).all()
     exact = bounds[:-1] + (np.arange(10)[:, None] + 0.5) / 10 * frames / num_frames
     assert np.abs(np.array(views) + 0.5 - exact).max() <= 1.5

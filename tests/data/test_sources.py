@@ -5,11 +5,10 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from slowfast_lara.data import decode
-from slowfast_lara.data.decode import Region
+from slowfast_lara.data import video as video_module
 from slowfast_lara.data.sources import list_images, open_frames, read_frames
 from slowfast_lara.errors import DecodeError
-from tests.helpers.videos import decode_all, write_image, write_video
+from tests.helpers.videos import decode_all, whole_frame, write_image, write_video
 
 
 @pytest.fixture
@@ -23,10 +22,6 @@ def folder(video, tmp_path):
     for number, frame in enumerate(decode_all(video)[0]):
         write_image(tmp_path / "frames" / f"{number}.png", frame)
     return str(tmp_path / "frames")
-
-
-def whole(height: int, width: int) -> Region:
-    return Region(0, 0, height, width, height, width)
 
 
 @pytest.mark.parametrize("kind", ["file", "folder", "list"])
@@ -47,7 +42,7 @@ def test_chosen_frames(video, folder, kind, all_decoded):
         asked.append((frames, fps))
         return np.array([[7, 3, 3], [0, 11, 7]])
 
-    read = read_frames(source, choose, whole, whole=all_decoded, default_fps=10)
+    read = read_frames(source, choose, whole_frame, whole=all_decoded, default_fps=10)
     assert asked == [(12, 24 if kind == "file" else 10)]
     assert len(read.pixels) == 4  # no frame twice
     expected = np.stack(decode_all(video)[0])[[[7, 3, 3], [0, 11, 7]]]
@@ -79,8 +74,8 @@ def test_sources_without_frames(tmp_path):
 
 
 def test_frames_that_are_too_large(video, monkeypatch):
-    monkeypatch.setattr(decode, "MAX_PIXELS", 48 * 64 - 1)
+    monkeypatch.setattr(video_module, "MAX_PIXELS", 48 * 64 - 1)
     with pytest.raises(DecodeError, match="a.mp4: frames of 64x48 pixels are too large"):
         consume(video)
     with pytest.raises(DecodeError, match="a.mp4: frames of 64x48 pixels are too large"):
-        read_frames(video, lambda frames, fps: np.arange(2), whole, whole=True)
+        read_frames(video, lambda frames, fps: np.arange(2), whole_frame, whole=True)

@@ -1,4 +1,4 @@
-"""Videos of every kind are the same ones to preparation, training, testing and prediction."""
+"""Training, testing, streaming and preparation read the same frames from every kind of video."""
 
 from __future__ import annotations
 
@@ -12,16 +12,14 @@ import numpy as np
 import pytest
 
 from slowfast_lara.data import load_views
-from slowfast_lara.data.decode import count_frames, read_span
 from slowfast_lara.data.kinetics import Kinetics
-from slowfast_lara.data.packet_index import PacketIndex
 from slowfast_lara.data.sources import open_frames
+from slowfast_lara.data.timestamps import TimestampCache
 from slowfast_lara.data.transforms import pixels_of
+from slowfast_lara.data.video import count_frames, read_clip
 from slowfast_lara.prepare.reencode import Options, prepare_video
-from tests.data.test_decode import whole
-from tests.helpers.pictures import upright
-from tests.helpers.pictures import write_pictures as write
-from tests.helpers.videos import config, decode_all
+from tests.helpers.pictures import upright, write_pictures
+from tests.helpers.videos import config, decode_all, whole_frame
 
 FRAMES = 35
 KINDS = {
@@ -46,23 +44,23 @@ KINDS = {
 
 
 def hide_frames(path: Path) -> None:
-    """An edit list that leaves out the first ten frames."""
+    """Change the edit list to omit the first ten frames."""
     content = bytearray(path.read_bytes())
-    place = content.index(b"elst") + 4
-    _, _, length, start = struct.unpack(">IIIi", content[place : place + 16])
-    struct.pack_into(">Ii", content, place + 8, length - 400, start + 10 * 512)
+    offset = content.index(b"elst") + 4
+    _, _, length, start = struct.unpack(">IIIi", content[offset : offset + 16])
+    struct.pack_into(">Ii", content, offset + 8, length - 400, start + 10 * 512)
     path.write_bytes(content)
 
 
 @pytest.fixture(params=KINDS)
 def video(request, tmp_path):
-    """The file, and its frames as they are to be seen."""
+    """The file, and its upright frames."""
     options = dict(KINDS[request.param])
     codec, pix_fmt = options.pop("codec", "libx264"), options.pop("pix_fmt", "yuv420p")
-    path = write(tmp_path / request.param, codec, pix_fmt, frames=FRAMES, **options)
+    path = write_pictures(tmp_path / request.param, codec, pix_fmt, frames=FRAMES, **options)
     if "edit_list" in path.name:
         hide_frames(path)
-    os.utime(path, (1e9, 1e9))  # long ago, for the index
+    os.utime(path, (1e9, 1e9))  # files changed just now are not cached
     turn = upright(options.get("turn", 0), options.get("mirror", False))
     frames = [turn(frame) for frame in decode_all(path)[0]]
     assert len(frames) == (FRAMES - 10 if "edit_list" in path.name else FRAMES)
@@ -73,17 +71,22 @@ def close(some: np.ndarray, others: np.ndarray) -> bool:
     return some.shape == others.shape and np.abs(some.astype(float) - others).mean() < 5
 
 
-def test_every_reader_sees_the_same(video, tmp_path):
+def test_all_readers_agree(video, tmp_path):
     path, frames = video
     assert count_frames(str(path)) == (len(frames), 0)
     expected = np.stack(frames)
-    # Prediction of a stream, and training: with an index, from the second time on.
+    # Streaming, and training: from the second time on with cached timestamps.
     with open_frames(str(path)) as (_, images):
         assert np.array_equal(np.stack(list(images)), expected)
-    index = PacketIndex(str(tmp_path))
+    cache = TimestampCache(str(tmp_path))
     for _ in range(2):
-        found = read_span(str(path), lambda count, fps: np.arange(count), whole, index=index)
-        assert np.array_equal(found.pixels, expected)
+        clip = read_clip(str(path), lambda count, fps: np.arange(count), whole_frame, cache=cache)
+        assert np.array_equal(clip.pixels, expected)
+        for number in range(0, len(frames), 4):
+            clip = read_clip(
+                str(path), lambda *_, n=number: np.array([n]), whole_frame, cache=cache
+            )
+            assert np.array_equal(clip.pixels[0], frames[number])
     # Testing and prediction of a video: the middle crop of the first and the last frame.
     last = {"DATA__NUM_FRAMES": len(frames), "DATA__SAMPLING_RATE": 1, "DATA__TARGET_FPS": 1}
     cfg = config(**last, TEST__NUM_ENSEMBLE_VIEWS=1, TEST__NUM_SPATIAL_CROPS=1)
@@ -102,7 +105,7 @@ def test_every_reader_sees_the_same(video, tmp_path):
 
 
 def middle(frame: np.ndarray) -> np.ndarray:
-    """Scaled to a short side of 32, and cut to a square."""
+    """The central square of the frame scaled to a short side of 32."""
     height, width = frame.shape[:2]
     scale = 32 / min(height, width)
     size = (max(int(width * scale), 32), max(int(height * scale), 32))

@@ -12,30 +12,13 @@ from slowfast_lara.data import load_views
 from slowfast_lara.data.frame_lists import HEADER
 from slowfast_lara.data.ssv2 import PREFIX, Ssv2
 from slowfast_lara.errors import DataError
+from tests.helpers.datasets import TEMPLATES, write_annotations
 from tests.helpers.videos import config, decode_all, write_image, write_video
-
-TEMPLATES = ["Pushing something from left to right", "Turning something upside down"]
-
-
-def write_annotations(folder, **entries):
-    """The JSON files for `train` and `validation`: lists of (id, class)."""
-    labels = {template: str(number) for number, template in enumerate(TEMPLATES)}
-    (folder / f"{PREFIX}labels.json").write_text(json.dumps(labels))
-    for split, videos in entries.items():
-        content = [
-            {
-                "id": name,
-                "label": "a thing",
-                "template": TEMPLATES[label].replace("something", "[something]"),
-            }
-            for name, label in videos
-        ]
-        (folder / f"{PREFIX}{split}.json").write_text(json.dumps(content))
 
 
 @pytest.fixture
 def webm(tmp_path):
-    """The distributed form: JSON files, and a folder of videos."""
+    """The official form: JSON files and a folder of videos."""
     write_annotations(tmp_path, train=[("11", 0), ("12", 1)], validation=[("13", 1)])
     (tmp_path / "videos").mkdir()
     for name in ("11", "12", "13"):
@@ -66,7 +49,7 @@ def test_videos_directly(webm):
 
 
 def test_prepared_videos(webm):
-    """`slowfast-lara data prepare` makes mp4 files of them."""
+    """`slowfast-lara data prepare` writes mp4 files."""
     for path in Path(webm.DATA.PATH_PREFIX).iterdir():
         path.rename(path.with_suffix(".mp4"))
     train = Ssv2(webm, "train")
@@ -91,15 +74,15 @@ def test_frames_and_their_lists(synthetic_frames):
             shutil.copy(path, copy)
     cfg.DATA.PATH_TO_DATA_DIR, cfg.DATA.PATH_PREFIX = str(copy), str(synthetic_frames)
     assert Ssv2(cfg, "test").paths == Ssv2(cfg, "val").paths
-    # The lists' paths are as seen from the set's folder, not from its folder of frames.
+    # Paths in the lists are relative to the dataset's folder, not to its folder of frames.
     cfg.DATA.PATH_PREFIX = str(synthetic_frames / "frames")
     looked_for = f"{synthetic_frames}/frames/frames/1/1_000001.jpg"
-    with pytest.raises(DataError, match=f"DATA.PATH_PREFIX is .* looked for is {looked_for}"):
+    with pytest.raises(DataError, match=f"DATA.PATH_PREFIX is .* the first is {looked_for}"):
         Ssv2(cfg, "train")
 
 
 def test_frames_are_taken_from_the_segments(webm):
-    """Random ones in training, the centres in validation; never mirrored."""
+    """Random frames of the segments in training, the central ones in validation."""
     webm.DATA.PATH_PREFIX = str(webm.DATA.PATH_PREFIX)
     webm.DATA.MEAN, webm.DATA.STD = [0.0] * 3, [1.0] * 3
     webm.DATA.TRAIN_CROP_SIZE, webm.DATA.TRAIN_JITTER_SCALES = 48, [48, 48]
@@ -149,25 +132,37 @@ def test_paths_with_spaces_and_frames_out_of_order(tmp_path):
     prefix = str(tmp_path / "f")
     dataset = Ssv2(config(DATA__PATH_TO_DATA_DIR=str(tmp_path), DATA__PATH_PREFIX=prefix), "train")
     assert dataset.paths == [str(folder)] and dataset.labels == [1]
-    assert dataset._source(0) == [f"{folder}/{name}.jpg" for name in ("7_1", "7_2", "7_11")]
+    assert dataset.video_path(0) == [f"{folder}/{name}.jpg" for name in ("7_1", "7_2", "7_11")]
 
 
 @pytest.mark.parametrize(
     "file, content, expected",
     [
-        ("train.csv", "7.webm 1\n", "train.csv, line 1: the header 'original_vido_id"),
-        ("train.csv", HEADER + "\n7 0 0\n", "train.csv, line 2: 'original_vido_id"),
+        ("train.csv", "7.webm 1\n", "train.csv, line 1: expected the header 'original_vido_id"),
+        ("train.csv", HEADER + "\n7 0 0\n", "train.csv, line 2: expected 'original_vido_id"),
         ("train.csv", HEADER + '\n7 0 x a.jpg ""\n', "train.csv, line 2"),
         ("train.csv", HEADER + "\n", "train.csv: empty"),
         ("train.csv", HEADER + '\n9 0 0 a.jpg ""\n', "none of its videos"),
-        ("train.csv", HEADER + '\n7 0 0 a ""\n8 0 0 a ""\n7 0 1 a ""\n', "video 7 do not stand"),
-        (f"{PREFIX}train.json", "[\n{,}]", "train.json, line 2: JSON"),
-        (f"{PREFIX}train.json", "{}", "a list of videos is expected"),
+        (
+            "train.csv",
+            HEADER + '\n7 0 0 a ""\n8 0 0 a ""\n7 0 1 a ""\n',
+            "video 7 must be consecutive",
+        ),
+        (f"{PREFIX}train.json", "[\n{,}]", "train.json, line 2: not JSON"),
+        (f"{PREFIX}train.json", "{}", "expected a list of videos"),
         (f"{PREFIX}train.json", "[]", "empty"),
-        (f"{PREFIX}train.json", '[{"id": "7"}]', 'entry 1: an object with "id" and "template"'),
+        (
+            f"{PREFIX}train.json",
+            '[{"id": "7"}]',
+            'entry 1: expected an object with "id" and "template"',
+        ),
         (f"{PREFIX}train.json", '[{"id": "7", "template": "No"}]', "entry 1: template 'No'"),
-        (f"{PREFIX}labels.json", "[]", "labels.json, line 1: an object"),
-        (f"{PREFIX}labels.json", json.dumps(dict.fromkeys(TEMPLATES, "12")), "label 12; 0 to 11"),
+        (f"{PREFIX}labels.json", "[]", "labels.json, line 1: expected an object"),
+        (
+            f"{PREFIX}labels.json",
+            json.dumps(dict.fromkeys(TEMPLATES, "12")),
+            "label 12; must be 0 to 11",
+        ),
         (f"{PREFIX}labels.json", json.dumps(dict.fromkeys(TEMPLATES, "x")), "class number"),
     ],
 )
@@ -198,7 +193,7 @@ def test_a_missing_frame(tmp_path):
 
 
 def test_a_list_of_folders(tmp_path):
-    """`path label` lists may name folders of frames too: as `load_views`, so the test."""
+    """`path label` lists may contain folders of frames; tests read them like `load_views`."""
     (tmp_path / "frames").mkdir()
     write_image(tmp_path / "frames" / "1.png")
     (tmp_path / "test.csv").write_text("frames 3\n")

@@ -1,4 +1,4 @@
-"""The views of a test against the rule, computed from all frames."""
+"""The views of a test against a reference computed from all frames."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from tests.helpers.videos import (
 
 
 def reference_views(frames, fps, cfg) -> torch.Tensor:
-    """Every view from all frames, by torch, in the order of the article's rule."""
+    """Every view from all frames, in torch."""
     data, views, size = cfg.DATA, cfg.TEST.NUM_ENSEMBLE_VIEWS, cfg.DATA.TEST_CROP_SIZE
     video = torch.from_numpy(np.stack(frames)).permute(0, 3, 1, 2).float()
     clip_frames = data.NUM_FRAMES * data.SAMPLING_RATE * fps / data.TARGET_FPS
@@ -57,7 +57,7 @@ def reference_views(frames, fps, cfg) -> torch.Tensor:
 def check(path, cfg):
     views, expected = load_views(path, cfg), reference_views(*decode_all(path), cfg)
     assert views.dtype == torch.float32 and views.shape == expected.shape
-    # Rounding to whole pixel values is all that may differ.
+    # Only rounding to integer pixel values may differ.
     difference = (views - expected).abs() * torch.tensor(cfg.DATA.STD).view(3, 1, 1, 1) * 255
     assert difference.mean() < 0.5 and difference.amax() <= 1.5
 
@@ -78,7 +78,7 @@ def check(path, cfg):
     ids=str,
 )
 @pytest.mark.parametrize("crops", [1, 3])
-def test_views_follow_the_rule(tmp_path, options, crops):
+def test_views_equal_the_reference(tmp_path, options, crops):
     path = write_video(tmp_path / "a.mp4", **options)
     check(path, config(TEST__NUM_SPATIAL_CROPS=crops, TEST__NUM_ENSEMBLE_VIEWS=4))
 
@@ -129,7 +129,7 @@ def test_ssv2_views_of_video_and_frames(tmp_path):
     frames, _ = decode_all(path)
     folder = tmp_path / "frames"
     folder.mkdir()
-    for number, frame in enumerate(frames):  # names that only sort by number
+    for number, frame in enumerate(frames):  # names in natural order
         write_image(folder / f"{number}.png", frame)
     cfg = config(TEST__DATASET="ssv2")
     views = load_views(path, cfg)
@@ -149,7 +149,7 @@ def test_errors_are_one_line_with_the_path(tmp_path):
             assert str(tmp_path / name) in str(caught.value) and "\n" not in str(caught.value)
     with pytest.raises(DecodeError):
         load_views("a\0b", config())
-    with pytest.raises(DecodeError, match="images: a folder; Kinetics has video files"):
+    with pytest.raises(DecodeError, match="images: a folder; Kinetics"):
         load_views(tmp_path / "images", config())
 
 

@@ -1,4 +1,4 @@
-"""Videos made on the spot, and the obvious way to read them."""
+"""Synthetic test videos, and reference readers that decode them frame by frame."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 
 from slowfast_lara.config import get_cfg
+from slowfast_lara.data.video import Region
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 SHARED_VIDEOS = Path(os.environ.get("SLOWFAST_LARA_VIDEOS", REPOSITORY.parent / "shared/videos"))
@@ -61,7 +62,7 @@ def write_video(
     container_options: dict[str, str] | None = None,
     audio: bool = False,
 ) -> Path:
-    """Noise that changes with every frame; `pts` in milliseconds makes the rate variable."""
+    """Write noise that changes with every frame; `pts` in milliseconds make the rate variable."""
     height, width = size
     rng = np.random.default_rng(frames)
     with av.open(str(path), "w", options=container_options or {}) as container:
@@ -94,22 +95,49 @@ def write_silence(container, stream) -> None:
 
 
 def write_image(path: Path, pixels: np.ndarray | None = None) -> None:
-    """RGB pixels [H, W, 3], grey ones unless given."""
+    """Write RGB pixels [H, W, 3]; gray by default."""
     image = np.full((48, 64, 3), 99, np.uint8) if pixels is None else pixels
     assert cv2.imwrite(str(path), image[..., ::-1])
 
 
 def decode_all(path: Path) -> tuple[list[np.ndarray], float]:
-    """Every frame and the rate, the plain way; packets that do not decode are passed over."""
+    """All frames and the frame rate; packets that do not decode are skipped."""
     frames = []
     with av.open(str(path)) as container:
-        fps = float(container.streams.video[0].average_rate)
-        # Damage is concealed by what is decoded by then: with threads, not the same each time.
+        fps = float(container.streams.video[0].average_rate or 0)
+        # Error concealment uses the frames decoded before: with threads, it is not deterministic.
         container.streams.video[0].codec_context.thread_count = 1
         for packet in container.demux(video=0):
             with contextlib.suppress(av.FFmpegError):
                 frames += [frame.to_ndarray(format="rgb24") for frame in packet.decode()]
     return frames, fps
+
+
+def whole_frame(height: int, width: int) -> Region:
+    """The whole frame without scaling."""
+    return Region(0, 0, height, width, height, width)
+
+
+def check_frames(path: Path, read) -> None:
+    """Compare random frames of a reader (`read_clip`, `read_whole`) with `decode_all`."""
+    frames, fps = decode_all(path)
+    rng = np.random.default_rng(0)
+    for _ in range(10):
+        first, last = np.sort(rng.random(2))
+
+        def choose(count, rate, first=first, last=last):
+            return np.linspace(first * (count - 1), last * (count - 1), 5).astype(int)
+
+        pixels, order = read(str(path), choose, whole_frame)
+        expected = choose(len(frames), fps)
+        assert np.array_equal(pixels[order], np.stack([frames[index] for index in expected]))
+
+
+def set_old(path: Path) -> Path:
+    """Set the modification time an hour back: files changed just now are not cached."""
+    an_hour_ago = path.stat().st_mtime - 3600
+    os.utime(path, (an_hour_ago, an_hour_ago))
+    return path
 
 
 def config(**keys):

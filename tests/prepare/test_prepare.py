@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from slowfast_lara.data.decode import count_frames
 from slowfast_lara.data.kinetics import Kinetics
+from slowfast_lara.data.video import count_frames
 from slowfast_lara.errors import DataError, DecodeError, InputError
 from slowfast_lara.prepare.prepare import find_tasks, result_names
 from tests.helpers.prepared_sets import QUICK, failures, prepare, results

@@ -9,7 +9,7 @@ import sys
 
 import pytest
 
-from slowfast_lara.data.decode import count_frames
+from slowfast_lara.data.video import count_frames
 from tests.helpers.prepared_sets import failures, prepare, results
 from tests.helpers.videos import REPOSITORY, write_video
 

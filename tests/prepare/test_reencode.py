@@ -14,7 +14,7 @@ import cv2
 import numpy as np
 import pytest
 
-from slowfast_lara.data.decode import count_frames
+from slowfast_lara.data.video import count_frames
 from slowfast_lara.errors import DecodeError
 from slowfast_lara.prepare.geometry import target_size
 from slowfast_lara.prepare.reencode import Options, PreparedVideo, prepare_video

@@ -21,7 +21,7 @@ import numpy as np
 import pytest
 
 from slowfast_lara.cli.demo import main
-from slowfast_lara.data.decode import check_length
+from slowfast_lara.data.video import check_length
 from slowfast_lara.errors import DecodeError
 from slowfast_lara.inference.load import load
 from slowfast_lara.visualization.attention_view import AttentionView, default_attentions

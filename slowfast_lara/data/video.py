@@ -1,0 +1,440 @@
+"""Frames of video files, decoded with PyAV, cropped and resized as they arrive.
+
+The caller chooses frames by a function of the number of frames and the frame rate. Both come from
+the packets: headers are often wrong.
+- `read_clip` (training) seeks to the key frame before the first wanted frame and stops after the
+  last one. It identifies frames by their timestamps.
+- `read_whole` (testing) decodes the whole video and counts frames. If fewer frames decode than
+  there are packets, it chooses again by the true number.
+Unwanted frames are dropped at once: memory does not grow with the length of the video.
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any, NamedTuple
+
+import av
+import cv2
+import numpy as np
+from av.video.reformatter import VideoReformatter
+
+from slowfast_lara.data.orientation import Orientation
+from slowfast_lara.data.timestamps import TimestampCache, Timestamps, file_version
+from slowfast_lara.errors import DecodeError
+
+# Exceptions that PyAV and OpenCV raise on damaged files.
+DAMAGE = (av.FFmpegError, OSError, ValueError, OverflowError, MemoryError, cv2.error)
+# Containers of video. By default, FFmpeg also renders text files as ANSI art, and follows
+# playlists to other files and hosts.
+CONTAINERS = (
+    "mov,mp4,m4a,3gp,3g2,mj2,matroska,webm,avi,flv,asf,mpegts,mpeg,mpegvideo,m4v,h264,hevc,"
+    "ogg,gif,ivf,nut,mxf,dv,rm,swf,mjpeg,yuv4mpegpipe,vvc,av1,obu,wtv"
+)
+# A damaged header may contain any size; 8K video has 33 million pixels.
+MAX_PIXELS = 8192 * 8192
+# Frames are scaled by their shorter side. Up to this aspect ratio, the frames of a test take less
+# memory than its views. The widest screens have 32:9.
+MAX_ASPECT = 8
+# Header frame rates outside this range are ignored; the timestamps give the rate.
+PLAUSIBLE_FPS = (1, 240)
+# `check_length` also limits the number of frames, at this rate: few cameras have more.
+MOST_FPS = 120
+# From PyAV 17 on, a conversion starts one thread per core by default.
+ONE_THREAD = {"threads": 1} if int(av.__version__.split(".")[0]) >= 17 else {}
+# Codecs in which FFmpeg's "non-reference" frames are never referenced. (HEVC's may be referenced
+# by frames of a higher temporal sub-layer.)
+_SKIPS_NONREF = ("h264", "mpeg1video", "mpeg2video", "mpeg4")
+# These containers store no timestamps or decode times only. If a codec with B-frames is in them,
+# FFmpeg synthesises timestamps in decode order.
+_WITHOUT_PTS = ("avi", "asf", "mxf")
+_WITH_B_FRAMES = ("h264", "hevc", "vvc", "vc1", "wmv3", "mpeg1video", "mpeg2video")
+
+# (number of frames, frames per second) -> indices of the wanted frames, any shape.
+FrameIndexFn = Callable[[int, float], np.ndarray]
+
+
+class Region(NamedTuple):
+    """A rectangle of a frame, and the size to resize it to."""
+
+    top: int
+    left: int
+    height: int
+    width: int
+    out_height: int
+    out_width: int
+
+
+# (height, width) of a frame -> the region to keep.
+CropFn = Callable[[int, int], Region]
+
+
+class ClipFrames(NamedTuple):
+    """Distinct frames, uint8 RGB [U, H, W, 3], and for each wanted index its row in them."""
+
+    pixels: np.ndarray
+    order: np.ndarray
+
+
+def read_clip(
+    path: str,
+    choose: FrameIndexFn,
+    crop: CropFn,
+    *,
+    default_fps: float = 30,
+    threads: int = 1,
+    cache: TimestampCache | None = None,
+) -> ClipFrames:
+    """Read the chosen frames, decoding from the key frame before them.
+
+    Args:
+        default_fps: rate of videos whose header and timestamps give none.
+        threads: of the decoder; 0 chooses by the number of cores.
+        cache: timestamps of videos read before; others are demuxed first.
+    """
+    version = None if cache is None else file_version(path)
+    cached = None if cache is None else cache.get(path, version)
+    timestamps = cached or read_timestamps(path)
+    if cache is not None and cached is None:
+        cache.put(path, version, timestamps)
+    if timestamps.pts is not None:
+        indices = choose(timestamps.num_frames, timestamps.fps or default_fps)
+        pixels = _decode_by_pts(path, timestamps, np.unique(indices), crop, threads)
+        if cache is not None and file_version(path) != version:  # replaced in the meantime
+            return read_clip(path, choose, crop, default_fps=default_fps, threads=threads)
+        if pixels is not None:
+            return ClipFrames(pixels, rank_indices(indices))
+    return read_whole(path, choose, crop, default_fps=default_fps, threads=threads)
+
+
+def read_whole(
+    path: str, choose: FrameIndexFn, crop: CropFn, *, default_fps: float = 30, threads: int = 1
+) -> ClipFrames:
+    """Read the chosen frames, decoding all frames. Arguments as in `read_clip`."""
+    guess, header_fps, *_ = read_timestamps(path)
+    fps = header_fps or default_fps
+    indices = choose(guess, fps)
+    for _ in range(2):
+        wanted = np.unique(indices)
+        pixels, count = _decode_by_number(path, wanted, crop, threads)
+        if count == 0:
+            raise DecodeError(f"{path}: no frame decodes")
+        if count != guess:
+            guess, indices = count, choose(count, fps)
+        # A wrong guess does no harm if it includes all frames that the true number gives.
+        if np.isin(indices, wanted).all():
+            return ClipFrames(pixels, np.searchsorted(wanted, indices))
+    raise DecodeError(f"{path}: the number of frames differs between two decodes")
+
+
+def read_timestamps(path: str) -> Timestamps:
+    """Demux a video for its timestamps; nothing is decoded."""
+    pts: list[int | None] = []
+    key_pts: list[int] = []
+    first = None
+    with open_video(path) as (container, stream):
+        for packet in demux(container, stream):
+            first = first or packet
+            if packet.is_keyframe and packet.pts is not None:
+                key_pts.append(packet.pts)
+            if packet.size and not packet.is_discard:  # edit lists discard packets
+                pts.append(packet.pts)
+        codec = stream.codec_context.name
+        is_synthesised = container.format.name in _WITHOUT_PTS and codec in _WITH_B_FRAMES
+        header_fps, tick = float(stream.average_rate or 0), float(stream.time_base or 0)
+    if first is None or not pts:
+        raise DecodeError(f"{path}: no frame decodes")
+    known = np.unique(np.array([time for time in pts if time is not None], np.int64))
+    is_complete = len(known) == len(pts)
+    fps = _frame_rate(header_fps, known * tick if is_complete else known[:0])
+    # Frames before the first key frame do not all decode: they would be miscounted.
+    starts_with_key = first.is_keyframe and first.pts is not None and first.pts <= known[0]
+    is_usable = is_complete and not is_synthesised and starts_with_key
+    keys = np.unique(np.array(key_pts, np.int64))
+    return Timestamps(len(pts), fps, known if is_usable else None, keys)
+
+
+def _frame_rate(header_fps: float, seconds: np.ndarray) -> float | None:
+    """The rate in the header if it is plausible, otherwise the mean rate of the timestamps."""
+    if PLAUSIBLE_FPS[0] <= header_fps <= PLAUSIBLE_FPS[1]:
+        return header_fps
+    duration = seconds[-1] - seconds[0] if len(seconds) else 0
+    return float((len(seconds) - 1) / duration) if duration > 0 else None
+
+
+def _decode_by_pts(
+    path: str, timestamps: Timestamps, wanted: np.ndarray, crop: CropFn, threads: int
+) -> np.ndarray | None:
+    """Regions of the `wanted` frames (distinct, sorted); None if they do not all arrive in order.
+
+    First after a seek; if that finds no key frame, from the start of the video.
+    """
+    assert timestamps.pts is not None
+    pts, keys = timestamps.pts[wanted].tolist(), timestamps.key_pts
+    before = keys[1 : np.searchsorted(keys, pts[0], side="right")]  # the first needs no seek
+    for key in (*before[-1:].tolist(), None):
+        with open_video(path, threads) as (container, stream):
+            pixels = _keep(frames_from(container, stream, pts, key), pts, crop)
+        if pixels is not None:
+            return pixels
+    return None
+
+
+def frames_from(container: Any, stream: Any, wanted: list[int], key: int | None) -> Iterator[Any]:
+    """Decoded frames from a key frame on, up to those with the `wanted` timestamps.
+
+    Nothing if `key` is given and the seek to that timestamp does not find a key frame: containers
+    without an index flag every packet, so the decoded frame must be a key frame, too.
+    """
+    context, missing = stream.codec_context, set(wanted)
+    skips = context.name in _SKIPS_NONREF
+    must_be_key = key is not None
+    start = None
+    for packet in _packets_from(container, stream, key, wanted[0]):
+        start = packet.pts if start is None else start
+        if skips:
+            context.skip_frame = "DEFAULT" if packet.pts in missing else "NONREF"
+        missing.discard(packet.pts)
+        try:
+            frames = packet.decode()
+            # All wanted packets are in: the decoder returns the frames that it still holds.
+            frames += [] if missing or not packet.size else stream.decode(None)
+        except DAMAGE:
+            return
+        for frame in frames:
+            if frame.pts is None:
+                return
+            if must_be_key and frame.pts < start:  # refers to frames before the key frame
+                continue
+            if frame.is_corrupt or (must_be_key and not frame.key_frame):
+                return
+            must_be_key = False
+            yield frame
+        if not missing:
+            return
+
+
+def _packets_from(container: Any, stream: Any, key: int | None, first: int) -> Iterator[Any]:
+    """All packets; or after a seek to `key`, those from a key frame at or before `first` on."""
+    if key is None:
+        yield from demux(container, stream)
+        return
+    try:
+        container.seek(key, stream=stream)
+    except DAMAGE:  # some containers cannot seek
+        return
+    packets = demux(container, stream)
+    for packet in packets:
+        if packet.pts is None:
+            return
+        if packet.is_keyframe and packet.pts <= first:
+            yield packet
+            yield from packets
+        if packet.pts >= first:
+            return
+
+
+def _keep(frames: Iterator[Any], wanted: list[int], crop: CropFn) -> np.ndarray | None:
+    kept, to_rgb = FrameBuffer(len(wanted), crop), RgbConverter()
+    last = None
+    for frame in frames:
+        if (last is not None and frame.pts <= last) or frame.pts > wanted[kept.count]:
+            return None
+        last = frame.pts
+        if last == wanted[kept.count]:
+            kept.add(to_rgb(frame))
+            if kept.count == len(wanted):
+                return kept.pixels
+    return None
+
+
+def _decode_by_number(
+    path: str, wanted: np.ndarray, crop: CropFn, threads: int
+) -> tuple[np.ndarray, int]:
+    """Regions of the `wanted` frames (distinct, sorted) and the number of all frames."""
+    kept, to_rgb, count = FrameBuffer(len(wanted), crop), RgbConverter(), 0
+    with open_video(path, threads) as (container, stream):
+        for frame in decoded_frames(container, stream):
+            if kept.count < len(wanted) and count == wanted[kept.count]:
+                kept.add(to_rgb(frame))
+            count += 1
+    return kept.pixels[: kept.count], count
+
+
+def rank_indices(indices: np.ndarray) -> np.ndarray:
+    """For each index, its position among the sorted distinct indices."""
+    return np.unique(indices, return_inverse=True)[1].reshape(indices.shape)
+
+
+def count_frames(path: str) -> tuple[int, int]:
+    """Numbers of frames that decode and of packets that do not."""
+    errors: list[str] = []
+    count = 0
+    with open_video(path) as (container, stream):
+        for frame in decoded_frames(container, stream, errors):
+            check_size(frame.height, frame.width)
+            count += 1
+    if not count:
+        raise DecodeError(f"{path}: no frame decodes")
+    return count, len(errors)
+
+
+def check_length(path: str, most_seconds: float) -> None:
+    """Raise a DecodeError if a video is longer, by its timestamps or its number of frames.
+
+    Demuxes up to the limit and decodes nothing.
+    """
+    most_frames = most_seconds * MOST_FPS
+    with open_video(path) as (container, stream):
+        first = None
+        for count, packet in enumerate(demux(container, stream), start=1):
+            seconds = 0.0
+            if packet.pts is not None:
+                first = packet.pts if first is None else first
+                seconds = float((packet.pts - first) * stream.time_base)
+            if seconds > most_seconds or count > most_frames:
+                raise DecodeError(
+                    f"{path}: longer than {most_seconds:g} seconds or {most_frames:g} frames"
+                )
+
+
+@contextmanager
+def open_video(path: str, threads: int = 1) -> Iterator[tuple[Any, Any]]:
+    """Open a container and its video stream; exceptions of PyAV become DecodeErrors."""
+    container = None
+    try:
+        if not stat.S_ISREG(os.stat(path).st_mode):  # opening a FIFO would block
+            raise DecodeError(f"{path}: not a regular file")
+        container = open_container(path)
+        yield container, _video_stream(container, path, threads)
+    except DecodeError:
+        raise
+    except DAMAGE as error:
+        reason = getattr(error, "strerror", None) or str(error) or type(error).__name__
+        raise DecodeError(f"{path}: {' '.join(reason.split())}") from None
+    finally:
+        if container is not None:
+            container.close()
+
+
+def open_container(path: str) -> Any:
+    # "file:" because FFmpeg would read "a:b.mp4" as the protocol "a".
+    return av.open(
+        f"file:{os.path.abspath(path)}",
+        options={"protocol_whitelist": "file", "format_whitelist": CONTAINERS},
+        metadata_errors="replace",
+    )
+
+
+def _video_stream(container: Any, path: str, threads: int) -> Any:
+    for stream in container.streams.video:
+        is_cover_picture = "attached_pic" in str(getattr(stream, "disposition", ""))
+        if is_cover_picture or stream.codec_context is None:
+            continue
+        # Before the decoder allocates memory by the header; later, every frame is checked.
+        if stream.codec_context.width and stream.codec_context.height:
+            check_size(stream.codec_context.height, stream.codec_context.width)
+        stream.codec_context.thread_count = threads
+        if threads != 1:
+            stream.codec_context.thread_type = "AUTO"
+        return stream
+    raise DecodeError(f"{path}: no video stream that can be decoded")
+
+
+def demux(
+    container: Any, stream: Any = None, errors: list[Exception] | None = None
+) -> Iterator[Any]:
+    """Packets of a stream (default: of all) up to the end or to unreadable data.
+
+    The error that ends them is appended to `errors`.
+    """
+    packets = container.demux(stream)
+    while True:
+        try:
+            packet = next(packets)
+        except StopIteration:
+            return
+        except DAMAGE as error:
+            if errors is not None:
+                errors.append(error)
+            return
+        yield packet
+
+
+def decoded_frames(container: Any, stream: Any, errors: list[str] | None = None) -> Iterator[Any]:
+    """Decoded frames in presentation order; packets that do not decode are skipped."""
+    for packet in demux(container, stream):
+        try:
+            frames = packet.decode()
+        except DAMAGE as error:
+            if errors is not None:
+                errors.append(str(error))
+            continue
+        yield from frames
+
+
+def rgb_frames(container: Any, stream: Any) -> Iterator[np.ndarray]:
+    """All frames, uint8 RGB [H, W, 3]; use within `open_video`, which adds the path to errors."""
+    to_rgb, frame = RgbConverter(), None
+    for frame in decoded_frames(container, stream):
+        yield to_rgb(frame)
+    if frame is None:
+        raise ValueError("no frame decodes")
+
+
+def check_size(height: int, width: int) -> None:
+    """Raise a ValueError if frames of this size are empty or would take too much memory."""
+    if min(height, width) < 1:
+        raise ValueError(f"frames of {width}x{height} pixels are empty")
+    shape = f"frames of {width}x{height} pixels are too"
+    if height * width > MAX_PIXELS:
+        raise ValueError(f"{shape} large; at most {MAX_PIXELS} pixels are allowed")
+    if max(height, width) > MAX_ASPECT * min(height, width):
+        raise ValueError(f"{shape} narrow; at most {MAX_ASPECT}:1 is allowed")
+
+
+class RgbConverter:
+    """Converts decoded frames of one video to upright RGB; the first frame gives the orientation.
+
+    Keep one object per video: its set-up takes longer than a frame.
+    """
+
+    def __init__(self) -> None:
+        self._reformatter = VideoReformatter()
+        self._orientation: Orientation | None = None
+
+    def __call__(self, frame: Any) -> np.ndarray:
+        check_size(frame.height, frame.width)
+        rgb = self._reformatter.reformat(frame, format="rgb24", **ONE_THREAD).to_ndarray()
+        self._orientation = self._orientation or Orientation.of(frame)
+        return self._orientation.upright(rgb)
+
+
+class FrameBuffer:
+    """Cropped and resized RGB frames, added in order."""
+
+    def __init__(self, capacity: int, crop: CropFn) -> None:
+        self.pixels = np.empty((0, 0, 0, 3), np.uint8)
+        self.count = 0
+        self._capacity = capacity
+        self._crop = crop
+        self._frame_size = (0, 0)
+
+    def add(self, image: np.ndarray) -> None:
+        # The size may change within a video: each frame gets a region by its own size, and all
+        # regions are resized to the output size of the first one.
+        height, width = image.shape[:2]
+        if (height, width) != self._frame_size:
+            self._frame_size, self._region = (height, width), self._crop(height, width)
+        top, left, height, width, out_height, out_width = self._region
+        if self.count == 0:
+            self.pixels = np.empty((self._capacity, out_height, out_width, 3), np.uint8)
+        region, out = image[top : top + height, left : left + width], self.pixels[self.count]
+        if region.shape == out.shape:
+            out[:] = region
+        else:
+            cv2.resize(region, out.shape[1::-1], dst=out, interpolation=cv2.INTER_LINEAR)
+        self.count += 1
