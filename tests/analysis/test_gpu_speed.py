@@ -9,7 +9,7 @@ import torch
 from slowfast_lara.analysis import gpu_checks, gpu_speed
 from slowfast_lara.analysis.gpu_checks import checks
 from slowfast_lara.analysis.gpu_speed import GpuTable, Sizes, Times, costs_on
-from slowfast_lara.cli.benchmark import main
+from tests.helpers.commands import benchmark as main
 from tests.helpers.small_models import only_error
 
 CPU = torch.device("cpu")

@@ -3,9 +3,9 @@ from __future__ import annotations
 import pytest
 
 from slowfast_lara.analysis.loader_benchmark import STAGES, Speed, as_text, loader_speed, verdict
-from slowfast_lara.cli.data import main
 from slowfast_lara.data import decode
 from tests.data.test_packets import settle
+from tests.helpers.commands import data as main
 from tests.helpers.videos import config, write_video
 
 

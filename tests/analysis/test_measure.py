@@ -4,17 +4,17 @@ from pathlib import Path
 
 import pytest
 import torch
-from torch import nn
-
-from benchmarks.textbook import TextbookTrajectoryAttention
-from slowfast_lara.analysis.approximation_error import measure, smooth_inputs, variants
-from slowfast_lara.analysis.measure import count_flops, environment, peak_memory
 from slowfast_lara.analysis.result_files import (
     aligned_table,
     csv_text,
     markdown_table,
     plot_over_sizes,
 )
+from torch import nn
+
+from benchmarks.textbook import TextbookTrajectoryAttention
+from slowfast_lara.analysis.approximation_error import measure, smooth_inputs, variants
+from slowfast_lara.analysis.measure import count_flops, environment, peak_memory
 from slowfast_lara.attention import ESTIMATORS, build_estimator, softmax_attention
 from slowfast_lara.config import get_cfg
 from slowfast_lara.drawing import saved_figure

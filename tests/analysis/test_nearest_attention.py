@@ -10,9 +10,6 @@ import pytest
 import torch
 import yaml
 from PIL import Image
-
-from slowfast_lara.analysis.approximation_error import smooth_inputs
-from slowfast_lara.analysis.measure import count_flops
 from slowfast_lara.analysis.nearest_attention import (
     NearestTable,
     Row,
@@ -23,6 +20,9 @@ from slowfast_lara.analysis.nearest_attention import (
     settings_of,
     token_weights,
 )
+
+from slowfast_lara.analysis.approximation_error import smooth_inputs
+from slowfast_lara.analysis.measure import count_flops
 from slowfast_lara.attention import (
     ESTIMATORS,
     Estimator,
@@ -31,11 +31,11 @@ from slowfast_lara.attention import (
     importance,
     lara,
 )
-from slowfast_lara.cli.approximation_error import main as approximation_error
 from slowfast_lara.config import get_cfg, load_config
 from slowfast_lara.inference.layers import layer_inputs, middle_view
 from slowfast_lara.inference.load import load
 from slowfast_lara.models.attention_config import estimator_settings
+from tests.helpers.commands import approximation_error
 from tests.helpers.small_models import only_error
 
 

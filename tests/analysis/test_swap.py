@@ -9,8 +9,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from slowfast_lara.cli.run import main as run
-from slowfast_lara.cli.swap import main as swap
+from tests.helpers.commands import run, swap
 from tests.helpers.runs import write_config
 from tests.helpers.small_models import only_error
 

@@ -7,8 +7,8 @@ from torch.nn import functional
 from benchmarks.kernel_counts import Kernel, count_kernels
 from benchmarks.roofline import DEVICES, LAUNCH, Sizes, seconds, spatial_counts, temporal_counts
 from slowfast_lara.attention import ESTIMATORS
-from slowfast_lara.cli.benchmark import main
 from slowfast_lara.models.attention_config import shown_name
+from tests.helpers.commands import benchmark as main
 
 # LARA's spatial stage and the temporal stage before they had paths for GPUs (version 0.2.0),
 # forward and backward, with 8 clips of 8 frames, counted by `count_kernels`: bytes of the one,

@@ -13,12 +13,12 @@ from pathlib import Path
 
 import pytest
 
-from slowfast_lara.cli.data import main
 from slowfast_lara.data.decode import count_frames
 from slowfast_lara.data.kinetics import Kinetics
 from slowfast_lara.errors import DataError, DecodeError, InputError
 from slowfast_lara.prepare.prepare import find_set, result_names
 from tests.data.test_malformed_videos import write_all
+from tests.helpers.commands import data as main
 from tests.helpers.videos import REPOSITORY, config, write_video
 
 QUICK = ("--short-side", "32", "--preset", "ultrafast", "--jobs", "2")

@@ -7,11 +7,11 @@ import json
 
 import pytest
 
-from slowfast_lara.cli.compare_recipes import main
 from slowfast_lara.config import load_config
 from slowfast_lara.inference.load import load
 from studies import recipes
 from studies.recipes import MAIN_ROWS, PART_ROWS, Cell, _shown, _write_lists
+from tests.helpers.commands import compare_recipes as main
 from tests.helpers.small_models import only_error
 
 SHIPPED = "finetune/motionformer_224_16x4"

@@ -12,12 +12,12 @@ from typing import Any
 import pytest
 import torch
 
-from slowfast_lara.cli.compare_attention import main as compare_attention
 from slowfast_lara.config import load_config
 from slowfast_lara.runs.folder import Run
 from studies import study
 from studies.study_results import Outcome, _curve, agreement, markdown, paired_difference, table_csv
 from studies.study_rows import ABLATION, LANDMARKS, VIDEO
+from tests.helpers.commands import compare_attention
 from tests.helpers.runs import finish, start
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -9,13 +9,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from slowfast_lara.cli.data import main as data
 from slowfast_lara.prepare.motions import CLASSES, scene_paths, scene_time
 from slowfast_lara.prepare.motions import Path as Way
 from slowfast_lara.prepare.synthetic import SPLITS, render
 from studies.textured import as_seen, move_camera, render_textured
 from studies.textures import read_textures
 from tests.data.conftest import make_synthetic
+from tests.helpers.commands import data
 from tests.helpers.runs import MAKE_SYNTHETIC, finish, start
 from tests.helpers.small_models import only_error
 from tests.helpers.videos import NEEDS_REAL_VIDEOS, SHARED_VIDEOS, write_video

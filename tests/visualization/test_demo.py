@@ -21,7 +21,6 @@ import numpy as np
 import pytest
 
 from slowfast_lara.attention import ESTIMATORS
-from slowfast_lara.cli.demo import main
 from slowfast_lara.data.decode import check_length
 from slowfast_lara.errors import DecodeError
 from slowfast_lara.inference.load import load
@@ -29,6 +28,7 @@ from slowfast_lara.visualization.heat_maps import Drawing
 from slowfast_lara.visualization.scene import Scene
 from slowfast_lara.visualization.trajectories import Point
 from tests.helpers.browser import CHROMIUM, Browser
+from tests.helpers.commands import demo as main
 from tests.helpers.preloaded import environment
 from tests.helpers.runs import free_port, start, wait_for
 from tests.helpers.small_models import only_error

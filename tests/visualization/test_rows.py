@@ -11,7 +11,6 @@ import torch
 from PIL import Image
 
 from slowfast_lara.attention import ESTIMATORS
-from slowfast_lara.cli.visualize import main
 from slowfast_lara.inference.load import load
 from slowfast_lara.visualization.attention_rows import (
     attention_rows,
@@ -21,6 +20,7 @@ from slowfast_lara.visualization.attention_rows import (
 )
 from slowfast_lara.visualization.scene import Scene
 from slowfast_lara.visualization.trajectories import Point
+from tests.helpers.commands import visualize as main
 from tests.helpers.small_models import small_config, write_model
 
 FRAMES, PATCHES, HEADS = 3, 16, 2

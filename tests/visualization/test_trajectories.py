@@ -12,7 +12,6 @@ from PIL import Image
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from slowfast_lara.attention import ESTIMATORS, build_estimator
-from slowfast_lara.cli.visualize import main
 from slowfast_lara.config import load_config
 from slowfast_lara.data import load_views
 from slowfast_lara.data.transforms import pixels_of
@@ -26,6 +25,7 @@ from slowfast_lara.visualization.trajectories import (
     moving_points,
     path_of,
 )
+from tests.helpers.commands import visualize as main
 from tests.helpers.small_models import only_error, small_config, write_model
 
 LINEAR = [name for name in ESTIMATORS if name not in ("softmax", "ra")]
