@@ -59,7 +59,7 @@ def _add_study_flags(parser: CommandParser, work: str) -> None:
 
 def attention(args: argparse.Namespace) -> None:
     """Train and test the attentions of the paper on one small set."""
-    from studies.study import study
+    from studies.attention import study
 
     _run(lambda: study(**vars(args)))
 
