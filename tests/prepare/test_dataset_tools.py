@@ -1,4 +1,4 @@
-"""The list builders, the check of videos and the benchmark, as a user runs them."""
+"""The list builders and the check of videos, as a user runs them."""
 
 from __future__ import annotations
 
@@ -197,22 +197,3 @@ def test_check_videos_of_any_names(tmp_path):
 def test_check_videos_finds_nothing_wrong(synthetic, tmp_path):
     output = run("datasets/check_videos.py", tmp_path / "bad.txt", synthetic / "val.csv")
     assert "13 videos, 0 bad" in output and (tmp_path / "bad.txt").read_text() == ""
-
-
-@pytest.mark.slow
-def test_benchmark(tmp_path):
-    video = write_video(tmp_path / "a b.mp4", 70, size=(48, 64))
-    flags = ("--rounds", "1", "--train-samples", "1", "--before", ROOT)
-    output = run("tools/benchmark.py data", video, *flags)
-    assert "all views of a video: " in output and "a training sample: " in output
-    assert output.count(" times as fast as PySlowFast") == 5
-    assert output.count("pixels that are not those of before: 0 of 4 clips") == 2
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("start", ["fork", "spawn"])
-def test_benchmark_of_lists(start):
-    flags = ("--videos", "3000", "--frames", "5000", "--workers", "2", "--start", start)
-    output = run("tools/benchmark.py lists", *flags, "--before", ROOT)
-    rows = [line.split() for line in output.splitlines()]
-    assert [row[0] for row in rows[1:]] == ["3,000", "3,000", "5,000", "5,000"]
