@@ -19,7 +19,7 @@ from slowfast_lara.analysis.approximation_error import Setting
 from slowfast_lara.analysis.measure import best_times
 from slowfast_lara.analysis.model_errors import SettingError, has_landmarks, measure_settings
 from slowfast_lara.analysis.swap import test_models
-from slowfast_lara.analysis.tables import csv_text, environment_line, markdown_table, mean_and_std
+from slowfast_lara.analysis.tables import csv_text, environment_line, markdown_table
 from slowfast_lara.data.lists import read_path_labels
 from slowfast_lara.drawing import saved_figure
 from slowfast_lara.files import write_text
@@ -27,6 +27,7 @@ from slowfast_lara.inference.layers import layer_inputs, middle_view
 from slowfast_lara.inference.load import load
 from slowfast_lara.inference.model import TrainedModel
 from slowfast_lara.models.attention_config import chosen_estimator, estimator_settings
+from studies.results import mean_and_std
 from studies.rows import StudyTable
 from studies.runs import StudyRun
 

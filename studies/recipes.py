@@ -13,13 +13,13 @@ from pathlib import Path
 from typing import NamedTuple
 
 from slowfast_lara.analysis.swap import test_models
-from slowfast_lara.analysis.tables import csv_text, environment_line, markdown_table, mean_and_std
+from slowfast_lara.analysis.tables import csv_text, environment_line, markdown_table
 from slowfast_lara.drawing import saved_figure
 from slowfast_lara.errors import InputError
 from slowfast_lara.files import write_text
 from slowfast_lara.inference.load import load
 from slowfast_lara.prepare.synthetic import SPLITS
-from studies.results import shown_difference
+from studies.results import mean_and_std, shown_difference
 from studies.rows import EXACT_FIRST, StudyRow
 from studies.runs import StudyRun, make_set, run_all, study_run
 

@@ -168,10 +168,9 @@ def markdown(
     costs = ["parameters", "GFLOPs", "step, ms", "memory, MB"]
     rows = [["attention", "top-1, %", *against, *costs, *paper]]
     for o in results:
-        spread = f" ± {o.std:.1f}" if len(o.accuracies) > 1 else ""
         cells = [
             o.row.label,
-            f"{o.mean:.1f}{spread}",
+            mean_and_std(o.accuracies),
             *(shown_difference(o, other) for other in compared),
         ]
         cells += [f"{o.parameters / 1e3:.0f} k", f"{o.gflops:.4f}"]
@@ -186,6 +185,12 @@ def markdown(
     items = "\n".join(f"- {item}" for item in (*notes, environment_line(), meaning))
     title, rest = f"# {table.title}", (markdown_table(rows), agreement(table, results))
     return "\n\n".join((title, items, *rest)) + "\n"
+
+
+def mean_and_std(values: Sequence[float]) -> str:
+    """The mean, and the standard deviation if there are several values."""
+    std = f" ± {statistics.stdev(values):.1f}" if len(values) > 1 else ""
+    return f"{statistics.fmean(values):.1f}{std}"
 
 
 def shown_difference(result: HasAccuracies, other: HasAccuracies) -> str:

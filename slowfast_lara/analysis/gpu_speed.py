@@ -9,11 +9,12 @@ from __future__ import annotations
 
 import itertools
 import json
+import math
 import os
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, astuple, dataclass, field, fields
+from dataclasses import dataclass, field
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -36,8 +37,7 @@ Milliseconds = float | None  # None: out of memory
 Timer = Callable[[Mapping[str, Callable[[], object]]], dict[str, float] | None]
 
 
-@dataclass(frozen=True)
-class Timing:
+class Timing(NamedTuple):
     """Milliseconds of one attention at one crop size and precision."""
 
     crop: int
@@ -50,13 +50,7 @@ class Timing:
 
     @property
     def both(self) -> float:
-        if self.forward is None or self.backward is None:
-            return float("inf")
-        return self.forward + self.backward
-
-    @property
-    def winner(self) -> str:
-        return self.attention if self.both < float("inf") else "none: out of memory"
+        return math.inf if self.forward is None else self.forward + (self.backward or 0)
 
 
 @dataclass
@@ -66,31 +60,26 @@ class GpuTable(ResultTable):
     timings: list[Timing] = field(default_factory=list)
 
     def cells(self) -> Cells:
-        rows: list[list[object]] = [[field.name.replace("_", " ") for field in fields(Timing)]]
+        rows: list[list[object]] = [[name.replace("_", " ") for name in Timing._fields]]
         for timing in self.timings:
-            crop, precision, attention, *times = astuple(timing)
-            cells = ("-" if ms is None else f"{ms:.2f}" for ms in times)
-            rows.append([crop, precision, attention, *cells])
+            times = ("-" if ms is None else f"{ms:.2f}" for ms in timing[3:])
+            rows.append([*timing[:3], *times])
         return rows
 
     def csv_cells(self) -> Cells:
-        return [[field.name for field in fields(Timing)], *map(astuple, self.timings)]
+        return [Timing._fields, *self.timings]
 
     def footer(self) -> list[str]:
         return [self.fastest(), *(check.text() for check in self.checks)]
 
     def fastest(self) -> str:
-        """The fastest attention for each precision and crop size, in one line."""
-        best: dict[tuple[str, int], Timing] = {}
-        for timing in sorted(self.timings, key=lambda timing: timing.both):
-            best.setdefault((timing.precision, timing.crop), timing)
+        """The fastest attention for each crop size and precision, in one line."""
         parts = []
-        for precision in dict.fromkeys(timing.precision for timing in self.timings):
-            crops = sorted(crop for known, crop in best if known == precision)
-            names = (best[precision, crop].winner for crop in crops)
-            sizes = ", ".join(f"{crop} {name}" for crop, name in zip(crops, names))
-            parts.append(f"{precision}: {sizes}")
-        return f"fastest attention, forward and backward: {'; '.join(parts)}"
+        for size, timings in itertools.groupby(self.timings, key=lambda t: (t.crop, t.precision)):
+            best = min(timings, key=lambda timing: timing.both)
+            name = best.attention if best.both < math.inf else "out of memory"
+            parts.append(f"{size[0]} {size[1]} {name}")
+        return f"fastest attention, forward and backward: {', '.join(parts)}"
 
     def write(self, path: str | os.PathLike[str]) -> None:
         """Write PATH.csv, and PATH.json with the checks and the hardware."""
@@ -100,7 +89,7 @@ class GpuTable(ResultTable):
             "clips": self.clips,
             "notes": self.notes,
             "checks": [check._asdict() for check in self.checks],
-            "milliseconds": [asdict(timing) for timing in self.timings],
+            "milliseconds": [timing._asdict() for timing in self.timings],
             "fastest": self.fastest(),
         }
         write_text(f"{path}.json", json.dumps(content, indent=2) + "\n")

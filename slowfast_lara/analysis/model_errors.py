@@ -115,20 +115,17 @@ class ModelErrorTable(ResultTable):
         best, best_moving = self.best("error"), self.best("moving_error")
         if best is None or best_moving is None:
             return ["", f"no setting has {limit}; use a larger --budget or smaller --samples"]
+        chosen = {"smallest error": best, "smallest moving error": best_moving}
         if best is best_moving:
-            return ["", self._recommend("smallest error and moving error", limit, best)]
-        return [
-            "",
-            self._recommend("smallest error", limit, best),
-            self._recommend("smallest moving error", limit, best_moving),
-        ]
-
-    def _recommend(self, what: str, limit: str, row: SettingError) -> str:
-        number = f" with {row.setting.number} landmarks" if row.setting.number else ""
-        figures = f"error {row.error:.4f}, moving {row.moving_error:.4f}"
-        cost = f"{100 * self.share(row):.1f} % of the MACs"
-        head = f"{what} with {limit}: {row.setting.label}{number} ({figures}, {cost})"
-        return f"{head}\n{config_lines(row.setting)}"
+            chosen = {"smallest error and moving error": best}
+        lines = [""]
+        for what, row in chosen.items():
+            number = f" with {row.setting.number} landmarks" if row.setting.number else ""
+            figures = f"error {row.error:.4f}, moving {row.moving_error:.4f}"
+            cost = f"{100 * self.share(row):.1f} % of the MACs"
+            lines.append(f"{what} with {limit}: {row.setting.label}{number} ({figures}, {cost})")
+            lines.append(config_lines(row.setting))
+        return lines
 
     def plot(self, path: str) -> None:
         with saved_figure(path, (11, 4.6), columns=2) as (figure, axes):

@@ -5,7 +5,6 @@ from __future__ import annotations
 import csv
 import io
 import os
-import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -94,12 +93,6 @@ def _starts_number(cell: str) -> bool:
 def markdown_table(rows: Cells) -> str:
     lines = [f"| {' | '.join(map(str, row))} |" for row in rows]
     return "\n".join([lines[0], f"| {' | '.join(['---'] * len(rows[0]))} |", *lines[1:]])
-
-
-def mean_and_std(values: Sequence[float]) -> str:
-    """The mean, and the standard deviation if there are several values."""
-    std = f" ± {statistics.stdev(values):.1f}" if len(values) > 1 else ""
-    return f"{statistics.fmean(values):.1f}{std}"
 
 
 def plot_over_sizes(

@@ -89,7 +89,7 @@ def test_fastest_attention():
         timing(448, "float32", "exact", None),
         timing(448, "float32", "lara", None),
     ]
-    line = "bfloat16: 224 exact, 448 lara; float32: 224 exact, 448 none: out of memory"
+    line = "224 bfloat16 exact, 448 bfloat16 lara, 224 float32 exact, 448 float32 out of memory"
     table = GpuTable("title", 8, [], rows)
     assert table.fastest() == f"fastest attention, forward and backward: {line}"
     assert ["448", "bfloat16", "exact", "-", "-", "-", "-"] in map(
