@@ -101,7 +101,7 @@ def _variants(kernel: str) -> Iterator[tuple[str, int, int, dict[str, Any]]]:
 
 
 def _has_samples(kernel: str) -> bool:
-    return kernel.startswith(("seen", "column", "mix"))
+    return KERNELS[kernel][0] not in ("landmarks", "proposals", "temporal")
 
 
 def _sizes(kernel: str) -> Iterator[tuple[int, int]]:

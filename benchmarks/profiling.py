@@ -77,6 +77,7 @@ def count_flops(model: nn.Module, *inputs: Any, projected_values: bool = False) 
             "aten::baddbmm": baddbmm,
             "prim::PythonOp._TemporalAttention": temporal_stage,
             "prim::PythonOp._MixFrames": combine_frames,
+            "prim::PythonOp._CombineFrames": combine_frames,
         }
     )
     analysis.unsupported_ops_warnings(False)

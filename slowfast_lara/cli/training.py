@@ -78,7 +78,7 @@ def configs(args: argparse.Namespace) -> None:
     from slowfast_lara.files import write_text
 
     if args.name and args.reference:
-        raise InputError("expected NAME or --reference, got both")
+        raise InputError("NAME and --reference exclude each other")
     if args.out and not args.force and os.path.lexists(args.out):
         raise InputError(f"{args.out} exists; --force overwrites it")
     text = _config_text(args.name, args.reference)
