@@ -96,7 +96,7 @@ def test_bad_input(trained, tmp_path, capsys):
         ([str(tmp_path)], "checkpoint"),
         ([str(trained), "--attentions", "lora"], "'lora'"),
         ([str(trained), "video.mp4"], "'video.mp4'"),
-        ([str(trained), "--views", "31"], "1 to 30"),
+        ([str(trained), "--views", "31"], "views is 31"),
         ([str(trained), "DATA.PATH_TO_DATA_DIR", "nowhere"], "nowhere"),
     ):
         assert swap(arguments) == 2, mention
