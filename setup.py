@@ -1,5 +1,7 @@
-"""All metadata is in pyproject.toml. Here is only what it cannot say: configs/ goes into the
-wheel as slowfast_lara/shipped_configs, where config/shipped.py looks for it."""
+"""Build configuration that pyproject.toml cannot express.
+
+configs/ is installed as slowfast_lara/shipped_configs, where config/shipped.py finds it.
+"""
 
 from setuptools import find_packages, setup
 

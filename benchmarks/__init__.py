@@ -1,1 +1,1 @@
-"""Benchmarks that compare implementations: run from a checkout, not installed."""
+"""Benchmarks that compare implementations; they run from a checkout and are not installed."""

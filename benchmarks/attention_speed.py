@@ -1,9 +1,9 @@
-"""Time and memory of the attentions, over the crop and over the sequence length.
+"""Time and memory of the attentions over the crop size and over the sequence length.
 
-`crop`: the trajectory layer of ViT-B on 8 frames, forward and backward, against
-the textbook layer. `length`: the paper's efficiency table (appendix H.5), whole
-encoders of 8 layers, 192 wide, 3 heads, 16 samples, all keys in one group,
-against exact attention that makes its matrix.
+`crop`: the trajectory layer of ViT-B with 8 temporal tokens, forward and backward, compared with
+the textbook layer. `length`: the paper's efficiency table (appendix H.5), whole encoders of 8
+layers, width 192, 3 heads, 16 samples, all keys in one group, compared with exact attention that
+materialises its matrix.
 """
 
 from __future__ import annotations
@@ -15,9 +15,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from benchmarks.profiling import count_flops, peak_memory
 from benchmarks.speed_table import Cost, SpeedTable
 from benchmarks.textbook import TextbookTrajectoryAttention
-from slowfast_lara.analysis.measure import best_times, count_flops, peak_memory
+from slowfast_lara.analysis.measure import best_times
 from slowfast_lara.attention import ESTIMATORS, Estimator, build_estimator
 from slowfast_lara.attention.softmax import softmax_weights
 from slowfast_lara.models import VisionTransformer
@@ -32,17 +33,17 @@ BASELINE = "textbook"
 def crop_costs(
     crops: Sequence[int], estimators: Sequence[str] | None, repeats: int, flops: bool
 ) -> SpeedTable:
-    """A trajectory layer over the size of the crop; with the GFLOPs of whole models if wanted."""
-    chosen = _chosen(estimators)
+    """A trajectory layer over the crop size; optionally the GFLOPs of whole models."""
+    names = _estimator_names(estimators)
     table = SpeedTable("trajectory layer, ViT-B, 8 frames, batch 1", "crop", BASELINE)
     for crop in crops:
         tokens = torch.randn(1, 1 + FRAMES * (crop // 16) ** 2, WIDTH, requires_grad=True)
         textbook = TextbookTrajectoryAttention(trajectory_layer(EXACT))
         layers: dict[str, nn.Module] = {BASELINE: textbook}
-        layers.update((display_name(name), trajectory_layer(name)) for name in chosen)
+        layers.update((display_name(name), trajectory_layer(name)) for name in names)
         table.costs += _costs(crop, layers, tokens, FRAMES, repeats=repeats)
     if flops:
-        counts = model_gflops(crops[0], chosen)
+        counts = model_gflops(crops[0], names)
         figures = ", ".join(f"{name} {gflops:.1f}" for name, gflops in counts.items())
         table.notes.append(f"GFLOPs of the whole model at {crops[0]} pixels (fvcore): {figures}")
     return table
@@ -52,20 +53,20 @@ def length_costs(
     lengths: Sequence[int], estimators: Sequence[str] | None, repeats: int
 ) -> SpeedTable:
     """The paper's encoder over the number of tokens."""
-    chosen = _chosen(estimators)
-    title = "encoder of 8 layers, 192 wide, 3 heads, 16 samples, batch 1"
+    names = _estimator_names(estimators)
+    title = "encoder of 8 layers, width 192, 3 heads, 16 samples, batch 1"
     table = SpeedTable(title, "tokens", BASELINE)
     for length in lengths:
         tokens = torch.randn(1, 1 + length, 192, requires_grad=True)
         encoders: dict[str, nn.Module] = {BASELINE: encoder(TextbookSoftmax)}
-        for name in chosen:
+        for name in names:
             build = partial(build_estimator, name, head_dim=64, num_heads=3, num_landmarks=16)
             encoders[display_name(name)] = encoder(build)
         table.costs += _costs(length, encoders, tokens, repeats=repeats)
     return table
 
 
-def _chosen(names: Sequence[str] | None) -> Sequence[str]:
+def _estimator_names(names: Sequence[str] | None) -> Sequence[str]:
     return [resolve_estimator(name) for name in names or ESTIMATORS]
 
 
@@ -79,7 +80,7 @@ def trajectory_layer(name: str) -> TrajectoryAttention:
 def _costs(
     size: int, models: Mapping[str, nn.Module], *inputs: Any, repeats: int
 ) -> Iterator[Cost]:
-    """What each model takes for the inputs, without and with its backward pass."""
+    """Time and memory of each model for the inputs, without and with the backward pass."""
 
     @torch.no_grad()
     def forward(model: nn.Module) -> None:
@@ -99,7 +100,7 @@ def _costs(
 
 
 class TextbookSoftmax(Estimator):
-    """Exact attention that makes its N x N matrix, the paper's baseline."""
+    """Exact attention with a materialised N x N matrix: the paper's baseline."""
 
     exact = True
 
@@ -118,14 +119,14 @@ class _Encoder(nn.Module):
         return x
 
 
-def encoder(make_estimator: Callable[[], Any]) -> nn.Module:
-    """The paper's encoder, whose layers attend to all tokens at once."""
-    layers = (JointAttention(192, 3, make_estimator(), True, 0.0) for _ in range(8))
+def encoder(build: Callable[[], Any]) -> nn.Module:
+    """The paper's encoder: every layer attends to all tokens."""
+    layers = (JointAttention(192, 3, build(), True, 0.0) for _ in range(8))
     return _Encoder([Block(192, layer, None, 4.0, 0.0, 0.0) for layer in layers])
 
 
 def model_gflops(crop: int, estimators: Sequence[str]) -> dict[str, float]:
-    """GFLOPs of a whole ViT-B Motionformer by attention, the textbook layer's first."""
+    """GFLOPs of a whole ViT-B Motionformer by attention; the textbook layer comes first."""
     clip = torch.zeros(1, 3, 2 * FRAMES, crop, crop)
     textbook = VisionTransformer(num_classes=400, estimator=EXACT)
     blocks: Iterable[Any] = textbook.blocks

@@ -93,4 +93,7 @@ def measure_lists(kind: str, folder: str, count: str, method: str) -> None:
 
 
 if __name__ == "__main__":
-    {"read": answer_reads, "lists": measure_lists}[sys.argv[1]](*sys.argv[2:])
+    if sys.argv[1] == "read":
+        answer_reads(*sys.argv[2:])
+    else:
+        measure_lists(*sys.argv[2:])

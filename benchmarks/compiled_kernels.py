@@ -1,14 +1,16 @@
-"""What the GPU kernels take when compiled for GPUs that are not here."""
+"""Registers, spills and shared memory of the GPU kernels, compiled without a GPU."""
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from importlib.metadata import version
 from importlib.util import find_spec
 from typing import Any, NamedTuple
 
 from benchmarks.ahead_of_time import ARCHS, KERNELS, SHARED_MEMORY, VARIANTS, Usage, usage
-from slowfast_lara.analysis.result_files import aligned_table, csv_text, markdown_table
+from slowfast_lara.analysis.tables import Cells, ResultTable, markdown_table
 from slowfast_lara.errors import InputError
 from slowfast_lara.files import write_text
 
@@ -18,7 +20,7 @@ SAMPLES = (64, 128, 256)
 HALF = ("bf16", "fp16")
 
 
-class Row(NamedTuple):
+class CompiledKernel(NamedTuple):
     kernel: str
     arch: int
     dtype: str
@@ -37,26 +39,56 @@ class Row(NamedTuple):
         return [" ".join((self.kernel, *form)), *target, *sizes, *map(str, self.usage)]
 
 
-def compiled_kernels(kernels: Sequence[str] = (), archs: Sequence[int] = ()) -> list[Row]:
+@dataclass
+class KernelTable(ResultTable):
+    kernels: list[CompiledKernel]
+
+    def head(self) -> list[str]:
+        # The machine has no influence on compiled kernels.
+        return [self.title, *self.notes]
+
+    def cells(self) -> Cells:
+        return [COLUMNS, *(kernel.cells() for kernel in self.kernels)]
+
+    def footer(self) -> list[str]:
+        good = sum(kernel.fits() for kernel in self.kernels)
+        return [f"{good} of {len(self.kernels)} have no spills and fit into shared memory"]
+
+    def write(self, path: str | os.PathLike[str]) -> None:
+        """Write PATH.csv, and PATH.md for people."""
+        super().write(path)
+        lines = "\n\n".join([self.title, *self.footer(), markdown_table(self.cells())])
+        write_text(f"{path}.md", lines + "\n")
+
+
+def compiled_kernels(kernels: Sequence[str] = (), archs: Sequence[int] = ()) -> KernelTable:
     """Compile each kernel for each GPU, precision and size that its tile depends on.
 
-    Its other forms, and float32, are compiled for the size of ViT-B and 128 samples alone.
+    Other variants, and float32, are compiled only for the sizes of ViT-B and 128 samples.
     """
     if find_spec("triton") is None:
-        raise InputError("the package triton, which compiles the kernels, is not installed")
+        raise InputError("compiling the kernels needs the package triton")
     unknown = [name for name in kernels if name not in KERNELS]
     if unknown:
-        raise InputError(f"unknown kernel {unknown[0]!r}; known: {', '.join(KERNELS)}")
-    return [
-        Row(name, arch, dtype, d, C, changes, usage(name, arch, dtype, d=d, C=C, **changes))
+        raise InputError(f"--kernels is {unknown[0]!r}; must be one of {', '.join(KERNELS)}")
+    unknown_archs = [arch for arch in archs if arch not in ARCHS]
+    if unknown_archs:
+        known = ", ".join(map(str, ARCHS))
+        raise InputError(f"--archs is {unknown_archs[0]}; must be one of {known}")
+    rows = [
+        CompiledKernel(
+            name, arch, dtype, d, C, changes, usage(name, arch, dtype, d=d, C=C, **changes)
+        )
         for name in kernels or KERNELS
         for arch in archs or ARCHS
-        for dtype, d, C, changes in _forms(name)
+        for dtype, d, C, changes in _variants(name)
     ]
+    unit = "registers per thread; spills and shared memory in bytes"
+    return KernelTable(f"triton {version('triton')}: {unit}", rows)
 
 
-def _forms(kernel: str) -> Iterator[tuple[str, int, int, dict[str, Any]]]:
-    """Precisions, sizes and what is fixed in another way."""
+def _variants(kernel: str) -> Iterator[tuple[str, int, int, dict[str, Any]]]:
+    """Precision, head size, samples, and changed compile-time constants."""
     for dtype in HALF:
         for d, C in _sizes(kernel):
             yield dtype, d, C, {}
@@ -69,31 +101,13 @@ def _forms(kernel: str) -> Iterator[tuple[str, int, int, dict[str, Any]]]:
 
 
 def _has_samples(kernel: str) -> bool:
-    return kernel.startswith(("seen", "column", "mix"))
+    return KERNELS[kernel][0] not in ("landmarks", "proposals", "temporal")
 
 
 def _sizes(kernel: str) -> Iterator[tuple[int, int]]:
-    if kernel.startswith("temporal"):  # its tiles are the same for all
+    if kernel.startswith("temporal"):  # one tile for all sizes
         yield 0, 0
         return
     for d in HEAD_SIZES:
         for C in SAMPLES if _has_samples(kernel) else (0,):
             yield d, C
-
-
-def as_text(rows: Sequence[Row]) -> str:
-    return f"{aligned_table([COLUMNS, *(row.cells() for row in rows)])}\n{verdict(rows)}"
-
-
-def verdict(rows: Sequence[Row]) -> str:
-    bad = sum(not row.fits() for row in rows)
-    return f"{len(rows) - bad} of {len(rows)} without spills and within the shared memory"
-
-
-def write(rows: Sequence[Row], path: str) -> None:
-    """path.csv, and path.md for people."""
-    made_with = f"triton {version('triton')}; registers of a thread, spills and memory in bytes"
-    cells = [row.cells() for row in rows]
-    write_text(f"{path}.csv", csv_text([COLUMNS, *cells], [made_with]))
-    table = markdown_table([COLUMNS, *cells])
-    write_text(f"{path}.md", f"{made_with}. {verdict(rows)}.\n\n{table}\n")

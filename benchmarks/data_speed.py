@@ -27,7 +27,7 @@ from slowfast.datasets.kinetics import Kinetics as PySlowFastKinetics
 
 from benchmarks import checkout_process
 from benchmarks.checkout_process import reading_config, timed_read
-from slowfast_lara.analysis.result_files import aligned_table
+from slowfast_lara.analysis.tables import aligned_table
 from slowfast_lara.data.kinetics import Kinetics
 from slowfast_lara.data.video import decoded_frames, open_video
 from slowfast_lara.errors import RunError

@@ -1,14 +1,14 @@
-"""What a function asks of a GPU, counted without one: kernels, bytes and FLOPs.
+"""Launches, bytes and FLOPs of a function on a GPU, counted on the meta device.
 
-The function is run on the meta device, where tensors have shapes and no contents, and every
-operator that PyTorch calls is noted. An operator reads each of its tensors from memory once
-and writes its results once; views are free, and so is a stride of 0. The paths that the
-package has for NVIDIA's GPUs are those of the meta device too, so they are what is counted.
+On the meta device tensors have shapes and no data. The counter records every operator that
+PyTorch dispatches. An operator reads each of its tensors from memory once and writes its results
+once; views and dimensions with stride 0 are free. On the meta device the package takes the code
+path for NVIDIA GPUs.
 
-Of itself the meta device takes `scaled_dot_product_attention` apart. Here it is the kernel that
-a GPU would choose: flash for half precision without a mask, else the memory-efficient one,
-or PyTorch's matrices where the sizes suit neither. Our own fused kernels state what they move
-and compute (attention/kernels/traffic.py).
+The meta device would decompose `scaled_dot_product_attention`. The counter replaces it by the
+kernel that a GPU would choose: flash attention in half precision without a mask, or else the
+memory-efficient one, or matmuls if the sizes suit neither. Our fused kernels declare their
+traffic (kernel_traffic.py).
 """
 
 from __future__ import annotations
@@ -29,26 +29,26 @@ from benchmarks.kernel_traffic import OPERATORS
 aten = torch.ops.aten
 HALF = (torch.float16, torch.bfloat16)
 
-# They allocate or look at memory, and move none of it.
+# Operators that allocate or inspect memory without moving data.
 _FREE = {"empty", "empty_like", "empty_strided", "new_empty", "new_empty_strided", "detach"}
 _FREE |= {"_unsafe_view", "_reshape_alias"}
-# They write a tensor that they are given without reading it.
+# Operators that overwrite a tensor without reading it.
 _FILL = {"copy_", "zero_", "fill_", "normal_", "uniform_", "bernoulli_", "zeros_like", "ones_like"}
 _FILL |= {"randn_like", "rand_like", "new_full", "new_zeros", "new_ones", "full_like"}
 
 
 class Kernel(NamedTuple):
-    """One operator's launches, and what they move and compute."""
+    """Launches, memory traffic and FLOPs of one operator."""
 
     name: str
     launches: int
     bytes: int
     flops: int
-    half: bool  # whether the FLOPs are those of half precision
+    half: bool  # FLOPs in half precision, not in float32
 
 
 def count_kernels(function: Callable[[], Any]) -> tuple[list[Kernel], Any]:
-    """The kernels of a function of tensors on the meta device, and what it returns."""
+    """The kernels of a function of meta tensors, and its result."""
     counter = _Counter()
     with _GpuAttention(), counter:
         result = function()
@@ -56,7 +56,7 @@ def count_kernels(function: Callable[[], Any]) -> tuple[list[Kernel], Any]:
 
 
 class _GpuAttention(TorchFunctionMode):
-    """scaled_dot_product_attention as the operator that a GPU would run."""
+    """Replaces scaled_dot_product_attention by the operator that a GPU would run."""
 
     def __torch_function__(
         self, function: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
@@ -115,19 +115,19 @@ def _tensors(tree: Any) -> list[Tensor]:
 
 
 def _kernel(name: str, given: list[Tensor], made: list[Tensor]) -> Iterable[Kernel]:
-    if not made or name == "copy_" and _same_place(*given[:2]):
+    if not made or name == "copy_" and _same_memory(*given[:2]):
         return []
     read = given[1:] if name in _FILL else given
-    if name in ("gather", "index_select"):  # only what is picked is read
+    if name in ("gather", "index_select"):  # they read only the selected elements
         read = [*given[1:], *made]
     size = sum(map(_bytes, {id(x): x for x in read}.values())) + sum(map(_bytes, made))
     launches, flops = 1, 0
     if name in ("mm", "bmm", "addmm", "baddbmm", "baddbmm_"):
         left, right = given[-2:]
         flops = 2 * left.numel() * right.shape[-1]
-        if name == "baddbmm":  # first the sum's other term is copied to where the product goes
+        if name == "baddbmm":  # copies its first argument into the output first
             launches, size = 2, size + _bytes(given[0]) + _bytes(made[0])
-    elif name == "constant_pad_nd":  # filled, then copied into
+    elif name == "constant_pad_nd":  # fills the output, then copies into it
         launches, size = 2, size + sum(map(_bytes, made))
     elif "attention" in name:
         launches, extra, flops = _attention_costs(name, given)
@@ -137,21 +137,21 @@ def _kernel(name: str, given: list[Tensor], made: list[Tensor]) -> Iterable[Kern
 
 
 def _attention_costs(name: str, given: list[Tensor]) -> tuple[int, int, int]:
-    """Launches, bytes beyond its tensors, and FLOPs of a fused attention."""
+    """Launches, bytes in addition to its tensors, and FLOPs of a fused attention."""
     backward = name.endswith("backward")
     q, k, v = given[1:4] if backward else given[:3]
     pairs = math.prod(q.shape[:-1]) * k.shape[-2]
     if not backward:
         return 1, 0, 2 * pairs * (q.shape[-1] + v.shape[-1])
-    # A kernel before the main one multiplies outputs and gradients. The gradient of q is summed
-    # over blocks of 128 keys in float32, in memory: flash sets it to zero, adds to it and
-    # rounds it in a kernel of its own; the other one keeps the last block's sum to itself.
+    # A first kernel multiplies outputs and gradients. The main one accumulates the gradient of q
+    # over blocks of 128 keys in float32, in global memory: flash zeroes it, adds to it, and
+    # converts it in a separate kernel; the memory-efficient one keeps the last block in registers.
     passes = 3 if "flash" in name else 2 * (-(-k.shape[-2] // 128) - 1)
     launches = 3 if "flash" in name else 2
     return launches, passes * 4 * q.shape.numel(), 2 * pairs * (3 * q.shape[-1] + 2 * v.shape[-1])
 
 
-def _same_place(a: Tensor, b: Tensor) -> bool:
+def _same_memory(a: Tensor, b: Tensor) -> bool:
     return a.untyped_storage()._cdata == b.untyped_storage()._cdata and (
         a.storage_offset(),
         a.shape,
@@ -160,6 +160,6 @@ def _same_place(a: Tensor, b: Tensor) -> bool:
 
 
 def _bytes(x: Tensor) -> int:
-    """Bytes that differ: what a stride of 0 repeats is counted once."""
+    """Bytes of distinct elements: a dimension with stride 0 counts once."""
     sizes = (size for size, stride in zip(x.shape, x.stride()) if stride)
     return math.prod(sizes) * x.element_size()

@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 import slowfast_lara
 from benchmarks.data_speed import checkout_command
-from slowfast_lara.analysis.result_files import aligned_table
+from slowfast_lara.analysis.tables import aligned_table
 from slowfast_lara.data.frame_lists import HEADER
 from slowfast_lara.errors import RunError, first_line
 

@@ -1,12 +1,12 @@
-"""What attention costs on a GPU, estimated without one.
+"""Roofline estimates of attention on a GPU, without one.
 
-Kernels, bytes and FLOPs are counted from the code (kernel_counts.py); a kernel takes as long
-as its bytes at the device's bandwidth or its FLOPs at its peak, whichever is longer, and
-5 microseconds to start. These are estimates, to compare designs and sizes by: a kernel that
-reaches half of a peak takes twice as long. The same code gives the same figures.
+Launches, bytes and FLOPs are counted on the meta device (kernel_counts.py). The time of a kernel
+is the longer of its bytes at the device's bandwidth and its FLOPs at the peak, plus 5
+microseconds per launch. The estimates are for comparing designs and sizes: a kernel that reaches
+half of the peak takes twice the time. They are deterministic.
 
-A layer of ViT-B in bfloat16, in training: the estimators of its spatial stage, its temporal
-stage, and the rest of a block (projections, MLP, norms).
+The estimates cover one ViT-B block in bfloat16, in training: the estimators of the spatial stage,
+the temporal stage, and the rest of the block (projections, MLP, norms).
 """
 
 from __future__ import annotations
@@ -20,9 +20,10 @@ import torch
 from torch import Tensor, nn
 
 from benchmarks.kernel_counts import Kernel, count_kernels
-from benchmarks.roofline_table import RooflineTable, Row
+from benchmarks.roofline_table import PassCost, RooflineTable
 from slowfast_lara.attention import ESTIMATORS, build_estimator, has_kernels
 from slowfast_lara.attention.kernels.choice import missing_sizes
+from slowfast_lara.errors import InputError
 from slowfast_lara.models.attention_config import display_name
 from slowfast_lara.models.motionformer import Block
 from slowfast_lara.models.space_time import SpaceTimeAttention
@@ -30,13 +31,13 @@ from slowfast_lara.models.temporal import temporal_attention
 
 WIDTH, HEADS = 768, 12
 LAUNCH = 5e-6  # seconds
-# LARA's defaults are those of the paper; these are the settings of configs/*/best.yaml.
+# The settings of configs/*/best.yaml; LARA's defaults are the paper's.
 RECOMMENDED_OPTIONS = {"proposal": "global", "landmarks": "farthest", "weighting": "balance"}
 RECOMMENDED, TEMPORAL, REST = "lara, recommended", "temporal stage", "rest of the block"
 
 
 class Device(NamedTuple):
-    """Bytes, and FLOPs in half precision and in float32, of a second; from data sheets."""
+    """Bytes, half-precision FLOPs and float32 FLOPs per second, from the data sheet."""
 
     bandwidth: float
     half: float
@@ -63,7 +64,7 @@ class Sizes(NamedTuple):
 
 
 def seconds(kernels: Sequence[Kernel], device: Device) -> float:
-    """The estimate of the time that kernels take one after the other."""
+    """Estimated seconds of kernels that run one after the other."""
     return sum(
         max(k.bytes / device.bandwidth, k.flops / (device.half if k.half else device.single))
         + k.launches * LAUNCH
@@ -74,28 +75,32 @@ def seconds(kernels: Sequence[Kernel], device: Device) -> float:
 def roofline(
     device: str, crops: Sequence[int], frames: Sequence[int], clips: int, landmarks: int
 ) -> RooflineTable:
-    """Every attention and the rest of a block, over the sizes."""
-    table = RooflineTable(device, clips, landmarks)
+    """Estimate every attention and the rest of a block over the sizes."""
+    if device not in DEVICES:
+        raise InputError(f"--device is {device!r}; must be one of {', '.join(DEVICES)}")
+    table = RooflineTable(
+        f"estimated for one layer of ViT-B on an {device}: {clips} clips, bfloat16, "
+        f"{landmarks} landmarks or samples; counted, not measured"
+    )
     for crop, number in itertools.product(crops, frames):
-        sizes = Sizes(crop, number, clips, landmarks)
-        for name, stage in stages(sizes):
-            forward, backward = (_row(kernels, DEVICES[device]) for kernels in stage())
-            table.add(crop, number, name, forward, backward)
+        for part, count in block_parts(Sizes(crop, number, clips, landmarks)):
+            forward, backward = (_pass_cost(kernels, DEVICES[device]) for kernels in count())
+            table.costs[crop, number, part] = forward, backward
     return table
 
 
-def _row(kernels: Sequence[Kernel], device: Device) -> Row:
+def _pass_cost(kernels: Sequence[Kernel], device: Device) -> PassCost:
     launches, moved, flops = (
         sum(getattr(k, key) for k in kernels) for key in ("launches", "bytes", "flops")
     )
-    return Row(launches, moved, flops, seconds(kernels, device))
+    return PassCost(launches, moved, flops, seconds(kernels, device))
 
 
 Counts = tuple[list[Kernel], list[Kernel]]  # forward, backward
 
 
-def stages(sizes: Sizes) -> Iterator[tuple[str, Callable[[], Counts]]]:
-    """The parts of a layer by name, exact attention first, each as what counts it."""
+def block_parts(sizes: Sizes) -> Iterator[tuple[str, Callable[[], Counts]]]:
+    """Names of the parts of a block, exact attention first, and functions that count them."""
     fused = {"kernels": "triton"}
     settings: list[tuple[str, str, dict[str, str]]]
     settings = [(name, display_name(name), {}) for name in ESTIMATORS]
@@ -111,7 +116,7 @@ def stages(sizes: Sizes) -> Iterator[tuple[str, Callable[[], Counts]]]:
 
 
 def spatial_counts(name: str, sizes: Sizes, **options: Any) -> Counts:
-    """An estimator, from the layer's projection to all gradients of it."""
+    """Count an estimator, from the output of the qkv projection to its gradient."""
     estimator = build_estimator(
         name,
         head_dim=WIDTH // HEADS,
@@ -143,7 +148,7 @@ def _backward(out: Tensor, inputs: Sequence[Tensor]) -> list[Kernel]:
 
 
 class _Projections(SpaceTimeAttention):
-    """What a trajectory layer projects, without its attention."""
+    """The projections of a trajectory layer, without its attention."""
 
     def __init__(self) -> None:
         super().__init__(WIDTH, HEADS, build_estimator("softmax", head_dim=64), True, 0.0)

@@ -1,24 +1,18 @@
-"""Time and memory of attentions as a table, a CSV file and a plot."""
+"""Result table for time and memory of attentions, relative to a baseline."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from slowfast_lara.analysis.result_files import (
-    aligned_table,
-    csv_text,
-    measured_on,
-    plot_over_sizes,
-)
+from slowfast_lara.analysis.tables import Cells, ResultTable, plot_over_sizes
 from slowfast_lara.drawing import saved_figure
-from slowfast_lara.files import write_text
 
 MEGABYTE = 2**20
 
 
 @dataclass(frozen=True)
 class Cost:
-    """One attention at one size: seconds, seconds and bytes."""
+    """One attention at one size: seconds and bytes."""
 
     size: int
     name: str
@@ -28,20 +22,15 @@ class Cost:
 
 
 @dataclass
-class SpeedTable:
-    """Costs, each beside the baseline's of the same size."""
+class SpeedTable(ResultTable):
+    """Costs, each compared with the baseline at the same size."""
 
-    title: str
     size_name: str
     baseline: str
     costs: list[Cost] = field(default_factory=list)
-    notes: list[str] = field(default_factory=list)
-
-    def head(self) -> list[str]:
-        return [self.title, measured_on(), *self.notes]
 
     def figures(self, cost: Cost) -> tuple[float, float, float, float, float, float]:
-        """Milliseconds, ratio, milliseconds, ratio, megabytes, share."""
+        """Milliseconds and speed-up, forward and with backward; megabytes and their ratio."""
         base = next(c for c in self.costs if (c.size, c.name) == (cost.size, self.baseline))
         return (
             cost.forward * 1e3,
@@ -52,7 +41,7 @@ class SpeedTable:
             cost.memory / base.memory,
         )
 
-    def text(self) -> str:
+    def cells(self) -> Cells:
         rows = [[self.size_name, "attention", "forward", "forward+backward", "peak memory"]]
         for cost in self.costs:
             forward, forward_ratio, both, both_ratio, memory, share = self.figures(cost)
@@ -65,24 +54,20 @@ class SpeedTable:
                     f"{memory:.0f} MB ({share:>4.0%})",
                 ]
             )
-        return "\n".join([*self.head(), aligned_table(rows, names=1)])
+        return rows
 
-    def csv(self) -> str:
+    def csv_cells(self) -> Cells:
         figures = "forward_ms forward_speedup both_ms both_speedup peak_memory_mb memory_share"
-        rows = [[self.size_name, "attention", *figures.split()]]
-        for cost in self.costs:
-            rows.append([str(cost.size), cost.name, *(f"{x:.3f}" for x in self.figures(cost))])
-        return csv_text(rows, self.head())
+        rows = [[c.size, c.name, *(f"{x:.3f}" for x in self.figures(c))] for c in self.costs]
+        return [[self.size_name, "attention", *figures.split()], *rows]
 
-    def write(self, path: str) -> None:
-        """PATH.csv and PATH.png."""
-        write_text(f"{path}.csv", self.csv())
+    def plot(self, path: str) -> None:
         sizes = list(dict.fromkeys(cost.size for cost in self.costs))
         quantities = {0: "forward, ms", 2: "forward + backward, ms", 4: "peak memory, MB"}
-        with saved_figure(f"{path}.png", (13, 4), columns=3) as (figure, axes):
-            for axis, (place, value_name) in zip(axes, quantities.items()):
+        with saved_figure(path, (13, 4), columns=3) as (figure, axes):
+            for axis, (index, value_name) in zip(axes, quantities.items()):
                 values: dict[str, list[float]] = {}
                 for cost in self.costs:
-                    values.setdefault(cost.name, []).append(self.figures(cost)[place])
+                    values.setdefault(cost.name, []).append(self.figures(cost)[index])
                 plot_over_sizes(axis, self.size_name, sizes, value_name, values)
             figure.suptitle(self.title)

@@ -1,7 +1,7 @@
-"""Trajectory attention written down as in the article, with nothing saved.
+"""Textbook trajectory attention: the equations of the article, without speed-ups.
 
-The attention matrix is made as a whole, and all F keys and values of every query
-are projected. It is the reference of the tests and the benchmark, for clarity.
+It materialises the attention matrix and projects all F keys and values of every query. Tests and
+benchmarks use it as the reference.
 """
 
 from __future__ import annotations

@@ -3,7 +3,7 @@
 
 import sys
 
-from slowfast_lara.cli.data import main
+from slowfast_lara.cli import main
 
 if __name__ == "__main__":
-    sys.exit(main(["lists-kinetics", *sys.argv[1:]]))
+    sys.exit(main(["data", "lists-kinetics", *sys.argv[1:]]))

@@ -1,1 +1,1 @@
-"""Studies of many training runs: run from a checkout, not installed."""
+"""Studies of many training runs; they run from a checkout and are not installed."""

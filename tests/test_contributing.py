@@ -1,4 +1,4 @@
-"""What CONTRIBUTING.md says of the code is so."""
+"""CONTRIBUTING.md names functions that exist."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ TRACES = TEXT.split("## Four traces")[1].split("\n## ")[0]
 NAMES = sorted(set(re.findall(r"`([a-z_]+(?:\.\w+)+)`", TRACES)))
 
 
-def test_there_are_traces():
+def test_traces_name_functions():
     assert len(NAMES) > 20
 
 

@@ -9,8 +9,6 @@ import sys
 
 import pytest
 
-from slowfast_lara.cli.predict import main as predict
-from slowfast_lara.cli.report import main as report
 from slowfast_lara.data.bad_videos import BadVideos, Failure
 from slowfast_lara.engine.run_logging import open_log, set_up_logging
 from slowfast_lara.errors import (
@@ -23,6 +21,7 @@ from slowfast_lara.errors import (
     run_with_exit_code,
 )
 from slowfast_lara.runs.folder import LOG, TEST_RESULTS, read_stats
+from tests.helpers.commands import predict, report
 from tests.helpers.preloaded import environment
 from tests.helpers.small_models import NAMES
 

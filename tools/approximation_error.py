@@ -1,9 +1,9 @@
 #!/usr/bin/env python3
-"""Distance from exact attention: python tools/approximation_error.py --help"""
+"""Error of each attention to exact attention: python tools/approximation_error.py --help"""
 
 import sys
 
-from slowfast_lara.cli.approximation_error import main
+from slowfast_lara.cli import main
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(main(["approximation-error", *sys.argv[1:]]))

@@ -1,9 +1,9 @@
 #!/usr/bin/env python3
-"""The likeliest classes of videos: python tools/predict.py --help"""
+"""Most likely classes of videos: python tools/predict.py --help"""
 
 import sys
 
-from slowfast_lara.cli.predict import main
+from slowfast_lara.cli import main
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(main(["predict", *sys.argv[1:]]))

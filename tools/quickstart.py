@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
-"""Everything at once, on a machine with no GPU and no data: python tools/quickstart.py [FOLDER]
+"""Quick start without a GPU and without data: python tools/quickstart.py [FOLDER]
 
-Makes a small set of videos, trains a small Motionformer with LARA on it, tests it with 30
-views of each video, and says how well it does, where everything is, and how to go on.
+Makes a small set of videos, trains a small Motionformer with LARA on it, tests it with 30 views
+of each video, and prints the accuracy, the output files and commands to try next.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import sys
 import time
 from pathlib import Path
 
-from slowfast_lara.cli.shared import OneLineParser
+from slowfast_lara.cli.parser import CommandParser
 
 ROOT = Path(__file__).resolve().parents[1]
 CONFIG = ROOT / "configs" / "quick" / "lara.yaml"
@@ -37,15 +37,15 @@ def main(folder: Path) -> int:
     classes = len(json.loads((videos / "classes.json").read_text()))
     views = results["videos"][0]["num_views"]
     print(f"""
-Top-1 accuracy {results["top1_acc"]:.1f} % on {results["num_videos"]} videos, by {views} views \
+Top-1 accuracy {results["top1_acc"]:.1f} % on {results["num_videos"]} videos, {views} views \
 each (chance: {100 / classes:.1f} %), in {time.monotonic() - started:.0f} s.
   videos and lists   {videos}
   config             {CONFIG}
   checkpoint         {results["checkpoint"]}
   log                {output / "stdout.log"}
-  every video's top  {output / "test_results.json"}
+  predictions        {output / "test_results.json"}
 
-To go on: what the model says of a video, where its attention goes, and a report of the run.""")
+Next: predict a video, draw its attention, and write a report of the run:""")
     video = results["videos"][0]["path"]
     print_command("predict", output, video)
     print_command("visualize", output, video, "--out", folder / "look")
@@ -54,12 +54,12 @@ To go on: what the model says of a video, where its attention goes, and a report
 
 
 def print_command(tool: str, *arguments: object) -> None:
-    """A command of tools/, as it is typed in the folder where this was started."""
+    """Print a command of tools/ with paths relative to the current folder."""
     programs = [os.path.relpath(sys.executable), os.path.relpath(ROOT / "tools" / f"{tool}.py")]
     print("  " + shlex.join([*programs, *map(str, arguments)]))
 
 
 if __name__ == "__main__":
-    parser = OneLineParser(description=__doc__)
+    parser = CommandParser(description=__doc__)
     parser.add_argument("folder", nargs="?", metavar="FOLDER", default="runs/quickstart")
     sys.exit(main(Path(parser.parse_args().folder)))

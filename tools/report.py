@@ -1,9 +1,9 @@
 #!/usr/bin/env python3
-"""A run as one HTML file: python tools/report.py RUN_DIR"""
+"""Report of a run as one HTML file: python tools/report.py RUN_DIR"""
 
 import sys
 
-from slowfast_lara.cli.report import main
+from slowfast_lara.cli import main
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(main(["report", *sys.argv[1:]]))

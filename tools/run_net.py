@@ -1,9 +1,9 @@
 #!/usr/bin/env python3
-"""Train and test: python tools/run_net.py --cfg FILE.yaml [KEY VALUE ...]"""
+"""Training and testing: python tools/run_net.py --cfg FILE.yaml [KEY VALUE ...]"""
 
 import sys
 
-from slowfast_lara.cli.run import main
+from slowfast_lara.cli import main
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(main(["run", *sys.argv[1:]]))

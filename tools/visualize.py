@@ -1,9 +1,9 @@
 #!/usr/bin/env python3
-"""Where attention goes: python tools/visualize.py --help"""
+"""Pictures of attention: python tools/visualize.py --help"""
 
 import sys
 
-from slowfast_lara.cli.visualize import main
+from slowfast_lara.cli import main
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(main(["visualize", *sys.argv[1:]]))

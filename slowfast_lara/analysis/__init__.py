@@ -1,1 +1,1 @@
-"""Measuring: speed and memory, distance from exact attention, studies of many runs."""
+"""Measurements that users run on their own model, data or GPU."""

@@ -1,27 +1,26 @@
-"""How far each estimator is from exact attention, over its number of samples.
+"""Error of each attention to exact attention, and the settings to compare.
 
-The mean squared error to softmax attention, as in the paper's figure 1, on random
-q, k, v that are alike in neighbouring tokens, as those of a video are.
+On random q, k, v: the mean squared error over the number of samples, as in the paper's figure 1.
+Neighbouring tokens are correlated, as in a video.
 """
 
 from __future__ import annotations
 
+import inspect
+import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import torch
 from fvcore.common.config import CfgNode
+from torch import Tensor
 from torch.nn import functional
 
-from slowfast_lara.analysis.result_files import (
-    aligned_table,
-    csv_text,
-    measured_on,
-    plot_over_sizes,
-)
+from slowfast_lara.analysis.tables import Cells, ResultTable, plot_over_sizes
 from slowfast_lara.attention import (
     ESTIMATORS,
+    Estimator,
     build_estimator,
     estimator_options,
     softmax_attention,
@@ -29,103 +28,122 @@ from slowfast_lara.attention import (
 from slowfast_lara.config import get_cfg
 from slowfast_lara.drawing import saved_figure
 from slowfast_lara.errors import InputError
-from slowfast_lara.files import write_text
 from slowfast_lara.inference.layers import LayerInputs, estimator_for
-from slowfast_lara.models.attention_config import EXACT
+from slowfast_lara.models.attention_config import EXACT, display_name
 
-# RA's cost is quadratic, for each of its samples: it is measured on some queries.
+# RA has quadratic cost for each of its samples: its error is measured on some of the queries.
 RA_QUERIES = 64
+AXIS = "samples or landmarks"
 
 
-class Variant(NamedTuple):
-    """An estimator, and what is changed of its options."""
+class Setting(NamedTuple):
+    """An attention, the values of its varied options, and its number of landmarks or samples."""
 
-    label: str
     name: str
-    changes: dict[str, Any]
+    options: dict[str, Any]
+    number: int | None = None  # None: the config's, or the attention has none
 
-    def of_size(self, samples: int) -> dict[str, Any]:
-        """The changes for a number of samples or landmarks, by the name it has here."""
-        has_samples = "num_samples" in estimator_options(self.name)
-        return {**self.changes, "num_samples" if has_samples else "num_landmarks": samples}
+    @property
+    def label(self) -> str:
+        """Display name: "lara global", "ra biased", "exact"."""
+        chosen = [(key, value) for key, value in self.options.items() if value is not False]
+        words = [key if value is True else str(value) for key, value in chosen]
+        return " ".join([display_name(self.name), *words])
+
+    def build(
+        self, inputs: LayerInputs, cfg: CfgNode, seed: int, kernels: str = "auto"
+    ) -> Estimator:
+        changes = {**self.options, "kernels": kernels}
+        if self.number is not None:
+            has_samples = "num_samples" in estimator_options(self.name)
+            changes["num_samples" if has_samples else "num_landmarks"] = self.number
+        return estimator_for(inputs, self.name, cfg, seed=seed, **changes)
+
+    def queries(self, tokens: int) -> slice:
+        """The queries to measure."""
+        return slice(None, None, max(1, tokens // RA_QUERIES) if self.name == "ra" else 1)
+
+    def squared_errors(
+        self, inputs: LayerInputs, exact: Tensor, cfg: CfgNode, seeds: int
+    ) -> Tensor:
+        """Squared error of each measured query [n], mean over seeds if the attention is random."""
+        q, k, v, num_frames, _ = inputs
+        some = self.queries(q.shape[2])
+        is_random = "seed" in inspect.signature(ESTIMATORS[self.name]).parameters
+        repetitions = range(seeds if is_random else 1)
+        errors = []
+        for seed in repetitions:
+            estimate = self.build(inputs, cfg, seed)(q[:, :, some], k, v, num_frames=num_frames)
+            errors.append((estimate - exact[:, :, some]).square().sum((0, 1, 3, 4)))
+        return torch.stack(errors).mean(0)
 
 
-def variants() -> list[Variant]:
-    """Every estimator but the exact one; of RA both forms, whichever the config has."""
-    rows = [
-        Variant(name, name, {"biased": False} if name == "ra" else {})
-        for name, cls in ESTIMATORS.items()
-        if not cls.exact
-    ]
-    return [*rows, Variant("ra biased", "ra", {"biased": True})]
+def vary(names: Sequence[str], varied: Sequence[str]) -> list[Setting]:
+    """Settings of some attentions with all values of the varied options."""
+    settings = []
+    for name in names:
+        choices = [
+            [(key, choice) for choice in option.choices or (False, True)]
+            for key, option in estimator_options(name).items()
+            if key in varied
+        ]
+        settings += [Setting(name, dict(options)) for options in itertools.product(*choices)]
+    return settings
 
 
 @dataclass
-class ErrorTable:
-    """Mean squared errors by estimator and number of samples."""
+class ErrorTable(ResultTable):
+    """Mean squared errors by attention and number of samples."""
 
-    source: str
     samples: list[int]
-    rows: dict[str, list[float]] = field(default_factory=dict)
-    notes: list[str] = field(default_factory=list)
+    errors: dict[str, list[float]] = field(default_factory=dict)
 
-    def head(self) -> list[str]:
-        title = f"mean squared error to exact attention, {self.source}"
-        return [title, measured_on(), *self.notes]
+    def cells(self) -> Cells:
+        rows = [[label, *(f"{x:.3e}" for x in errors)] for label, errors in self.errors.items()]
+        return [[AXIS, *self.samples], *rows]
 
-    def text(self) -> str:
-        rows = [["samples or landmarks", *map(str, self.samples)]]
-        rows += [[label, *(f"{error:.3e}" for error in row)] for label, row in self.rows.items()]
-        return "\n".join([*self.head(), aligned_table(rows)])
+    def csv_cells(self) -> Cells:
+        rows = [[label, *(f"{x:.6e}" for x in errors)] for label, errors in self.errors.items()]
+        return [["estimator", *self.samples], *rows]
 
-    def write(self, path: str) -> None:
-        """PATH.csv and PATH.png."""
-        rows = [["estimator", *map(str, self.samples)]]
-        rows += [[label, *(f"{error:.6e}" for error in row)] for label, row in self.rows.items()]
-        write_text(f"{path}.csv", csv_text(rows, self.head()))
-        with saved_figure(f"{path}.png", (6, 4.2)) as (figure, (axis,)):
-            error = "mean squared error to exact attention"
-            plot_over_sizes(axis, "samples or landmarks", self.samples, error, self.rows)
-            figure.suptitle(self.source, fontsize=9)
+    def plot(self, path: str) -> None:
+        with saved_figure(path, (6, 4.2)) as (figure, (axis,)):
+            plot_over_sizes(axis, AXIS, self.samples, "mean squared error", self.errors)
+            figure.suptitle(self.title, fontsize=9)
 
 
 def errors_on_random(samples: Sequence[int], seeds: int) -> ErrorTable:
-    source = "random q, k, v, alike in neighbouring tokens"
-    return measure(smooth_inputs(), get_cfg(), source, samples, seeds)
+    """Errors of all attentions with the default options on random q, k, v."""
+    return measure_errors(smooth_inputs(), get_cfg(), samples, seeds)
 
 
 @torch.no_grad()
-def measure(
-    inputs: LayerInputs, cfg: CfgNode, source: str, samples: Sequence[int], seeds: int
+def measure_errors(
+    inputs: LayerInputs, cfg: CfgNode, samples: Sequence[int], seeds: int
 ) -> ErrorTable:
-    """Errors of all variants with the config's options; of random ones, the mean over seeds."""
+    """Errors of all approximate attentions with the options of a config; of RA both forms."""
     q, k, v, num_frames, _ = inputs
-    tokens = q.shape[2]
-    numbers, notes = those_that_fit(samples, tokens)
-    table = ErrorTable(source, numbers, notes=notes)
+    numbers, notes = fitting_numbers(samples, q.shape[2])
+    title = "mean squared error to exact attention, random q, k, v with correlated neighbours"
+    table = ErrorTable(title, numbers, notes=notes)
     exact = softmax_attention(q, k, v, num_frames=num_frames)
-    for variant in variants():
-        some = slice(None, None, max(1, tokens // RA_QUERIES) if variant.name == "ra" else 1)
-        row = table.rows[variant.label] = []
-        for number in table.samples:
-            squares = []
-            for seed in range(seeds):
-                changes = variant.of_size(number)
-                estimator = estimator_for(inputs, variant.name, cfg, seed=seed, **changes)
-                estimate = estimator(q[:, :, some], k, v, num_frames=num_frames)
-                squares.append((estimate - exact[:, :, some]).square().mean().item())
-            row.append(sum(squares) / seeds)
+    approximate = [name for name, cls in ESTIMATORS.items() if not cls.exact]
+    for setting in vary(approximate, ("biased",)):
+        table.errors[setting.label] = []
+        for number in numbers:
+            squares = setting._replace(number=number).squared_errors(inputs, exact, cfg, seeds)
+            mean = squares.mean().item() / exact[:, :, 0].numel()
+            table.errors[setting.label].append(mean)
     return table
 
 
-def those_that_fit(samples: Sequence[int], tokens: int) -> tuple[list[int], list[str]]:
-    """The numbers of samples that a layer has tokens for, and a note about the others."""
+def fitting_numbers(samples: Sequence[int], tokens: int) -> tuple[list[int], list[str]]:
+    """The numbers of samples up to the number of tokens, and a note about the others."""
     fitting = [number for number in samples if number <= tokens]
     if not fitting:
-        raise InputError(f"--samples: the layer has {tokens} tokens; at most as many are allowed")
+        raise InputError(f"--samples is {min(samples)}; the layer has {tokens} tokens")
     larger = ", ".join(str(number) for number in samples if number > tokens)
-    note = f"left out, since the layer has only {tokens} tokens: {larger} samples"
-    return fitting, [note] if larger else []
+    return fitting, [f"skipped {larger} samples: the layer has {tokens} tokens"] if larger else []
 
 
 def smooth_inputs(
@@ -133,8 +151,8 @@ def smooth_inputs(
 ) -> LayerInputs:
     """Random fields over space and time, smooth on the scale of a few tokens.
 
-    Query and key of a token share half of their variance, since a token of a trained
-    model attends to what is like it.
+    Query and key of a token share half of their variance: a token of a trained model attends to
+    similar tokens.
     """
     generator = torch.Generator().manual_seed(seed)
     coarse = torch.randn(1, 4 * heads * d, 2, 5, 5, generator=generator)

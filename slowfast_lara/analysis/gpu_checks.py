@@ -1,4 +1,4 @@
-"""Whether what runs on a GPU agrees with float64: outputs and gradients, small cases."""
+"""Comparison of attention on a GPU with float64: outputs and gradients of small cases."""
 
 from __future__ import annotations
 
@@ -12,9 +12,10 @@ from torch import Tensor
 
 from slowfast_lara.attention import ESTIMATORS, build_estimator
 from slowfast_lara.errors import first_line
+from slowfast_lara.models.attention_config import display_name
 from slowfast_lara.models.temporal import temporal_attention
 
-# Largest difference allowed, relative to the largest number of the same tensor.
+# The largest allowed difference, relative to the largest element of the same tensor.
 ALLOWED = {torch.float32: 1e-3, torch.float16: 2e-2, torch.bfloat16: 8e-2}
 B, h, F, P, d, C = 2, 3, 4, 36, 64, 24
 
@@ -27,9 +28,11 @@ CASES: list[tuple[str, dict[str, Any]]] = [
     ("nystrom", {}),
 ]
 
+Function = Callable[..., Tensor]
+
 
 class Check(NamedTuple):
-    """The largest difference of a case, relative to the largest number, or why there is none."""
+    """The largest relative difference of a case, or the reason of its failure."""
 
     name: str
     precision: str
@@ -39,44 +42,51 @@ class Check(NamedTuple):
     failure: str = ""
 
     def text(self) -> str:
-        said = f"{self.name} in {self.precision} by {self.kernels}"
+        case = f"{self.name} in {self.precision}, {self.kernels} kernels"
         if self.failure:
-            return f"{said}: fails: {self.failure}"
-        verdict = "as it may" if self.agrees else "TOO MUCH"
-        return f"{said}: differs from float64 by {self.difference:.1e}, {verdict}"
+            return f"{case}: failed: {self.failure}"
+        verdict = "ok" if self.agrees else "TOO LARGE"
+        return f"{case}: difference to float64 {self.difference:.1e}, {verdict}"
 
 
-def checks(device: torch.device, precisions: Sequence[str], kernels: Sequence[str]) -> list[Check]:
-    """Every case in every precision, by each way to compute it."""
-    return [
-        _check(name, function, expected, inputs, device, precision, way)
-        for way in kernels
-        for name, function, expected, inputs in _cases(way)
-        for precision in precisions
-    ]
+def run_checks(
+    device: torch.device, precisions: Sequence[str], kernels: Sequence[str]
+) -> list[Check]:
+    """Check every case in every precision with each choice of kernels."""
+    checks = []
+    for choice in kernels:
+        for name, function, reference, inputs in _cases(choice, device):
+            for precision in precisions:
+                dtype = getattr(torch, precision)
+                try:
+                    difference = _difference(function, reference, inputs, device, dtype)
+                    check = Check(name, precision, choice, difference, difference <= ALLOWED[dtype])
+                except Exception as error:  # a kernel that does not compile or launch
+                    reason = f"{type(error).__name__}: {first_line(error)}"
+                    check = Check(name, precision, choice, None, False, reason)
+                checks.append(check)
+    return checks
 
 
-Function = Callable[..., Tensor]
-
-
-def _cases(kernels: str) -> Iterator[tuple[str, Function, Function, list[Tensor]]]:
-    """Names, functions by some kernels and plain ones, and float64 inputs."""
+def _cases(
+    kernels: str, device: torch.device
+) -> Iterator[tuple[str, Function, Function, list[Tensor]]]:
+    """Names, functions with the given kernels, float64 references, and float64 inputs."""
     generator = torch.Generator().manual_seed(0)
 
     def normal(*shape: int) -> Tensor:
         return torch.randn(*shape, generator=generator, dtype=torch.float64)
 
     for name, options in CASES:
-        known = inspect.signature(ESTIMATORS[name]).parameters
-        if kernels != "torch" and "kernels" not in known:
+        has_choice = "kernels" in inspect.signature(ESTIMATORS[name]).parameters
+        if kernels != "torch" and not has_choice:
             continue
-        chosen: dict[str, Any] = {"kernels": kernels} if "kernels" in known else {}
-        sizes: dict[str, Any] = {"head_dim": d, "num_heads": h, "num_landmarks": C}
-        plain = build_estimator(name, **sizes, **options).double().eval()
-        estimator = build_estimator(name, **sizes, **options, **chosen).eval()
-        label = "-".join(("exact" if name == "softmax" else name, *options.values()))
+        build = partial(build_estimator, name, head_dim=d, num_heads=h, num_landmarks=C, **options)
+        estimator = (build(kernels=kernels) if has_choice else build()).to(device).eval()
+        reference = build().double().eval()
         inputs = [normal(B, h, F * P, d) for _ in range(3)]
-        yield label, partial(estimator, num_frames=F), partial(plain, num_frames=F), inputs
+        label = "-".join((display_name(name), *options.values()))
+        yield label, partial(estimator, num_frames=F), partial(reference, num_frames=F), inputs
     for projected in (False, True):
         shapes = ((B, F * P, h, d), (B, F, F * P, h * d), (2 * h * d, h * d), (2 * h * d,))
         inputs = [normal(*shape) for shape in shapes]
@@ -86,34 +96,25 @@ def _cases(kernels: str) -> Iterator[tuple[str, Function, Function, list[Tensor]
         yield name, partial(stage, kernels=kernels), stage, inputs
 
 
-def _check(
-    name: str,
-    function: Any,
-    expected: Function,
+def _difference(
+    function: Function,
+    reference: Function,
     inputs: Sequence[Tensor],
     device: torch.device,
-    precision: str,
-    kernels: str,
-) -> Check:
-    dtype = getattr(torch, precision)
-    given = [x.to(dtype) for x in inputs]
-    if isinstance(getattr(function, "func", None), torch.nn.Module):
-        function.func.to(device)
-    try:
-        actual = _results(function, [x.to(device) for x in given])
-    except Exception as error:  # a kernel that does not compile or start; the others are of use
-        failure = f"{type(error).__name__}: {first_line(error)}"
-        return Check(name, precision, kernels, None, False, failure)
-    exact = _results(expected, [x.double() for x in given])
-    difference = max(
-        (got.double().cpu() - wanted).abs().max().item() / wanted.abs().max().clamp(min=1e-9).item()
-        for got, wanted in zip(actual, exact)
+    dtype: torch.dtype,
+) -> float:
+    """The largest difference of the output and the gradients, relative to the largest element."""
+    rounded = [x.to(dtype) for x in inputs]
+    actual = _output_and_gradients(function, [x.to(device) for x in rounded])
+    expected = _output_and_gradients(reference, [x.double() for x in rounded])
+    return max(
+        (a.double().cpu() - e).abs().max().item() / e.abs().max().clamp(min=1e-9).item()
+        for a, e in zip(actual, expected)
     )
-    return Check(name, precision, kernels, difference, difference <= ALLOWED[dtype])
 
 
-def _results(function: Function, inputs: Sequence[Tensor]) -> list[Tensor]:
-    """The output, and the gradients of its sum with fixed weights; zeros where there is none."""
+def _output_and_gradients(function: Function, inputs: Sequence[Tensor]) -> list[Tensor]:
+    """The output, and the gradients of a weighted sum of it; zeros for unused inputs."""
     inputs = [x.detach().requires_grad_() for x in inputs]
     out = function(*inputs)
     weights = torch.linspace(-1, 1, out.numel(), dtype=torch.float64).view(out.shape)

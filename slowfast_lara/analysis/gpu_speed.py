@@ -1,28 +1,29 @@
-"""Attention and whole models timed on a GPU, beside what the roofline says of it.
+"""Speed of attention and of whole models on a GPU.
 
-First every kernel is compared with float64 (gpu_checks.py). Then, for each crop and precision,
-the attentions of one layer of ViT-B, forward and backward, and whole models with them: the
-forward pass of a test and the step of a training.
+First every kernel is compared with float64 (gpu_checks.py). Then, for each crop size and
+precision: the attentions of one ViT-B layer, forward and backward, and whole models with them,
+the forward pass of a test and a training step.
 """
 
 from __future__ import annotations
 
-import dataclasses
+import itertools
 import json
-import re
+import math
+import os
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from benchmarks.roofline import DEVICES, HEADS, WIDTH, Sizes, seconds, spatial_counts
-from slowfast_lara.analysis.gpu_checks import Check, checks
+from slowfast_lara.analysis.gpu_checks import Check, run_checks
 from slowfast_lara.analysis.measure import best_times, environment
-from slowfast_lara.analysis.result_files import aligned_table, csv_text, measured_on
-from slowfast_lara.attention import build_estimator, has_kernels
+from slowfast_lara.analysis.tables import Cells, ResultTable
+from slowfast_lara.attention import Estimator, build_estimator
 from slowfast_lara.attention.kernels.choice import obstacle
 from slowfast_lara.errors import InputError
 from slowfast_lara.files import write_text
@@ -30,74 +31,65 @@ from slowfast_lara.models import VisionTransformer
 from slowfast_lara.models.attention_config import display_name
 
 ATTENTIONS = ("softmax", "lara", "performer", "nystrom")
+WIDTH, HEADS, PATCH = 768, 12, 16  # of ViT-B
 FRAMES, LANDMARKS, CLASSES = 8, 128, 400
+Milliseconds = float | None  # None: out of memory
+Timer = Callable[[Mapping[str, Callable[[], object]]], dict[str, float] | None]
 
 
-@dataclass(frozen=True)
-class Times:
-    """Milliseconds; None where the memory did not suffice, or nothing is known."""
+class Timing(NamedTuple):
+    """Milliseconds of one attention at one crop size and precision."""
 
     crop: int
     precision: str
     attention: str
-    forward: float | None
-    backward: float | None
-    model_forward: float | None
-    model_step: float | None
-    estimated_forward: float | None
-    estimated_backward: float | None
+    forward: Milliseconds
+    backward: Milliseconds
+    model_forward: Milliseconds
+    model_step: Milliseconds
 
     @property
     def both(self) -> float:
-        if self.forward is None or self.backward is None:
-            return float("inf")
-        return self.forward + self.backward
+        return math.inf if self.forward is None else self.forward + (self.backward or 0)
 
 
 @dataclass
-class GpuTable:
+class GpuTable(ResultTable):
     clips: int
     checks: list[Check]
-    times: list[Times]
-    notes: list[str] = dataclasses.field(default_factory=list)
+    timings: list[Timing] = field(default_factory=list)
 
-    def text(self) -> str:
-        lines = [f"{self.clips} clips of {FRAMES} frames; milliseconds", measured_on()]
-        lines += [*self.notes, *(check.text() for check in self.checks)]
-        rows = [[field.name.replace("_", " ") for field in dataclasses.fields(Times)]]
-        for times in self.times:
-            crop, precision, attention, *figures = dataclasses.astuple(times)
-            cells = ("-" if figure is None else f"{figure:.2f}" for figure in figures)
-            rows.append([str(crop), precision, attention, *cells])
-        return "\n".join([*lines, aligned_table(rows, names=2), self.fastest()])
+    def cells(self) -> Cells:
+        rows: list[list[object]] = [[name.replace("_", " ") for name in Timing._fields]]
+        for timing in self.timings:
+            times = ("-" if ms is None else f"{ms:.2f}" for ms in timing[3:])
+            rows.append([*timing[:3], *times])
+        return rows
+
+    def csv_cells(self) -> Cells:
+        return [Timing._fields, *self.timings]
+
+    def footer(self) -> list[str]:
+        return [self.fastest(), *(check.text() for check in self.checks)]
 
     def fastest(self) -> str:
-        """For which sizes which attention is the fastest, in one line."""
+        """The fastest attention for each crop size and precision, in one line."""
         parts = []
-        for precision in dict.fromkeys(times.precision for times in self.times):
-            of_precision = [times for times in self.times if times.precision == precision]
-            best = [
-                (crop, min((t for t in of_precision if t.crop == crop), key=lambda t: t.both))
-                for crop in dict.fromkeys(times.crop for times in of_precision)
-            ]
-            sizes = ", ".join(
-                f"{crop} {times.attention if times.both < float('inf') else 'none: no memory'}"
-                for crop, times in best
-            )
-            parts.append(f"{precision}: {sizes}")
-        return f"fastest attention, forward and backward: {'; '.join(parts)}"
+        for size, timings in itertools.groupby(self.timings, key=lambda t: (t.crop, t.precision)):
+            best = min(timings, key=lambda timing: timing.both)
+            name = best.attention if best.both < math.inf else "out of memory"
+            parts.append(f"{size[0]} {size[1]} {name}")
+        return f"fastest attention, forward and backward: {', '.join(parts)}"
 
-    def write(self, path: str) -> None:
-        """PATH.csv and PATH.json, the latter with the checks and the hardware."""
-        names = [field.name for field in dataclasses.fields(Times)]
-        rows = [dataclasses.astuple(times) for times in self.times]
-        write_text(f"{path}.csv", csv_text([names, *rows], [measured_on()]))
+    def write(self, path: str | os.PathLike[str]) -> None:
+        """Write PATH.csv, and PATH.json with the checks and the hardware."""
+        super().write(path)
         content = {
             "environment": environment(),
             "clips": self.clips,
             "notes": self.notes,
             "checks": [check._asdict() for check in self.checks],
-            "milliseconds": [dataclasses.asdict(times) for times in self.times],
+            "milliseconds": [timing._asdict() for timing in self.timings],
             "fastest": self.fastest(),
         }
         write_text(f"{path}.json", json.dumps(content, indent=2) + "\n")
@@ -108,8 +100,8 @@ def gpu_costs(
 ) -> GpuTable:
     if not torch.cuda.is_available():
         raise InputError(
-            "PyTorch finds no GPU on this machine; `slowfast-lara benchmark roofline` estimates "
-            "the times of one, `slowfast-lara benchmark crop` measures this CPU"
+            "PyTorch finds no GPU on this machine; in a checkout, `python -m benchmarks roofline` "
+            "estimates the times of a GPU, and `python -m benchmarks crop` measures this CPU"
         )
     return costs_on(torch.device("cuda"), crops, clips, precisions, repeats)
 
@@ -122,118 +114,78 @@ def costs_on(
     repeats: int,
     **model_sizes: Any,
 ) -> GpuTable:
-    """Everything, on any device; smaller models by `model_sizes`, arguments of the model."""
+    """Check and time everything on any device; `model_sizes` are arguments of the model."""
     problem = obstacle(device)
-    ways = ("torch",) if problem else ("torch", "triton")
+    kernels = ("torch",) if problem else ("torch", "triton")
     notes = [f"without our kernels: {problem}"] if problem else []
-    table = GpuTable(clips, checks(device, precisions, ways), [], notes)
-    for crop in crops:
-        sizes = Sizes(crop, FRAMES, clips, LANDMARKS)
-        for precision in precisions:
-            dtype = getattr(torch, precision)
-            for name in ATTENTIONS:
-                times = (
-                    *_attention_times(name, sizes, device, dtype, repeats),
-                    *_model_times(name, sizes, device, dtype, repeats, model_sizes),
-                    *_estimates(name, sizes, device, dtype, fused=not problem),
-                )
-                table.times.append(Times(crop, precision, display_name(name), *times))
+    title = f"{clips} clips of {FRAMES} temporal tokens; milliseconds"
+    table = GpuTable(title, clips, run_checks(device, precisions, kernels), notes=notes)
+    time = partial(_milliseconds, repeats=repeats)
+    for crop, precision, name in itertools.product(crops, precisions, ATTENTIONS):
+        dtype, tokens = getattr(torch, precision), FRAMES * (crop // PATCH) ** 2
+        options: dict[str, Any] = {"num_landmarks": min(LANDMARKS, tokens)}
+        head_dim = WIDTH // HEADS
+        estimator = build_estimator(name, head_dim=head_dim, num_heads=HEADS, **options).to(device)
+        shape = (clips, 1 + tokens, 3, HEADS, head_dim)
+        attention_times = _attention_times(
+            estimator, torch.randn(shape, device=device).to(dtype), time
+        )
+        model = VisionTransformer(
+            num_classes=CLASSES, estimator=name, estimator_args=options, **model_sizes
+        ).to(device)
+        clip = torch.randn(clips, 3, 2 * FRAMES, crop, crop, device=device)
+        times = (*attention_times, *_model_times(model, clip, dtype, time))
+        table.timings.append(Timing(crop, precision, display_name(name), *times))
     return table
 
 
-Milliseconds = tuple[float | None, float | None]
-
-
 def _attention_times(
-    name: str, sizes: Sizes, device: torch.device, dtype: torch.dtype, repeats: int
-) -> Milliseconds:
-    """Forward and backward of an estimator, on q, k, v as a layer projects them."""
-    landmarks = min(LANDMARKS, sizes.tokens)
-    estimator = build_estimator(
-        name, head_dim=WIDTH // HEADS, num_heads=HEADS, num_landmarks=landmarks
-    ).to(device)
-    shape = (sizes.clips, 1 + sizes.tokens, 3, HEADS, WIDTH // HEADS)
-    projected = torch.randn(shape, device=device).to(dtype).requires_grad_()
+    estimator: Estimator, qkv: Tensor, time: Timer
+) -> tuple[Milliseconds, Milliseconds]:
+    """Forward and backward of an estimator, on q, k, v with the strides of a layer."""
+    qkv.requires_grad_()
 
     def forward() -> Tensor:
-        q, k, v = projected.permute(2, 0, 3, 1, 4)[:, :, :, 1:]
-        return estimator(q, k, v, num_frames=sizes.frames)
+        q, k, v = qkv.permute(2, 0, 3, 1, 4)[:, :, :, 1:]
+        return estimator(q, k, v, num_frames=FRAMES)
 
     def both() -> None:
         out = forward()
-        torch.autograd.grad(out, projected, out.detach())
+        torch.autograd.grad(out, qkv, out.detach())
 
-    times = _milliseconds({"forward": forward, "both": both}, repeats)
-    if times is None:
-        return None, None
-    return times["forward"], times["both"] - times["forward"]
+    times = time({"forward": forward, "both": both})
+    return (times["forward"], times["both"] - times["forward"]) if times else (None, None)
 
 
 def _model_times(
-    name: str,
-    sizes: Sizes,
-    device: torch.device,
-    dtype: torch.dtype,
-    repeats: int,
-    model_sizes: dict[str, Any],
-) -> Milliseconds:
-    """A whole model: the forward pass of a test, and a training step."""
-    model = VisionTransformer(
-        num_classes=CLASSES,
-        estimator=name,
-        estimator_args={"num_landmarks": min(LANDMARKS, sizes.tokens)},
-        **model_sizes,
-    ).to(device)
-    clip = torch.randn(sizes.clips, 3, 2 * FRAMES, sizes.crop, sizes.crop, device=device)
-    labels = torch.zeros(sizes.clips, dtype=torch.long, device=device)
+    model: nn.Module, clip: Tensor, dtype: torch.dtype, time: Timer
+) -> tuple[Milliseconds, Milliseconds]:
+    """Forward pass of a test, and training step."""
+    labels = torch.zeros(len(clip), dtype=torch.long, device=clip.device)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-5)
 
     def logits() -> Tensor:
-        with torch.autocast(device.type, dtype, enabled=dtype != torch.float32):
+        with torch.autocast(clip.device.type, dtype, enabled=dtype != torch.float32):
             return model([clip])
-
-    @torch.no_grad()
-    def forward() -> None:
-        logits()
 
     def step() -> None:
         functional.cross_entropy(logits().float(), labels).backward()
         optimizer.step()
         optimizer.zero_grad()
 
-    return _of_modes(model, forward, step, repeats)
-
-
-def _of_modes(
-    model: nn.Module, forward: Callable[[], None], step: Callable[[], None], repeats: int
-) -> Milliseconds:
     model.eval()
-    test = _milliseconds({"test": forward}, repeats) or {}
+    test_times = time({"test": torch.no_grad()(logits)}) or {}
     model.train()
-    training = _milliseconds({"training": step}, repeats) or {}
-    return test.get("test"), training.get("training")
+    step_times = time({"step": step}) or {}
+    return test_times.get("test"), step_times.get("step")
 
 
 def _milliseconds(
     jobs: Mapping[str, Callable[[], object]], repeats: int
 ) -> dict[str, float] | None:
-    """None if the device's memory does not suffice."""
+    """Best times, or None if the device is out of memory."""
     try:
         return {name: time * 1e3 for name, time in best_times(jobs, repeats).items()}
     except torch.OutOfMemoryError:
         torch.cuda.empty_cache()
         return None
-
-
-def _estimates(
-    name: str, sizes: Sizes, device: torch.device, dtype: torch.dtype, fused: bool
-) -> Milliseconds:
-    """What the roofline says of a GPU that it knows, in half precision."""
-    gpu = torch.cuda.get_device_name(device) if device.type == "cuda" else ""
-    # Whole words: an L40S is no L4.
-    known = next((DEVICES[word] for word in re.findall(r"\w+", gpu) if word in DEVICES), None)
-    if known is None or dtype == torch.float32:
-        return None, None
-    options = {"kernels": "triton"} if fused and has_kernels(name) else {}
-    forward, backward = (seconds(c, known) * 1e3 for c in spatial_counts(name, sizes, **options))
-    return forward, backward

@@ -1,58 +1,66 @@
-"""The console command: `slowfast-lara SUBCOMMAND ...`."""
+"""The command line: `slowfast-lara SUBCOMMAND ...`, one parser tree."""
 
 from __future__ import annotations
 
 import difflib
-import importlib
 import sys
 from collections.abc import Sequence
+from functools import partial
 
 from slowfast_lara import __version__
-from slowfast_lara.errors import BAD_INPUT, DONE, print_error
+from slowfast_lara.cli import data, models, training
+from slowfast_lara.cli.parser import CommandParser
+from slowfast_lara.errors import BAD_INPUT, run_with_exit_code
 
-# What each does; the module commands/NAME.py has its main(argv) -> exit code.
-COMMANDS = {
-    "run": "train and test a model by a config file",
-    "predict": "print the likeliest classes of videos",
-    "visualize": "draw where the attention goes",
-    "demo": "serve a page to play with a trained model",
-    "swap": "test a trained model with other attentions in it",
-    "export": "write a trained model for other programs: safetensors, torch, ONNX",
-    "report": "write a run's report as one HTML file",
-    "configs": "list the shipped configs, and write one out to edit",
-    "data": "make lists, check videos, make a synthetic set",
-    "benchmark": "measure speed and memory",
-    "approximation-error": "measure how far each estimator is from exact attention",
-    "compare-attention": "train and test every attention on one set",
-    "compare-recipes": "fine-tune on few clips by several recipes",
-}
+EPILOG = "`slowfast-lara SUBCOMMAND --help` lists the flags of a subcommand."
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    argv = list(sys.argv[1:] if argv is None else argv)
-    if not argv or argv[0] in ("-h", "--help"):
-        print(usage())
-        return DONE if argv else BAD_INPUT
-    if argv[0] == "--version":
-        print(__version__)
-        return DONE
-    name, rest = argv[0], argv[1:]
-    if name not in COMMANDS:
-        near = difflib.get_close_matches(name, COMMANDS, n=1)
-        hint = f"; did you mean {near[0]}?" if near else f"; known: {', '.join(COMMANDS)}"
-        print_error(f"unknown subcommand {name!r}{hint}")
-        return BAD_INPUT
-    # argparse takes the program's name from here.
-    sys.argv[0] = f"slowfast-lara {name}"
-    module = importlib.import_module(f"slowfast_lara.cli.{name.replace('-', '_')}")
-    return module.main(rest)
+    """Run one subcommand.
+
+    Args:
+        argv: the subcommand and its arguments; the process's own if None.
+
+    Returns:
+        The exit code (see `slowfast_lara.errors`). Bad flags raise SystemExit, as argparse does.
+    """
+    return run_command(build_parser(), sys.argv[1:] if argv is None else argv)
 
 
-def usage() -> str:
-    width = max(map(len, COMMANDS))
-    lines = [f"  {name:<{width}}  {meaning}" for name, meaning in COMMANDS.items()]
-    head, foot = (
-        "usage: slowfast-lara SUBCOMMAND ...",
-        "`slowfast-lara SUBCOMMAND --help` says more.",
+def build_parser() -> CommandParser:
+    """The parser tree of `slowfast-lara`. Building it imports neither PyTorch nor NumPy."""
+    root = CommandParser(
+        prog="slowfast-lara",
+        description="Video transformers with cheaper attention.",
+        epilog=EPILOG,
     )
-    return "\n".join([head, "", *lines, "", foot])
+    root.add_argument("--version", action="version", version=__version__)
+    training.add_commands(root)
+    data.add_commands(root)
+    models.add_commands(root)
+    return root
+
+
+def run_command(root: CommandParser, argv: Sequence[str]) -> int:
+    """Find the subcommand's parser, parse the rest of the arguments, and call its handler.
+
+    argparse itself cannot mix flags and positional arguments in a parser with subparsers, so
+    each leaf parser gets its own arguments.
+    """
+    parser, words = root, list(argv)
+    while words and words[0] in parser.subcommands:
+        parser = parser.subcommands[words.pop(0)]
+    if parser.handler is None:
+        if not words:
+            parser.print_help()
+            return BAD_INPUT
+        if words[0].startswith("-"):
+            parser.parse_args(words)  # raises SystemExit: --help, --version or an unknown flag
+        parser.error(_unknown(words[0], list(parser.subcommands)))
+    return run_with_exit_code(partial(parser.handler, parser.parse_arguments(words)))
+
+
+def _unknown(name: str, known: list[str]) -> str:
+    similar = difflib.get_close_matches(name, known, n=1)
+    hint = f"did you mean {similar[0]}?" if similar else f"known: {', '.join(known)}"
+    return f"unknown subcommand {name!r}; {hint}"

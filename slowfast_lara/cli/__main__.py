@@ -1,4 +1,4 @@
-"""`python -m slowfast_lara.cli`: the console command without its script."""
+"""`python -m slowfast_lara.cli`: the same as `slowfast-lara`."""
 
 import sys
 

@@ -9,8 +9,8 @@ from slowfast_lara.analysis.loader_benchmark import (
     loader_speed,
     verdict,
 )
-from slowfast_lara.cli.data import main
 from slowfast_lara.data import video as video_module
+from tests.helpers.commands import data as main
 from tests.helpers.datasets import make_synthetic
 from tests.helpers.videos import config, set_old, write_video
 

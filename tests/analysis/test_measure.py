@@ -1,4 +1,4 @@
-"""The benchmark's instruments tell the truth, and its commands run."""
+"""Measurements (memory, MACs, errors), tables, and the commands that print them."""
 
 from pathlib import Path
 
@@ -6,12 +6,15 @@ import pytest
 import torch
 from torch import nn
 
+from benchmarks.profiling import count_flops, peak_memory
 from benchmarks.textbook import TextbookTrajectoryAttention
-from slowfast_lara.analysis.approximation_error import measure, smooth_inputs, variants
-from slowfast_lara.analysis.measure import count_flops, environment, peak_memory
-from slowfast_lara.analysis.result_files import (
+from slowfast_lara.analysis.approximation_error import measure_errors, smooth_inputs
+from slowfast_lara.analysis.measure import environment
+from slowfast_lara.analysis.tables import (
+    ResultTable,
     aligned_table,
     csv_text,
+    environment_line,
     markdown_table,
     plot_over_sizes,
 )
@@ -39,7 +42,7 @@ def test_peak_memory_of_a_known_job():
 
 
 class Layer(nn.Module):
-    """A layer with its number of frames, for the counter."""
+    """A layer with a fixed number of frames: the counter passes tensors only."""
 
     def __init__(self, layer, num_frames):
         super().__init__()
@@ -67,8 +70,7 @@ def test_flops_of_the_layers_by_hand(project_values):
     assert count_flops(Layer(layer, F), x, projected_values=project_values) == fast
 
 
-def test_nothing_of_all_queries_frames_and_landmarks_exists_at_once():
-    """Memory of LARA in training, against a tensor of shape [N, F, C]."""
+def test_lara_in_training_needs_less_memory_than_queries_times_frames_times_landmarks():
     N, F, C = 1024, 16, 64
     estimator = build_estimator("lara", head_dim=8, num_landmarks=C)
     q, k, v = (torch.randn(1, 1, N, 8, requires_grad=True) for _ in range(3))
@@ -86,34 +88,32 @@ def test_memory_grows_with_the_length_not_its_square(name):
     assert peak(4096) < 4.4 * peak(1024)
 
 
-def test_every_estimator_has_a_row_of_errors():
+def test_every_approximate_attention_has_a_row_of_errors():
     inputs = smooth_inputs(frames=2, side=8, d=8)
-    errors = measure(inputs, get_cfg(), "test", [8, 32], seeds=2)
-    assert set(errors.rows) == {v.label for v in variants()}
-    assert {v.name for v in variants()} == set(ESTIMATORS) - {"softmax"}
-    assert errors.rows["ra"][1] < errors.rows["ra"][0]
-    assert all(error > 0 for row in errors.rows.values() for error in row)
-    assert errors.notes == []
+    table = measure_errors(inputs, get_cfg(), [8, 32], seeds=2)
+    assert set(table.errors) == {*ESTIMATORS, "ra biased"} - {"softmax"}
+    assert table.errors["ra"][1] < table.errors["ra"][0]
+    assert all(error > 0 for row in table.errors.values() for error in row)
+    assert table.notes == []
 
 
-def test_sizes_beyond_the_tokens_are_left_out():
+def test_numbers_above_the_tokens_are_skipped():
     inputs = smooth_inputs(frames=2, side=3, d=8)
-    errors = measure(inputs, get_cfg(), "test", [8, 18, 19, 256], seeds=1)
-    assert errors.samples == [8, 18]
-    assert all(len(row) == 2 for row in errors.rows.values())
-    assert errors.notes == ["left out, since the layer has only 18 tokens: 19, 256 samples"]
-    assert errors.notes[0] in errors.text()
+    table = measure_errors(inputs, get_cfg(), [8, 18, 19, 256], seeds=1)
+    assert table.samples == [8, 18]
+    assert all(len(row) == 2 for row in table.errors.values())
+    assert len(table.notes) == 1 and "19, 256" in table.notes[0]
+    assert table.notes[0] in table.text()
     with pytest.raises(InputError, match="18 tokens"):
-        measure(inputs, get_cfg(), "test", [19], seeds=1)
+        measure_errors(inputs, get_cfg(), [19], seeds=1)
 
 
-def test_errors_are_of_the_configs_estimators():
-    """Its options, and the learned layers of the model's own estimator."""
+def test_errors_use_the_options_of_the_config_and_learned_layers_of_the_model():
     inputs = smooth_inputs(frames=2, side=4, d=8)
     cfg = get_cfg()
-    plain = measure(inputs, cfg, "test", [8], seeds=1).rows
+    plain = measure_errors(inputs, cfg, [8], seeds=1).errors
     cfg.VIT.LARA.PROPOSAL = "global"
-    assert measure(inputs, cfg, "test", [8], seeds=1).rows["lara"] != plain["lara"]
+    assert measure_errors(inputs, cfg, [8], seeds=1).errors["lara"] != plain["lara"]
     cfg.VIT.LARA.LEARNED = True
     own = build_estimator(
         "lara", head_dim=8, num_landmarks=8, proposal="global", learned=True
@@ -122,13 +122,33 @@ def test_errors_are_of_the_configs_estimators():
     q, k, v, frames, _ = inputs
     with torch.no_grad():
         difference = own(q, k, v, num_frames=frames) - softmax_attention(q, k, v, num_frames=frames)
-    rows = measure(inputs, cfg, "test", [8], seeds=1).rows
+    rows = measure_errors(inputs, cfg, [8], seeds=1).errors
     assert rows["lara"] == pytest.approx([difference.square().mean().item()])
+
+
+class SmallTable(ResultTable):
+    def cells(self):
+        return [["attention", "ms"], ["exact", "1.5"]]
+
+
+def test_result_table_has_one_head_in_all_formats(tmp_path):
+    table = SmallTable("title", notes=["a note"])
+    head = ["title", environment_line(), "a note"]
+    assert table.text().splitlines()[:3] == head
+    assert table.csv().splitlines() == [
+        *(f"# {line}" for line in head),
+        "attention,ms",
+        "exact,1.5",
+    ]
+    markdown = table.markdown().splitlines()
+    assert markdown[0] == "# title" and "- a note" in markdown and "| exact | 1.5 |" in markdown
+    table.write(tmp_path / "small")
+    assert [path.name for path in tmp_path.iterdir()] == ["small.csv"]
 
 
 def test_tables_as_text():
     rows = [["crop", "attention", "ms"], ["224", "exact", "1.5"], ["1000", "lara", "12"]]
-    assert aligned_table(rows, names=1) == (
+    assert aligned_table(rows) == (
         "crop  attention   ms\n 224  exact      1.5\n1000  lara        12"
     )
     assert markdown_table(rows[:2]) == (
@@ -138,7 +158,7 @@ def test_tables_as_text():
 
 
 @pytest.mark.parametrize("sizes", [[8], [8, 16]])
-def test_a_single_size_is_drawn_as_bars(tmp_path, sizes):
+def test_plot_of_a_single_size_has_bars(tmp_path, sizes):
     values = {name: [float(size) for size in sizes] for name in ("exact", "_lara $x$")}
     with saved_figure(tmp_path / "plot.png", (4, 3)) as (_, (axis,)):
         plot_over_sizes(axis, "crop", sizes, "time, ms", values)
@@ -148,10 +168,6 @@ def test_a_single_size_is_drawn_as_bars(tmp_path, sizes):
     assert [path.name for path in tmp_path.iterdir()] == ["plot.png"]
 
 
-def tool(name, *arguments):
-    return finish(start(*arguments, program=(str(ROOT / "tools" / f"{name}.py"),)), 300)
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "arguments, sizes",
@@ -159,7 +175,8 @@ def tool(name, *arguments):
 )
 def test_benchmark_command(tmp_path, arguments, sizes):
     flags = ("--repeats", 1, "--out", tmp_path / "sub" / "result")
-    code, stdout, stderr = tool("benchmark", *arguments, *flags)
+    process = start(*arguments, *flags, program=("-m", "benchmarks"), folder=ROOT)
+    code, stdout, stderr = finish(process, 300)
     assert (code, stderr) == (0, "")
     text = (tmp_path / "sub" / "result.csv").read_text()
     for value in environment().values():
@@ -173,9 +190,11 @@ def test_benchmark_command(tmp_path, arguments, sizes):
 
 def test_approximation_error_command(tmp_path):
     out = tmp_path / "errors"
-    code, _, stderr = tool("approximation_error", "--samples", 8, 16, "--seeds", 1, "--out", out)
+    program = (str(ROOT / "tools" / "approximation_error.py"),)
+    flags = ("--samples", 8, 16, "--seeds", 1, "--out", out)
+    code, _, stderr = finish(start(*flags, program=program), 300)
     assert code == 0, stderr
     lines = out.with_suffix(".csv").read_text().splitlines()
     assert lines[2] == "estimator,8,16"
-    assert len(lines) == 3 + len(variants())
+    assert len(lines) == 3 + len(ESTIMATORS)  # without softmax, with both forms of RA
     assert out.with_suffix(".png").read_bytes().startswith(b"\x89PNG")

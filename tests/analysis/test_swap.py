@@ -1,4 +1,4 @@
-"""swap: the accuracies of tests with other attentions, in one table."""
+"""`slowfast-lara swap`: a table of the accuracies of tests with other attentions."""
 
 from __future__ import annotations
 
@@ -9,8 +9,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from slowfast_lara.cli.run import main as run
-from slowfast_lara.cli.swap import main as swap
+from tests.helpers.commands import run, swap
 from tests.helpers.runs import write_config
 from tests.helpers.small_models import only_error
 
@@ -26,7 +25,7 @@ def trained(tmp_path_factory, video_set):
     return folder / "out"
 
 
-def test_rows_are_those_of_tests(trained, video_set, tmp_path, capsys):
+def test_rows_equal_tests_with_those_attentions(trained, video_set, tmp_path, capsys):
     out = tmp_path / "table"
     command = [
         str(trained),
@@ -41,7 +40,7 @@ def test_rows_are_those_of_tests(trained, video_set, tmp_path, capsys):
     ]
     assert swap([*command, "--out", str(out)]) == 0
     printed = capsys.readouterr().out
-    assert "left out: lara with 9: VIT.APPROX_ATTN_DIM is 9" in printed
+    assert "skipped lara with 9: VIT.APPROX_ATTN_DIM" in printed
     lines = (tmp_path / "table.csv").read_text().splitlines()
     rows = list(csv.DictReader(line for line in lines if not line.startswith("#")))
     assert [(row["attention"], row["landmarks"]) for row in rows] == [
@@ -81,24 +80,24 @@ def test_some_videos_and_views(trained, capsys):
     assert rows[1][2] in ("0.0", "50.0", "100.0")
 
 
-def test_what_was_not_trained_is_noted_once(trained, capsys):
-    """And exact attention goes by the name that the table has for it."""
+def test_untrained_parameters_are_noted_once(trained, capsys):
+    """`exact`, the display name of softmax attention, is accepted too."""
     names, numbers = ["exact", "performer", "lara"], ["--landmarks", "5", "6"]
     few = ["--videos", "1", "--views", "1", "VIT.LARA.LEARNED", "True"]
     assert swap([str(trained), "--attentions", *names, *numbers, *few]) == 0
     printed = capsys.readouterr().out
-    assert printed.count("performer was not trained; start from their seed: blocks.0.attn.") == 1
-    assert "left out: lara with 5" in printed and "it has no blocks.0.attn" in printed
+    assert printed.count("performer: not trained, initialised from the seed: blocks.0.attn.") == 1
+    assert "skipped lara with 5" in printed
     assert [line.split()[0] for line in printed.splitlines()[-3:]] == ["exact", *["performer"] * 2]
 
 
 def test_bad_input(trained, tmp_path, capsys):
-    for arguments, said in (
+    for arguments, mention in (
         ([str(tmp_path)], "no readable checkpoint"),
         ([str(trained), "--attentions", "lora"], "unknown attention 'lora'"),
         ([str(trained), "video.mp4"], "'video.mp4' is neither the run nor a config key"),
         ([str(trained), "--views", "31"], "views is 31"),
         ([str(trained), "DATA.PATH_TO_DATA_DIR", "nowhere"], "nowhere"),
     ):
-        assert swap(arguments) == 2, said
-        assert said in only_error(capsys)
+        assert swap(arguments) == 2, mention
+        assert mention in only_error(capsys)

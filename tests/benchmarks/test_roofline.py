@@ -1,18 +1,20 @@
-"""What a GPU is asked for, counted without one: the counter, and ceilings that must hold."""
+"""Roofline estimates: the counter of kernels, bytes and FLOPs, and upper bounds for our kernels."""
+
+import sys
 
 import pytest
 import torch
 from torch.nn import functional
 
+from benchmarks.__main__ import main
 from benchmarks.kernel_counts import Kernel, count_kernels
 from benchmarks.roofline import DEVICES, LAUNCH, Sizes, seconds, spatial_counts, temporal_counts
 from slowfast_lara.attention import ESTIMATORS
-from slowfast_lara.cli.benchmark import main
 from slowfast_lara.models.attention_config import display_name
+from tests.helpers.small_models import only_error
 
-# LARA's spatial stage and the temporal stage before they had paths for GPUs (version 0.2.0),
-# forward and backward, with 8 clips of 8 frames, counted by `count_kernels`: bytes of the one,
-# seconds on an A100 of the other.
+# LARA's spatial stage (bytes) and the temporal stage (seconds on an A100) before they had code
+# paths for GPUs: forward and backward, 8 clips of 8 frames, counted by `count_kernels`.
 FIRST_LARA_BYTES = {224: 27_931_508_744, 336: 62_011_800_584, 448: 109_711_626_248}
 FIRST_TEMPORAL_SECONDS = {224: 3.822e-3, 336: 8.706e-3, 448: 15.531e-3}
 
@@ -46,7 +48,7 @@ def test_bytes_of_known_operators():
         (65, torch.float32, False, "bmm"),
     ],
 )
-def test_attention_is_the_kernel_that_a_gpu_would_take(d, dtype, mask, kernel):
+def test_attention_counts_as_the_kernel_that_a_gpu_chooses(d, dtype, mask, kernel):
     q, k, v = (meta(2, 3, n, d, dtype=dtype) for n in (50, 24, 24))
     bias = meta(2, 3, 50, 24, dtype=dtype) if mask else None
     kernels, out = count_kernels(
@@ -55,11 +57,11 @@ def test_attention_is_the_kernel_that_a_gpu_would_take(d, dtype, mask, kernel):
     assert kernel in [k.name for k in kernels]
     assert sum(k.flops for k in kernels) == 2 * 2 * 6 * 50 * 24 * d
     backward = counted(lambda: torch.autograd.grad(out, (q, k, v), torch.empty_like(out)))
-    products = 4 if kernel == "bmm" else 5  # a fused kernel makes the weights anew
-    assert sum(k.flops for k in backward) == products * 2 * 6 * 50 * 24 * d
+    matmuls = 4 if kernel == "bmm" else 5  # a fused kernel recomputes the weights
+    assert sum(k.flops for k in backward) == matmuls * 2 * 6 * 50 * 24 * d
 
 
-def test_time_is_the_longer_of_memory_and_arithmetic():
+def test_time_is_the_maximum_of_memory_and_arithmetic():
     a100 = DEVICES["A100"]
     assert seconds([Kernel("", 2, int(a100.bandwidth), 5, True)], a100) == 1 + 2 * LAUNCH
     assert seconds([Kernel("", 1, 5, int(a100.single), False)], a100) == 1 + LAUNCH
@@ -71,7 +73,7 @@ def both(kernels):
 
 @pytest.mark.parametrize("crop", [224, 336, 448])
 @pytest.mark.parametrize("weighting", ["decoupled", "balance", "coupled"])
-def test_lara_in_torch_moves_at_most_a_fifth_of_what_it_did(crop, weighting):
+def test_lara_in_torch_moves_at_most_a_fifth_of_the_first_version(crop, weighting):
     kernels = both(spatial_counts("lara", Sizes(crop, 8, 8, 128), weighting=weighting))
     assert sum(k.bytes for k in kernels) <= FIRST_LARA_BYTES[crop] / 5
 
@@ -84,19 +86,19 @@ def test_fused_lara_against_exact_attention(crop, ceiling):
 
 
 @pytest.mark.parametrize("crop", [224, 336, 448])
-def test_the_fused_temporal_stage_against_the_first(crop):
+def test_fused_temporal_stage_against_the_first_version(crop):
     fused = both(temporal_counts(Sizes(crop, 8, 8, 128), kernels="triton"))
     assert seconds(fused, DEVICES["A100"]) <= 0.25 * FIRST_TEMPORAL_SECONDS[crop]
 
 
-def test_no_estimator_makes_matrices_of_queries_and_keys_but_unbiased_ra():
-    """PyTorch's attention by matrices begins with a product that is as large as they are."""
+def test_only_unbiased_ra_materialises_attention_matrices():
+    """Unfused attention would start with a matmul whose output has the size of the matrix."""
     for name in set(ESTIMATORS) - {"ra"}:
         kernels = both(spatial_counts(name, Sizes(224, 8, 8, 128)))
         assert max(k.bytes for k in kernels) < 2e9, name
 
 
-def test_command_gives_the_same_figures_again(tmp_path, capsys):
+def test_command_is_deterministic(tmp_path, capsys):
     flags = ["roofline", "--device", "H100", "--crops", "32", "48", "--frames", "2", "4"]
     texts = []
     for number in (1, 2):
@@ -111,8 +113,8 @@ def test_command_gives_the_same_figures_again(tmp_path, capsys):
     assert "counted, not measured" in texts[0][0]
 
 
-def test_sizes_that_no_kernel_has(tmp_path):
-    """400 tokens have room for 300 landmarks, 64 have not."""
+def test_sizes_that_the_kernels_do_not_support(tmp_path):
+    """A crop of 320 has room for 300 landmarks, which the kernels do not support; 128 has not."""
     sizes = ["--crops", "128", "320", "--frames", "1", "--landmarks", "300"]
     assert main(["roofline", *sizes, "--out", str(tmp_path / "out")]) == 0
     rows = (tmp_path / "out.csv").read_text()
@@ -120,11 +122,22 @@ def test_sizes_that_no_kernel_has(tmp_path):
     assert '\n320,1,"lara, fused"' not in rows
 
 
-def test_unknown_devices_and_crops_are_refused(capsys):
-    for flags in (["--device", "C64"], ["--crops", "100"]):
-        with pytest.raises(SystemExit) as ended:
-            main(["roofline", *flags])
-        assert ended.value.code == 2
-    error = capsys.readouterr().err
-    assert "invalid choice: 'C64'" in error
-    assert "'100'; a multiple of 16 is expected" in error
+def test_unknown_device_and_crop(capsys):
+    assert main(["roofline", "--device", "C64"]) == 2
+    assert "'C64'; must be one of A100" in only_error(capsys)
+    with pytest.raises(SystemExit) as ended:
+        main(["roofline", "--crops", "100"])
+    assert ended.value.code == 2
+    assert "multiple of 16" in only_error(capsys)
+
+
+def test_kernels_without_triton(monkeypatch, capsys):
+    monkeypatch.setitem(sys.modules, "triton", None)
+    assert main(["kernels"]) == 2
+    assert "triton" in only_error(capsys)
+
+
+def test_unknown_kernel_and_architecture(capsys):
+    for flags in (["--kernels", "no"], ["--archs", "75"]):
+        assert main(["kernels", *flags]) == 2
+        assert "must be one of" in only_error(capsys)

@@ -1,4 +1,4 @@
-"""`slowfast-lara SUBCOMMAND`, and the scripts of tools/ and datasets/."""
+"""`slowfast-lara SUBCOMMAND`, the scripts of tools/ and datasets/, and the other command lines."""
 
 from __future__ import annotations
 
@@ -8,8 +8,10 @@ from importlib import metadata
 
 import pytest
 
-from slowfast_lara.cli import COMMANDS, main
-from slowfast_lara.cli.data import _KINDS as DATA_KINDS
+import benchmarks.__main__
+import studies.__main__
+from slowfast_lara.cli import build_parser, main
+from slowfast_lara.cli.parser import CommandParser
 from tests.helpers.preloaded import environment
 from tests.helpers.runs import ROOT, finish, start
 from tests.helpers.small_models import only_error
@@ -17,12 +19,21 @@ from tests.helpers.small_models import only_error
 pytestmark = pytest.mark.usefixtures("in_process")
 
 SCRIPTS = sorted([*(ROOT / "tools").glob("*.py"), *(ROOT / "datasets").glob("*.py")])
-EVERY = [
-    *([name] for name in COMMANDS),
-    *(["data", kind] for kind in DATA_KINDS),
-    *(["benchmark", kind] for kind in ("crop", "length", "data", "lists")),
-]
-# What each is given that is not there, or cannot be used.
+
+
+def leaves(parser: CommandParser, *words: str) -> list[list[str]]:
+    """The words of every subcommand that can be run."""
+    if parser.handler:
+        return [[*words]]
+    return [leaf for name, sub in parser.subcommands.items() for leaf in leaves(sub, *words, name)]
+
+
+EVERY = leaves(build_parser())
+OTHER_PROGRAMS = {
+    program: leaves(module.build_parser())
+    for program, module in (("benchmarks", benchmarks.__main__), ("studies", studies.__main__))
+}
+# Arguments that name missing or unusable files.
 NO_MODEL = ["--cfg", "no.yaml", "--checkpoint", "no.pyth"]
 BAD_FILES = [
     ["run", "--cfg", "no.yaml"],
@@ -41,90 +52,133 @@ BAD_FILES = [
     ["data", "prepare", "no", "out"],
     ["data", "speed", "--cfg", "no.yaml"],
     ["data", "synthetic", "file/set"],
-    ["benchmark", "crop", "--estimators", "no"],
-    ["benchmark", "length", "--estimators", "no"],
-    ["benchmark", "data", "no.mp4"],
+    ["benchmark", "gpu", "--crops", "100"],
     ["approximation-error", "no", "no.mp4"],
     ["approximation-error", *NO_MODEL, "--video", "no.mp4"],
-    ["compare-attention", "--rows", "no"],
-    ["compare-recipes", "--rows", "no"],
+]
+BAD_VALUES = [
+    ["benchmarks", "crop", "--estimators", "no"],
+    ["benchmarks", "length", "--estimators", "no"],
+    ["benchmarks", "data", "no.mp4"],
+    ["benchmarks", "lists", "--start", "no"],
+    ["benchmarks", "roofline", "--device", "C64"],
+    ["benchmarks", "kernels", "--kernels", "no"],
+    ["studies", "attention", "--rows", "no"],
+    ["studies", "recipes", "--rows", "no"],
 ]
 
 
 @pytest.fixture(autouse=True)
-def _elsewhere(monkeypatch, tmp_path):
-    """In an empty folder with one file; the program's name is changed on the way."""
-    monkeypatch.setattr(sys, "argv", ["slowfast-lara"])
+def _folder_with_one_file(monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "file").touch()
 
 
-def code_of(arguments: list[str]) -> int:
+def code_of(arguments: list[str], command=main) -> int:
     try:
-        return main(arguments)
-    except SystemExit as end:  # of argparse
+        return command(arguments)
+    except SystemExit as end:  # from argparse
         return end.code
 
 
 def test_help_lists_the_subcommands(capsys):
-    assert main(["--help"]) == 0
-    printed = capsys.readouterr().out
-    assert all(f"  {name} " in printed for name in COMMANDS)
+    assert code_of(["--help"]) == 0
+    with_flag = capsys.readouterr().out
     assert main([]) == 2
+    assert capsys.readouterr().out == with_flag
+    assert set(build_parser().subcommands) < set(with_flag.split())
 
 
 def test_version(capsys):
-    assert main(["--version"]) == 0
+    assert code_of(["--version"]) == 0
     assert capsys.readouterr().out == f"{metadata.version('slowfast_lara')}\n"
 
 
-@pytest.mark.parametrize("name", [" ".join(words) for words in EVERY])
-def test_help_loads_no_torch(name):
-    """Nor anything else that takes its time."""
-    program = (
-        "import sys\n"
-        "from slowfast_lara.cli import main\n"
-        "try:\n"
-        "    main([*sys.argv[1:], '--help'])\n"
-        "except SystemExit as end:\n"
-        "    assert end.code == 0\n"
-        "slow = {'torch', 'slowfast', 'fvcore', 'numpy', 'cv2', 'av', 'matplotlib'}\n"
-        "assert not slow & set(sys.modules), slow & set(sys.modules)\n"
-    )
-    command = [sys.executable, "-c", program, *name.split()]
+HELP = """
+import sys
+from importlib import import_module
+program, *words = sys.argv[1:]
+main = import_module(program).main
+try:
+    main([*words, "--help"])
+except SystemExit as end:
+    assert end.code == 0
+slow = {"torch", "slowfast", "fvcore", "numpy", "cv2", "av", "matplotlib"}
+assert not slow & set(sys.modules), slow & set(sys.modules)
+"""
+
+
+def assert_help_is_fast(program: str, module: str, words: list[str]) -> None:
+    command = [sys.executable, "-c", HELP, module, *words]
     done = subprocess.run(command, env=environment(), capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
-    assert done.stdout.startswith(f"usage: slowfast-lara {name} "), done.stdout
+    assert done.stdout.startswith(" ".join(["usage:", program, *words, ""])), done.stdout
+
+
+@pytest.mark.parametrize("words", [[], ["data"], *EVERY], ids=" ".join)
+def test_help_imports_no_torch(words):
+    assert_help_is_fast("slowfast-lara", "slowfast_lara.cli", words)
+
+
+@pytest.mark.parametrize("program", OTHER_PROGRAMS)
+def test_help_of_the_other_programs_imports_no_torch(program):
+    for words in OTHER_PROGRAMS[program]:
+        assert_help_is_fast(f"python -m {program}", f"{program}.__main__", words)
 
 
 @pytest.mark.parametrize("words", EVERY, ids=" ".join)
-def test_a_bad_flag(words, capsys):
+def test_unknown_flag(words, capsys):
     assert code_of([*words, "--bogus"]) == 2
     assert only_error(capsys)
 
 
 def test_every_subcommand_has_a_bad_file_here():
-    assert {words[0] for words in BAD_FILES} == set(COMMANDS)
-    assert {words[1] for words in BAD_FILES if words[0] == "data"} == set(DATA_KINDS)
+    assert {tuple(words) for words in EVERY} == {
+        tuple(words[:2] if words[0] in ("data", "benchmark") else words[:1]) for words in BAD_FILES
+    }
+    for program, commands in OTHER_PROGRAMS.items():
+        assert commands == [words[1:2] for words in BAD_VALUES if words[0] == program]
 
 
 @pytest.mark.parametrize("words", BAD_FILES, ids=" ".join)
-def test_a_bad_file(words, capsys):
+def test_bad_file(words, capsys):
     assert code_of(words) == 2
     assert only_error(capsys)
 
 
+@pytest.mark.parametrize("words", BAD_VALUES, ids=" ".join)
+def test_bad_value_of_the_other_programs(words, capsys):
+    module = {"benchmarks": benchmarks.__main__, "studies": studies.__main__}[words[0]]
+    assert code_of(words[1:], module.main) == 2
+    assert only_error(capsys)
+
+
 @pytest.mark.parametrize("script", SCRIPTS, ids=lambda path: path.name)
-def test_a_bad_flag_of_a_script(script):
+def test_unknown_flag_of_a_script(script):
     code, stdout, stderr = finish(start("--bogus", program=(str(script),)))
     assert (code, stdout) == (2, "")
     assert stderr.startswith("error: ") and len(stderr.splitlines()) == 1, stderr
 
 
-def test_codes_and_errors_come_through(capsys):
+def test_unknown_subcommand(capsys):
+    for words, hint in (
+        (["dance"], "known: run, "),
+        (["predikt"], "did you mean predict?"),
+        (["data", "chekc"], "did you mean check?"),
+    ):
+        assert code_of(words) == 2
+        assert hint in only_error(capsys)
+
+
+def test_exit_code_of_a_command(capsys):
     assert main(["report", "."]) == 2
-    assert "not a run" in only_error(capsys)
-    assert main(["dance"]) == 2
-    assert "known: run, predict" in only_error(capsys)
-    assert main(["predikt"]) == 2
-    assert "did you mean predict?" in only_error(capsys)
+    assert " run" in only_error(capsys)
+
+
+def test_program_without_the_console_script():
+    for module, words in (
+        ("slowfast_lara.cli", ["configs"]),
+        ("benchmarks", ["roofline", "--crops", "32", "--landmarks", "8"]),
+    ):
+        code, stdout, stderr = finish(start(*words, program=("-m", module), folder=ROOT))
+        assert (code, stderr) == (0, "") and len(stdout.splitlines()) > 5

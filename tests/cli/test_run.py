@@ -1,4 +1,4 @@
-"""The command line: flags, pairs, and bad input in one line with exit code 2."""
+"""`slowfast-lara run`: flags, KEY VALUE pairs, and bad input in one line with exit code 2."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ import shutil
 import pytest
 import torch
 
-from slowfast_lara.cli import run as command
-from slowfast_lara.cli.run import main
+from slowfast_lara.cli import build_parser
 from slowfast_lara.engine import launch
+from tests.helpers.commands import run as main
 from tests.helpers.runs import json_stats, run_net, write_config
 
 pytestmark = pytest.mark.usefixtures("in_process")
@@ -18,7 +18,7 @@ pytestmark = pytest.mark.usefixtures("in_process")
 
 @pytest.fixture()
 def setup(tmp_path, video_set):
-    """A config in `tmp_path`, its folder of lists, and its output."""
+    """A config, its folder of lists, and its output folder."""
     lists = tmp_path / "lists"
     lists.mkdir()
     for split in ("train", "val", "test"):
@@ -40,17 +40,17 @@ def assert_refused(capsys, arguments, *mentions):
 
 
 def test_pairs_bare_and_with_opts():
-    parse = command.parse
+    parse = build_parser().subcommands["run"].parse_arguments
     pairs = ["A.B", "1", "C", "-1e-4"]
-    assert parse(["--cfg", "f", *pairs])[1] == pairs
-    assert parse(["--cfg", "f", "--opts", *pairs])[1] == pairs
-    assert parse([*pairs[:2], "--cfg", "f", "--opts", *pairs[2:]])[1] == pairs
-    args, opts = parse(["--cfg", "f", "A", "1", "--num_shards", "2", "--shard_id", "1"])
-    assert opts == ["A", "1", "NUM_SHARDS", 2, "SHARD_ID", 1]
+    assert parse(["--cfg", "f", *pairs]).opts == pairs
+    assert parse(["--cfg", "f", "--opts", *pairs]).opts == pairs
+    assert parse([*pairs[:2], "--cfg", "f", "--opts", *pairs[2:]]).opts == pairs
+    args = parse(["--cfg", "f", "A", "1", "--num_shards", "2", "--shard_id", "1"])
+    assert (args.opts, args.num_shards, args.shard_id) == (["A", "1"], 2, 1)
     assert args.init_method is None
 
 
-def test_num_shards_of_the_file_counts(tmp_path, setup, monkeypatch):
+def test_num_shards_of_the_config_and_of_the_flags(tmp_path, setup, monkeypatch):
     config = write_config(tmp_path / "two.yaml", setup[1], setup[2], NUM_SHARDS=2, SHARD_ID=1)
     seen = []
     monkeypatch.setattr(launch, "launch", lambda run, cfg, init: seen.append(cfg) or 0)
@@ -59,10 +59,10 @@ def test_num_shards_of_the_file_counts(tmp_path, setup, monkeypatch):
     assert [(cfg.NUM_SHARDS, cfg.SHARD_ID) for cfg in seen] == [(2, 1), (3, 0)]
 
 
-def test_a_file_for_several_machines_started_on_one(tmp_path, setup, capsys, monkeypatch):
-    """It does not wait for the others: nobody said that there are any."""
+def test_config_for_several_nodes_started_on_one(tmp_path, setup, capsys, monkeypatch):
+    """Without a flag for several nodes, the run refuses to start instead of waiting for peers."""
     config = write_config(tmp_path / "four.yaml", setup[1], setup[2], NUM_SHARDS=4)
-    assert_refused(capsys, ["--cfg", config], "NUM_SHARDS 1 for this one alone")
+    assert_refused(capsys, ["--cfg", config], "NUM_SHARDS 1")
     seen = []
     monkeypatch.setattr(launch, "launch", lambda run, cfg, init: seen.append(cfg.NUM_SHARDS) or 0)
     for words in (
@@ -126,14 +126,14 @@ def test_missing_list(setup, capsys):
     assert_refused(capsys, ["--cfg", setup[0]], "val.csv")
 
 
-def test_output_that_cannot_be_written(setup, capsys, tmp_path):
+def test_unwritable_output(setup, capsys, tmp_path):
     (tmp_path / "file").write_text("")
     assert_refused(
         capsys, ["--cfg", setup[0], "OUTPUT_DIR", tmp_path / "file" / "out"], "OUTPUT_DIR"
     )
 
 
-def test_checkpoints_that_cannot_be_used(setup, capsys, tmp_path):
+def test_unusable_checkpoints(setup, capsys, tmp_path):
     torn = tmp_path / "torn.pyth"
     torn.write_bytes(b"PK\x03\x04 half")
     for key in ("TRAIN.CHECKPOINT_FILE_PATH", "TEST.CHECKPOINT_FILE_PATH"):
@@ -149,7 +149,7 @@ def test_checkpoints_that_cannot_be_used(setup, capsys, tmp_path):
     )
 
 
-def test_run_leaves_its_records(setup):
+def test_files_of_a_run(setup):
     assert main(["--cfg", str(setup[0]), "--opts", "SOLVER.MAX_EPOCH", "1"]) == 0
     left = set(os.listdir(setup[2]))
     assert {"stdout.log", "config.yaml", "environment.json", "test_results.json"} <= left

@@ -9,11 +9,11 @@ from pathlib import Path
 import pytest
 from fvcore.common.config import CfgNode
 
-from slowfast_lara.cli.configs import main
 from slowfast_lara.config import get_cfg
 from slowfast_lara.config.defaults import walk
 from slowfast_lara.config.keys import Affects, Key, all_keys
 from slowfast_lara.config.reference import reference
+from tests.helpers.commands import configs as main
 
 ROOT = Path(__file__).resolve().parents[2]
 LEAVES = {key: value for key, value in walk(get_cfg()) if not isinstance(value, CfgNode)}

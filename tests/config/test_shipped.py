@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from slowfast_lara.cli.configs import main
 from slowfast_lara.config import load_config
 from slowfast_lara.config.shipped import description, find_config, shipped_folder, shipped_names
 from slowfast_lara.errors import ConfigError
+from tests.helpers.commands import configs as main
 from tests.helpers.small_models import only_error
 
 

@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch.nn import functional
 
-from slowfast_lara.analysis.measure import count_flops
+from benchmarks.profiling import count_flops
 from slowfast_lara.config import check_machine, load_config
 from slowfast_lara.engine.optimizer import build_optimizer, lr_at
 from slowfast_lara.models import build_model

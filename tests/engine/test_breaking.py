@@ -7,7 +7,7 @@ import os
 import pytest
 import torch
 
-from slowfast_lara.cli.run import main
+from tests.helpers.commands import run as main
 from tests.helpers.fault_injection import break_training, keep_weights
 from tests.helpers.runs import (
     finish,

@@ -16,7 +16,6 @@ from typing import Any
 
 import pytest
 
-from slowfast_lara.cli.predict import main as predict_main
 from slowfast_lara.config import load_config
 from slowfast_lara.engine.launch import _run_alone
 from slowfast_lara.engine.signals import SAME_REQUEST_SECONDS, SIGNALS
@@ -32,6 +31,7 @@ from tests.engine.test_distributed import (
     start_spawning,
     start_torchrun,
 )
+from tests.helpers.commands import predict as predict_main
 from tests.helpers.preloaded import environment
 from tests.helpers.runs import (
     RUN_NET,

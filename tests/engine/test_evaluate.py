@@ -14,7 +14,6 @@ import pytest
 import torch
 
 from slowfast_lara.attention import ESTIMATORS
-from slowfast_lara.cli.run import main
 from slowfast_lara.config import load_config
 from slowfast_lara.data import load_views
 from slowfast_lara.engine import evaluate
@@ -24,6 +23,7 @@ from slowfast_lara.inference.scoring import score_views
 from slowfast_lara.models import build_model
 from slowfast_lara.runs.checkpoint import load_weights
 from tests.engine.test_distributed import start_nodes
+from tests.helpers.commands import run as main
 from tests.helpers.runs import (
     finish,
     json_stats,
@@ -327,7 +327,7 @@ def test_killed_and_stopped_at_random_moments(tmp_path, video_set, trained, whol
 
 LATE = """
 import sys, time
-from slowfast_lara.cli.run import main
+from tests.helpers.commands import run as main
 from slowfast_lara.engine import evaluate
 from slowfast_lara.engine.distributed import rank
 

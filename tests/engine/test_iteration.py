@@ -6,7 +6,6 @@ import pytest
 import torch
 from torch.nn import functional
 
-from slowfast_lara.cli.run import main
 from slowfast_lara.config import load_config
 from slowfast_lara.data.loader import train_loader
 from slowfast_lara.engine.iteration import iteration_at
@@ -14,6 +13,7 @@ from slowfast_lara.engine.optimizer import lr_at
 from slowfast_lara.engine.train import _seed
 from slowfast_lara.models import build_model
 from slowfast_lara.runs.checkpoint import Position
+from tests.helpers.commands import run as main
 from tests.helpers.runs import json_stats, write_config
 
 NOISY = {"VIT__DROP_PATH": 0.3, "VIT__APPROX_ATTN_TYPE": "lara", "VIT__APPROX_ATTN_DIM": 3}

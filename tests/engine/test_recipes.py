@@ -12,7 +12,6 @@ import pytest
 import torch
 
 import slowfast_lara
-from slowfast_lara.cli.run import main
 from slowfast_lara.config import load_config
 from slowfast_lara.data.loader import train_loader
 from slowfast_lara.engine.mixup import draw_mix
@@ -21,6 +20,7 @@ from slowfast_lara.models import build_model
 from slowfast_lara.runs import checkpoint
 from tests.engine.test_distributed import start_torchrun
 from tests.engine.test_mixup import reference_clips
+from tests.helpers.commands import run as main
 from tests.helpers.runs import (
     NUM_CLASSES,
     finish,

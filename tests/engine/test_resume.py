@@ -10,8 +10,8 @@ import time
 import pytest
 import torch
 
-from slowfast_lara.cli.run import main
 from slowfast_lara.runs import checkpoint
+from tests.helpers.commands import run as main
 from tests.helpers.runs import (
     finish,
     json_stats,

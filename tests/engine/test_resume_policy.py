@@ -14,13 +14,13 @@ import pytest
 import torch
 import yaml
 
-from slowfast_lara.cli.predict import main as predict_main
-from slowfast_lara.cli.run import main
 from slowfast_lara.config.keys import Affects, all_keys
 from slowfast_lara.engine.resume_policy import list_fingerprint
 from slowfast_lara.inference.load import load
 from slowfast_lara.locks import LOCK
 from slowfast_lara.runs import checkpoint
+from tests.helpers.commands import predict as predict_main
+from tests.helpers.commands import run as main
 from tests.helpers.runs import kill_group, load_checkpoint, start, write_config
 
 pytestmark = pytest.mark.usefixtures("in_process")

@@ -7,7 +7,7 @@ import os
 import pytest
 import torch
 
-from slowfast_lara.cli.run import main
+from tests.helpers.commands import run as main
 from tests.helpers.runs import json_stats, load_checkpoint, same_tensors, write_config
 
 pytestmark = pytest.mark.usefixtures("in_process")

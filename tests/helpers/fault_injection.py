@@ -66,7 +66,7 @@ def keep_weights(patch: Any, folder: Path) -> None:
 
 
 if __name__ == "__main__":
-    from slowfast_lara.cli.run import main
+    from tests.helpers.commands import run as main
 
     what, iteration, in_rank, folder, _, *arguments = sys.argv[1:]
     break_training(setattr, what, int(iteration), int(in_rank))

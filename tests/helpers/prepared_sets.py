@@ -6,7 +6,7 @@ import csv
 import os
 from pathlib import Path
 
-from slowfast_lara.cli.data import main
+from tests.helpers.commands import data as main
 
 QUICK = ("--short-side", "32", "--preset", "ultrafast", "--jobs", "2")
 

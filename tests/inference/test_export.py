@@ -16,14 +16,13 @@ import pytest
 import torch
 
 from slowfast_lara.attention import build_estimator
-from slowfast_lara.cli.export import main as export_command
-from slowfast_lara.cli.predict import main as predict
-from slowfast_lara.cli.run import main as run
 from slowfast_lara.data import load_views
 from slowfast_lara.errors import InputError, RunError, UserError
 from slowfast_lara.inference import export as export_module
 from slowfast_lara.inference.export import export
 from slowfast_lara.inference.load import load
+from tests.helpers.commands import export as export_command
+from tests.helpers.commands import predict, run
 from tests.helpers.runs import ROOT, write_config, write_video
 from tests.helpers.small_models import (
     NAMES,

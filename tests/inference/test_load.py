@@ -16,13 +16,11 @@ import torch
 import yaml
 
 import slowfast_lara
-from slowfast_lara.cli.predict import main as predict
-from slowfast_lara.cli.run import main as run
-from slowfast_lara.cli.visualize import main as visualize
 from slowfast_lara.config import load_config
 from slowfast_lara.data import load_views
 from slowfast_lara.errors import CheckpointError, DecodeError, InputError, UserError
 from slowfast_lara.inference.load import load
+from tests.helpers.commands import predict, run, visualize
 from tests.helpers.runs import NUM_CLASSES, write_config, write_video
 from tests.helpers.small_models import ROOT, only_error, small_config, write_model
 

@@ -13,12 +13,12 @@ import numpy as np
 import pytest
 import torch
 
-from slowfast_lara.cli.predict import main
 from slowfast_lara.config import load_config
 from slowfast_lara.data import load_views
 from slowfast_lara.files import atomic_write
 from slowfast_lara.models import build_model
 from slowfast_lara.runs import checkpoint
+from tests.helpers.commands import predict as main
 from tests.helpers.runs import finish, start
 from tests.helpers.small_models import (
     NAMES,

@@ -13,7 +13,6 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from slowfast_lara.cli.predict import main
 from slowfast_lara.config import load_config
 from slowfast_lara.data import load_views
 from slowfast_lara.data.registry import dataset_class
@@ -22,6 +21,7 @@ from slowfast_lara.inference.load import load
 from slowfast_lara.inference.scoring import score_views
 from slowfast_lara.inference.stream import Window, WindowScorer
 from slowfast_lara.inference.timeline import Timeline
+from tests.helpers.commands import predict as main
 from tests.helpers.small_models import NAMES, ROOT, small_config, write_model
 
 ONE_VIEW = ["TEST.NUM_ENSEMBLE_VIEWS", 1, "TEST.NUM_SPATIAL_CROPS", 1]
@@ -127,7 +127,7 @@ def test_timeline_averages_to_its_capacity():
 
 MEASURE = """
 import sys
-from slowfast_lara.cli.predict import main
+from tests.helpers.commands import predict as main
 def peak():
     text = open("/proc/self/status").read()
     return int(text.split("VmHWM:")[1].split()[0])

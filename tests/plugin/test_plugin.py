@@ -20,12 +20,12 @@ from fvcore.common.config import CfgNode
 from fvcore.common.registry import Registry
 
 import slowfast_lara
-from slowfast_lara.cli.run import main
 from slowfast_lara.config import get_cfg, load_config
 from slowfast_lara.engine.evaluate import score_views
 from slowfast_lara.errors import ConfigError, InputError
 from slowfast_lara.models import build_model
 from slowfast_lara.models.motionformer import VisionTransformer
+from tests.helpers.commands import run as main
 from tests.helpers.made_up_weights import vit
 from tests.helpers.runs import ROOT, write_config
 

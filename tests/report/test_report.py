@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 import yaml
 
-from slowfast_lara.cli.report import main
 from slowfast_lara.runs.folder import read_run
 from tests.helpers.browser import CHROMIUM, Browser
+from tests.helpers.commands import report as main
 from tests.helpers.runs import run_ok
 from tests.helpers.small_models import NAMES, make_videos, only_error, small_config
 

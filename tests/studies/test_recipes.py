@@ -1,4 +1,4 @@
-"""The study of recipes: its rows, its lists, and that it is the recipe that is shipped."""
+"""`python -m studies recipes`: rows, lists, and agreement with the shipped recipe."""
 
 from __future__ import annotations
 
@@ -7,15 +7,15 @@ import json
 
 import pytest
 
-from slowfast_lara.cli.compare_recipes import main
 from slowfast_lara.config import load_config
 from slowfast_lara.inference.load import load
 from studies import recipes
-from studies.recipes import MAIN_ROWS, PART_ROWS, Cell, _shown, _write_lists
+from studies.__main__ import main
+from studies.recipes import MAIN_ROWS, PART_ROWS, RecipeResult, table_row, write_lists
 from tests.helpers.small_models import only_error
 
 SHIPPED = "finetune/motionformer_224_16x4"
-# How much narrower the study's model is, and how much higher its rates.
+# Factor between the widths, and between the learning rates, of the shipped and the study's model.
 NARROWER = 12
 
 
@@ -31,8 +31,8 @@ def test_rows_are_configs_and_differ():
     assert len(configs) == len({row.name for row in rows}) == len(rows)
 
 
-def test_the_recipe_is_the_shipped_one_but_for_the_width():
-    """Whatever the recipe changes in the plain config is in the shipped one, and the other way."""
+def test_recipe_equals_the_shipped_one_except_for_the_width():
+    """Both recipes make the same changes to their plain configs."""
     shipped, plain = load_config(SHIPPED), load_config("K400/motionformer_224_16x4")
     row = next(row for row in MAIN_ROWS if row.name == "recipe")
     ours, before = load_config("study/recipe", row.opts), load_config("study/recipe")
@@ -59,7 +59,7 @@ def test_lists_are_balanced_and_differ_from_seed_to_seed(tmp_path):
         (tmp_path / "second_set" / f"{split}.csv").write_text("\n".join(lines) + "\n")
     seen: list[str] = []
     for seed in range(5):
-        _write_lists(tmp_path, 24, seed)
+        write_lists(tmp_path, 24, seed)
         folder = tmp_path / "lists" / "24_clips" / f"seed_{seed}"
         chosen = (folder / "train.csv").read_text().splitlines()
         labels = [line.split()[1] for line in chosen]
@@ -69,42 +69,54 @@ def test_lists_are_balanced_and_differ_from_seed_to_seed(tmp_path):
     assert len(set(seen)) == 120
 
 
-def test_a_row_is_compared_seed_by_seed():
-    def cell(name, *accuracies):
+def test_differences_are_paired_by_seed():
+    def result(name, *accuracies):
         row = next(row for row in (*MAIN_ROWS, *PART_ROWS) if row.name == name)
-        return Cell(row, 240, list(accuracies), list(accuracies))
+        return RecipeResult(row, 240, list(accuracies), list(accuracies))
 
-    plain, rate = cell("plain", 10.0, 20.0, 30.0), cell("rate", 30.0, 42.0, 50.0)
-    part = cell("erasing", 32.0, 42.0)
-    cells = [plain, rate, part]
-    assert _shown(plain, cells)[2:] == ["3", "20.0 ± 10.0", "20.0 ± 10.0", "", "-20.7 ± 0.7"]
-    assert _shown(rate, cells)[5:] == ["+20.7 ± 0.7", ""]
-    assert _shown(part, cells)[5:] == ["+22.0 ± 0.0", "+1.0 ± 1.0"]
+    plain, rate = result("plain", 10.0, 20.0, 30.0), result("rate", 30.0, 42.0, 50.0)
+    part = result("erasing", 32.0, 42.0)
+    results = [plain, rate, part]
+    assert table_row(plain, results)[2:] == ["3", "20.0 ± 10.0", "20.0 ± 10.0", "", "-20.7 ± 0.7"]
+    assert table_row(rate, results)[5:] == ["+20.7 ± 0.7", ""]
+    assert table_row(part, results)[5:] == ["+22.0 ± 0.0", "+1.0 ± 1.0"]
 
 
-def test_clips_that_are_not_of_all_classes_are_refused(tmp_path, capsys):
-    assert main(["--clips", "25", "--work", str(tmp_path / "work")]) == 2
-    assert "--clips is 25; a multiple of the 12 classes" in only_error(capsys)
+def test_number_of_clips_must_be_a_multiple_of_the_classes(tmp_path, capsys):
+    assert main(["recipes", "--clips", "25", "--work", str(tmp_path / "work")]) == 2
+    assert "--clips is 25" in only_error(capsys)
     assert not (tmp_path / "work").exists()
 
 
 @pytest.mark.slow
-def test_the_study_in_small(tmp_path, monkeypatch, capsys):
-    """Resumed, it does nothing twice, and its table is that of the runs."""
-    for one_set in (recipes._FIRST_SET, recipes._SECOND_SET):
+def test_small_study(tmp_path, monkeypatch, capsys):
+    """The table has the accuracies of the runs; a second call trains nothing."""
+    for one_set in (recipes.FIRST_SET, recipes.SECOND_SET):
         monkeypatch.setitem(one_set, "val", 12)
         monkeypatch.setitem(one_set, "test", 12)
     opts = ["SOLVER.MAX_EPOCH", "1", "VIT.DEPTH", "1", "VIT.EMBED_DIM", "24", "LOG_PERIOD", "1"]
     folders = ["--work", str(tmp_path / "work"), "--out", str(tmp_path)]
     rows = ["--rows", "plain", "average", "--clips", "12", "24"]
-    command = [*folders, *rows, "--train", "16", "--seeds", "1", "--jobs", "1", "--opts", *opts]
+    command = [
+        "recipes",
+        *folders,
+        *rows,
+        "--train",
+        "16",
+        "--seeds",
+        "1",
+        "--jobs",
+        "1",
+        "--opts",
+        *opts,
+    ]
     assert main(command) == 0
     assert "4/4" in capsys.readouterr().out
     assert main(command) == 0
     assert "seed 0:" not in capsys.readouterr().out
     with open(tmp_path / "finetuning.csv", newline="") as file:
         lines = list(csv.DictReader(file))
-    # The parts are tried with the first number of clips alone.
+    # Single parts run with the first number of clips only.
     found = [(line["row"], line["clips"]) for line in lines]
     assert found == [("plain", "12"), ("average", "12"), ("plain", "24")]
     for line in lines:
@@ -114,5 +126,5 @@ def test_the_study_in_small(tmp_path, monkeypatch, capsys):
         assert load(folder).path.endswith("best.pyth")
         start = load_config(folder / "config.yaml").TRAIN.CHECKPOINT_FILE_PATH
         assert start.endswith("exact/seed_0/checkpoints/checkpoint_epoch_00001.pyth")
-    assert "| average of the weights | 12 | 1 |" in (tmp_path / "finetuning.md").read_text()
+    assert "| EMA weights | 12 | 1 |" in (tmp_path / "finetuning.md").read_text()
     assert (tmp_path / "finetuning.png").stat().st_size > 0

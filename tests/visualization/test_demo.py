@@ -20,7 +20,6 @@ import av
 import numpy as np
 import pytest
 
-from slowfast_lara.cli.demo import main
 from slowfast_lara.data.video import check_length
 from slowfast_lara.errors import DecodeError
 from slowfast_lara.inference.load import load
@@ -28,6 +27,7 @@ from slowfast_lara.visualization.attention_view import AttentionView, default_at
 from slowfast_lara.visualization.heat_maps import HeatMapFigure
 from slowfast_lara.visualization.token_grid import QueryPoint
 from tests.helpers.browser import CHROMIUM, Browser
+from tests.helpers.commands import demo as main
 from tests.helpers.preloaded import environment
 from tests.helpers.runs import free_port, start, wait_for
 from tests.helpers.small_models import only_error

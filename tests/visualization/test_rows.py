@@ -11,7 +11,6 @@ import torch
 from PIL import Image
 
 from slowfast_lara.attention import ESTIMATORS
-from slowfast_lara.cli.visualize import main
 from slowfast_lara.inference.load import load
 from slowfast_lara.models.attention_config import RECOMMENDED
 from slowfast_lara.visualization.attention_view import AttentionView
@@ -22,6 +21,7 @@ from slowfast_lara.visualization.implied_weights import (
     one_hot,
 )
 from slowfast_lara.visualization.token_grid import QueryPoint
+from tests.helpers.commands import visualize as main
 from tests.helpers.small_models import small_config, write_model
 
 FRAMES, PATCHES, HEADS = 3, 16, 2

@@ -11,8 +11,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from slowfast_lara.cli.visualize import main as visualize
 from slowfast_lara.data.sampling import clip_indices
+from tests.helpers.commands import visualize
 from tests.helpers.small_models import ROOT
 
 pytestmark = pytest.mark.slow

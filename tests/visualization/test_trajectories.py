@@ -12,7 +12,6 @@ from PIL import Image
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from slowfast_lara.attention import ESTIMATORS, build_estimator, softmax_attention
-from slowfast_lara.cli.visualize import main
 from slowfast_lara.config import load_config
 from slowfast_lara.data import load_views
 from slowfast_lara.data.transforms import pixels_of
@@ -35,6 +34,7 @@ from slowfast_lara.visualization.token_grid import (
     attention_path,
     moving_points,
 )
+from tests.helpers.commands import visualize as main
 from tests.helpers.small_models import only_error, small_config, write_model
 
 LINEAR = [name for name in ESTIMATORS if name not in ("softmax", "ra")]

@@ -1,8 +1,8 @@
-"""The runs of a study: each started when the weights it goes on from are there, never twice.
+"""Training runs of a study, with their dependencies.
 
-A run is a call of `slowfast-lara run` in a process of its own, with one thread, so that
-its numbers do not depend on the number of cores. A run that has its result is left alone;
-one that was interrupted goes on from its last checkpoint.
+A run is a process of `slowfast-lara run` with one thread, so that its numbers do not depend on
+the number of cores. It starts when the run that provides its initial weights is done. A finished
+run is not repeated; an interrupted one resumes from its last checkpoint.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from slowfast_lara.files import write_json, write_text
 from slowfast_lara.prepare.synthetic import SPLITS
 from slowfast_lara.runs.checkpoint import Position, path_of
 from slowfast_lara.runs.folder import TEST_RESULTS, json_object
-from studies.study_rows import EXACT_FIRST, StudyRow
+from studies.rows import EXACT_FIRST, StudyRow
 
 _SETTINGS = "study.yaml"
 _SET_NOTE = "made_with.json"
@@ -32,14 +32,14 @@ _COMMAND = [sys.executable, "-m", "slowfast_lara.cli"]
 
 
 class StudyRun(NamedTuple):
-    """A row with a seed."""
+    """One row with one seed."""
 
     row: StudyRow
     seed: int
     folder: Path
-    # Resolved, which is what is run: a file edited meanwhile changes nothing.
+    # Resolved, so that later edits of the config files have no effect.
     config: CfgNode
-    # The run from whose weights it goes on, if any.
+    # The run that provides the initial weights, if any.
     after: StudyRun | None = None
 
     @property
@@ -51,25 +51,25 @@ class StudyRun(NamedTuple):
         return (self.folder / TEST_RESULTS).is_file()
 
     def weights(self) -> str:
-        """Where its last checkpoint is, or will be."""
+        """Path of the last checkpoint, which may not exist yet."""
         return path_of(str(self.folder), Position(self.config.SOLVER.MAX_EPOCH), 1)
 
     def accuracy(self) -> float:
-        """Of its test, in percent."""
+        """Top-1 accuracy of the test, in percent."""
         path = self.folder / TEST_RESULTS
         value = json_object(path.read_text(encoding="utf-8"), path).get("top1_acc")
         if not isinstance(value, (int, float)):
-            raise InputError(f"{path}: a number is expected as its 'top1_acc'")
+            raise InputError(f"{path}: expected a number for 'top1_acc', got {value!r}")
         return value
 
 
 def plan(
     rows: Sequence[StudyRow], seeds: Sequence[int], work: Path, opts: Sequence[str], protocol: str
 ) -> list[StudyRun]:
-    """The runs of all rows, seed by seed: a study cut short has a whole table of fewer seeds.
+    """The runs of all rows, seed by seed: an interrupted study has complete rows for some seeds.
 
-    "finetune", as in the paper: exact attention is trained for each seed, and each row goes on
-    from its weights. "scratch": each row is trained from random weights.
+    Protocol "finetune", as in the paper: exact attention is trained for each seed, and each row is
+    fine-tuned from its weights. Protocol "scratch": each row is trained from random weights.
     """
     runs = []
     data = work / "data"
@@ -105,7 +105,7 @@ def study_run(
 
 
 def make_set(folder: Path, arguments: dict[str, int | str]) -> None:
-    """The synthetic videos, unless they are there."""
+    """Make the synthetic videos, unless they exist."""
     note = folder / _SET_NOTE
     if note.is_file():
         made_with = json_object(note.read_text(encoding="utf-8"), note)
@@ -120,24 +120,23 @@ def make_set(folder: Path, arguments: dict[str, int | str]) -> None:
     module = textured if "textures" in arguments else plain
     command = [sys.executable, "-m", *module, str(folder), *flags]
     if subprocess.run(command, env=_environment()).returncode:
-        raise RunError(f"the videos could not be made: {' '.join(command)}")
+        raise RunError(f"could not make the videos: {' '.join(command)}")
     write_json(note, arguments)
 
 
 def write_finetune_lists(folder: Path) -> None:
-    """The lists of the rows that go on from a training with all videos of a set."""
+    """Write the lists for fine-tuning: half of the training videos, to save time."""
     for split in SPLITS:
         lines = (folder / f"{split}.csv").read_text(encoding="utf-8").splitlines()
-        # Every other video, for the time that it takes.
         some = lines[::2] if split == "train" else lines
         write_text(folder / _FINETUNE_LISTS / f"{split}.csv", "\n".join(some) + "\n")
 
 
 def run_all(runs: Sequence[StudyRun], jobs: int) -> None:
-    """Do what is not done, `jobs` at a time. Stopped runs save themselves."""
+    """Run the unfinished runs, `jobs` at a time. A run that is terminated saves a checkpoint."""
     first = {run.after.folder: run.after for run in runs if run.after}
     waiting = [run for run in (*first.values(), *runs) if not _is_done(run)]
-    # What a seed's rows wait for is done beside the rows of the seed before.
+    # A seed's initial weights are trained while the rows of the previous seed run.
     waiting.sort(key=lambda run: run.seed if run.after else run.seed - 1)
     running: dict[subprocess.Popen, StudyRun] = {}
     total = len(waiting)
@@ -164,7 +163,7 @@ def _is_done(run: StudyRun) -> bool:
     settings = run.folder / _SETTINGS
     if settings.is_file() and settings.read_text(encoding="utf-8") != run.config.dump():
         raise InputError(
-            f"{run.folder} holds a run with other settings; remove it, or choose another --work"
+            f"{run.folder} contains a run with other settings; remove it, or choose another --work"
         )
     return run.done
 

@@ -1,9 +1,8 @@
-"""The result of a study: table, figures, learning curves and plot.
+"""Results of the attention study: table, figures, learning curves and plot.
 
 PREFIX.csv has the accuracies, parameters and GFLOPs: the same command writes the same bytes.
-So it is with PREFIX_curves.csv, unless a run was interrupted: the first point after it went on
-is the mean of fewer training steps. Times and memory, which differ from day to day, are in
-PREFIX_costs.csv.
+PREFIX_curves.csv is reproducible too, unless a run was interrupted: the first point after a
+resume is the mean of fewer training steps. PREFIX_costs.csv has times and memory, which vary.
 """
 
 from __future__ import annotations
@@ -20,23 +19,24 @@ from typing import Protocol
 import torch
 from torch.nn import functional
 
-from slowfast_lara.analysis.measure import best_times, count_flops, peak_memory
-from slowfast_lara.analysis.result_files import csv_text, markdown_table, measured_on
+from benchmarks.profiling import count_flops, peak_memory
+from slowfast_lara.analysis.measure import best_times
+from slowfast_lara.analysis.tables import csv_text, environment_line, markdown_table
 from slowfast_lara.data.lists import read_lines
 from slowfast_lara.drawing import saved_figure
 from slowfast_lara.files import write_text
 from slowfast_lara.models import build_model
 from slowfast_lara.runs.folder import RunRecord, read_run
-from studies.study_rows import StudyRow, StudyTable
-from studies.study_runs import StudyRun
+from studies.rows import StudyRow, StudyTable
+from studies.runs import StudyRun
 
-# The rows from which the table tells every other row's difference, where it has them.
+# The table has a column of differences to each of these rows that it contains.
 COMPARED_WITH = ("softmax", "lara", "mixed")
 
 
 @dataclass
-class Outcome:
-    """One row over all seeds."""
+class RowResult:
+    """One row with all seeds."""
 
     row: StudyRow
     accuracies: list[float]
@@ -51,29 +51,29 @@ class Outcome:
         return statistics.fmean(self.accuracies)
 
     @property
-    def spread(self) -> float:
+    def std(self) -> float:
         return statistics.stdev(self.accuracies) if len(self.accuracies) > 1 else 0.0
 
 
-class OfSeeds(Protocol):
-    """What has an accuracy for each seed."""
+class HasAccuracies(Protocol):
+    """A result with one accuracy per seed."""
 
     @property
     def accuracies(self) -> list[float]: ...
 
 
-def paired_difference(first: OfSeeds, second: OfSeeds) -> tuple[float, float]:
-    """The mean of first - second, in points, and its standard error.
+def paired_difference(first: HasAccuracies, second: HasAccuracies) -> tuple[float, float]:
+    """Mean and standard error of first - second, in percentage points.
 
-    Seed by seed: both started from the same weights and saw the same clips in the same order.
+    Paired by seed: both runs of a seed have the same initial weights and order of clips.
     """
     differences = [a - b for a, b in zip(first.accuracies, second.accuracies, strict=True)]
-    spread = statistics.stdev(differences) if len(differences) > 1 else 0.0
-    return statistics.fmean(differences), spread / math.sqrt(len(differences))
+    std = statistics.stdev(differences) if len(differences) > 1 else 0.0
+    return statistics.fmean(differences), std / math.sqrt(len(differences))
 
 
 class _Step:
-    """A training step of a run's model, without its data and optimiser."""
+    """A training step of a run's model, without data loading and optimiser."""
 
     def __init__(self, run: StudyRun) -> None:
         cfg = run.config
@@ -87,27 +87,27 @@ class _Step:
         functional.cross_entropy(self.model([self.clips]), self.labels).backward()
 
 
-def collect(runs: Sequence[StudyRun]) -> list[Outcome]:
-    """The outcomes of finished runs, in the order of their rows."""
+def collect(runs: Sequence[StudyRun]) -> list[RowResult]:
+    """The results of finished runs, in the order of their rows."""
     by_row: dict[str, list[StudyRun]] = {}
     for run in runs:
         by_row.setdefault(run.row.name, []).append(run)
-    torch.set_num_threads(1)  # as the runs had
+    torch.set_num_threads(1)  # as in the runs
     steps = {name: _Step(of_row[0]) for name, of_row in by_row.items()}
-    # In turns in one process, while no run is going: only so can times be compared.
+    # Interleaved in one process, while no run is active, so that times are comparable.
     seconds = best_times(steps, repeats=9)
-    return [_outcome(of_row, steps[name], seconds[name]) for name, of_row in by_row.items()]
+    return [_result(of_row, steps[name], seconds[name]) for name, of_row in by_row.items()]
 
 
-def _outcome(runs: list[StudyRun], step: _Step, seconds: float) -> Outcome:
+def _result(runs: list[StudyRun], step: _Step, seconds: float) -> RowResult:
     cfg = runs[0].config
     videos = read_lines(os.path.join(cfg.DATA.PATH_TO_DATA_DIR, "train.csv"))
     epoch_steps = sum(1 for _ in videos) // cfg.TRAIN.BATCH_SIZE
     memory = peak_memory(step)  # before the counter, which needs the model in eval mode
-    return Outcome(
+    return RowResult(
         row=runs[0].row,
         accuracies=[run.accuracy() for run in runs],
-        curves=[_curve(read_run(str(run.folder), None), epoch_steps) for run in runs],
+        curves=[learning_curve(read_run(str(run.folder), None), epoch_steps) for run in runs],
         parameters=sum(p.numel() for p in step.model.parameters() if p.requires_grad),
         gflops=count_flops(step.model.eval(), [step.clips[:1]]) / 1e9,
         seconds=seconds,
@@ -115,8 +115,8 @@ def _outcome(runs: list[StudyRun], step: _Step, seconds: float) -> Outcome:
     )
 
 
-def _curve(run: RunRecord, epoch_steps: int) -> dict[int, dict[str, float]]:
-    """Loss and accuracies by steps done."""
+def learning_curve(run: RunRecord, epoch_steps: int) -> dict[int, dict[str, float]]:
+    """Loss and accuracies by number of steps."""
     curve: dict[int, dict[str, float]] = {}
     for name, kind, key in (
         ("train_loss", "train_iter", "loss"),
@@ -129,79 +129,89 @@ def _curve(run: RunRecord, epoch_steps: int) -> dict[int, dict[str, float]]:
     return curve
 
 
-def table_csv(table: StudyTable, outcomes: Sequence[Outcome], seeds: Sequence[int]) -> str:
+def table_csv(table: StudyTable, results: Sequence[RowResult], seeds: Sequence[int]) -> str:
     of_seeds, of_paper = (f"top1_seed_{s}" for s in seeds), (f"paper {c}" for c in table.columns)
     summary = ("top1_mean", "top1_std", "parameters", "gflops")
     lines: list[list[object]] = [["row", "attention", *of_seeds, *summary, *of_paper]]
-    for o in outcomes:
-        accuracies = (f"{x:.3f}" for x in (*o.accuracies, o.mean, o.spread))
+    for o in results:
+        accuracies = (f"{x:.3f}" for x in (*o.accuracies, o.mean, o.std))
         costs = (o.parameters, f"{o.gflops:.6f}")
         paper = o.row.paper or ("",) * len(table.columns)
         lines.append([o.row.name, o.row.label, *accuracies, *costs, *paper])
     return csv_text(lines)
 
 
-def curves_csv(outcomes: Sequence[Outcome], seeds: Sequence[int]) -> str:
+def curves_csv(results: Sequence[RowResult], seeds: Sequence[int]) -> str:
     names = ("train_loss", "train_acc", "val_acc")
     lines: list[list[object]] = [["row", "seed", "step", *names]]
-    for outcome in outcomes:
-        for seed, curve in zip(seeds, outcome.curves):
+    for result in results:
+        for seed, curve in zip(seeds, result.curves):
             for step, point in sorted(curve.items()):
                 values = (f"{point[name]:.4f}" if name in point else "" for name in names)
-                lines.append([outcome.row.name, seed, step, *values])
+                lines.append([result.row.name, seed, step, *values])
     return csv_text(lines)
 
 
-def costs_csv(outcomes: Sequence[Outcome]) -> str:
+def costs_csv(results: Sequence[RowResult]) -> str:
     lines = [["row", "step_ms", "peak_memory_mb"]]
-    lines += [[o.row.name, f"{o.seconds * 1e3:.1f}", f"{o.memory / 2**20:.1f}"] for o in outcomes]
+    lines += [[o.row.name, f"{o.seconds * 1e3:.1f}", f"{o.memory / 2**20:.1f}"] for o in results]
     return csv_text(lines)
 
 
 def markdown(
-    table: StudyTable, outcomes: Sequence[Outcome], seeds: Sequence[int], notes: Sequence[str]
+    table: StudyTable, results: Sequence[RowResult], seeds: Sequence[int], notes: Sequence[str]
 ) -> str:
-    """The table for people; the paper's columns are of other data and far larger models."""
+    """The table as Markdown; the paper's columns come from other data and much larger models."""
     paper = [f"paper: {column}, %" for column in table.columns]
-    compared = [o for o in outcomes if o.row.name in COMPARED_WITH]
+    compared = [o for o in results if o.row.name in COMPARED_WITH]
     against = [f"minus {o.row.label}" for o in compared]
     costs = ["parameters", "GFLOPs", "step, ms", "memory, MB"]
     rows = [["attention", "top-1, %", *against, *costs, *paper]]
-    for o in outcomes:
-        spread = f" ± {o.spread:.1f}" if len(o.accuracies) > 1 else ""
-        cells = [o.row.label, f"{o.mean:.1f}{spread}", *(_minus(o, other) for other in compared)]
+    for o in results:
+        cells = [
+            o.row.label,
+            mean_and_std(o.accuracies),
+            *(shown_difference(o, other) for other in compared),
+        ]
         cells += [f"{o.parameters / 1e3:.0f} k", f"{o.gflops:.4f}"]
         cells += [f"{o.seconds * 1e3:.0f}", f"{o.memory / 2**20:.0f}"]
         rows.append([*cells, *map(str, o.row.paper or [""] * len(paper))])
     meaning = (
-        f"Mean and standard deviation over seeds {', '.join(map(str, seeds))}; differences of the "
-        "same seed, their mean and its standard error. Time and memory (tensors) are of one "
-        "training step, one thread. The paper's columns are the paper's figures, of its own data "
-        "and models, not ours."
+        f"Mean and standard deviation over seeds {', '.join(map(str, seeds))}; differences are "
+        "paired by seed, mean and standard error. Time and memory (of tensors) are for one "
+        "training step with one thread. The paper's columns are the paper's figures, with its own "
+        "data and models."
     )
-    items = "\n".join(f"- {item}" for item in (*notes, measured_on(), meaning))
-    title, rest = f"# {table.title}", (markdown_table(rows), agreement(table, outcomes))
+    items = "\n".join(f"- {item}" for item in (*notes, environment_line(), meaning))
+    title, rest = f"# {table.title}", (markdown_table(rows), agreement(table, results))
     return "\n\n".join((title, items, *rest)) + "\n"
 
 
-def _minus(outcome: Outcome, other: Outcome) -> str:
-    if outcome is other:
+def mean_and_std(values: Sequence[float]) -> str:
+    """The mean, and the standard deviation if there are several values."""
+    std = f" ± {statistics.stdev(values):.1f}" if len(values) > 1 else ""
+    return f"{statistics.fmean(values):.1f}{std}"
+
+
+def shown_difference(result: HasAccuracies, other: HasAccuracies) -> str:
+    """Mean ± standard error of the difference; empty for a row and itself."""
+    if result is other:
         return ""
-    difference, error = paired_difference(outcome, other)
-    return f"{difference:+.1f}" + (f" ± {error:.1f}" if len(outcome.accuracies) > 1 else "")
+    difference, error = paired_difference(result, other)
+    return f"{difference:+.1f}" + (f" ± {error:.1f}" if len(result.accuracies) > 1 else "")
 
 
-def _paper_difference(first: Outcome, second: Outcome) -> float:
-    """In the first of the paper's columns; 0 where a row is not the paper's."""
+def _paper_difference(first: RowResult, second: RowResult) -> float:
+    """Difference in the paper's first column; 0 if the paper lacks one of the rows."""
     return first.row.paper[0] - second.row.paper[0] if first.row.paper and second.row.paper else 0
 
 
-def agreement(table: StudyTable, outcomes: Sequence[Outcome]) -> str:
-    """How many pairs of rows stand in the paper's order, of those that differ in both."""
-    # For each pair: whether it is clear.
+def agreement(table: StudyTable, results: Sequence[RowResult]) -> str:
+    """Count the pairs of rows that have the same order here and in the paper."""
+    # For each pair: whether the difference exceeds two standard errors.
     same: list[bool] = []
     against: list[bool] = []
-    for first, second in combinations(outcomes, 2):
+    for first, second in combinations(results, 2):
         (ours, error), theirs = paired_difference(first, second), _paper_difference(first, second)
         if ours * theirs:
             (same if ours * theirs > 0 else against).append(abs(ours) > 2 * error > 0)
@@ -212,33 +222,36 @@ def agreement(table: StudyTable, outcomes: Sequence[Outcome]) -> str:
     )
 
 
-def plot(table: StudyTable, outcomes: Sequence[Outcome], path: str) -> None:
+def plot(table: StudyTable, results: Sequence[RowResult], path: str) -> None:
     with saved_figure(path, (15, 4.5), columns=3) as (figure, (ours, paper, curves)):
-        for place, o in enumerate(outcomes):
-            color = f"C{place}"
-            ours.errorbar(o.mean, place, xerr=o.spread, fmt="o", color=color, capsize=3)
-            ours.plot(o.accuracies, [place] * len(o.accuracies), "k.", markersize=4)
-            paper.plot(o.row.paper[:1], [place] * len(o.row.paper[:1]), "o", color=color)
-            line = "-" if place < 10 else "--"  # there are ten colours
+        for index, o in enumerate(results):
+            color = f"C{index}"
+            ours.errorbar(o.mean, index, xerr=o.std, fmt="o", color=color, capsize=3)
+            ours.plot(o.accuracies, [index] * len(o.accuracies), "k.", markersize=4)
+            paper.plot(o.row.paper[:1], [index] * len(o.row.paper[:1]), "o", color=color)
+            line = "-" if index < 10 else "--"  # matplotlib cycles ten colours
             curves.plot(*_mean_curve(o), line, color=color)
-        titles = "here, top-1 %: seeds, mean, deviation", f"paper, {table.columns[0]}, top-1 %"
+        titles = (
+            "here, top-1 %: seeds, mean, standard deviation",
+            f"paper, {table.columns[0]}, top-1 %",
+        )
         for axis, title in zip((ours, paper), titles):
-            labels = [o.row.label if axis is ours else "" for o in outcomes]
-            axis.set_yticks(range(len(outcomes)), labels)
+            labels = [o.row.label if axis is ours else "" for o in results]
+            axis.set_yticks(range(len(results)), labels)
             axis.invert_yaxis()
             axis.set_title(title)
         curves.set(title="top-1 % in training, mean of seeds", xlabel="step")
         figure.suptitle(table.title)
 
 
-def _mean_curve(outcome: Outcome) -> tuple[list[int], list[float]]:
-    """Steps, and the accuracy in training by then, where all seeds have one."""
+def _mean_curve(result: RowResult) -> tuple[list[int], list[float]]:
+    """Steps and mean training accuracy, at the steps that all seeds have."""
     by_step: dict[int, list[float]] = {}
-    for curve in outcome.curves:
+    for curve in result.curves:
         for step, point in curve.items():
             if "train_acc" in point:
                 by_step.setdefault(step, []).append(point["train_acc"])
-    steps = [step for step in sorted(by_step) if len(by_step[step]) == len(outcome.curves)]
+    steps = [step for step in sorted(by_step) if len(by_step[step]) == len(result.curves)]
     return steps, [statistics.fmean(by_step[step]) for step in steps]
 
 
@@ -249,16 +262,16 @@ def write(
     seeds: Sequence[int],
     notes: Sequence[str],
 ) -> str:
-    """All files of a study, each written aside and renamed; the table."""
-    outcomes = collect(runs)
-    text = markdown(table, outcomes, seeds, notes)
+    """Write all files of a study; returns the table."""
+    results = collect(runs)
+    text = markdown(table, results, seeds, notes)
     files = {
         ".md": text,
-        ".csv": table_csv(table, outcomes, seeds),
-        "_curves.csv": curves_csv(outcomes, seeds),
-        "_costs.csv": costs_csv(outcomes),
+        ".csv": table_csv(table, results, seeds),
+        "_curves.csv": curves_csv(results, seeds),
+        "_costs.csv": costs_csv(results),
     }
     for ending, content in files.items():
         write_text(f"{prefix}{ending}", content)
-    plot(table, outcomes, f"{prefix}.png")
+    plot(table, results, f"{prefix}.png")
     return text

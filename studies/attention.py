@@ -1,4 +1,4 @@
-"""A study: every attention trained and tested on one synthetic set, over several seeds."""
+"""Study of the attentions: each is trained and tested on one synthetic set, with several seeds."""
 
 from __future__ import annotations
 
@@ -6,19 +6,19 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from slowfast_lara.errors import InputError
-from studies.study_landmarks import write_landmarks
-from studies.study_results import write
-from studies.study_rows import ABLATION, LANDMARKS, VIDEO, StudyTable
-from studies.study_runs import make_set, plan, run_all, write_finetune_lists
+from studies.landmarks import write_landmarks
+from studies.results import write
+from studies.rows import ABLATION, LANDMARKS, VIDEO, StudyTable
+from studies.runs import make_set, plan, run_all, write_finetune_lists
 
 PARTS = {"compare_attention": VIDEO, "ablation": ABLATION, "landmarks": LANDMARKS}
-# The sets: twelve motions at 64 pixels, as many videos as the configs of a protocol expect.
+# Twelve motions at 64 pixels; the number of videos fits the configs of each protocol.
 _SET = {"classes": 12, "size": 64, "frames": 16, "seed": 0}
 VIDEOS = {
     "finetune": {**_SET, "train": 4096, "val": 240, "test": 960},  # configs/study/exact.yaml
     "scratch": {**_SET, "train": 8192, "val": 240, "test": 1920},  # configs/study/base.yaml
 }
-# Those of one object: with two, and a camera that moves, so small a model learns too little.
+# Motions of one object: with two objects and a moving camera, a small model learns too little.
 TEXTURED_CLASSES = 8
 
 
@@ -37,13 +37,16 @@ def study(
     test: int | None,
     opts: Sequence[str],
 ) -> str:
-    """Do a study, as the flags of `slowfast-lara compare-attention` say; its tables."""
+    """Run the study with the flags of `python -m studies attention`; returns its tables."""
+    for flag, value, known in (("part", part, (*PARTS, "all")), ("protocol", protocol, VIDEOS)):
+        if value not in known:
+            raise InputError(f"--{flag} is {value!r}; must be one of {', '.join(known)}")
     parts = list(PARTS) if part == "all" else [part]
     if protocol == "scratch" and "landmarks" in parts:
         raise InputError(
-            "the landmarks are of --protocol finetune; with scratch, name another --part"
+            "--part landmarks needs --protocol finetune; choose another --part for scratch"
         )
-    tables = {name: _chosen(PARTS[name], rows) for name in parts}
+    tables = {name: _with_rows(PARTS[name], rows) for name in parts}
     folder = Path(work).resolve()
     given = {"train": train, "val": val, "test": test}
     videos: dict[str, int | str] = {**VIDEOS[protocol]}
@@ -51,7 +54,7 @@ def study(
     if textures:
         videos.update(classes=TEXTURED_CLASSES, textures=str(Path(textures).resolve()))
     all_opts = ["MODEL.NUM_CLASSES", str(videos["classes"]), *opts]
-    # All of them before the first video is made: a wrong key is told at once.
+    # All plans before the first video, to report a wrong config key at once.
     plans = {
         name: plan(table.rows, range(seeds or table.seeds), folder, all_opts, protocol)
         for name, table in tables.items()
@@ -69,7 +72,7 @@ def study(
     for name, table in tables.items():
         run_all(plans[name], jobs)
         numbers = range(seeds or table.seeds)
-        first_words = ["slowfast-lara compare-attention", "--part", name, "--seeds"]
+        first_words = ["python -m studies attention", "--part", name, "--seeds"]
         command = " ".join([*first_words, str(len(numbers)), *words])
         notes = [f"`{command}`", f"Set: {contents}"]
         write_part = write_landmarks if name == "landmarks" else write
@@ -78,9 +81,9 @@ def study(
     return "\n".join(texts)
 
 
-def _chosen(table: StudyTable, names: Sequence[str] | None) -> StudyTable:
+def _with_rows(table: StudyTable, names: Sequence[str] | None) -> StudyTable:
     known = {row.name: row for row in table.rows}
     for name in names or ():
         if name not in known:
-            raise InputError(f"unknown row {name!r}; known: {', '.join(known)}")
+            raise InputError(f"--rows is {name!r}; must be one of {', '.join(known)}")
     return table._replace(rows=tuple(r for r in table.rows if not names or r.name in names))

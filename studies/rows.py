@@ -1,9 +1,9 @@
-"""What is compared: the rows of the paper's two tables, and its figures.
+"""Rows of the attention study, with the figures of the paper's two tables.
 
-"Linear Complexity Randomized Self-attention Mechanism" (ICML 2022): the video table
-(section 5.3; biased RA from appendix G.2), and the ablation of LARA (appendix I.3),
-which the paper made on images, with learned layers on the landmarks (H.2) that its video
-models, and so our rows, do not have.
+"Linear Complexity Randomized Self-attention Mechanism" (ICML 2022): the video table (section 5.3;
+biased RA from appendix G.2), and the ablation of LARA (appendix I.3). The paper's ablation is on
+images, with learned layers on the landmarks (H.2). Its video models have no such layers, and
+neither have these rows.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ class StudyTable(NamedTuple):
     title: str
     columns: tuple[str, ...]  # the paper's
     rows: tuple[StudyRow, ...]
-    seeds: int  # unless said
+    seeds: int  # default number of seeds
 
 
 def _row(
@@ -37,7 +37,7 @@ def _row(
     options: Mapping[str, str] = MappingProxyType({}),
     number: int | None = None,
 ) -> StudyRow:
-    """`number`: of landmarks or samples, if not that of the study's configs."""
+    """A row; `number` replaces the landmarks or samples of the study's configs."""
     opts = ["VIT.APPROX_ATTN_TYPE", attention]
     if number is not None:
         opts += ["VIT.APPROX_ATTN_DIM", str(number)]
@@ -46,7 +46,7 @@ def _row(
     return StudyRow(name, label, tuple(opts), paper)
 
 
-# What the study found to be best, and configs/*/lara_best_* have.
+# The settings with the best results in the study; configs/*/lara_best_* use them.
 _BEST = {"proposal": "global", "landmarks": "farthest", "weighting": "balance", "noise": "code"}
 
 VIDEO = StudyTable(
@@ -57,7 +57,7 @@ VIDEO = StudyTable(
         _row("ra_biased", "RA, biased", "ra", (79.0, 65.9), {"biased": "True"}),
         _row("ra", "RA", "ra", (78.2, 64.9)),
         _row("orthoformer", "Orthoformer", "orthoformer", (77.8, 64.7)),
-        # Fewer landmarks than the paper's LARA has: as many products as that, not more.
+        # Fewer landmarks than the paper's LARA, so that its MACs are not higher.
         _row("lara_best", "LARA, recommended", "lara", (), _BEST, number=18),
         _row("lara", "LARA", "lara", (77.5, 63.7)),
         _row("nystrom", "Nyströmformer", "nystrom", (76.5, 61.7)),
@@ -66,7 +66,7 @@ VIDEO = StudyTable(
     seeds=5,
 )
 
-# What the rows of a fine-tuning study go on from.
+# The training from which the rows of a fine-tuning study start.
 EXACT_FIRST = _row("exact", "exact, before fine-tuning", "softmax")
 
 # The paper varies one choice at a time from mixed proposals with decoupled weights.
@@ -94,7 +94,7 @@ ABLATION = StudyTable(
         _ablation("global", "proposals: Gaussian, all keys", 71.22, proposal="global"),
         _ablation("local", "proposals: Gaussian, local means", 71.19, proposal="local"),
         _ablation("mixed", "multiple proposals, decoupled weights, mixed", 71.48),
-        # Not the paper's: the size of the noise, and what the landmarks are.
+        # Not in the paper: the scale of the noise, and the kind of landmarks.
         _ablation("noise_code", "mixed, noise of the authors' code", noise="code"),
         _ablation("noise_none", "mixed, no noise", noise="0.0"),
         _ablation("mixed_farthest", "mixed, farthest tokens", **_FARTHEST),
@@ -107,12 +107,12 @@ ABLATION = StudyTable(
     seeds=3,
 )
 
-# 4, 8, 20 and 50 % of the 256 tokens of configs/study/exact.yaml, which has the second of them.
+# 4, 8, 20 and 50 % of the 256 tokens of configs/study/exact.yaml; 21 is its own number.
 NUMBERS = (10, 21, 52, 128)
 
 
 def _with_number(row: StudyRow, number: int) -> StudyRow:
-    """The row with another number of landmarks; the row itself, if it has this one anyway."""
+    """The row with this number of landmarks; the same row if its config has this number."""
     opts = dict(zip(row.opts[::2], row.opts[1::2]))
     if number == NUMBERS[1] and "VIT.APPROX_ATTN_DIM" not in opts:
         return row._replace(paper=())

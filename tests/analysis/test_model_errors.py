@@ -1,9 +1,10 @@
-"""approximation-error RUN VIDEO: errors by a slow reference, products, advice, files, messages."""
+"""`approximation-error RUN VIDEO`: errors, MACs, recommendation, files, messages."""
 
 from __future__ import annotations
 
 import csv
 import itertools
+from functools import partial
 
 import numpy as np
 import pytest
@@ -11,16 +12,15 @@ import torch
 import yaml
 from PIL import Image
 
-from slowfast_lara.analysis.approximation_error import smooth_inputs
-from slowfast_lara.analysis.measure import count_flops
-from slowfast_lara.analysis.nearest_attention import (
-    NearestTable,
-    Row,
-    Setting,
-    _costs,
-    _WithFrames,
-    nearest_in_model,
-    settings_of,
+from slowfast_lara.analysis.approximation_error import Setting, smooth_inputs
+from slowfast_lara.analysis.measure import count_macs
+from slowfast_lara.analysis.model_errors import (
+    ModelErrorTable,
+    SettingError,
+    all_settings,
+    config_lines,
+    errors_in_model,
+    setting_macs,
     token_weights,
 )
 from slowfast_lara.attention import (
@@ -31,17 +31,17 @@ from slowfast_lara.attention import (
     importance,
     lara,
 )
-from slowfast_lara.cli.approximation_error import main as approximation_error
 from slowfast_lara.config import get_cfg, load_config
 from slowfast_lara.inference.layers import layer_inputs, middle_view
 from slowfast_lara.inference.load import load
 from slowfast_lara.models.attention_config import estimator_settings
+from tests.helpers.commands import approximation_error
 from tests.helpers.small_models import only_error
 
 
 def measured(model, videos, **changes):
     settings = {"attentions": None, "layer": None, "samples": [4, 8], "seeds": 2, "budget": 1.0}
-    return nearest_in_model((model.cfg, model.checkpoint), [], videos, **{**settings, **changes})
+    return errors_in_model((model.cfg, model.checkpoint), [], videos, **{**settings, **changes})
 
 
 @pytest.fixture(scope="module")
@@ -51,25 +51,25 @@ def table(model, clips):
 
 
 def row_of(table, name, **options):
-    """The row with 8 landmarks and these options; the others as they are by default."""
+    """The row with 8 landmarks and these options; other options have their defaults."""
     known = {key: option.default for key, option in estimator_options(name).items()}
     wanted = {**known, **options}
     return next(
         row
         for row in table.rows
-        if (row.setting.name, row.setting.landmarks) == (name, 8)
+        if (row.setting.name, row.setting.number) == (name, 8)
         and row.setting.options.items() <= wanted.items()
     )
 
 
 def config_changes(view, patch, frames):
-    """Token by token, in float64: the change to the neighbours in time."""
+    """The change of each token to its neighbours in time, token by token, in float64."""
     pixels = view.double().numpy()
-    moments, rows, columns = (
+    times, rows, columns = (
         length // size for length, size in zip(pixels.shape[1:], (frames, patch, patch))
     )
-    tokens = np.empty((moments, rows, columns, 3, patch, patch))
-    for f, y, x in itertools.product(range(moments), range(rows), range(columns)):
+    tokens = np.empty((times, rows, columns, 3, patch, patch))
+    for f, y, x in itertools.product(range(times), range(rows), range(columns)):
         block = pixels[:, f * frames : (f + 1) * frames, y * patch : (y + 1) * patch]
         tokens[f, y, x] = block[..., x * patch : (x + 1) * patch].mean(axis=1)
     changes = [
@@ -77,10 +77,10 @@ def config_changes(view, patch, frames):
             [
                 np.abs(tokens[f, y, x] - tokens[g, y, x]).mean()
                 for g in (f - 1, f + 1)
-                if 0 <= g < moments
+                if 0 <= g < times
             ]
         )
-        for f, y, x in itertools.product(range(moments), range(rows), range(columns))
+        for f, y, x in itertools.product(range(times), range(rows), range(columns))
     ]
     return np.array(changes) / np.mean(changes)
 
@@ -99,17 +99,17 @@ def test_weights_of_moving_tokens(frames, patch):
     cfg = get_cfg()
     cfg.VIT.PATCH_SIZE, cfg.VIT.PATCH_SIZE_TEMP = patch, 2
     view = torch.randn(3, frames, 32, 32, generator=torch.Generator().manual_seed(1))
-    view[:, :, :16] *= 0.1  # above, little changes
+    view[:, :, :16] *= 0.1  # little change in the upper half
     equal, moving = token_weights(view, cfg)
     assert (equal == 1).all()
     np.testing.assert_allclose(moving, config_changes(view, patch, 2), rtol=1e-5)
     still = token_weights(torch.ones(3, frames, 32, 32), cfg)
     assert (still == 1).all()
-    alone = token_weights(view[:, :2], cfg)  # tokens of one moment
+    alone = token_weights(view[:, :2], cfg)  # one temporal token
     assert alone.shape == (2, (32 // patch) ** 2) and (alone == 1).all()
 
 
-def test_errors_are_those_of_a_slow_reference(table, model, clips):
+def test_errors_equal_a_slow_reference(table, model, clips):
     trained = load(model.cfg, model.checkpoint)
     for name, changes in (("lara", {"proposal": "global"}), ("nystrom", {})):
         sums = torch.zeros(2, 2, 2, dtype=torch.float64)  # layer; weights; error, square
@@ -137,7 +137,7 @@ def test_errors_are_those_of_a_slow_reference(table, model, clips):
         assert row.error != pytest.approx(row.moving_error, rel=1e-3)
 
 
-def test_every_choice_has_a_row_and_its_lines_make_a_config(table, model):
+def test_every_choice_has_a_row_with_valid_config_lines(table, model):
     names = {row.setting.name for row in table.rows}
     assert names == set(ESTIMATORS) and table.notes == []
     for key in ("proposal", "landmarks"):
@@ -147,7 +147,7 @@ def test_every_choice_has_a_row_and_its_lines_make_a_config(table, model):
                 assert tried == set(options[key].choices)
     assert {r.setting.label for r in table.rows if r.setting.name == "ra"} == {"ra", "ra biased"}
     for row in table.rows:
-        vit = yaml.safe_load(row.setting.config_lines())["VIT"]
+        vit = yaml.safe_load(config_lines(row.setting))["VIT"]
         own = vit.pop(row.setting.name.upper(), {})
         keys = [word for pair in vit.items() for word in (f"VIT.{pair[0]}", str(pair[1]))]
         prefix = f"VIT.{row.setting.name.upper()}"
@@ -156,7 +156,7 @@ def test_every_choice_has_a_row_and_its_lines_make_a_config(table, model):
         settings = estimator_settings(cfg, row.setting.name)
         assert cfg.VIT.APPROX_ATTN_TYPE == row.setting.name
         assert row.setting.options.items() <= settings.items()
-        assert row.setting.landmarks in (None, settings["num_landmarks"])
+        assert row.setting.number in (None, settings["num_landmarks"])
 
 
 def test_random_attentions_are_measured_with_several_seeds(model, clips):
@@ -170,70 +170,68 @@ def test_random_attentions_are_measured_with_several_seeds(model, clips):
     assert [row.setting.label for row in one.rows[:1]] == ["exact"]
 
 
-def test_products_are_counted_for_all_queries():
-    """Exact attention's by hand; RA's are measured on some queries, and counted for all."""
+def test_macs_are_counted_for_all_queries():
+    """Exact attention by hand; RA, which is measured on some queries, for all of them."""
     inputs = smooth_inputs(frames=2, side=10, d=8)
     q, k, v, frames, _ = inputs
-    costs = _costs(settings_of(["softmax", "ra", "lara"], [5]), inputs, get_cfg(), [])
+    costs = setting_macs(all_settings(["softmax", "ra", "lara"], [5]), inputs, get_cfg(), [])
     assert costs[0][1] == 2 * 200 * 200 * 8 * 2
-    for setting, products in costs[1:]:
-        layer = _WithFrames(setting.build(inputs, get_cfg(), seed=0), frames)
+    for setting, macs in costs[1:]:
+        layer = partial(setting.build(inputs, get_cfg(), seed=0), q, k, v, num_frames=frames)
         with torch.no_grad():
-            assert products == pytest.approx(count_flops(layer, q, k, v), rel=1e-6)
+            assert macs == pytest.approx(count_macs(layer), rel=1e-6)
 
 
-def test_products_are_counted_without_the_kernels_of_gpus(monkeypatch):
-    """`auto` takes them on a GPU, and the counter does not see into them."""
-    settings, inputs = settings_of(["lara", "performer"], [5]), smooth_inputs(2, 6, d=8)
-    expected = _costs(settings, inputs, get_cfg(), [])
+def test_macs_are_counted_without_gpu_kernels(monkeypatch):
+    """`auto` chooses them on a GPU, and the counter cannot see into them."""
+    settings, inputs = all_settings(["lara", "performer"], [5]), smooth_inputs(2, 6, d=8)
+    expected = setting_macs(settings, inputs, get_cfg(), [])
     for module in (importance, lara):
         monkeypatch.setattr(module, "takes_triton", lambda choice, *_: choice != "torch")
-    assert _costs(settings, inputs, get_cfg(), []) == expected
+    assert setting_macs(settings, inputs, get_cfg(), []) == expected
 
 
 class Picky(Estimator):
-    """Refuses what is not a square number of landmarks."""
+    """Accepts only square numbers of landmarks."""
 
     def __init__(self, *, num_landmarks):
         super().__init__()
         if round(num_landmarks**0.5) ** 2 != num_landmarks:
-            raise ValueError(f"num_landmarks is {num_landmarks}; a square number is expected")
+            raise ValueError(f"num_landmarks is {num_landmarks}; must be a square")
 
     def forward(self, q, k, v, *, num_frames=1):
         return 0 * q.unsqueeze(3).expand(-1, -1, -1, num_frames, -1)
 
 
-def test_what_cannot_be_is_noted_and_left_out(model, clips, monkeypatch):
+def test_impossible_settings_are_skipped_and_noted(model, clips, monkeypatch):
     monkeypatch.setitem(ESTIMATORS, "picky", Picky)
     table = measured(model, clips[:1], attentions=["picky"])
-    assert [(row.setting.label, row.setting.landmarks) for row in table.rows[1:]] == [("picky", 4)]
+    assert [(row.setting.label, row.setting.number) for row in table.rows[1:]] == [("picky", 4)]
     assert table.rows[1].errors == pytest.approx([1, 1])
-    assert table.notes == [
-        "left out: picky with 8: num_landmarks is 8; a square number is expected"
-    ]
+    assert table.notes == ["skipped picky with 8: num_landmarks is 8; must be a square"]
 
 
 def table_of(*figures, budget=0.5):
-    """Rows of products, error and error of moving tokens, after exact attention."""
-    rows = [Row(Setting("softmax", {}, None), 100, [0.0], [0.0])]
-    for number, (products, error, moving) in enumerate(figures, start=1):
+    """A table with rows of MACs, error and moving error, after exact attention."""
+    rows = [SettingError(Setting("softmax", {}), 100, [0.0], [0.0])]
+    for number, (macs, error, moving) in enumerate(figures, start=1):
         setting = Setting("lara", {"proposal": "global"}, number)
-        rows.append(Row(setting, products, [error, error], [moving, moving]))
-    return NearestTable("test", [0, 1], budget, rows)
+        rows.append(SettingError(setting, macs, [error, error], [moving, moving]))
+    return ModelErrorTable("test", [0, 1], budget, rows)
 
 
-def test_advice():
+def test_recommendation():
     table = table_of((20, 0.3, 0.5), (40, 0.2, 0.6), (40, 0.25, 0.9), (60, 0.1, 0.1))
-    assert table.nearest("error") is table.rows[2]
-    assert table.nearest("moving_error") is table.rows[1]
-    assert [table.unbeaten(row) for row in table.rows] == [True, True, True, False, True]
-    first, second = table.advice()
-    assert "nearest, of those with at most 50 %" in first and "2 landmarks" in first
-    assert "APPROX_ATTN_DIM: 2\n  LARA:\n    PROPOSAL: global\n" in first
-    assert "nearest by moving tokens" in second and "APPROX_ATTN_DIM: 1" in second
-    (only,) = table_of((20, 0.3, 0.5), (40, 0.2, 0.4)).advice()
-    assert only.startswith("nearest, also by moving tokens") and "40.0 % of the products" in only
-    assert "larger --budget" in table_of((60, 0.1, 0.1)).advice()[0]
+    assert table.best("error") is table.rows[2]
+    assert table.best("moving_error") is table.rows[1]
+    assert [table.is_pareto_optimal(row) for row in table.rows] == [True, True, True, False, True]
+    _, first, lines, second, other_lines = table.footer()
+    assert "smallest error with at most 50 %" in first and "2 landmarks" in first
+    assert "APPROX_ATTN_DIM: 2\n  LARA:\n    PROPOSAL: global\n" in lines
+    assert "smallest moving error" in second and "APPROX_ATTN_DIM: 1" in other_lines
+    _, only, _ = table_of((20, 0.3, 0.5), (40, 0.2, 0.4)).footer()
+    assert only.startswith("smallest error and moving error") and "40.0 % of the MACs" in only
+    assert "larger --budget" in table_of((60, 0.1, 0.1)).footer()[1]
 
 
 def test_command(tmp_path, model, clips, capsys):
@@ -242,10 +240,10 @@ def test_command(tmp_path, model, clips, capsys):
     assert approximation_error([*command, "--samples", "8", "64", "--out", str(out)]) == 0
     printed = capsys.readouterr().out
     assert "2 layers, 2 videos" in printed and "  APPROX_ATTN_TYPE: " in printed
-    assert "left out, since the layer has only 32 tokens: 64 samples" in printed
+    assert "skipped 64 samples: the layer has 32 tokens" in printed
     lines = (line for line in (tmp_path / "nearest.csv").open() if not line.startswith("#"))
     rows = list(csv.DictReader(lines))
-    assert len(rows) == len(settings_of(list(ESTIMATORS), [8]))
+    assert len(rows) == len(all_settings(list(ESTIMATORS), [8]))
     for row in rows:
         layers = [float(row[f"error {layer}"]) for layer in (0, 1)]
         assert float(row["error"]) == pytest.approx(np.mean(layers), abs=1e-4)
@@ -255,27 +253,27 @@ def test_command(tmp_path, model, clips, capsys):
 
 
 @pytest.mark.parametrize(
-    "arguments, said",
+    "arguments, mention",
     [
-        (["--cfg", "x.yaml"], "--cfg comes with --checkpoint"),
+        (["--cfg", "x.yaml"], "--checkpoint"),
         (["RUN"], "no video given"),
-        (["--layer", "1"], "--layer is for a model"),
-        (["--budget", "0.5"], "--budget is for a model"),
+        (["--layer", "1"], "--layer needs a model"),
+        (["--budget", "0.5"], "--budget needs a model"),
         (["MODEL", "CLIP", "--layer", "2"], "--layer is 2"),
-        (["MODEL", "CLIP", "--attentions", "lora"], "unknown attention 'lora'"),
+        (["MODEL", "CLIP", "--attentions", "lora"], "'lora'"),
         (["MODEL", "no.mp4"], "no.mp4: "),
-        (["MODEL", "CLIP", "--samples", "64"], "the layer has 32 tokens"),
+        (["MODEL", "CLIP", "--samples", "64"], "32 tokens"),
     ],
 )
-def test_bad_input(model, clips, capsys, arguments, said):
+def test_bad_input(model, clips, capsys, arguments, mention):
     given = {"MODEL": model.flags(), "CLIP": [clips[0]]}
     words = [part for word in arguments for part in given.get(word, [word])]
     assert approximation_error(words) == 2
-    assert said in only_error(capsys)
+    assert mention in only_error(capsys)
 
 
 @pytest.mark.parametrize("share", ["0", "-1", "nan", "half"])
 def test_bad_budget(capsys, share):
     with pytest.raises(SystemExit):
         approximation_error(["RUN", "v.mp4", "--budget", share])
-    assert "a positive number is expected" in only_error(capsys)
+    assert "positive number" in only_error(capsys)

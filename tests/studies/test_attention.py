@@ -1,4 +1,4 @@
-"""The study: rows, resuming, and the same table for the same seeds."""
+"""`python -m studies attention`: rows, resuming, and reproducible tables."""
 
 from __future__ import annotations
 
@@ -12,16 +12,22 @@ from typing import Any
 import pytest
 import torch
 
-from slowfast_lara.cli.compare_attention import main as compare_attention
 from slowfast_lara.config import load_config
 from slowfast_lara.runs.folder import RunRecord
-from studies import study
-from studies.study_results import Outcome, _curve, agreement, markdown, paired_difference, table_csv
-from studies.study_rows import ABLATION, LANDMARKS, VIDEO
+from studies import attention
+from studies.__main__ import main
+from studies.results import (
+    RowResult,
+    agreement,
+    learning_curve,
+    markdown,
+    paired_difference,
+    table_csv,
+)
+from studies.rows import ABLATION, LANDMARKS, VIDEO
 from tests.helpers.runs import finish, start
 
 ROOT = Path(__file__).resolve().parents[2]
-TOOL = str(ROOT / "tools" / "compare_attention.py")
 SCRATCH = "compare_attention_from_scratch"
 TINY = ["--train", "16", "--val", "6", "--test", "6", "--jobs", "2"]
 OPTS = [
@@ -41,7 +47,7 @@ OPTS = [
 
 def start_study(work: Path, out: Path, *arguments: str, opts: list[str] = OPTS) -> Any:
     flags = ("--work", work, "--out", out, *TINY, *arguments, *opts)
-    return start(*flags, program=(TOOL,))
+    return start("attention", *flags, program=("-m", "studies"), folder=ROOT)
 
 
 def run(work: Path, out: Path, *arguments: str) -> str:
@@ -59,14 +65,14 @@ def test_rows_are_configs_and_differ(table):
 
 
 def test_rows_of_the_same_name_are_the_same_runs():
-    """So that the parts of a study share them."""
+    """The parts of a study share runs by the name of the row."""
     by_name: dict[str, set[tuple[str, ...]]] = {}
     for row in (*VIDEO.rows, *ABLATION.rows, *LANDMARKS.rows):
         by_name.setdefault(row.name, set()).add(row.opts)
     assert all(len(opts) == 1 for opts in by_name.values())
 
 
-def test_figures_are_the_papers():
+def test_figures_of_the_paper():
     video = {row.name: row.paper for row in VIDEO.rows if row.paper}
     assert video == {
         "softmax": (79.2, 66.5),
@@ -95,8 +101,8 @@ def validation(out: Path) -> list[tuple[str, str]]:
 
 
 @pytest.mark.slow
-def test_a_study_cut_short_gives_the_same_table(tmp_path):
-    """Stopped within a run and resumed, or whole: the same bytes, and nothing run twice."""
+def test_interrupted_study_gives_the_same_table(tmp_path):
+    """Stopped and resumed, or in one go: the same bytes, and no run is repeated."""
     rows = ["--seeds", "1", "--rows", "ra", "--protocol", "scratch"]
     cut, whole = tmp_path / "cut", tmp_path / "whole"
     process = start_study(cut, cut, *rows)
@@ -129,7 +135,7 @@ def test_a_study_cut_short_gives_the_same_table(tmp_path):
 
 
 @pytest.mark.slow
-def test_rows_go_on_from_one_training_with_exact_attention(tmp_path):
+def test_rows_start_from_one_training_with_exact_attention(tmp_path):
     out = run(tmp_path, tmp_path, "--seeds", "1", "--rows", "softmax", "performer")
     assert "1/3 exact, seed 0:" in out and "3/3" in out
     exact = tmp_path / "exact" / "seed_0" / "checkpoints" / "checkpoint_epoch_00002.pyth"
@@ -144,7 +150,7 @@ def test_rows_go_on_from_one_training_with_exact_attention(tmp_path):
             folder / "checkpoints" / "checkpoint_epoch_00002.pyth", weights_only=True
         )["model_state"]
         moved = [(last[key] - value).abs().max().item() for key, value in trained.items()]
-        # A few steps from the start, and not from another one.
+        # Few steps change the weights little.
         assert 0 < max(moved) < 0.05
     with open(tmp_path / "compare_attention.csv", newline="") as file:
         assert [line["row"] for line in csv.DictReader(file)] == ["softmax", "performer"]
@@ -152,7 +158,7 @@ def test_rows_go_on_from_one_training_with_exact_attention(tmp_path):
 
 @pytest.mark.slow
 def test_landmarks_before_and_after_fine_tuning(tmp_path):
-    """The swapped accuracies are those of exact attention where nothing is approximated."""
+    """Without approximation, the swapped accuracy is that of exact attention."""
     rows = ["softmax", "lara_best_10"]
     text = run(tmp_path, tmp_path, "--part", "landmarks", "--seeds", "1", "--rows", *rows)
     with open(tmp_path / "landmarks.csv", newline="") as file:
@@ -161,7 +167,7 @@ def test_landmarks_before_and_after_fine_tuning(tmp_path):
     assert float(exact["untrained_seed_0"]) == pytest.approx(results["top1_acc"], abs=1e-3)
     assert float(exact["error"]) == 0 and exact["landmarks"] == ""
     assert float(lara["error"]) > 0 and lara["landmarks"] == "10"
-    assert int(lara["products"]) < int(exact["products"])
+    assert int(lara["macs"]) < int(exact["macs"])
     folder = tmp_path / "finetune" / "lara_best_10" / "seed_0"
     results = json.loads((folder / "test_results.json").read_text())
     assert float(lara["finetuned_seed_0"]) == pytest.approx(results["top1_acc"], abs=1e-3)
@@ -169,7 +175,7 @@ def test_landmarks_before_and_after_fine_tuning(tmp_path):
     assert (tmp_path / "landmarks.png").stat().st_size > 0
 
 
-def test_landmarks_are_not_from_scratch(tmp_path):
+def test_landmarks_need_fine_tuning(tmp_path):
     process = start_study(tmp_path, tmp_path, "--part", "landmarks", "--protocol", "scratch")
     code, _, errors = finish(process)
     assert code == 2 and "--part" in errors and len(errors.strip().splitlines()) == 1
@@ -186,49 +192,49 @@ def test_other_settings_in_the_same_folder_are_refused(tmp_path):
 
 
 @pytest.mark.parametrize("flags, seeds", [([], [5, 3, 2]), (["--seeds", "2"], [2, 2, 2])])
-def test_every_part_has_its_seeds(tmp_path, monkeypatch, flags, seeds):
+def test_default_number_of_seeds_of_every_part(tmp_path, monkeypatch, flags, seeds):
     runs = []
-    monkeypatch.setattr(study, "make_set", lambda *_: None)
-    monkeypatch.setattr(study, "write_finetune_lists", lambda *_: None)
-    monkeypatch.setattr(study, "run_all", lambda planned, jobs: runs.append(planned))
+    monkeypatch.setattr(attention, "make_set", lambda *_: None)
+    monkeypatch.setattr(attention, "write_finetune_lists", lambda *_: None)
+    monkeypatch.setattr(attention, "run_all", lambda planned, jobs: runs.append(planned))
     for name in ("write", "write_landmarks"):
-        monkeypatch.setattr(study, name, lambda *_: "")
-    assert compare_attention(["--part", "all", "--work", str(tmp_path), *flags]) == 0
+        monkeypatch.setattr(attention, name, lambda *_: "")
+    assert main(["attention", "--part", "all", "--work", str(tmp_path), *flags]) == 0
     assert [{run.seed for run in planned} for planned in runs] == [set(range(n)) for n in seeds]
 
 
-def test_bad_rows_and_keys_are_one_line(tmp_path):
-    for row, opts, told in (
-        ("lora", OPTS, "known: softmax"),
+def test_bad_rows_and_keys(tmp_path):
+    for row, opts, mention in (
+        ("lora", OPTS, "must be one of softmax"),
         ("softmax", ["--opts", "VIT.DEPHT", "1"], "VIT.DEPTH"),
     ):
         code, _, errors = finish(start_study(tmp_path, tmp_path, "--rows", row, opts=opts))
-        assert code == 2 and told in errors and len(errors.strip().splitlines()) == 1
+        assert code == 2 and mention in errors and len(errors.strip().splitlines()) == 1
 
 
 def test_summary_of_seeds_and_order():
-    def outcome(name, *accuracies):
+    def result(name, *accuracies):
         row = next(row for row in VIDEO.rows if row.name == name)
-        return Outcome(row, list(accuracies), [], 1000, 0.5, 1.0, 1.0)
+        return RowResult(row, list(accuracies), [], 1000, 0.5, 1.0, 1.0)
 
-    outcomes = [
-        outcome("softmax", 80.0, 90.0),
-        outcome("lara", 70.0, 70.0),
-        outcome("performer", 75.0, 79.0),
+    results = [
+        result("softmax", 80.0, 90.0),
+        result("lara", 70.0, 70.0),
+        result("performer", 75.0, 79.0),
     ]
-    lines = list(csv.DictReader(table_csv(VIDEO, outcomes, [0, 1]).splitlines()))
+    lines = list(csv.DictReader(table_csv(VIDEO, results, [0, 1]).splitlines()))
     assert (lines[0]["top1_mean"], lines[0]["top1_std"]) == ("85.000", "7.071")
-    # Seed by seed, exact is 8 above Performer with an error of 3, 15 above LARA with 5, and LARA
-    # 7 below Performer with 2, wrongly.
-    assert paired_difference(outcomes[0], outcomes[2]) == pytest.approx((8, 3))
-    assert "| LARA | 70.0 ± 0.0 | -15.0 ± 5.0 |  |" in markdown(VIDEO, outcomes, [0, 1], [])
-    assert agreement(VIDEO, outcomes) == (
+    # Paired by seed, exact is 8 ± 3 above Performer and 15 ± 5 above LARA, and LARA is 7 ± 2 below
+    # Performer, unlike in the paper.
+    assert paired_difference(results[0], results[2]) == pytest.approx((8, 3))
+    assert "| LARA | 70.0 ± 0.0 | -15.0 ± 5.0 |  |" in markdown(VIDEO, results, [0, 1], [])
+    assert agreement(VIDEO, results) == (
         "Pairs of rows in the paper's order (K400): 2, of which 2 are more than two standard "
         "errors apart. In the opposite order: 1, of which 1 are."
     )
 
 
-def test_curves_of_a_resumed_log():
+def test_learning_curve_of_a_resumed_log():
     def train(epoch, step, loss):
         return {
             "_type": "train_iter",
@@ -245,7 +251,7 @@ def test_curves_of_a_resumed_log():
         train(2, 4, 1.0),
         {"_type": "val_epoch", "epoch": "2/2", "top1_err": 25.0},
     ]
-    assert _curve(RunRecord("", log, "", {}, {}, []), 10) == {
+    assert learning_curve(RunRecord("", log, "", {}, {}, []), 10) == {
         4: {"train_loss": 2.0, "train_acc": 60.0},
         8: {"train_loss": 1.8, "train_acc": 60.0},
         14: {"train_loss": 1.0, "train_acc": 60.0},

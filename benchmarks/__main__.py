@@ -1,0 +1,134 @@
+"""Command line of the benchmarks: `python -m benchmarks SUBCOMMAND ...`, in a checkout."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from collections.abc import Sequence
+
+from slowfast_lara.cli import run_command
+from slowfast_lara.cli.parser import (
+    CommandParser,
+    add_size_flags,
+    add_table_flag,
+    positive_int,
+    print_table,
+)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    return run_command(build_parser(), sys.argv[1:] if argv is None else argv)
+
+
+def build_parser() -> CommandParser:
+    root = CommandParser(
+        prog="python -m benchmarks",
+        description="Measure speed and memory on this machine, or estimate them for a GPU.",
+    )
+    parser = root.add_command("crop", crop)
+    sizes = {"type": positive_int, "nargs": "+"}
+    parser.add_flag("--crops", "sizes", default=[224, 336, 448], metavar="PIXELS", **sizes)
+    parser.add_flag("--flops", "also count the GFLOPs of whole models", action="store_true")
+    _add_attention_flags(parser)
+
+    parser = root.add_command("length", length)
+    lengths = [1024, 2048, 3072, 4096, 8192]
+    parser.add_flag("--lengths", "tokens", default=lengths, metavar="TOKENS", **sizes)
+    _add_attention_flags(parser)
+
+    parser = root.add_command("data", data)
+    parser.add_argument("videos", nargs="+", type=existing_file, metavar="VIDEO")
+    parser.add_flag("--frames", "frames of a clip", type=positive_int, default=16)
+    parser.add_flag("--rate", "sampling rate, in frames", type=positive_int, default=4)
+    parser.add_flag("--rounds", "repetitions", type=positive_int, default=3)
+    samples = "random training samples of each video per round"
+    parser.add_flag("--train-samples", samples, type=positive_int, default=20)
+    _add_before_flag(parser)
+
+    parser = root.add_command("lists", lists)
+    parser.add_flag("--videos", "lines of a list of videos", type=positive_int, default=250_000)
+    parser.add_flag("--frames", "lines of a list of frames", type=positive_int, default=8_000_000)
+    parser.add_flag("--workers", "DataLoader workers", type=positive_int, default=8)
+    methods = ("fork", "spawn")
+    parser.add_flag("--start", "start method of the workers", choices=methods, default="fork")
+    _add_before_flag(parser)
+
+    parser = root.add_command("roofline", roofline)
+    parser.add_flag("--device", "the GPU: A100, H100, B200 or L4", default="A100")
+    add_size_flags(parser)
+    frames = "temporal tokens of a clip"
+    parser.add_flag("--frames", frames, type=positive_int, nargs="+", default=[8])
+    parser.add_flag("--landmarks", "landmarks or samples", type=positive_int, default=128)
+    add_table_flag(parser)
+
+    parser = root.add_command("kernels", kernels)
+    parser.add_flag("--kernels", "names (default: all)", nargs="+", metavar="NAME", default=[])
+    archs = "compute capabilities without the point, such as 80 for sm_80 (default: all)"
+    parser.add_flag("--archs", archs, type=int, nargs="+", default=[])
+    add_table_flag(parser, "PATH.csv and PATH.md")
+    return root
+
+
+def _add_attention_flags(parser: CommandParser) -> None:
+    parser.add_flag("--estimators", "attentions (default: all)", nargs="+", metavar="NAME")
+    parser.add_flag("--repeats", "rounds; the best one counts", type=positive_int, default=5)
+    add_table_flag(parser)
+
+
+def _add_before_flag(parser: CommandParser) -> None:
+    parser.add_flag("--before", "also measure an earlier checkout", metavar="CHECKOUT")
+
+
+def existing_file(text: str) -> str:
+    """Argument type: the path of a file."""
+    if not os.path.isfile(text):
+        raise argparse.ArgumentTypeError(f"{text!r} is not a file")
+    return text
+
+
+def crop(args: argparse.Namespace) -> None:
+    """Time a trajectory layer over the crop size."""
+    from benchmarks.attention_speed import crop_costs
+
+    print_table(crop_costs(args.crops, args.estimators, args.repeats, args.flops), args.out)
+
+
+def length(args: argparse.Namespace) -> None:
+    """Time the encoder of the paper's efficiency table over the sequence length."""
+    from benchmarks.attention_speed import length_costs
+
+    print_table(length_costs(args.lengths, args.estimators, args.repeats), args.out)
+
+
+def data(args: argparse.Namespace) -> None:
+    """Time the reading of videos, and compare it with PySlowFast."""
+    from benchmarks.data_speed import as_text, reading_times
+
+    print(as_text(reading_times(**vars(args))))
+
+
+def lists(args: argparse.Namespace) -> None:
+    """Measure start-up time and memory with long lists."""
+    from benchmarks.long_lists import as_table, list_costs
+
+    print(as_table(list_costs(**vars(args))))
+
+
+def roofline(args: argparse.Namespace) -> None:
+    """Estimate the time of attention on a GPU, without one."""
+    from benchmarks.roofline import roofline
+
+    table = roofline(args.device, args.crops, args.frames, args.clips, args.landmarks)
+    print_table(table, args.out)
+
+
+def kernels(args: argparse.Namespace) -> None:
+    """Compile the GPU kernels without a GPU: registers, spills, shared memory."""
+    from benchmarks.compiled_kernels import compiled_kernels
+
+    print_table(compiled_kernels(args.kernels, args.archs), args.out)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,280 @@
+"""Errors of all attentions in a trained model, their costs, and the recommended setting.
+
+Every attention is measured with each of its proposals and kinds of landmarks and with several
+numbers of them, on the q, k, v of the model's layers for some videos. The error of a setting is
+
+    sum_n w_n |estimate_n - exact_n|^2 / sum_n w_n |exact_n|^2
+
+over the tokens n of a layer in all videos, then the mean over layers. For `error`, w_n is 1. For
+`moving_error`, w_n is the mean absolute difference between the pixels of token n and those of the
+previous and the next token at the same spatial position. The cost is the number of
+multiply-accumulates (MACs) of the spatial stage.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, NamedTuple
+
+import torch
+from fvcore.common.config import CfgNode
+from torch import Tensor
+from torch.nn import functional
+
+from slowfast_lara.analysis.approximation_error import Setting, fitting_numbers, vary
+from slowfast_lara.analysis.measure import count_macs
+from slowfast_lara.analysis.tables import Cells, ResultTable
+from slowfast_lara.attention import ESTIMATORS, softmax_attention
+from slowfast_lara.config.yaml_files import to_yaml
+from slowfast_lara.data.registry import dataset_class
+from slowfast_lara.drawing import plain_text, saved_figure
+from slowfast_lara.errors import first_line
+from slowfast_lara.inference.layers import LayerInputs, layer_inputs, middle_view
+from slowfast_lara.inference.load import load
+from slowfast_lara.inference.model import TrainedModel
+from slowfast_lara.inference.videos import find_videos
+from slowfast_lara.models.attention_config import EXACT, resolve_estimator
+from slowfast_lara.progress import progress_bar
+
+# The options that choose the samples or landmarks: all their values are tried.
+VARIED = ("proposal", "landmarks", "biased")
+
+
+class SettingError(NamedTuple):
+    """MACs of a setting in one layer for one clip, and its relative squared errors by layer."""
+
+    setting: Setting
+    macs: float
+    errors: list[float]
+    moving_errors: list[float]
+
+    @property
+    def error(self) -> float:
+        return sum(self.errors) / len(self.errors)
+
+    @property
+    def moving_error(self) -> float:
+        return sum(self.moving_errors) / len(self.moving_errors)
+
+
+@dataclass
+class ModelErrorTable(ResultTable):
+    """The errors of all settings; exact attention comes first."""
+
+    layers: Sequence[int]
+    budget: float  # the largest cost to recommend, as a share of the MACs of exact attention
+    rows: list[SettingError]
+
+    def head(self) -> list[str]:
+        legend = (
+            "moving: weighted by the change of pixels; *: no smaller error at this cost or less"
+        )
+        return [*super().head(), legend]
+
+    def share(self, row: SettingError) -> float:
+        return row.macs / self.rows[0].macs
+
+    def best(self, error: str) -> SettingError | None:
+        """The row with the smallest "error" or "moving_error" within the budget."""
+        allowed = [row for row in self.rows[1:] if self.share(row) <= self.budget]
+        return min(allowed, key=lambda row: getattr(row, error), default=None)
+
+    def is_pareto_optimal(self, row: SettingError) -> bool:
+        """Whether no other setting has a smaller error at the same cost or less."""
+        return not any(other.macs <= row.macs and other.error < row.error for other in self.rows)
+
+    def cells(self) -> Cells:
+        rows = [
+            [
+                row.setting.label,
+                row.setting.number or "",
+                f"{row.macs:.0f}",
+                f"{100 * self.share(row):.1f}",
+                f"{row.error:.4f}",
+                f"{row.moving_error:.4f}",
+                "*" if self.is_pareto_optimal(row) else "",
+            ]
+            for row in self.rows
+        ]
+        return [["attention", "landmarks", "MACs", "of exact, %", "error", "moving", ""], *rows]
+
+    def csv_cells(self) -> Cells:
+        """With the errors of all layers."""
+        by_layer = [
+            [f"{name} {layer}" for name in ("error", "moving") for layer in self.layers],
+            *([f"{error:.6e}" for error in (*r.errors, *r.moving_errors)] for r in self.rows),
+        ]
+        return [[*cells[:-1], *more] for cells, more in zip(self.cells(), by_layer)]
+
+    def footer(self) -> list[str]:
+        """The settings with the smallest errors within the budget, with their config lines."""
+        limit = f"at most {100 * self.budget:g} % of the MACs of exact attention"
+        best, best_moving = self.best("error"), self.best("moving_error")
+        if best is None or best_moving is None:
+            return ["", f"no setting has {limit}; use a larger --budget or smaller --samples"]
+        chosen = {"smallest error": best, "smallest moving error": best_moving}
+        if best is best_moving:
+            chosen = {"smallest error and moving error": best}
+        lines = [""]
+        for what, row in chosen.items():
+            number = f" with {row.setting.number} landmarks" if row.setting.number else ""
+            figures = f"error {row.error:.4f}, moving {row.moving_error:.4f}"
+            cost = f"{100 * self.share(row):.1f} % of the MACs"
+            lines.append(f"{what} with {limit}: {row.setting.label}{number} ({figures}, {cost})")
+            lines.append(config_lines(row.setting))
+        return lines
+
+    def plot(self, path: str) -> None:
+        with saved_figure(path, (11, 4.6), columns=2) as (figure, axes):
+            for axis, error in zip(axes, ("error", "moving_error")):
+                labels = dict.fromkeys(row.setting.label for row in self.rows[1:])
+                for index, label in enumerate(labels):
+                    rows = [row for row in self.rows if row.setting.label == label]
+                    xs = [100 * self.share(row) for row in rows]
+                    ys = [getattr(row, error) for row in rows]
+                    style = f"{'os^Dv'[index // 10 % 5]}-"  # matplotlib cycles ten colours
+                    axis.plot(xs, ys, style, label=plain_text(label))
+                axis.set(xscale="log", yscale="log", xlabel="MACs, % of exact attention")
+            axes[0].set_ylabel("relative squared error")
+            axes[1].set_ylabel("relative squared error of moving tokens")
+            axes[1].legend(fontsize=7)
+            figure.suptitle(self.title, fontsize=9)
+
+
+def config_lines(setting: Setting) -> str:
+    """YAML lines that set an attention in a config."""
+    vit: dict[str, Any] = {"APPROX_ATTN_TYPE": setting.name}
+    if setting.number is not None:
+        vit["APPROX_ATTN_DIM"] = setting.number
+    if setting.options:
+        vit[setting.name.upper()] = {key.upper(): value for key, value in setting.options.items()}
+    return to_yaml({"VIT": vit})
+
+
+def errors_in_model(
+    model_files: tuple[str, str | None],
+    overrides: Sequence[str],
+    videos: Sequence[str],
+    *,
+    attentions: Sequence[str] | None,
+    layer: int | None,
+    samples: Sequence[int],
+    seeds: int,
+    budget: float,
+) -> ModelErrorTable:
+    """Measure all settings on the middle views of the videos, in all layers or in one."""
+    names = list(dict.fromkeys([EXACT, *map(resolve_estimator, attentions or ESTIMATORS)]))
+    model = load(*model_files, overrides=overrides)
+    layers = range(model.cfg.VIT.DEPTH) if layer is None else [layer]
+    in_folders = dataset_class(model.cfg, "TEST").frames_in_folders
+    paths = find_videos(videos, frames_in_folders=in_folders)
+    numbers, notes = fitting_numbers(samples, token_count(model.cfg))
+    rows = measure_settings(model, all_settings(names, numbers), paths, layers, seeds, notes)
+    title = (
+        "squared error to exact attention, relative to its square: "
+        f"{model.path}, {len(layers)} layers, {len(paths)} videos"
+    )
+    return ModelErrorTable(title, layers, budget, rows, notes=notes)
+
+
+def all_settings(names: Sequence[str], numbers: Sequence[int]) -> list[Setting]:
+    """Attentions with all values of the varied options and these numbers of landmarks."""
+    return [
+        setting._replace(number=number)
+        for setting in vary(names, VARIED)
+        for number in (numbers if has_landmarks(setting.name) else [None])
+    ]
+
+
+def has_landmarks(name: str) -> bool:
+    return "num_landmarks" in inspect.signature(ESTIMATORS[name]).parameters
+
+
+def token_count(cfg: CfgNode) -> int:
+    """Patch tokens of one view in a test."""
+    frames = cfg.DATA.NUM_FRAMES // cfg.VIT.PATCH_SIZE_TEMP
+    return frames * (cfg.DATA.TEST_CROP_SIZE // cfg.VIT.PATCH_SIZE) ** 2
+
+
+@torch.no_grad()
+def measure_settings(
+    model: TrainedModel,
+    settings: Sequence[Setting],
+    paths: Sequence[str],
+    layers: Sequence[int],
+    seeds: int,
+    notes: list[str],
+) -> list[SettingError]:
+    """Costs and errors of settings; a setting that cannot be built becomes a note."""
+    cfg, sums = model.cfg, torch.zeros(0)
+    costs: list[tuple[Setting, float]] = []
+    with progress_bar(len(paths) * len(layers), "approximation error", unit="layer") as bar:
+        for path in paths:
+            view = middle_view(path, cfg)
+            inputs = layer_inputs(model.network, view, cfg, layers)
+            if not costs:  # the first video
+                costs = setting_macs(settings, inputs[0], cfg, notes)
+                sums = torch.zeros(len(costs), len(layers), 2, 2, dtype=torch.float64)
+            weights = token_weights(view, cfg).to(inputs[0].q.device)
+            for index, given in enumerate(inputs):
+                sums[:, index] += _weighted_sums([s for s, _ in costs], given, weights, cfg, seeds)
+                bar.update()
+    errors = (sums[..., 0] / sums[..., 1]).tolist()  # [settings, layers, 2]
+    return [SettingError(*cost, *map(list, zip(*error))) for cost, error in zip(costs, errors)]
+
+
+def token_weights(view: Tensor, cfg: CfgNode) -> Tensor:
+    """Weights [2, N] with mean 1 of a view [3,T,H,W]: ones, and the change of each token.
+
+    The change is the mean absolute difference between a token's pixels and those of the previous
+    and the next token at the same spatial position. In a still video, all weights are 1.
+    """
+    patch, frames = cfg.VIT.PATCH_SIZE, cfg.VIT.PATCH_SIZE_TEMP
+    by_token = view.unflatten(1, (-1, frames)).mean(2)  # [3,F,H,W]
+    if by_token.shape[1] == 1:  # no neighbour in time
+        return torch.ones(2, (view.shape[2] // patch) * (view.shape[3] // patch))
+    steps = functional.avg_pool2d(by_token.diff(dim=1).abs().mean(0), patch).flatten(1)  # [F-1,P]
+    before, after = functional.pad(steps, (0, 0, 1, 0)), functional.pad(steps, (0, 0, 0, 1))
+    neighbours = torch.full((len(before), 1), 2.0)
+    neighbours[[0, -1]] = 1.0
+    changes = ((before + after) / neighbours).flatten()
+    ones = torch.ones_like(changes)
+    return torch.stack((ones, changes / changes.mean() if changes.any() else ones))
+
+
+def setting_macs(
+    settings: Sequence[Setting], inputs: LayerInputs, cfg: CfgNode, notes: list[str]
+) -> list[tuple[Setting, float]]:
+    """The settings that can be built, with their MACs for all queries; others become notes."""
+    # The counter cannot see into GPU kernels.
+    inputs = inputs._replace(q=inputs.q.cpu(), k=inputs.k.cpu(), v=inputs.v.cpu())
+    q, k, v, num_frames, _ = inputs
+    counted = []
+    for setting in settings:
+        queries = q[:, :, setting.queries(q.shape[2])]
+        try:
+            estimator = setting.build(inputs, cfg, seed=0, kernels="torch")
+            macs = count_macs(partial(estimator, queries, k, v, num_frames=num_frames))
+        except ValueError as error:
+            number = "" if setting.number is None else f" with {setting.number}"
+            notes.append(f"skipped {setting.label}{number}: {first_line(error)}")
+            continue
+        counted.append((setting, macs * q.shape[2] / queries.shape[2]))
+    return counted
+
+
+def _weighted_sums(
+    settings: Sequence[Setting], inputs: LayerInputs, weights: Tensor, cfg: CfgNode, seeds: int
+) -> Tensor:
+    """[settings, weights, 2]: weighted sums of squared errors and of exact attention's squares."""
+    exact = softmax_attention(*inputs[:3], num_frames=inputs.num_frames)
+    norms = exact.square().sum((0, 1, 3, 4))
+    sums = []
+    for setting in settings:
+        some = setting.queries(exact.shape[2])
+        errors = setting.squared_errors(inputs, exact, cfg, seeds)
+        sums.append(weights[:, some].double() @ torch.stack((errors, norms[some])).double().T)
+    return torch.stack(sums).cpu()

@@ -1,0 +1,113 @@
+"""Result tables: one head (title, hardware, versions, date), as text, CSV and Markdown; plots."""
+
+from __future__ import annotations
+
+import csv
+import io
+import os
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from matplotlib.axes import Axes
+
+from slowfast_lara.analysis.measure import environment
+from slowfast_lara.drawing import lines_or_bars
+from slowfast_lara.files import write_text
+
+Cells = Sequence[Sequence[object]]
+
+
+@dataclass
+class ResultTable:
+    """A result with a title and notes.
+
+    Subclasses provide `cells`, and override the other methods if the CSV file has other columns
+    or if there is a plot.
+    """
+
+    title: str
+    notes: list[str] = field(default_factory=list, kw_only=True)
+
+    def head(self) -> list[str]:
+        return [self.title, environment_line(), *self.notes]
+
+    def cells(self) -> Cells:
+        """The header and the rows, formatted for people."""
+        raise NotImplementedError
+
+    def csv_cells(self) -> Cells:
+        """The header and the rows of the CSV file."""
+        return self.cells()
+
+    def footer(self) -> list[str]:
+        """Lines below the table in a terminal."""
+        return []
+
+    def plot(self, path: str) -> None:
+        """Write PATH, a PNG file, if this result has a plot."""
+
+    def text(self) -> str:
+        return "\n".join([*self.head(), aligned_table(self.cells()), *self.footer()])
+
+    def csv(self) -> str:
+        return csv_text(self.csv_cells(), self.head())
+
+    def markdown(self) -> str:
+        items = "\n".join(f"- {line}" for line in self.head()[1:])
+        return f"# {self.title}\n\n{items}\n\n{markdown_table(self.cells())}\n"
+
+    def write(self, path: str | os.PathLike[str]) -> None:
+        """Write PATH.csv, and PATH.png if there is a plot."""
+        write_text(f"{path}.csv", self.csv())
+        self.plot(f"{path}.png")
+
+
+def environment_line() -> str:
+    """Hardware, versions and date in one line."""
+    return ", ".join(f"{key} {value}" for key, value in environment().items())
+
+
+def csv_text(rows: Iterable[Sequence[object]], head: Sequence[str] = ()) -> str:
+    """Rows as CSV, after comment lines that start with #."""
+    file = io.StringIO()
+    file.writelines(f"# {line}\n" for line in head)
+    csv.writer(file, lineterminator="\n").writerows(rows)
+    return file.getvalue()
+
+
+def aligned_table(rows: Cells) -> str:
+    """Rows for a terminal: numbers right-aligned, other columns left-aligned."""
+    columns = [[str(cell) for cell in column] for column in zip(*rows)]
+    widths = [max(map(len, column)) for column in columns]
+    signs = [">" if any(_starts_number(cell) for cell in c[1:]) else "<" for c in columns]
+    return "\n".join(
+        "  ".join(f"{cell:{sign}{width}}" for cell, sign, width in zip(row, signs, widths)).rstrip()
+        for row in zip(*columns)
+    )
+
+
+def _starts_number(cell: str) -> bool:
+    return cell[:1].isdigit() or (cell[:1] in "+-" and cell[1:2].isdigit())
+
+
+def markdown_table(rows: Cells) -> str:
+    lines = [f"| {' | '.join(map(str, row))} |" for row in rows]
+    return "\n".join([lines[0], f"| {' | '.join(['---'] * len(rows[0]))} |", *lines[1:]])
+
+
+def plot_over_sizes(
+    axis: Axes,
+    size_name: str,
+    sizes: Sequence[int],
+    value_name: str,
+    values: Mapping[str, Sequence[float]],
+) -> None:
+    """Draw lines on logarithmic axes, or bars if there is one size."""
+    lines_or_bars(axis, sizes, values, "o-")
+    if len(sizes) == 1:
+        axis.set_xlabel(f"{value_name} ({size_name}: {sizes[0]})")
+        return
+    axis.set(xscale="log", yscale="log", xlabel=size_name, ylabel=value_name)
+    axis.set_xticks(sizes, [str(size) for size in sizes])
+    axis.set_xticks([], minor=True)
+    axis.legend(fontsize=8)

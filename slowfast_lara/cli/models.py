@@ -1,0 +1,297 @@
+"""Subcommands for a trained model: predict, visualize, demo, swap, export, report and more."""
+
+from __future__ import annotations
+
+import argparse
+import os
+
+from slowfast_lara.cli.parser import (
+    CommandParser,
+    add_classes_flag,
+    add_model_arguments,
+    add_table_flag,
+    model_and_files,
+    only_model,
+    port,
+    positive_float,
+    positive_int,
+    print_table,
+)
+from slowfast_lara.errors import InputError, printable
+
+VIDEOS = ("RUN VIDEO_OR_FOLDER", "the run; videos, or folders (every file in them)")
+VIEWS = "number of views to average, 1 to 30 (default: from the config)"
+ATTENTIONS = "attentions by name (default: all)"
+BUDGET = 0.5
+RUN_OR_CHECKPOINT = """
+RUN is the folder of a run (its best checkpoint, if the run kept one, or else the newest) or a
+checkpoint.
+"""
+PREDICT_EPILOG = f"""\
+examples:
+  slowfast-lara predict RUN video.mp4
+  slowfast-lara predict RUN --views 30 --json out.json --csv out.csv folder/
+  slowfast-lara predict model.pyth --stream --csv out.csv --plot plot.png long.mp4
+  slowfast-lara predict --cfg quick/lara --checkpoint model.pyth --video-out new.mp4 video.mp4
+{RUN_OR_CHECKPOINT}
+exit codes: 0 if every video was scored; 2 if the command cannot run, or if a video failed. A
+failed video is reported on stderr, in the JSON and in the CSV; the others are scored.
+"""
+VISUALIZE_EPILOG = f"""\
+examples:
+  slowfast-lara visualize RUN video.mp4 --moving 3 --out FOLDER
+  slowfast-lara visualize model.pyth video.mp4 --point 30,42 --frame 4 --layer 1 --out FOLDER
+  slowfast-lara visualize RUN video.mp4 --estimators lara,nystrom --out FOLDER
+{RUN_OR_CHECKPOINT}
+FOLDER gets point_1.png (one row per attention, one column per temporal token; each image is the
+mean of the token's frames), point_1.mp4, and so on, and trajectories.json with all numbers.
+Colour is attention above the uniform share, on one scale for all rows. The line follows the
+centre of the peak. The box marks the point. Errors are mean squared errors to exact attention on
+the same q, k, v.
+
+For a model with joint or divided attention, a picture shows the point's row of the attention
+matrix over the patches of all frames (divided: over its own frame, after attention over time),
+and cls.png and cls.mp4 show the attention of the CLS token through all layers (rollout).
+"""
+DEMO_EPILOG = f"""\
+examples:
+  slowfast-lara demo RUN
+  slowfast-lara demo model.pyth --port 8000 --views 30
+{RUN_OR_CHECKPOINT}
+Only this machine can open the page unless --host allows others. The page sends no data to other
+servers, and an uploaded file is removed as soon as it is read.
+The demo needs Gradio: pip install 'slowfast_lara[demo]'.
+"""
+SWAP_EPILOG = """\
+examples:
+  slowfast-lara swap RUN
+  slowfast-lara swap RUN --attentions lara nystrom --landmarks 8 16 32 --views 3 --videos 100
+  slowfast-lara swap RUN DATA.PATH_TO_DATA_DIR lists/elsewhere --out results/swap
+"""
+EXPORT_EPILOG = """\
+examples:
+  slowfast-lara export RUN OUT                   weights, config and class names, for `load`
+  slowfast-lara export RUN OUT --to onnx         with `python OUT/example.py VIDEO`
+  slowfast-lara export RUN OUT --to torch VIT.APPROX_ATTN_TYPE lara VIT.APPROX_ATTN_DIM 64
+
+OUT is a new folder. The exported model is compared with the original before OUT appears.
+"""
+ERROR_EPILOG = """\
+examples:
+  slowfast-lara approximation-error
+  slowfast-lara approximation-error RUN video.mp4 another.mp4 --out results/nearest
+  slowfast-lara approximation-error RUN FOLDER --attentions lara --samples 8 16 32 --budget 0.25
+"""
+
+
+def add_commands(root: CommandParser) -> None:
+    _add_predict(root)
+    _add_visualize(root)
+
+    parser = root.add_command("demo", demo, epilog=DEMO_EPILOG)
+    add_model_arguments(parser, "RUN", "the run, or a checkpoint", nargs="*")
+    add_classes_flag(parser)
+    parser.add_flag("--views", VIEWS, type=positive_int, metavar="N")
+    host = "address to listen on; the default is for this machine only"
+    parser.add_flag("--host", host, default="127.0.0.1")
+    parser.add_flag("--port", "TCP port", type=port, default=7860)
+    number = {"type": positive_int, "metavar": "N"}
+    parser.add_flag("--megabytes", "largest file to accept", default=200, **number)
+    parser.add_flag("--minutes", "longest video to accept", default=10, **number)
+
+    parser = root.add_command("swap", swap, epilog=SWAP_EPILOG)
+    add_model_arguments(parser, "RUN", "the run, or a checkpoint")
+    parser.add_flag("--attentions", ATTENTIONS, nargs="+", metavar="NAME")
+    _add_numbers_flag(parser, "--landmarks", [8, 16, 32, 64, 128])
+    parser.add_flag("--views", VIEWS, **number)
+    some = "number of test videos, evenly spaced over the list (default: all)"
+    parser.add_flag("--videos", some, **number)
+    add_table_flag(parser)
+
+    parser = root.add_command("export", export, epilog=EXPORT_EPILOG)
+    add_model_arguments(parser, "RUN OUT", "the run, or a checkpoint; the folder to create")
+    formats = "safetensors: weights for `load`; torch: a torch.export program; onnx"
+    parser.add_flag("--to", formats, default="safetensors", metavar="FORMAT")
+    add_classes_flag(parser)
+
+    parser = root.add_command("report", report, epilog="exit codes: 0, or 2 if there is no run.")
+    parser.add_argument("run_dir", metavar="RUN_DIR", help="OUTPUT_DIR of the run")
+    parser.add_flag("--out", "default: RUN_DIR/report.html", metavar="FILE")
+    add_classes_flag(parser)
+
+    parser = root.add_command("approximation-error", approximation_error, epilog=ERROR_EPILOG)
+    add_model_arguments(parser, *VIDEOS, nargs="*")
+    parser.add_flag("--video", "a video (repeatable)", action="append", default=[], metavar="FILE")
+    _add_numbers_flag(parser, "--samples", [16, 32, 64, 128, 256])
+    parser.add_flag("--seeds", "repetitions of random attentions", type=positive_int, default=5)
+    parser.add_flag("--attentions", f"with a model: {ATTENTIONS}", nargs="+", metavar="NAME")
+    parser.add_flag("--layer", "with a model: one layer, from 0 (default: all)", type=int)
+    parser.add_flag(
+        "--budget",
+        "with a model: recommend only settings with at most this share of the MACs of exact "
+        f"attention (default: {BUDGET})",
+        type=positive_float,
+        metavar="SHARE",
+    )
+    add_table_flag(parser)
+
+
+def _add_predict(root: CommandParser) -> None:
+    parser = root.add_command("predict", predict, epilog=PREDICT_EPILOG)
+    add_model_arguments(parser, *VIDEOS)
+    add_classes_flag(parser)
+    parser.add_flag(
+        "--views",
+        f"{VIEWS}; N/3 clips of 3 crops if 3 divides N, or else N clips of the centre crop",
+        type=int,
+        metavar="N",
+    )
+    parser.add_flag("--json", "also write the predictions as JSON", metavar="FILE")
+    parser.add_flag("--csv", "also write the predictions as CSV", metavar="FILE")
+    parser.add_flag(
+        "--video-out",
+        "also write a copy of each video, without sound, with the three most likely classes of the "
+        "last window drawn on it",
+        metavar="FILE.mp4|FOLDER",
+    )
+    parser.add_flag("--stream", "predict every window of a (long) video", action="store_true")
+    seconds = {"type": float, "metavar": "SECONDS"}
+    window = "length of a window (default: the span of a clip of the model; 4 for Ssv2 models)"
+    parser.add_flag("--window", window, **seconds)
+    parser.add_flag("--stride", "between windows (default: half a window)", **seconds)
+    plot = "with --stream: also plot the scores over time"
+    parser.add_flag("--plot", plot, metavar="FILE.png|FOLDER")
+
+
+def _add_visualize(root: CommandParser) -> None:
+    parser = root.add_command("visualize", visualize, epilog=VISUALIZE_EPILOG)
+    add_model_arguments(parser, "RUN VIDEO", "the run and the video")
+    parser.add_flag("--out", "the output folder", required=True, metavar="FOLDER")
+    point = "the point, in pixels of the model's view (the centre crop)"
+    parser.add_flag("--point", point, metavar="X,Y")
+    parser.add_flag("--frame", "frame of the clip, from 0 (default: the middle one)", type=int)
+    moving = "instead of --point: the K points of the frame that move most (default: 1)"
+    parser.add_flag("--moving", moving, type=int, metavar="K")
+    parser.add_flag("--layer", "layer, from 0 (default: the last)", type=int)
+    parser.add_flag("--head", "attention head, from 0 (default: the mean)", type=int)
+    others = "attentions to draw in addition to exact attention (default: all)"
+    parser.add_flag("--estimators", others, metavar="NAME,NAME")
+
+
+def _add_numbers_flag(parser: CommandParser, flag: str, default: list[int]) -> None:
+    meaning = "numbers of landmarks or samples; numbers above the number of tokens are skipped"
+    parser.add_flag(flag, meaning, type=positive_int, nargs="+", default=default, metavar="C")
+
+
+def predict(args: argparse.Namespace) -> int:
+    """Print the five most likely classes of each video."""
+    from slowfast_lara.inference.predict import predict_videos
+
+    return predict_videos(args, *model_and_files(args))
+
+
+def visualize(args: argparse.Namespace) -> int:
+    """Draw the attention of a point of a video in each frame."""
+    from slowfast_lara.visualization.visualize import visualize
+
+    return visualize(args, *model_and_files(args))
+
+
+def demo(args: argparse.Namespace) -> None:
+    """Serve a web page for a trained model.
+
+    Drop a video to see its classes; click a patch to see its attention, exact and estimated.
+    """
+    model_files, overrides = only_model(args)
+    from slowfast_lara.inference.load import load
+    from slowfast_lara.inference.model import with_views
+    from slowfast_lara.models.numerics import choose_threads
+    from slowfast_lara.visualization.demo import serve
+
+    model = load(*model_files, classes=args.classes, overrides=overrides)
+    with_views(model.cfg, args.views)  # raises if the number is not allowed
+    choose_threads(model.cfg)
+    limits = {"most_megabytes": args.megabytes, "most_minutes": args.minutes}
+    serve(model, host=args.host, port=args.port, views=args.views, **limits)
+
+
+def swap(args: argparse.Namespace) -> None:
+    """Test a trained model with other attentions, without training.
+
+    Prints the accuracy on its test list, and the time per view.
+    """
+    model_files, overrides = only_model(args)
+    from slowfast_lara.analysis.swap import swap
+
+    table = swap(
+        model_files,
+        overrides,
+        attentions=args.attentions,
+        landmarks=args.landmarks,
+        views=args.views,
+        videos=args.videos,
+    )
+    print_table(table, args.out)
+
+
+def export(args: argparse.Namespace) -> None:
+    """Write a trained model as safetensors, torch.export program or ONNX."""
+    model_files, rest, overrides = model_and_files(args)
+    if len(rest) != 1:
+        raise InputError(f"expected one output folder, got {len(rest)}")
+    from slowfast_lara.inference.export import export
+    from slowfast_lara.inference.load import load
+
+    model = load(*model_files, device="cpu", classes=args.classes, overrides=overrides)
+    print(f"{printable(rest[0])}: {export(model, rest[0], args.to)}")
+
+
+def report(args: argparse.Namespace) -> None:
+    """Write the report of a run as one HTML file.
+
+    The file needs no server and no network.
+    """
+    from slowfast_lara.files import write_text
+    from slowfast_lara.report.sections import report
+    from slowfast_lara.runs.folder import read_run
+
+    out = args.out or os.path.join(args.run_dir, "report.html")
+    write_text(out, report(read_run(args.run_dir, args.classes)))
+    print(printable(out))
+
+
+def approximation_error(args: argparse.Namespace) -> None:
+    """Measure the error of each attention to exact attention.
+
+    With a model: on the q, k, v of a trained model for some videos, with all proposals and kinds
+    of landmarks. Prints the setting with the smallest error for this model within a cost budget,
+    and the config lines for it. Cost is the number of multiply-accumulates (MACs) of the spatial
+    stage. The second error, `moving`, weighs each token by the change of its pixels over time.
+
+    Without a model: on random q, k, v.
+    """
+    if not (args.words or args.checkpoint or args.cfg or args.video):
+        for flag in ("attentions", "layer", "budget"):
+            if getattr(args, flag) is not None:
+                raise InputError(f"--{flag} needs a model: add RUN and VIDEO")
+        from slowfast_lara.analysis.approximation_error import errors_on_random
+
+        print_table(errors_on_random(args.samples, args.seeds), args.out)
+        return
+    model_files, videos, overrides = model_and_files(args)
+    videos += args.video
+    if not videos:
+        raise InputError("no video given; see --help")
+    from slowfast_lara.analysis.model_errors import errors_in_model
+
+    table = errors_in_model(
+        model_files,
+        overrides,
+        videos,
+        attentions=args.attentions,
+        layer=args.layer,
+        samples=args.samples,
+        seeds=args.seeds,
+        budget=args.budget or BUDGET,
+    )
+    print_table(table, args.out)

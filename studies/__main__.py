@@ -1,0 +1,87 @@
+"""Command line of the studies: `python -m studies attention|recipes ...`, in a checkout."""
+
+from __future__ import annotations
+
+import argparse
+import signal
+import sys
+from collections.abc import Callable, Sequence
+
+from slowfast_lara.cli import run_command
+from slowfast_lara.cli.parser import CommandParser, add_jobs_flag, positive_int
+from slowfast_lara.errors import STOPPED, Interrupted
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    return run_command(build_parser(), sys.argv[1:] if argv is None else argv)
+
+
+def build_parser() -> CommandParser:
+    root = CommandParser(
+        prog="python -m studies", description="Train and test many small models and compare them."
+    )
+    parser = root.add_command("attention", attention)
+    protocols = (
+        "finetune: exact attention is trained for each seed, and every row is fine-tuned from its "
+        "weights, as in the paper; scratch: every row is trained from random weights"
+    )
+    parser.add_flag("--protocol", protocols, default="finetune", metavar="NAME")
+    parts = (
+        "compare_attention: the paper's video table; ablation: the ablation of LARA; landmarks: "
+        "accuracy and error over the number of landmarks; all"
+    )
+    parser.add_flag("--part", parts, default="compare_attention", metavar="NAME")
+    textures = "cut the synthetic videos out of real ones (see `python -m studies.textured`)"
+    parser.add_flag("--textures", textures, metavar="FOLDER")
+    for split in ("train", "val", "test"):
+        parser.add_flag(f"--{split}", f"number of {split} videos", type=positive_int)
+    seeds = "number of seeds (default: 5; ablation: 3; landmarks: 2)"
+    parser.add_flag("--seeds", seeds, type=positive_int)
+    _add_study_flags(parser, "runs/study")
+
+    parser = root.add_command("recipes", recipes)
+    clips = "training clips; the parts of the recipe use the first number only"
+    parser.add_flag("--clips", clips, type=positive_int, nargs="+", default=[240, 24])
+    parser.add_flag("--train", "videos for pretraining", type=positive_int, default=2048)
+    parser.add_flag("--seeds", "number of seeds", type=positive_int, default=5)
+    _add_study_flags(parser, "runs/recipes")
+    return root
+
+
+def _add_study_flags(parser: CommandParser, work: str) -> None:
+    parser.add_flag("--rows", "only these rows", nargs="+", metavar="ROW")
+    add_jobs_flag(parser, "parallel runs, each with one thread")
+    parser.add_flag("--work", "folder for the runs and videos", default=work)
+    parser.add_flag("--out", "folder for the results", default="results")
+    overrides = "config overrides for all runs; must come last"
+    parser.add_flag("--opts", overrides, nargs=argparse.REMAINDER, default=[], metavar="KEY VALUE")
+
+
+def attention(args: argparse.Namespace) -> None:
+    """Train and test the attentions of the paper on one small set."""
+    from studies.attention import study
+
+    _run(lambda: study(**vars(args)))
+
+
+def recipes(args: argparse.Namespace) -> None:
+    """Fine-tune one small model on few clips with several recipes.
+
+    Compares plain fine-tuning, the recipe of configs/finetune, and each part of it.
+    """
+    from studies.recipes import compare_recipes
+
+    _run(lambda: compare_recipes(**vars(args)))
+
+
+def _run(study: Callable[[], str]) -> None:
+    # SystemExit unwinds run_all, which terminates the running trainings; they save a checkpoint.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(STOPPED))
+    try:
+        print(study(), end="")
+    except KeyboardInterrupt:
+        raise Interrupted("interrupted; the same command resumes") from None
+
+
+if __name__ == "__main__":
+    sys.exit(main())

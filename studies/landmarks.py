@@ -1,0 +1,205 @@
+"""Study over the number of landmarks: cost, error and accuracy of each attention.
+
+For each attention and number of landmarks: error and accuracy with the weights of exact attention,
+without training (swap), and accuracy after fine-tuning. The same command writes the same
+PREFIX.csv; PREFIX_costs.csv has times, which vary.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Sequence
+from functools import partial
+from pathlib import Path
+from typing import NamedTuple
+
+import torch
+
+from slowfast_lara.analysis.approximation_error import Setting
+from slowfast_lara.analysis.measure import best_times
+from slowfast_lara.analysis.model_errors import SettingError, has_landmarks, measure_settings
+from slowfast_lara.analysis.swap import test_models
+from slowfast_lara.analysis.tables import csv_text, environment_line, markdown_table
+from slowfast_lara.data.lists import read_path_labels
+from slowfast_lara.drawing import saved_figure
+from slowfast_lara.files import write_text
+from slowfast_lara.inference.layers import layer_inputs, middle_view
+from slowfast_lara.inference.load import load
+from slowfast_lara.inference.model import TrainedModel
+from slowfast_lara.models.attention_config import chosen_estimator, estimator_settings
+from studies.results import mean_and_std
+from studies.rows import StudyTable
+from studies.runs import StudyRun
+
+# Errors are measured on this number of test videos in each model.
+ERROR_VIDEOS = 16
+
+
+class LandmarkResult(NamedTuple):
+    """One attention with one number of landmarks, over all seeds."""
+
+    label: str
+    landmarks: int | None
+    macs: float  # of the spatial stage of a layer, for one clip
+    error: float
+    moving_error: float
+    swapped: list[float]  # top-1 without training, %
+    trained: list[float]  # top-1 after fine-tuning, %
+
+
+def write_landmarks(
+    prefix: Path,
+    table: StudyTable,
+    runs: Sequence[StudyRun],
+    seeds: Sequence[int],
+    notes: Sequence[str],
+) -> str:
+    """Write all files of this part of the study; returns the table."""
+    torch.set_num_threads(1)  # as in the runs
+    by_seed = [[run for run in runs if run.seed == seed] for seed in seeds]
+    results = _collect(by_seed)
+    milliseconds = _times(by_seed[0])
+    head = [
+        *notes,
+        environment_line(),
+        f"Seeds {', '.join(map(str, seeds))}. Error: squared error relative to the square of exact "
+        "attention, with the weights of exact attention; moving error: tokens weighted by the "
+        "change of their pixels. MACs and forward time are for the spatial stage of one layer, one "
+        "clip, one thread.",
+    ]
+    rows = [_cells(result, ms) for result, ms in zip(results, milliseconds)]
+    titles = ["attention", "landmarks", "MACs, M", "ms", "error", "moving error"]
+    titles += ["top-1 untrained, %", "top-1 fine-tuned, %"]
+    items = "\n".join(f"- {line}" for line in head)
+    text = f"# {table.title}\n\n{items}\n\n{markdown_table([titles, *rows])}\n"
+    write_text(f"{prefix}.md", text)
+    write_text(f"{prefix}.csv", _csv(results, seeds))
+    costs = [[p.label, p.landmarks or "", f"{ms:.4f}"] for p, ms in zip(results, milliseconds)]
+    write_text(f"{prefix}_costs.csv", csv_text([["attention", "landmarks", "ms"], *costs]))
+    _plot(results, milliseconds, f"{prefix}.png")
+    return text
+
+
+def _setting(run: StudyRun) -> Setting:
+    name = chosen_estimator(run.config)
+    options = estimator_settings(run.config, name)
+    number = options.pop("num_landmarks")
+    return Setting(name, options, number if has_landmarks(name) else None)
+
+
+def _collect(by_seed: Sequence[Sequence[StudyRun]]) -> list[LandmarkResult]:
+    swapped, errors = [], []
+    for runs in by_seed:
+        model = _exact_model(runs)
+        settings = [_setting(run) for run in runs]
+        models = {index: _swapped(model, setting) for index, setting in enumerate(settings)}
+        scores, labels, _ = test_models(models, None, [])
+        swapped.append((100 * (scores.argmax(2) == labels).mean(1)).tolist())
+        # One draw of random attentions: the seeds of the study are the repetitions.
+        errors.append(_errors(model, settings))
+    results = []
+    for index, run in enumerate(by_seed[0]):
+        rows = [of_seed[index] for of_seed in errors]
+        results.append(
+            LandmarkResult(
+                run.row.label,
+                rows[0].setting.number,
+                rows[0].macs,
+                statistics.fmean(row.error for row in rows),
+                statistics.fmean(row.moving_error for row in rows),
+                [of_seed[index] for of_seed in swapped],
+                [runs[index].accuracy() for runs in by_seed],
+            )
+        )
+    return results
+
+
+def _exact_model(runs: Sequence[StudyRun]) -> TrainedModel:
+    """The model that provides the initial weights of all runs of a seed."""
+    assert runs[0].after  # set by plan()
+    return load(str(runs[0].after.folder))
+
+
+def _swapped(model: TrainedModel, setting: Setting) -> TrainedModel:
+    number = {} if setting.number is None else {"num_landmarks": setting.number}
+    return model.with_attention(setting.name, **setting.options, **number)
+
+
+def _test_videos(model: TrainedModel) -> list[str]:
+    data = model.cfg.DATA
+    paths, _ = read_path_labels(
+        f"{data.PATH_TO_DATA_DIR}/test.csv",
+        data.PATH_LABEL_SEPARATOR,
+        model.cfg.MODEL.NUM_CLASSES,
+        data.PATH_PREFIX,
+    )
+    return list(paths[:ERROR_VIDEOS])
+
+
+def _errors(model: TrainedModel, settings: list[Setting]) -> list[SettingError]:
+    layers = range(model.cfg.VIT.DEPTH)
+    return measure_settings(model, settings, _test_videos(model), layers, 1, [])
+
+
+@torch.no_grad()
+def _times(runs: Sequence[StudyRun]) -> list[float]:
+    """Milliseconds of each setting, interleaved in one process."""
+    model = _exact_model(runs)
+    view = middle_view(_test_videos(model)[0], model.cfg)
+    (inputs,) = layer_inputs(model.network, view, model.cfg, [0])
+    jobs = {
+        run.row.name: partial(
+            _setting(run).build(inputs, model.cfg, seed=0),
+            *inputs[:3],
+            num_frames=inputs.num_frames,
+        )
+        for run in runs
+    }
+    return [1e3 * seconds for seconds in best_times(jobs, repeats=20).values()]
+
+
+def _cells(result: LandmarkResult, ms: float) -> list[str]:
+    return [
+        result.label,
+        str(result.landmarks or ""),
+        f"{result.macs / 1e6:.2f}",
+        f"{ms:.2f}",
+        f"{result.error:.3f}",
+        f"{result.moving_error:.3f}",
+        mean_and_std(result.swapped),
+        mean_and_std(result.trained),
+    ]
+
+
+def _csv(results: Sequence[LandmarkResult], seeds: Sequence[int]) -> str:
+    titles: list[object] = ["attention", "landmarks", "macs", "error", "moving_error"]
+    titles += [f"{kind}_seed_{seed}" for kind in ("untrained", "finetuned") for seed in seeds]
+    rows = [titles]
+    for p in results:
+        figures = (f"{x:.6f}" for x in (p.error, p.moving_error))
+        accuracies = (f"{x:.3f}" for x in (*p.swapped, *p.trained))
+        rows.append([p.label, p.landmarks or "", int(p.macs), *figures, *accuracies])
+    return csv_text(rows)
+
+
+def _plot(results: Sequence[LandmarkResult], milliseconds: Sequence[float], path: str) -> None:
+    macs = [result.macs / 1e6 for result in results]
+    with saved_figure(path, (16, 5), columns=3) as (figure, (error, by_macs, by_time)):
+        for index, label in enumerate(dict.fromkeys(result.label for result in results)):
+            some = [i for i, result in enumerate(results) if result.label == label]
+            color = f"C{index}"
+            if results[some[0]].error > 0:  # not exact attention itself
+                errors = [results[i].error for i in some]
+                error.plot([macs[i] for i in some], errors, "o-", color=color, label=label)
+            for axis, costs in ((by_macs, macs), (by_time, milliseconds)):
+                xs = [costs[i] for i in some]
+                trained = [statistics.fmean(results[i].trained) for i in some]
+                swapped = [statistics.fmean(results[i].swapped) for i in some]
+                axis.plot(xs, trained, "o-", color=color, label=label)
+                axis.plot(xs, swapped, "x:", color=color)
+        cost = "MACs of the spatial stage, millions"
+        error.set(xscale="log", yscale="log", xlabel=cost, ylabel="relative squared error")
+        by_macs.set(xscale="log", xlabel=cost, ylabel="top-1, %")
+        by_time.set(xlabel="time of the spatial stage, ms", ylabel="top-1, %")
+        by_time.legend(fontsize=8)
+        figure.suptitle("o: fine-tuned, x: not trained; each curve over the number of landmarks")
