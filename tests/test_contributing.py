@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 TEXT = (Path(__file__).resolve().parents[1] / "CONTRIBUTING.md").read_text(encoding="utf-8")
-TRACES = TEXT.split("## Four traces")[1].split("\n## ")[0]
+TRACES = TEXT.split("## Traces")[1].split("\n## ")[0]
 NAMES = sorted(set(re.findall(r"`([a-z_]+(?:\.\w+)+)`", TRACES)))
 
 

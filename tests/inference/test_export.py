@@ -55,7 +55,9 @@ ATTENTIONS = {
     "ra": {"RA": {"BIASED": True}},
 }
 SCRIPT = re.search(
-    r"```python\n(import onnxruntime.*?)```", (ROOT / "README.md").read_text("utf-8"), re.DOTALL
+    r"```python\n(import onnxruntime.*?)```",
+    (ROOT / "docs" / "use-a-model.md").read_text("utf-8"),
+    re.DOTALL,
 )
 
 
