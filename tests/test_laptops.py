@@ -31,7 +31,7 @@ from slowfast_lara.attention.precision import without_autocast
 from slowfast_lara.config import check_machine, load_config
 from slowfast_lara.config.load import with_overrides
 from slowfast_lara.engine.evaluate import count_correct
-from slowfast_lara.engine.iteration import Numbers
+from slowfast_lara.engine.iteration import AsyncScalars
 from slowfast_lara.engine.optimizer import build_optimizer, step_if_finite
 from slowfast_lara.errors import ConfigError, InputError
 from slowfast_lara.inference.scoring import autocast, to_device, view_outputs
@@ -293,7 +293,7 @@ def test_a_training_step_on_a_device_without_float64(any_generator, name, layer)
         counts = count_correct(logits.detach(), labels)
         # They too are to_float32 on the host, to which these have no numbers to bring.
         with pytest.raises(NotImplementedError, match="Cannot copy out of meta tensor"):
-            Numbers([loss, *counts, norm])
+            AsyncScalars([loss, *counts, norm])
     assert {x.device.type for x in (logits, loss, norm, *counts)} == {"meta"}
     assert all(p.grad is not None for p in model.parameters() if p.requires_grad)
 
@@ -330,6 +330,6 @@ def test_copies_to_and_from_mps_are_waited_for():
     """Nobody waits for those to CUDA, which takes a tensor before it may be freed."""
     with _Copies() as copies:
         x = to_device(torch.ones(()), torch.device("mps"))
-        Numbers([x, x])
+        AsyncScalars([x, x])
         to_device(x, torch.device("cuda"))
     assert copies.made == [("mps", True), ("cpu", True), ("cuda", False)]

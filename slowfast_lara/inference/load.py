@@ -144,7 +144,7 @@ def _check_sizes(
 
 
 def _without_estimators(states: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    return {name: x for name, x in states.items() if checkpoint.OF_ESTIMATOR not in name}
+    return {name: x for name, x in states.items() if checkpoint.ESTIMATOR_PART not in name}
 
 
 def _for_one_process(cfg: CfgNode, overrides: Sequence[Any]) -> CfgNode:

@@ -1,4 +1,4 @@
-"""Labelled clips in TensorBoard."""
+"""Labelled example clips in TensorBoard."""
 
 from __future__ import annotations
 
