@@ -21,7 +21,7 @@ NOISY = {"VIT__DROP_PATH": 0.3, "VIT__APPROX_ATTN_TYPE": "lara", "VIT__APPROX_AT
 
 def synchronous_training(cfg):
     """Yield (loss, top-1 error, learning rate) of every iteration."""
-    torch.manualbatch_seed(cfg.RNG_SEED)
+    torch.manual_seed(cfg.RNG_SEED)
     model = build_model(cfg).train()
     parameters = [p for p in model.parameters() if p.requires_grad]
     optimizer = torch.optim.SGD(parameters, momentum=0.9, nesterov=True, lr=0.1)

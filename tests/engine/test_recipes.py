@@ -78,7 +78,7 @@ def loss_of(model, cfg, batch, seed):
 def reference(config, ranks, group_size):
     """Return weights and EMA after one epoch; each rank accumulates `group_size` batches."""
     cfg = load_config(config)
-    torch.manualbatch_seed(cfg.RNG_SEED)
+    torch.manual_seed(cfg.RNG_SEED)
     model = build_model(cfg).double().train()
     size = cfg.TRAIN.BATCH_SIZE // ranks
     loaders = [train_loader(cfg, batch_size=size, rank=r, world_size=ranks) for r in range(ranks)]
