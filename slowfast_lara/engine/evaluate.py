@@ -6,11 +6,9 @@ videos count twice. A test runs no collectives between its start and its end.
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import os
 import time
-from collections.abc import Iterator
 from typing import Any, NamedTuple, cast
 
 import numpy as np
@@ -213,33 +211,15 @@ def _write_results(
         "failed": failed,
     }
     path = os.path.join(cfg.OUTPUT_DIR, TEST_RESULTS)
-    with _name_unwritable(path):
-        write_json(path, content)
+    write_json(path, content)
     if cfg.TEST.SAVE_RESULTS_PATH:
         # Plain arrays: scores [videos, classes], paths, labels, num_views.
         scores_path = os.path.join(cfg.OUTPUT_DIR, cfg.TEST.SAVE_RESULTS_PATH)
         num_views = np.array([video.num_views for video in videos])
-        arrays = {"paths": np.array(paths), "labels": np.array(labels), "num_views": num_views}
-        with (
-            _name_unwritable(scores_path),
-            atomic_write(scores_path) as temporary,
-            open(temporary, "wb") as file,
-        ):
-            np.savez(file, scores=scores, **arrays)
+        with atomic_write(scores_path) as temporary, open(temporary, "wb") as file:
+            np.savez(file, scores=scores, paths=paths, labels=labels, num_views=num_views)
     logger.info("Results of every video: %s", path)
     log_json_stats({"split": "test_final", **summary})
-
-
-@contextlib.contextmanager
-def _name_unwritable(path: str) -> Iterator[None]:
-    """Raise a RunError that names the file if it cannot be written."""
-    try:
-        yield
-    except OSError as error:
-        raise RunError(
-            f"cannot write {path}: {error.strerror}; all scores are kept: the same command writes "
-            "it without scoring again"
-        ) from None
 
 
 def _video_json(path: str, label: int, video: VideoScores) -> dict[str, Any]:

@@ -92,8 +92,7 @@ class PendingIteration:
     metrics: AsyncScalars  # loss, top-1 and top-5 correct predictions, gradient norm
     indices: list[int]  # the videos of the batch
     group_indices: list[int]  # the videos of the group up to this batch
-    seconds: float
-    data_seconds: float
+    times: dict[str, float]  # seconds, by their names in the log
 
 
 @dataclass(frozen=True)

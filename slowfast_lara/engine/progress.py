@@ -43,7 +43,7 @@ class TrainProgress:
 
     def start_epoch(self, epoch: int, first_batch: int) -> None:
         self._epoch, self._batch = epoch, first_batch
-        names = ("loss", "top1_err", "top5_err", "seconds", "data_seconds")
+        names = ("loss", "top1_err", "top5_err", "dt", "dt_data")
         self._meters = {name: HistoryBuffer(self._cfg.LOG_PERIOD) for name in names}
         self._bar = progress_bar(
             self._epoch_batches,
@@ -61,15 +61,14 @@ class TrainProgress:
             yield batch
             start = time.perf_counter()
 
-    def lap(self) -> tuple[float, float]:
+    def lap(self) -> dict[str, float]:
         """Return the seconds since the last call, and those spent waiting for the batch."""
         last, self._clock = self._clock, time.perf_counter()
-        return self._clock - last, self._data_seconds
+        return {"dt": self._clock - last, "dt_data": self._data_seconds}
 
     def update(self, pending: PendingIteration, means: dict[str, float]) -> None:
         """Add an iteration, with its means over all ranks, and log it."""
-        times = {"seconds": pending.seconds, "data_seconds": pending.data_seconds}
-        for name, value in {**means, **times}.items():
+        for name, value in {**means, **pending.times}.items():
             self._meters[name].update(value)
         self._batch, self._lr = pending.iteration.batch + 1, pending.iteration.lr
         if rank() != 0:
@@ -77,33 +76,27 @@ class TrainProgress:
         self._bar.set_postfix(
             loss=f"{self._recent('loss'):.3f}",
             top1=f"{100 - self._recent('top1_err'):.1f}%",
-            data=f"{self._recent('data_seconds'):.3f}s",
+            data=f"{self._recent('dt_data'):.3f}s",
             eta=self._eta(),
             refresh=False,
         )
         self._bar.update()
         if self._batch % self._cfg.LOG_PERIOD == 0:
-            self._report(
-                "train_iter",
-                {"iter": f"{self._batch}/{self._epoch_batches}"},
-                {name: self._recent(name) for name in self._meters},
-            )
+            means = {name: self._recent(name) for name in self._meters}
+            self._report("train_iter", means, iter=f"{self._batch}/{self._epoch_batches}")
 
     def end_epoch(self) -> None:
         self._bar.close()
         if rank() == 0 and self._meters["loss"].values():
             means = {name: meter.global_avg() for name, meter in self._meters.items()}
-            self._report("train_epoch", {}, means)
+            self._report("train_epoch", means)
 
     def log_validation(self, epoch: int, stats: dict[str, Any]) -> None:
         if rank() == 0:
             total = self._cfg.SOLVER.MAX_EPOCH
             log_json_stats({"_type": "val_epoch", "epoch": f"{epoch + 1}/{total}", **stats})
-            self._write(
-                "val",
-                {key: stats[key] for key in ("top1_err", "top5_err")},
-                (epoch + 1) * self._epoch_batches,
-            )
+            errors = {key: stats[key] for key in ("top1_err", "top5_err")}
+            self._write("val", errors, (epoch + 1) * self._epoch_batches)
 
     def close(self) -> None:
         if self._writer is not None:
@@ -112,19 +105,15 @@ class TrainProgress:
     def _recent(self, name: str) -> float:
         return self._meters[name].avg(self._cfg.LOG_PERIOD)
 
-    def _report(self, kind: str, fields: dict[str, Any], values: dict[str, float]) -> None:
+    def _report(self, kind: str, values: dict[str, float], **fields: str) -> None:
         memory = torch.cuda.max_memory_allocated() / 2**30 if torch.cuda.is_available() else 0.0
         log_json_stats(
             {
                 "_type": kind,
                 "epoch": f"{self._epoch + 1}/{self._cfg.SOLVER.MAX_EPOCH}",
                 **fields,
-                "dt": values["seconds"],
-                "dt_data": values["data_seconds"],
+                **values,
                 "eta": self._eta(),
-                "loss": values["loss"],
-                "top1_err": values["top1_err"],
-                "top5_err": values["top5_err"],
                 # log_json_stats rounds floats to six decimals, too few for a learning rate.
                 "lr": Decimal(f"{self._lr:.6g}"),
                 "gpu_mem": f"{memory:.2f}G",
@@ -144,8 +133,7 @@ class TrainProgress:
     def _eta(self) -> str:
         done = self._epoch * self._epoch_batches + self._batch
         left = self._cfg.SOLVER.MAX_EPOCH * self._epoch_batches - done
-        seconds = self._recent("seconds") * left
-        return str(datetime.timedelta(seconds=int(seconds)))
+        return str(datetime.timedelta(seconds=int(self._recent("dt") * left)))
 
 
 def _peak_memory() -> dict[str, str]:

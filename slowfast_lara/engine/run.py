@@ -38,7 +38,7 @@ logger = logging.getLogger(__name__)
 
 
 def run(cfg: CfgNode, stop: StopRequest) -> None:
-    """Train and test as the config says; called once in each process."""
+    """Train and test according to the config; called once in each process."""
     check_machine(cfg)
     threads = choose_threads(cfg)
     choose_gpu_arithmetic(cfg)

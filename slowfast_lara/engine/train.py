@@ -1,28 +1,24 @@
 """Training loop, from the start or from the newest checkpoint to the last epoch.
 
 Before every batch the random generators are seeded from (RNG_SEED, rank, epoch, batch). Drop
-path, the noise of an estimator and mixup therefore depend on the position in the training only,
-and an interrupted run resumes bit for bit.
+path, estimator noise and mixup depend on the position in the training only, and an interrupted
+run resumes bit for bit.
 
-An iteration never waits for its own results. Its metrics are read in the next iteration,
-between the forward and the backward pass (see `iteration`), in a collective that all ranks
-join. This matters because the backward pass sums gradients over the ranks: a rank that entered
-it alone would wait for the others indefinitely. These events keep a rank away from it:
+An iteration never waits for its own results: its metrics are read in the next one, between the
+forward and the backward pass (see `iteration`), in a collective. The backward pass sums gradients
+over the ranks, so that a rank that entered it alone would hang. Therefore:
 
 - An exception in the loader or the forward pass ends the process and closes its connections:
-  the other ranks raise in the collective. Work queued on the device before is completed first,
-  because other ranks may be summing gradients with it.
-- A signal is shared in the collective; all ranks stop after the same optimiser step. If the
-  next batch of one rank does not arrive, all ranks stop at the step before it.
-- Too many bad videos, or a metric that is not finite, are shared in the collective too; all
-  ranks then raise the same error.
+  the other ranks raise in the collective. Work queued on the device is completed first, because
+  other ranks may be summing gradients with it.
+- Signals, bad videos and metrics that are not finite are shared in the collective: all ranks stop
+  after the same optimiser step, or raise the same error. If the next batch of one rank does not
+  arrive, all ranks stop at the step before it.
 - If a rank is killed, or raises inside the backward pass, gloo connections break. NCCL
-  connections do not, and `heartbeat` ends the other ranks.
+  connections do not; `heartbeat` then ends the other ranks.
 
-The optimiser never steps with a gradient that is not finite: a loss that is not finite gives
-NaN gradients, their sum is NaN on all ranks, and the optimiser skips the step on the device.
-The error is raised when the metrics are read, which is before any checkpoint of the iteration
-is written.
+A loss that is not finite gives NaN gradients, their sum is NaN on all ranks, and the optimiser
+skips the step on the device. The error is raised before a checkpoint of the iteration is written.
 """
 
 from __future__ import annotations
@@ -130,9 +126,8 @@ class Trainer:
             metrics = self._train_batch(batch, iteration)
             indices = batch.indices.tolist()
             group_indices = indices if i == iteration.group_start else group_indices + indices
-            self.pending = PendingIteration(
-                iteration, metrics, indices, group_indices, *self.progress.lap()
-            )
+            lap = self.progress.lap()
+            self.pending = PendingIteration(iteration, metrics, indices, group_indices, lap)
             if iteration.ends_group:
                 self.position = iteration.position_after
                 self._save_within_epoch(iteration)

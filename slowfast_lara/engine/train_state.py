@@ -142,7 +142,7 @@ class TrainState:
 
 
 def _class_names(cfg: CfgNode) -> list[str] | None:
-    """Return the class names of the list folder; None if there are none that fit."""
+    """Return the class names of the list folder; None if it has no valid ones."""
     try:
         return names_in(cfg.DATA.PATH_TO_DATA_DIR, cfg.MODEL.NUM_CLASSES)
     except DataError as error:  # not fatal: training does not need the names

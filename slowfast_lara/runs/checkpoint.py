@@ -2,15 +2,12 @@
 
 PySlowFast's `save_checkpoint` writes in place, so that a crash leaves an incomplete file, which
 its `get_last_checkpoint` then picks. Its file names are kept, and sort by progress:
-`checkpoint_epoch_00002.pyth` after two epochs, then
-`checkpoint_epoch_00002_sample_000000480.pyth` within the third. They count samples instead of
-batches, because a run may resume with another batch size. No other file in the folder has
-"checkpoint" in its name, which is what PySlowFast searches for.
+`checkpoint_epoch_00002.pyth` after two epochs, `checkpoint_epoch_00002_sample_000000480.pyth`
+within the third. They count samples, because a run may resume with another batch size. PySlowFast
+takes any file with "checkpoint" in its name for one; other files in the folder avoid it.
 
-Earlier versions counted batches: `checkpoint_epoch_00002_iter_000120.pyth`. Such a name sorts
-before the names with samples of the same epoch, which is correct: a run that resumes from it
-gets further. Only if batches of several sizes left such names in one epoch, the order of names is
-wrong; the batch size stored in the file then decides here.
+Earlier versions counted batches: `checkpoint_epoch_00002_iter_000120.pyth`. These names sort by
+the samples computed from the batch size in the file; PySlowFast sorts them by name.
 """
 
 from __future__ import annotations
@@ -58,9 +55,6 @@ class TrainingPosition:
     batches: int = 0
 
 
-# Names and paths
-
-
 def path_of(output_dir: str, position: TrainingPosition, global_batch: int) -> str:
     samples = position.batches * global_batch
     suffix = f"_sample_{samples:09d}" if samples else ""
@@ -94,9 +88,6 @@ def _samples(path: str, name: re.Match[str]) -> int:
     return int(name["batches"]) * (global_batch if type(global_batch) is int else 1)
 
 
-# Writing
-
-
 def save(path: str, content: dict[str, Any]) -> None:
     """Write a checkpoint atomically."""
     try:
@@ -116,9 +107,6 @@ def prune(written: str, keep: int) -> None:
     paths = _sorted_by_progress(os.path.dirname(written))
     for path in paths[: paths.index(written) + 1][:-keep] if keep else []:
         os.remove(path)
-
-
-# Reading
 
 
 def load(path: str) -> dict[str, Any]:
@@ -184,9 +172,6 @@ def position_of(path: str, content: dict[str, Any], global_batch: int) -> Traini
     # PySlowFast's "epoch" is the index of the last completed epoch.
     samples = content.get("iteration", 0) * content.get("global_batch", global_batch)
     return TrainingPosition(content["epoch"] + 1, samples // global_batch)
-
-
-# Weights
 
 
 def weights_to_use(

@@ -272,7 +272,7 @@ def test_a_full_disk_at_the_end_keeps_all_scores(
     tmp_path, video_set, trained, whole, monkeypatch, capsys
 ):
     def full(path, content):
-        raise OSError(errno.ENOSPC, "No space left on device")
+        raise OSError(errno.ENOSPC, "No space left on device", path)
 
     with monkeypatch.context() as patch:
         patch.setattr(evaluate, "write_json", full)
