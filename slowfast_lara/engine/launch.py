@@ -219,7 +219,7 @@ def run_process(run: RunFunction, cfg: CfgNode, info: RankInfo | None = None) ->
     code = exit_code_of(work, os_error=FAILED)
     if code != DONE and (info is not None or multiprocessing.active_children()):
         end_process(code)
-    # Python would wait at exit for workers that hang, and handle no signal meanwhile.
+    # At exit Python would wait for workers that hang, without handling signals.
     for worker in multiprocessing.active_children():
         worker.kill()
     atexit.register(ignore_signals)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import platform
@@ -22,16 +23,8 @@ from slowfast_lara.runs.folder import CONFIG, ENVIRONMENT, LOG, OF_TEST
 
 logger = logging.getLogger(__name__)
 
-PACKAGES = (
-    "torch",
-    "torchvision",
-    "pyslowfast",
-    "fvcore",
-    "numpy",
-    "av",
-    "opencv-python",
-    "opencv-python-headless",
-)
+_OPENCV = ("opencv-python", "opencv-python-headless")
+PACKAGES = ("torch", "torchvision", "pyslowfast", "fvcore", "numpy", "av", *_OPENCV)
 
 
 class _PrintableFormatter(logging.Formatter):
@@ -124,25 +117,22 @@ def write_records(cfg: CfgNode) -> list[str]:
 
 def _environment() -> dict[str, Any]:
     gpus = [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())]
+    packages = {}
+    for name in PACKAGES:
+        with contextlib.suppress(metadata.PackageNotFoundError):
+            packages[name] = metadata.version(name)
     return {
         "slowfast_lara": slowfast_lara.__version__,
         "git_commit": _git_commit(),
         "command": sys.argv,
         "python": platform.python_version(),
         "platform": platform.platform(),
-        "packages": {name: _version(name) for name in PACKAGES if _version(name)},
+        "packages": packages,
         "cpus": os.cpu_count(),
         "threads": torch.get_num_threads(),
         "gpus": gpus,
         "cuda": torch.version.cuda,
     }
-
-
-def _version(package: str) -> str | None:
-    try:
-        return metadata.version(package)
-    except metadata.PackageNotFoundError:
-        return None
 
 
 def _git_commit() -> str | None:

@@ -28,7 +28,7 @@ import logging
 import math
 from collections.abc import Sequence
 from functools import partial
-from typing import Any, cast
+from typing import Any, NoReturn, cast
 
 import numpy as np
 import torch
@@ -197,7 +197,7 @@ class Trainer:
                 self.bad_videos.add(failures_of_rank)
         self.stopping = self.stopping or totals.stop > 0
         if totals.stalled:  # one rank has no batch, so all discard theirs
-            raise self._save_and_stop(self.position)
+            self._save_and_stop(self.position)
 
     def _flush(self) -> None:
         """Check and log the pending iteration, if there is one."""
@@ -209,8 +209,8 @@ class Trainer:
         if not last and (epoch + 1) % self.cfg.TRAIN.EVAL_PERIOD:
             return
         stats = self._validation_stats()
-        if stats is None:
-            raise self._save_and_stop(TrainingPosition(epoch + 1))
+        if stats is None:  # interrupted by a signal
+            self._save_and_stop(TrainingPosition(epoch + 1))
         self.progress.log_validation(epoch, stats)
         if self.cfg.TRAIN.CHECKPOINT_BEST:
             self.state.save_if_best(TrainingPosition(epoch + 1), stats)
@@ -229,15 +229,15 @@ class Trainer:
     def _save_within_epoch(self, at: Iteration) -> None:
         """Save after an optimiser step, for a signal or every TRAIN.CHECKPOINT_ITERATIONS."""
         if self.stopping:
-            raise self._save_and_stop(at.position_after)
+            self._save_and_stop(at.position_after)
         every = self.cfg.TRAIN.CHECKPOINT_ITERATIONS
         if every and not at.ends_epoch and (at.batch + 1) // every > at.group_start // every:
             self._save(at.position_after)
 
-    def _save_and_stop(self, position: TrainingPosition) -> Stopped:
+    def _save_and_stop(self, position: TrainingPosition) -> NoReturn:
         path = self._save(position)
         name = self.stop.signal_name or "a signal to another process"
-        return Stopped(f"stopped by {name}; saved {path}; the same command resumes from there")
+        raise Stopped(f"stopped by {name}; saved {path}; the same command resumes from there")
 
     def _save(self, position: TrainingPosition) -> str:
         self._flush()  # a checkpoint contains checked and logged iterations only
