@@ -332,7 +332,7 @@ from slowfast_lara.engine.distributed import rank
 score_views = evaluate.score_views
 
 def late(*arguments):
-    time.sleep(2 * rank())
+    time.sleep(4 * rank())
     return score_views(*arguments)
 
 evaluate.score_views = late
@@ -343,7 +343,7 @@ sys.exit(main(sys.argv[1:]))
 def test_a_rank_that_exceeds_the_timeout(tmp_path, video_set, trained, whole):
     """Rank 1 scores its videos so slowly that the collective of rank 0 times out."""
     output = tmp_path / "out"
-    config = write_test_config(tmp_path, video_set, trained, DIST_TIMEOUT=4)
+    config = write_test_config(tmp_path, video_set, trained, DIST_TIMEOUT=5)
     ends = [finish(node) for node in start_nodes(config, 2, program=("-c", LATE))]
     assert [code for code, _, _ in ends] == [1, 1], ends
     for _, _, stderr in ends:

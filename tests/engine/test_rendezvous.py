@@ -14,7 +14,7 @@ from slowfast_lara.engine import rendezvous
 from slowfast_lara.engine.rendezvous import Rendezvous, listen, open_store
 from slowfast_lara.errors import BAD_INPUT, InputError
 from tests.helpers.launchers import linux_only, start_node
-from tests.helpers.runs import finish, free_port, start, wait_for, write_config
+from tests.helpers.runs import RUN_NET, finish, free_port, start, wait_for, write_config
 
 OURS = {"SOLVER.BASE_LR": "0.1", "RNG_SEED": "0"}
 OTHERS = {"SOLVER.BASE_LR": "0.2", "RNG_SEED": "0"}
@@ -142,12 +142,11 @@ def test_a_missing_rank_is_a_timeout(store_port):
 
 
 # Waits 1 s instead of 10 s for other ranks after a difference.
-IMPATIENT = """
-import sys
-from slowfast_lara.cli.run import main
+IMPATIENT = f"""
+import runpy
 from slowfast_lara.engine import rendezvous
 rendezvous.SETTLE_SECONDS = 1
-sys.exit(main(sys.argv[1:]))
+runpy.run_path({RUN_NET!r}, run_name="__main__")
 """
 
 

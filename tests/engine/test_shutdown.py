@@ -213,12 +213,11 @@ def suspend_a_worker(pid: int) -> None:
 
 
 # Waits 1 s instead of 5 s for a batch after a signal.
-IMPATIENT = """
-import sys
-from slowfast_lara.cli.run import main
+IMPATIENT = f"""
+import runpy
 from slowfast_lara.engine import signals
 signals.PATIENCE_SECONDS = 1
-sys.exit(main(sys.argv[1:]))
+runpy.run_path({RUN_NET!r}, run_name="__main__")
 """
 
 
@@ -272,7 +271,7 @@ loader = shield_workers(DataLoader(range(4), num_workers=2, persistent_workers=T
 
 def run(cfg, stop):
     assert len(list(loader)) == 4
-    for worker in multiprocessing.active_descendants():
+    for worker in multiprocessing.active_children():
         os.kill(worker.pid, signal.SIGSTOP)
 
 sys.exit(run_process(run, None))
