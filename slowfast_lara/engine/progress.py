@@ -15,15 +15,16 @@ from collections.abc import Iterable, Iterator
 from decimal import Decimal
 from typing import Any, TypeVar
 
+import numpy as np
 import torch
 from fvcore.common.config import CfgNode
 from fvcore.common.history_buffer import HistoryBuffer
 from slowfast.utils.logging import log_json_stats
 
-from slowfast_lara.data.dataset import VideoDataset
+from slowfast_lara.data.dataset import Sample, VideoDataset
+from slowfast_lara.data.transforms import pixels_of
 from slowfast_lara.engine.distributed import rank
 from slowfast_lara.engine.iteration import PendingIteration
-from slowfast_lara.engine.tensorboard import write_clips
 from slowfast_lara.progress import progress_bar
 
 T = TypeVar("T")
@@ -37,9 +38,10 @@ class TrainProgress:
         self._data_seconds = 0.0
         self._writer = _tensorboard(cfg) if rank() == 0 and cfg.TENSORBOARD.ENABLE else None
 
-    def show_clips(self, dataset: VideoDataset) -> None:
+    def show_clips(self, dataset: VideoDataset, class_names: list[str] | None) -> None:
+        """Write a few labelled clips to TensorBoard, if it is enabled."""
         if self._writer is not None:
-            write_clips(self._writer, dataset)
+            write_clips(self._writer, dataset, class_names)
 
     def start_epoch(self, epoch: int, first_batch: int) -> None:
         self._epoch, self._batch = epoch, first_batch
@@ -145,6 +147,23 @@ def _peak_memory() -> dict[str, str]:
     # In kilobytes; in bytes on macOS.
     unit = 2**30 if sys.platform == "darwin" else 2**20
     return {"ram": f"{resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / unit:.2f}G"}
+
+
+def write_clips(
+    writer: Any, dataset: VideoDataset, class_names: list[str] | None, count: int = 4
+) -> None:
+    """Write clips of different classes to a SummaryWriter, frames side by side.
+
+    Their tags are "clips/LABEL_NAME".
+    """
+    first_of_class = {label: index for index, label in reversed([*enumerate(dataset.labels)])}
+    for index in sorted(first_of_class.values())[:count]:
+        sample = dataset[index]
+        if isinstance(sample, Sample) and sample.clip is not None:
+            frames = np.concatenate(list(pixels_of(sample.clip, dataset.cfg)), axis=1)
+            # TensorBoard replaces some characters; the number keeps the tags distinct.
+            name = class_names[sample.label] if class_names else "class"
+            writer.add_image(f"clips/{sample.label}_{name}", frames, dataformats="HWC")
 
 
 def _tensorboard(cfg: CfgNode) -> Any:

@@ -101,7 +101,8 @@ class Trainer:
 
     def _run_epochs(self) -> None:
         self._log_start()
-        self.progress.show_clips(cast(VideoDataset, self.val_loader.dataset))
+        val_dataset = cast(VideoDataset, self.val_loader.dataset)
+        self.progress.show_clips(val_dataset, self.state.class_names)
         epochs, start = self.cfg.SOLVER.MAX_EPOCH, self.state.start
         if self.cfg.TRAIN.CHECKPOINT_BEST and start.epochs and not start.batches:
             # The run may have been interrupted between the checkpoint and its validation.

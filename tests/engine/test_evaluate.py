@@ -365,7 +365,7 @@ def test_two_nodes_stop_together_and_one_process_resumes(
     lists = tmp_path / "lists"
     lists.mkdir()
     lines = (video_set / "test.csv").read_text().splitlines()
-    (lists / "test.csv").write_text("\n".join(lines * 60) + "\n")
+    (lists / "test.csv").write_text("\n".join(lines * 30) + "\n")
     output = tmp_path / "out"
     config = write_config(
         tmp_path / "c.yaml",
@@ -389,5 +389,5 @@ def test_two_nodes_stop_together_and_one_process_resumes(
     stdout = run_ok("--cfg", config)
     assert "Resuming a test" in stdout
     results = json.loads((output / "test_results.json").read_text())
-    assert results["videos"] == whole[0]["videos"] * 60
+    assert results["videos"] == whole[0]["videos"] * 30
     assert parts(output) == []

@@ -58,7 +58,8 @@ def noisy_config(folder, video_set, name, **changes):
 
 @pytest.fixture(scope="module")
 def uninterrupted(tmp_path_factory, video_set):
-    config, output = noisy_config(tmp_path_factory.mktemp("run"), video_set, "run")
+    folder = tmp_path_factory.mktemp("run")
+    config, output = noisy_config(folder, video_set, "run", TRAIN__CHECKPOINT_ITERATIONS=0)
     run_ok("--cfg", config)
     return load_checkpoint(output, LAST)
 
