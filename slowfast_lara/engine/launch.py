@@ -78,14 +78,14 @@ def under_torchrun() -> bool:
 def prepare(cfg_file: str, opts: Sequence[Any], init_method: str | None) -> CfgNode:
     """Load the config of a run and check that this command can run it on this machine."""
     cfg = load_config(cfg_file, opts)
-    has_address = init_method is not None or "SHARD_ID" in opts or "NUM_SHARDS" in opts
+    is_explicit = init_method is not None or "SHARD_ID" in opts or "NUM_SHARDS" in opts
     if under_torchrun():
         world, local = int(os.environ["WORLD_SIZE"]), int(os.environ["LOCAL_WORLD_SIZE"])
         node = int(os.environ["RANK"]) // local
         counts = ["NUM_SHARDS", world // local, "SHARD_ID", node]
         counts += ["NUM_GPUS", local] if cfg.NUM_GPUS > 0 else []
         cfg = load_config(cfg_file, [*opts, *counts])
-    elif cfg.NUM_SHARDS > 1 and cfg.SHARD_ID == 0 and not has_address:
+    elif cfg.NUM_SHARDS > 1 and cfg.SHARD_ID == 0 and not is_explicit:
         # Without an address, this process would wait for nodes that cannot find it.
         raise ConfigError(
             f"NUM_SHARDS is {cfg.NUM_SHARDS} in {cfg_file}; run this command on each of the "
