@@ -186,16 +186,16 @@ def test_ctrl_c_in_predict_writes_the_finished_videos(
 
 @pytest.fixture(scope="module")
 def uninterrupted(tmp_path_factory, video_set):
-    """Return the weights after six epochs."""
+    """Return the weights after three epochs."""
     folder = tmp_path_factory.mktemp("uninterrupted")
-    config = write_config(folder / "c.yaml", video_set, folder / "out", **SIX_EPOCHS)
+    config = write_config(folder / "c.yaml", video_set, folder / "out", **THREE_EPOCHS)
     run_ok("--cfg", config)
     return load_checkpoint(folder / "out", LAST)["model_state"]
 
 
-LAST = "checkpoint_epoch_00006.pyth"
-SIX_EPOCHS = {
-    "SOLVER__MAX_EPOCH": 6,
+LAST = "checkpoint_epoch_00003.pyth"
+THREE_EPOCHS = {
+    "SOLVER__MAX_EPOCH": 3,
     "SOLVER__ACCUMULATE_STEPS": 2,
     "TRAIN__BATCH_SIZE": 1,
     "TRAIN__CHECKPOINT_PERIOD": 100,
@@ -224,7 +224,7 @@ runpy.run_path({RUN_NET!r}, run_name="__main__")
 @linux_only
 def test_a_signal_saves_although_workers_hang(tmp_path, video_set, uninterrupted):
     output = tmp_path / "out"
-    config = write_config(tmp_path / "c.yaml", video_set, output, **SIX_EPOCHS)
+    config = write_config(tmp_path / "c.yaml", video_set, output, **THREE_EPOCHS)
     process = start("--cfg", config, program=("-c", IMPATIENT))
     wait_for(lambda: iterations(output) > 3, START_SECONDS)
     suspend_a_worker(process.pid)
