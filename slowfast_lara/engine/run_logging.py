@@ -62,7 +62,8 @@ class _LogFile(logging.FileHandler):
             super().handleError(record)
         elif not self.warned:
             self.warned = True
-            logger.warning("cannot write to %s: %s", self.baseFilename, error.strerror)
+            reason = f"cannot write to {self.baseFilename}: {error.strerror}"
+            logger.warning("%s; records are missing from this log", reason)
 
 
 def set_up_logging() -> None:
