@@ -227,7 +227,7 @@ def check_fit(own: dict[str, torch.Tensor], states: dict[str, torch.Tensor], pat
     problems = [f"it has no {name}" for name in own if name not in states]
     problems += [f"{name} is not in the model" for name in states if name not in own]
     problems += [
-        f"{name}: expected {list(own[name].shape)}, got {list(states[name].shape)}"
+        f"{name} is {list(states[name].shape)} instead of {list(own[name].shape)}"
         for name in own
         if name in states and states[name].shape != own[name].shape
     ]
