@@ -21,7 +21,7 @@ from slowfast_lara.config import load_config
 from slowfast_lara.errors import InputError, RunError
 from slowfast_lara.files import write_json, write_text
 from slowfast_lara.prepare.synthetic import SPLITS
-from slowfast_lara.runs.checkpoint import Position, path_of
+from slowfast_lara.runs.checkpoint import TrainingPosition, path_of
 from slowfast_lara.runs.folder import TEST_RESULTS, json_object
 from studies.rows import EXACT_FIRST, StudyRow
 
@@ -52,7 +52,7 @@ class StudyRun(NamedTuple):
 
     def weights(self) -> str:
         """Path of the last checkpoint, which may not exist yet."""
-        return path_of(str(self.folder), Position(self.config.SOLVER.MAX_EPOCH), 1)
+        return path_of(str(self.folder), TrainingPosition(self.config.SOLVER.MAX_EPOCH), 1)
 
     def accuracy(self) -> float:
         """Top-1 accuracy of the test, in percent."""

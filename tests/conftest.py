@@ -1,4 +1,4 @@
-"""Videos, a small model and its names for the session; processes left as they were."""
+"""Shared fixtures: videos, a small model, class names; cleanup of processes and signals."""
 
 from __future__ import annotations
 
@@ -13,28 +13,27 @@ import torch
 from tests.helpers.runs import STARTED, kill_group, write_set
 from tests.helpers.small_models import NAMES, ModelFiles, make_videos, small_config, write_model
 
-# The folders whose tests start processes and take longest come first: what is begun last should
-# be short, so that no process is left with a long file while the others have none.
+# Folders with the slowest tests run first, so that parallel test processes end at the same time.
 _FIRST = ("engine", "studies", "prepare", "data", "inference", "models", "plugin", "cli")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    def place(item: pytest.Item) -> int:
+    def priority(item: pytest.Item) -> int:
         folder = item.path.parent.name
         return _FIRST.index(folder) if folder in _FIRST else len(_FIRST)
 
-    items.sort(key=place)
+    items.sort(key=priority)
 
 
 @pytest.fixture(scope="session")
 def video_set(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder of lists and videos of noise, to train on."""
+    """Return a folder of lists and videos of noise."""
     return write_set(tmp_path_factory.mktemp("videos"), train=16, val=5, test=7)
 
 
 @pytest.fixture(scope="session")
 def clips(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
-    """Paths of synthetic videos."""
+    """Return the paths of synthetic videos."""
     folder = make_videos(tmp_path_factory.mktemp("set"), 4, "--frames", "20")
     return sorted(str(path) for path in (folder / "videos").glob("*.mp4"))
 
@@ -53,13 +52,13 @@ def names(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 @pytest.fixture(autouse=True, scope="session")
 def _one_thread():
-    """Models are small, and test files run side by side."""
+    """Use one thread: models are small, and test processes run in parallel."""
     torch.set_num_threads(1)
 
 
 @pytest.fixture()
 def in_process():
-    """For tests that call `main` here: it takes over signals and logging."""
+    """Restore signal handlers and logging after tests that call `main` in this process."""
     handlers = {
         number: signal.getsignal(number)
         for number in (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)

@@ -18,7 +18,7 @@ from slowfast_lara.attention.precision import without_autocast
 from slowfast_lara.config import check_machine, load_config
 from slowfast_lara.config.load import with_overrides
 from slowfast_lara.engine.evaluate import count_correct
-from slowfast_lara.engine.iteration import Numbers
+from slowfast_lara.engine.iteration import AsyncScalars
 from slowfast_lara.engine.optimizer import build_optimizer, step_if_finite
 from slowfast_lara.errors import ConfigError
 from slowfast_lara.inference.scoring import autocast, to_device, view_outputs
@@ -138,7 +138,7 @@ def test_training_step_without_float64(any_generator, name, layer):
         counts = count_correct(logits.detach(), labels)
         # The statistics are copied to the host, which meta tensors cannot be.
         with pytest.raises(NotImplementedError, match="Cannot copy out of meta tensor"):
-            Numbers([loss, *counts, norm])
+            AsyncScalars([loss, *counts, norm])
     assert {x.device.type for x in (logits, loss, norm, *counts)} == {"meta"}
     assert all(p.grad is not None for p in model.parameters() if p.requires_grad)
 
@@ -175,6 +175,6 @@ def test_copies_to_and_from_mps_block():
     """Copies to CUDA do not block: its stream keeps the tensor alive."""
     with RecordCopies() as copies:
         x = to_device(torch.ones(()), torch.device("mps"))
-        Numbers([x, x])
+        AsyncScalars([x, x])
         to_device(x, torch.device("cuda"))
     assert copies.made == [("mps", True), ("cpu", True), ("cuda", False)]

@@ -1,1 +1,1 @@
-"""Running: launch, train, evaluate, checkpoints, and what a run leaves behind."""
+"""Training engine: launcher, rendezvous, training loop, tests and logging of a run."""

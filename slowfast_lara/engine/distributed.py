@@ -1,7 +1,6 @@
-"""What the processes of a run tell each other: all over CPU tensors, so over gloo.
+"""Collectives between the ranks of a run, on CPU tensors over gloo.
 
-One process works without a process group; every function here then does the
-obvious thing.
+A run of one process has no process group; each function then returns its local value.
 """
 
 from __future__ import annotations
@@ -29,15 +28,20 @@ def world_size() -> int:
     return dist.get_world_size() if dist.is_initialized() else 1
 
 
-def sum_over_processes(values: Sequence[float]) -> list[float]:
+def barrier() -> None:
+    if world_size() > 1:
+        dist.barrier()
+
+
+def all_reduce_sum(values: Sequence[float]) -> list[float]:
     total = torch.tensor(values, dtype=torch.float64)
     if world_size() > 1:
         dist.all_reduce(total)
     return total.tolist()
 
 
-def gather(item: T) -> list[T]:
-    """The items of all processes, by rank, on every process."""
+def all_gather(item: T) -> list[T]:
+    """Return the items of all ranks, in order of rank, on every rank."""
     if world_size() == 1:
         return [item]
     items: list[Any] = [None] * world_size()
@@ -45,49 +49,40 @@ def gather(item: T) -> list[T]:
     return items
 
 
-def gather_on_first(item: T) -> list[T] | None:
-    """The items of all processes, by rank, on process 0; None on the others."""
-    if world_size() == 1:
-        return [item]
-    items: list[Any] | None = [None] * world_size() if rank() == 0 else None
-    dist.gather_object(item, items)
-    return items
-
-
 def broadcast_from_rank0(make: Callable[[], T]) -> T:
-    """What `make` returns or raises on process 0, on every process.
+    """Call `make` on rank 0 and return its result, or raise its ValueError, on every rank.
 
-    Process 0 reads checkpoints for all: nodes need share no file system, and
-    cannot resume from different files. Tensors are sent one by one: pickled with the
-    rest, a checkpoint would be in the memory of each process three times.
+    Rank 0 reads checkpoints for all ranks, so nodes need no shared file system and cannot
+    resume from different files. Tensors are broadcast one by one: pickling a checkpoint
+    whole would keep three copies of it in the memory of each process.
     """
     if world_size() == 1:
         return make()
-    outcome: list[Any] = [None, None]
+    result_and_error: list[Any] = [None, None]
     if rank() == 0:
         try:
-            outcome[0] = make()
-        except ValueError as error:  # bad input; anything else ends the run by itself
-            outcome[1] = error
-    text = io.BytesIO()
-    packer = _Packer(text)
-    packer.dump(outcome)
-    message = [text.getvalue()]
+            result_and_error[0] = make()
+        except ValueError as error:  # bad input; any other error ends rank 0, and so the run
+            result_and_error[1] = error
+    buffer = io.BytesIO()
+    pickler = _TensorPickler(buffer)
+    pickler.dump(result_and_error)
+    message = [buffer.getvalue()]
     dist.broadcast_object_list(message)
-    tensors = packer.tensors
+    tensors = pickler.tensors
     if rank() != 0:
-        unpacker = _Unpacker(io.BytesIO(message[0]))
-        outcome, tensors = unpacker.load(), unpacker.tensors
+        unpickler = _TensorUnpickler(io.BytesIO(message[0]))
+        result_and_error, tensors = unpickler.load(), unpickler.tensors
     for tensor in tensors:
-        if tensor.numel():  # as bytes: gloo does not know every type
+        if tensor.numel():  # as bytes, because gloo does not support every dtype
             dist.broadcast(tensor.contiguous().flatten().view(torch.uint8), src=0)
-    if outcome[1] is not None:
-        raise outcome[1]
-    return outcome[0]
+    if result_and_error[1] is not None:
+        raise result_and_error[1]
+    return result_and_error[0]
 
 
-class _Packer(pickle.Pickler):
-    """Leaves plain tensors aside, in `tensors`, and writes down only what they are like."""
+class _TensorPickler(pickle.Pickler):
+    """Pickles dense CPU tensors as (dtype, shape) and collects them in `tensors`."""
 
     def __init__(self, file: io.BytesIO) -> None:
         super().__init__(file)
@@ -102,8 +97,8 @@ class _Packer(pickle.Pickler):
         return value.dtype, tuple(value.shape)
 
 
-class _Unpacker(pickle.Unpickler):
-    """Reads what `_Packer` wrote, with empty tensors in place of its own, in their order."""
+class _TensorUnpickler(pickle.Unpickler):
+    """Creates an uninitialised tensor in `tensors` for each one that `_TensorPickler` collected."""
 
     def __init__(self, file: io.BytesIO) -> None:
         super().__init__(file)
@@ -114,18 +109,20 @@ class _Unpacker(pickle.Unpickler):
         return self.tensors[-1]
 
 
-def without_ddp(model: nn.Module) -> nn.Module:
-    """The model itself: to save it, and to evaluate it, because DDP's forward has
-    collectives and processes have unequal shares of an evaluation."""
+def unwrap_ddp(model: nn.Module) -> nn.Module:
+    """Return the bare model, to save it or to evaluate it.
+
+    The forward pass of DDP runs collectives, and ranks evaluate unequal numbers of videos.
+    """
     return getattr(model, "module", model)
 
 
-def per_process(cfg: CfgNode, key: str) -> int:
-    """The share of a process in TRAIN.BATCH_SIZE and the like, which are per node."""
-    node, name = key.split(".")
-    total, processes = cfg[node][name], world_size() // cfg.NUM_SHARDS
-    if total % processes:
+def train_batch_per_rank(cfg: CfgNode) -> int:
+    """Return the share of one rank in TRAIN.BATCH_SIZE, which is per node."""
+    ranks = world_size() // cfg.NUM_SHARDS
+    if cfg.TRAIN.BATCH_SIZE % ranks:
         raise ConfigError(
-            f"{key} is {total}; a multiple of the {processes} processes of a node is expected"
+            f"TRAIN.BATCH_SIZE is {cfg.TRAIN.BATCH_SIZE}; must be a multiple of the {ranks} "
+            "processes per node"
         )
-    return total // processes
+    return cfg.TRAIN.BATCH_SIZE // ranks

@@ -1,17 +1,14 @@
-"""Accuracy: of one clip of each video while training, of all views in a test.
+"""Validation with one clip per video, and tests with all views.
 
-Every video counts once, whatever the number of processes; between the start and the end
-of a test no process waits for another. PySlowFast's sampler pads, so that some videos count twice.
+Every video counts once, whatever the number of ranks; PySlowFast's sampler pads, so that some
+videos count twice. A test runs no collectives between its start and its end.
 """
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import os
 import time
-from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import Any, NamedTuple, cast
 
 import numpy as np
@@ -23,14 +20,8 @@ from torch.utils.data import DataLoader
 
 from slowfast_lara.data.dataset import VideoDataset, VideoViews
 from slowfast_lara.data.loader import TestVideos
-from slowfast_lara.engine.distributed import (
-    gather,
-    gather_on_first,
-    rank,
-    sum_over_processes,
-    without_ddp,
-)
-from slowfast_lara.engine.score_files import Score, ScoreFiles, identity_of_test
+from slowfast_lara.engine.distributed import all_gather, all_reduce_sum, barrier, rank, unwrap_ddp
+from slowfast_lara.engine.score_files import ScoreFiles, VideoScores, scores_fingerprint
 from slowfast_lara.engine.signals import StopRequest
 from slowfast_lara.errors import RunError, Stopped
 from slowfast_lara.files import atomic_write, write_json
@@ -42,52 +33,38 @@ from slowfast_lara.runs.folder import TEST_RESULTS
 logger = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True)
-class ScoredVideo:
-    """A tested video: `scores` [classes] are the mean over its views."""
+class VideoResult(NamedTuple):
+    """The scores of a tested video, or the reason why it has none."""
 
-    index: int
-    path: str
-    label: int
-    num_views: int
-    scores: np.ndarray
-
-
-@dataclass(frozen=True)
-class UnscoredVideo:
-    """A video of the test that has no scores, and why."""
-
-    index: int
-    path: str
-    label: int
-    reason: str
+    index: int  # type: ignore[assignment]  # hides tuple.index
+    scores: VideoScores | None
+    reason: str = ""
 
 
 class TestedWeights(NamedTuple):
-    """The checkpoint that a test is of, and whether of the moving average of its weights."""
+    """The checkpoint of a test, and whether its EMA weights are used."""
 
     checkpoint: str
     averaged: bool
 
 
 def count_correct(scores: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
-    """How many labels are the first guess, and among the first five (if there are five).
+    """Count the top-1 and top-5 correct predictions; the counts stay on the device.
 
-    The counts stay on the device of the scores. PySlowFast's `topks_correct` raises for
-    more than one video: it takes a `view` of a transposed tensor, which PyTorch no longer
-    allows.
+    PySlowFast's `topks_correct` raises for more than one video: it calls `view` on a transposed
+    tensor, which PyTorch no longer allows.
     """
-    guesses = scores.topk(min(5, scores.shape[1]), dim=1).indices
-    right = guesses == labels[:, None]
-    return right[:, 0].sum(), right.sum()
+    top5 = scores.topk(min(5, scores.shape[1]), dim=1).indices
+    correct = top5 == labels[:, None]
+    return correct[:, 0].sum(), correct.sum()
 
 
 @torch.no_grad()
 def validate(
     model: nn.Module, loader: DataLoader, cfg: CfgNode, stop: StopRequest
 ) -> dict[str, Any] | None:
-    """The accuracy with one clip of each video; None if a signal cut it short."""
-    model = without_ddp(model)
+    """Compute the errors with one clip per video; None if a signal interrupts it."""
+    model = unwrap_ddp(model)
     model.eval()
     device = device_of(cfg)
     correct = torch.zeros(2, dtype=torch.int64, device=device)
@@ -97,7 +74,7 @@ def validate(
             break
         failed += len(batch.failures)
         for failure in batch.failures:
-            logger.warning("not counted: %s: %s", failure.path, failure.reason)
+            logger.warning("ignoring a video: %s: %s", failure.path, failure.reason)
         if batch.clips:
             with autocast(cfg, device):
                 scores = model([to_device(clip, device) for clip in batch.clips])
@@ -105,8 +82,8 @@ def validate(
             correct += torch.stack(count_correct(scores.float(), labels))
             count += len(batch.labels)
     model.train()
-    mine = [*correct.tolist(), count, failed, stop.requested]
-    top1, top5, count, failed, stopped = sum_over_processes(mine)
+    local = [*correct.tolist(), count, failed, stop.requested]
+    top1, top5, count, failed, stopped = all_reduce_sum(local)
     if stopped:
         return None
     if not count:
@@ -122,143 +99,134 @@ def validate(
 def run_test(
     model: nn.Module, loader: DataLoader, cfg: CfgNode, weights: TestedWeights, stop: StopRequest
 ) -> None:
-    """Score every video of the test list, and write what came out.
+    """Score every video of the test list and write the results.
 
-    Scores are written as they come, and a test that was cut short goes on from there.
+    Scores are written to disk one by one, and an interrupted test resumes from them.
     """
-    model = without_ddp(model).eval()
+    model = unwrap_ddp(model).eval()
     dataset = cast(VideoDataset, loader.dataset)
-    files = ScoreFiles(cfg.OUTPUT_DIR, identity_of_test(model, dataset.paths, dataset.labels, cfg))
-    mine = _take_up(files, loader)
-    started, before = time.perf_counter(), len(mine)
+    fingerprint = scores_fingerprint(model, dataset.paths, dataset.labels, cfg)
+    files = ScoreFiles(cfg.OUTPUT_DIR, fingerprint, cfg.MODEL.NUM_CLASSES)
+    results = _resume_test(files, loader)
+    started, num_resumed = time.perf_counter(), len(results)
     with progress_bar(len(loader), "test", unit="video") as bar:
         for video in stop.batches(loader):
             if stop.requested:
                 break
-            mine.append(_score(model, video, cfg, files))
+            results.append(_score(model, video, cfg, files))
             bar.update()
-            scored = len(mine) - before
-            if scored % cfg.LOG_PERIOD == 0:
+            num_scored = len(results) - num_resumed
+            if num_scored % cfg.LOG_PERIOD == 0:
                 log_json_stats(
                     {
                         "split": "test_iter",
-                        "cur_iter": f"{scored}/{len(loader)}",
-                        "time_diff": (time.perf_counter() - started) / scored,
+                        "cur_iter": f"{num_scored}/{len(loader)}",
+                        "time_diff": (time.perf_counter() - started) / num_scored,
                     }
                 )
-    # All stop if one does: the results would lack its videos.
-    states = gather((stop.requested, len(mine)))
-    if any(stopped for stopped, _ in states):
-        scored = sum(count for _, count in states)
+    # If one rank stops, all stop: the results would lack its videos.
+    num_done, stopped = all_reduce_sum([len(results), stop.requested])
+    if stopped:
         raise Stopped(
-            f"stopped by {stop.signal_name or 'a signal to another process'}; {scored} of "
-            f"{len(dataset)} videos are done; the same command goes on with the others"
+            f"stopped by {stop.signal_name or 'a signal to another process'}; {num_done:.0f} of "
+            f"{len(dataset)} videos are scored; the same command resumes the test"
         )
-    gathered = gather_on_first(mine)
-    if gathered is not None:
-        videos = sorted((video for share in gathered for video in share), key=lambda v: v.index)
-        scored_videos = [video for video in videos if isinstance(video, ScoredVideo)]
-        failed = [video for video in videos if isinstance(video, UnscoredVideo)]
-        _write_results(scored_videos, failed, cfg, weights)
-    gather(None)  # the results are written
+    everywhere = all_gather(results)
+    if rank() == 0:
+        merged = sorted((result for part in everywhere for result in part), key=lambda r: r.index)
+        _write_results(merged, dataset, cfg, weights)
+    barrier()  # no rank removes its scores before the results are written
     files.remove()
 
 
-def _take_up(files: ScoreFiles, loader: DataLoader) -> list[ScoredVideo | UnscoredVideo]:
-    """Leave out of the loader what is scored already; what this process hands in of that.
+def _resume_test(files: ScoreFiles, loader: DataLoader) -> list[VideoResult]:
+    """Remove the videos already scored from the loader; return their results.
 
-    The processes may share their folders or not, and may have been more or fewer: of those
-    that have found the scores of a video, the first hands them in.
+    The nodes may or may not share a file system, and the world size may have changed: if
+    several ranks find the scores of a video, the lowest rank returns them.
     """
     found = files.read()
-    everywhere = gather((sorted(found), len(files.others)))
-    files.remove_others()
+    everywhere = all_gather((sorted(found), len(files.of_other_tests)))
+    files.remove_other_tests()
     done = {index for indices, _ in everywhere for index in indices}
     if any(others for _, others in everywhere):
         logger.warning(
-            "the scores of a test that was cut short are of another one (weights, list, config "
-            "or version differ), so they are removed"
+            "Removing scores of an interrupted test with different weights, list, config or version"
         )
     if done:
-        logger.info("Going on with a test: %d videos are scored", len(done))
+        logger.info("Resuming a test: %d videos are scored", len(done))
     cast(TestVideos, loader.sampler).leave_out(done)
-    handed_in = {index for indices, _ in everywhere[: rank()] for index in indices}
-    dataset = cast(VideoDataset, loader.dataset)
+    on_lower_ranks = {index for indices, _ in everywhere[: rank()] for index in indices}
     return [
-        ScoredVideo(index, dataset.paths[index], dataset.labels[index], *score)
-        for index, score in sorted(found.items())
-        if index not in handed_in
+        VideoResult(index, scores)
+        for index, scores in sorted(found.items())
+        if index not in on_lower_ranks
     ]
 
 
-def _score(
-    model: nn.Module, video: VideoViews, cfg: CfgNode, files: ScoreFiles
-) -> ScoredVideo | UnscoredVideo:
+def _score(model: nn.Module, video: VideoViews, cfg: CfgNode, files: ScoreFiles) -> VideoResult:
     reason = video.error or ""
     if video.views is not None:
-        scores = score_views(model, video.views, cfg)
-        if torch.isfinite(scores).all():
-            score = Score(len(video.views), scores.numpy())
-            files.add(video.index, score)
-            return ScoredVideo(video.index, video.path, video.label, *score)
-        reason = "the model's scores are not finite"
-    logger.warning("not counted: %s: %s", video.path, reason)
-    return UnscoredVideo(video.index, video.path, video.label, reason)
+        mean = score_views(model, video.views, cfg)
+        if torch.isfinite(mean).all():
+            scores = VideoScores(len(video.views), mean.numpy())
+            files.add(video.index, scores)
+            return VideoResult(video.index, scores)
+        reason = "the scores of the model are not finite"
+    logger.warning("ignoring a video: %s: %s", video.path, reason)
+    return VideoResult(video.index, None, reason)
 
 
 def _write_results(
-    scored: list[ScoredVideo], failed: list[UnscoredVideo], cfg: CfgNode, weights: TestedWeights
+    results: list[VideoResult], dataset: VideoDataset, cfg: CfgNode, weights: TestedWeights
 ) -> None:
-    if not scored:
+    failed = [
+        {"path": dataset.paths[r.index], "label": dataset.labels[r.index], "reason": r.reason}
+        for r in results
+        if r.scores is None
+    ]
+    indices = [r.index for r in results if r.scores is not None]
+    videos = [r.scores for r in results if r.scores is not None]
+    if not videos:
         raise RunError(
             f"none of the {len(failed)} test videos could be scored; the first: "
-            f"{failed[0].path}: {failed[0].reason}"
+            f"{failed[0]['path']}: {failed[0]['reason']}"
         )
-    scores = torch.from_numpy(np.stack([video.scores for video in scored]))
-    labels = torch.tensor([video.label for video in scored])
-    top1, top5 = (100.0 * count.item() / len(scored) for count in count_correct(scores, labels))
+    scores = np.stack([video.scores for video in videos])
+    paths, labels = zip(*((dataset.paths[i], dataset.labels[i]) for i in indices))
+    tensors = torch.from_numpy(scores), torch.tensor(labels)
+    top1, top5 = (100.0 * count.item() / len(videos) for count in count_correct(*tensors))
     summary = {
         "top1_acc": top1,
         "top5_acc": top5,
-        "num_videos": len(scored),
+        "num_videos": len(videos),
         "num_failed": len(failed),
     }
-    results = {
+    content = {
         **summary,
         "checkpoint": weights.checkpoint,
         "weights": "moving average" if weights.averaged else "as trained",
-        "per_class": _per_class(scores, labels),
-        "videos": [_as_json(video) for video in scored],
-        "failed": [{"path": v.path, "label": v.label, "reason": v.reason} for v in failed],
+        "per_class": _per_class(*tensors),
+        "videos": [_video_json(*video) for video in zip(paths, labels, videos)],
+        "failed": failed,
     }
     path = os.path.join(cfg.OUTPUT_DIR, TEST_RESULTS)
-    with _scores_are_kept(path):
-        write_json(path, results)
+    write_json(path, content)
     if cfg.TEST.SAVE_RESULTS_PATH:
-        save_path = os.path.join(cfg.OUTPUT_DIR, cfg.TEST.SAVE_RESULTS_PATH)
-        with _scores_are_kept(save_path):
-            _save_scores(save_path, scored, scores)
+        # Plain arrays: scores [videos, classes], paths, labels, num_views.
+        scores_path = os.path.join(cfg.OUTPUT_DIR, cfg.TEST.SAVE_RESULTS_PATH)
+        num_views = np.array([video.num_views for video in videos])
+        with atomic_write(scores_path) as temporary, open(temporary, "wb") as file:
+            np.savez(file, scores=scores, paths=paths, labels=labels, num_views=num_views)
     logger.info("Results of every video: %s", path)
     log_json_stats({"split": "test_final", **summary})
 
 
-@contextlib.contextmanager
-def _scores_are_kept(path: str) -> Iterator[None]:
-    """Name the file that could not be written."""
-    try:
-        yield
-    except OSError as error:
-        raise RunError(
-            f"cannot write {path}: {error.strerror}; all scores are kept: the same command "
-            "writes it without scoring again"
-        ) from None
-
-
-def _as_json(video: ScoredVideo) -> dict[str, Any]:
+def _video_json(path: str, label: int, video: VideoScores) -> dict[str, Any]:
     order = np.argsort(-video.scores, kind="stable")[:5]
     return {
-        "path": video.path,
-        "label": video.label,
+        "path": path,
+        "label": label,
         "top5": order.tolist(),
         "top5_scores": [float(video.scores[i]) for i in order],
         "num_views": video.num_views,
@@ -266,23 +234,11 @@ def _as_json(video: ScoredVideo) -> dict[str, Any]:
 
 
 def _per_class(scores: Tensor, labels: Tensor) -> dict[str, dict[str, float]]:
-    right = scores.argmax(dim=1) == labels
+    correct = scores.argmax(dim=1) == labels
     return {
         str(label): {
-            "top1_acc": 100.0 * right[labels == label].double().mean().item(),
+            "top1_acc": 100.0 * correct[labels == label].double().mean().item(),
             "num_videos": int((labels == label).sum()),
         }
         for label in labels.unique().tolist()
     }
-
-
-def _save_scores(path: str, videos: list[ScoredVideo], scores: Tensor) -> None:
-    """An .npz of plain arrays: paths, labels, scores [videos, classes], num_views."""
-    arrays: dict[str, Any] = {
-        "scores": scores.numpy(),
-        "paths": np.array([video.path for video in videos]),
-        "labels": np.array([video.label for video in videos]),
-        "num_views": np.array([video.num_views for video in videos]),
-    }
-    with atomic_write(path) as aside, open(aside, "wb") as file:
-        np.savez(file, **arrays)

@@ -1,10 +1,9 @@
-"""One iteration of training: its place, its numbers, and what the processes tell of it.
+"""One training iteration: its position, its metrics, and their exchange between the ranks.
 
-The host queues work and runs ahead of the device. The numbers of an iteration (loss,
-correct guesses, norm of the gradient) stay on the device and are copied to the host
-while it queues the next iteration. They are read, summed over the processes, checked
-and reported when the forward pass of the next iteration is queued, so that the device
-has work in the meantime: see `train`.
+The host queues work and runs ahead of the device. The metrics of an iteration (loss, correct
+predictions, gradient norm) are copied to the host while it queues the next iteration. They
+are read, summed over the ranks, checked and logged after the forward pass of the next
+iteration is queued, so that the device has work in the meantime (see `train`).
 """
 
 from __future__ import annotations
@@ -17,20 +16,20 @@ import torch
 from fvcore.common.config import CfgNode
 from torch import Tensor
 
-from slowfast_lara.engine.distributed import gather, sum_over_processes, world_size
+from slowfast_lara.engine.distributed import all_gather, all_reduce_sum, world_size
 from slowfast_lara.engine.optimizer import lr_at
 from slowfast_lara.errors import RunError
-from slowfast_lara.runs.checkpoint import Position
+from slowfast_lara.runs.checkpoint import TrainingPosition
 
 
 @dataclass(frozen=True)
 class Iteration:
-    """The place of a batch in training, and what follows from it."""
+    """A batch of the training. Batches that share an optimiser step form a group."""
 
-    epoch: int  # this and `batch` count from 0
+    epoch: int  # from 0, like `batch`
     batch: int
     epoch_batches: int
-    group_start: int  # the first batch of its group: those that share an optimiser step
+    group_start: int  # the first batch of the group
     group_size: int
     lr: float  # of the optimiser step
 
@@ -44,8 +43,10 @@ class Iteration:
         return self.batch + 1 == self.epoch_batches
 
     @property
-    def position_after(self) -> Position:
-        return Position(self.epoch + 1) if self.ends_epoch else Position(self.epoch, self.batch + 1)
+    def position_after(self) -> TrainingPosition:
+        if self.ends_epoch:
+            return TrainingPosition(self.epoch + 1)
+        return TrainingPosition(self.epoch, self.batch + 1)
 
     def __str__(self) -> str:
         return (
@@ -59,112 +60,113 @@ def iteration_at(
 ) -> Iteration:
     steps = cfg.SOLVER.ACCUMULATE_STEPS
     start = batch // steps * steps
-    # An epoch's last group may have fewer batches than the others.
-    size = min(steps, epoch_batches - start)
+    size = min(steps, epoch_batches - start)  # the last group of an epoch may be smaller
     lr = lr_at(cfg, epoch + start / epoch_batches) * lr_scale
     return Iteration(epoch, batch, epoch_batches, start, size, lr)
 
 
-class Numbers:
-    """A few numbers on their way from the device to the host."""
+class AsyncScalars:
+    """Scalars that are copied from the device to the host without waiting."""
 
     def __init__(self, values: Sequence[Tensor]) -> None:
-        # float32 holds them all, counts below 2**24 too; mps has nothing wider.
+        # float32 is exact for counts below 2**24; mps has no float64.
         packed = torch.stack([value.detach().float() for value in values])
-        # From a GPU of NVIDIA this is a copy into pinned memory, which nobody waits for here.
+        # With CUDA this is a non-blocking copy into pinned memory.
         self._host = packed.to("cpu", non_blocking=packed.is_cuda)
         self._copied = torch.cuda.Event() if packed.is_cuda else None
         if self._copied is not None:
             self._copied.record()
 
     def read(self) -> list[float]:
+        """Wait for the copy and return the values."""
         if self._copied is not None:
             self._copied.synchronize()
         return self._host.tolist()
 
 
 @dataclass(frozen=True)
-class Outcome:
-    """An iteration whose work is queued, as one process knows it."""
+class PendingIteration:
+    """A queued iteration of one rank whose metrics are not read yet."""
 
-    at: Iteration
-    numbers: Numbers  # loss, first guesses and first five that are right, norm of the gradient
+    iteration: Iteration
+    metrics: AsyncScalars  # loss, top-1 and top-5 correct predictions, gradient norm
     indices: list[int]  # the videos of the batch
-    group_indices: list[int]  # those of its group so far
-    seconds: float
-    data_seconds: float
+    group_indices: list[int]  # the videos of the group up to this batch
+    times: dict[str, float]  # seconds, by their names in the log
 
 
 @dataclass(frozen=True)
-class Totals:
-    """What one exchange tells, summed over the processes."""
+class ExchangedTotals:
+    """Sums over all ranks."""
 
-    # Of the outcome that was exchanged, zero without one.
+    # Of the pending iteration; zero without one.
     loss: float
     top1: float
     top5: float
     count: float
     bad_losses: float
     bad_gradients: float
-    # Of this moment.
+    # Of the current state.
     failures: float
     stop: float
     stalled: float
 
+    def mean_metrics(self) -> dict[str, float]:
+        """Return the mean loss, and errors in percent, by their names in the log."""
+        return {
+            "loss": self.loss / world_size(),
+            "top1_err": 100 - 100 * self.top1 / self.count,
+            "top5_err": 100 - 100 * self.top5 / self.count,
+        }
+
 
 def exchange(
-    outcome: Outcome | None, num_failures: int, stop: bool, stalled: bool = False
-) -> Totals:
-    """Tell all processes of an iteration and of this one's state, and hear of theirs.
+    pending: PendingIteration | None, num_failures: int, stop: bool, stalled: bool
+) -> ExchangedTotals:
+    """Sum the metrics of the pending iteration and the state of all ranks.
 
-    It returns when all processes have come to it: a process that failed on the way has
-    closed its connections, and the others get an error here instead of a total.
+    A collective: if a rank fails before it, its connections close and the others raise here.
     """
-    loss, top1, top5, norm = outcome.numbers.read() if outcome else [0.0] * 4
-    good_loss = math.isfinite(loss)
-    mine = [
-        loss if good_loss else 0.0,
+    loss, top1, top5, grad_norm = pending.metrics.read() if pending else [0.0] * 4
+    finite_loss = math.isfinite(loss)
+    local = [
+        loss if finite_loss else 0.0,
         top1,
         top5,
-        len(outcome.indices) if outcome else 0,
-        not good_loss,
-        not math.isfinite(norm),
+        len(pending.indices) if pending else 0,
+        not finite_loss,
+        not math.isfinite(grad_norm),
         num_failures,
         stop,
         stalled,
     ]
-    return Totals(*sum_over_processes([float(value) for value in mine]))
+    return ExchangedTotals(*all_reduce_sum([float(value) for value in local]))
 
 
 def check_finite(
-    outcome: Outcome, totals: Totals, paths: Sequence[str], gradients_may_overflow: bool
+    pending: PendingIteration,
+    totals: ExchangedTotals,
+    paths: Sequence[str],
+    gradients_may_overflow: bool,
 ) -> None:
-    """Raise on all processes if the loss or the gradient of one is not finite.
+    """Raise on all ranks if the loss or the gradient of one rank is not finite.
 
-    A gradient that is not finite comes from any batch of its group; all are named.
+    The error names the videos: of the batch for a loss, of the whole group for a gradient.
     """
-    loss, _, _, norm = outcome.numbers.read()
+    loss, _, _, grad_norm = pending.metrics.read()
     if totals.bad_losses:
-        what, value, indices = "loss", loss, outcome.indices
+        name, value, indices = "loss", loss, pending.indices
     elif totals.bad_gradients and not gradients_may_overflow:
-        what, value, indices = "gradient", norm, outcome.group_indices
+        name, value, indices = "gradient", grad_norm, pending.group_indices
     else:
         return
-    shares = gather((value, [paths[index] for index in indices]))
-    told = "; ".join(
-        f"{value} in process {rank}, batch of {', '.join(names)}"
-        for rank, (value, names) in enumerate(shares)
+    by_rank = all_gather((value, [paths[index] for index in indices]))
+    details = "; ".join(
+        f"{value} on rank {rank}, batch of {', '.join(names)}"
+        for rank, (value, names) in enumerate(by_rank)
         if not math.isfinite(value)
     )
     raise RunError(
-        f"the {what} is not finite at {outcome.at}: {told}. The last checkpoint is as it was."
+        f"the {name} is not finite at {pending.iteration}: {details}. "
+        "The last checkpoint is unchanged."
     )
-
-
-def mean_numbers(totals: Totals) -> dict[str, float]:
-    """Loss and errors in percent over all processes, by their names in the log."""
-    return {
-        "loss": totals.loss / world_size(),
-        "top1_err": 100 - 100 * totals.top1 / totals.count,
-        "top5_err": 100 - 100 * totals.top5 / totals.count,
-    }

@@ -1,19 +1,17 @@
-"""Starting all the processes of a run from one command.
+"""Launcher: starts the processes of a run on this node and reports their exit code.
 
-There are three cases. With one GPU or none, the run is this process itself. With
-several GPUs or machines, the command is given once on each of NUM_SHARDS machines and
-starts NUM_GPUS processes there, as in PySlowFast. Under `torchrun` the processes are
-there already, and this one is one of them.
+There are three cases. With at most one GPU on one node, this process is the run. Otherwise the
+command is given once on each of NUM_SHARDS nodes and starts NUM_GPUS processes there, as in
+PySlowFast. Under `torchrun`, this process is one rank that torchrun has started.
 
-PySlowFast's own launcher needs CUDA even to run on a CPU, waits without a limit for
-machines that do not come, and leaves processes running when one of them fails.
+PySlowFast's launcher needs CUDA even to run on a CPU, waits without a timeout for missing
+nodes, and leaves processes running when one of them fails.
 """
 
 from __future__ import annotations
 
 import atexit
 import datetime
-import logging
 import multiprocessing
 import os
 import signal
@@ -34,8 +32,9 @@ import torch.distributed as dist
 from fvcore.common.config import CfgNode
 
 from slowfast_lara.config import check_machine, load_config
+from slowfast_lara.engine.fingerprint import run_fingerprint
 from slowfast_lara.engine.heartbeat import Heartbeat
-from slowfast_lara.engine.rendezvous import meet
+from slowfast_lara.engine.rendezvous import join_run
 from slowfast_lara.engine.shutdown import end_process, friendly_errors
 from slowfast_lara.engine.signals import StopRequest, ignore_signals
 from slowfast_lara.errors import (
@@ -51,27 +50,25 @@ from slowfast_lara.errors import (
     run_with_exit_code,
 )
 
-logger = logging.getLogger(__name__)
-
-Run = Callable[[CfgNode, StopRequest], None]
+RunFunction = Callable[[CfgNode, StopRequest], None]
 
 DEFAULT_INIT_METHOD = "tcp://localhost:9999"
-# How long processes wait for each other at the start.
 RENDEZVOUS_SECONDS = 300
-# When one process has failed, the others have this long to end by themselves.
+# After one process has failed, the others may take this long to exit before they are killed.
 GRACE_SECONDS = 30
-# torchrun sets these variables in every process it starts.
+# torchrun sets these variables in every process that it starts.
 _TORCHRUN = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 
 
 @dataclass(frozen=True)
-class Place:
-    """One process's place in a run of several."""
+class RankInfo:
+    """The rank of one process, and the address of the rendezvous."""
 
     rank: int
     world_size: int
     local_rank: int
-    init_method: str
+    host: str
+    port: int
 
 
 def under_torchrun() -> bool:
@@ -79,105 +76,99 @@ def under_torchrun() -> bool:
 
 
 def prepare(cfg_file: str, opts: Sequence[Any], init_method: str | None) -> CfgNode:
-    """The config of a run on this machine, refused if this command cannot run it."""
-    cfg = _with_torchrun_counts(load_config(cfg_file, opts))
-    told = init_method is not None or "SHARD_ID" in opts or "NUM_SHARDS" in opts
-    if cfg.NUM_SHARDS > 1 and cfg.SHARD_ID == 0 and not told and not under_torchrun():
-        # Without an address, this process would wait for machines that cannot find it.
+    """Load the config of a run and check that this command can run it on this machine."""
+    cfg = load_config(cfg_file, opts)
+    is_explicit = init_method is not None or "SHARD_ID" in opts or "NUM_SHARDS" in opts
+    if under_torchrun():
+        world, local = int(os.environ["WORLD_SIZE"]), int(os.environ["LOCAL_WORLD_SIZE"])
+        node = int(os.environ["RANK"]) // local
+        counts = ["NUM_SHARDS", world // local, "SHARD_ID", node]
+        counts += ["NUM_GPUS", local] if cfg.NUM_GPUS > 0 else []
+        cfg = load_config(cfg_file, [*opts, *counts])
+    elif cfg.NUM_SHARDS > 1 and cfg.SHARD_ID == 0 and not is_explicit:
+        # Without an address, this process would wait for nodes that cannot find it.
         raise ConfigError(
-            f"NUM_SHARDS is {cfg.NUM_SHARDS} in {cfg_file}; on each of so many machines "
-            "--shard_id I --init_method tcp://HOST:PORT is expected, or NUM_SHARDS 1 for this "
-            "one alone"
+            f"NUM_SHARDS is {cfg.NUM_SHARDS} in {cfg_file}; run this command on each of the "
+            f"{cfg.NUM_SHARDS} nodes with --shard_id I --init_method tcp://HOST:PORT, or set "
+            "NUM_SHARDS 1 to run on this node only"
         )
     check_machine(cfg)
     return cfg
 
 
-def _with_torchrun_counts(cfg: CfgNode) -> CfgNode:
-    """Under torchrun, the config with torchrun's number of machines and processes."""
-    if not under_torchrun():
-        return cfg
-    world, local = int(os.environ["WORLD_SIZE"]), int(os.environ["LOCAL_WORLD_SIZE"])
-    cfg = cfg.clone()
-    cfg.defrost()
-    cfg.NUM_SHARDS, cfg.SHARD_ID = world // local, int(os.environ["RANK"]) // local
-    if cfg.NUM_GPUS > 0:
-        cfg.NUM_GPUS = local
-    cfg.freeze()
-    return cfg
-
-
-def launch(run: Run, cfg: CfgNode, init_method: str | None = None) -> int:
-    """Run `run` in every process of this command; the exit code."""
-    per_node = max(1, cfg.NUM_GPUS)
+def launch(run: RunFunction, cfg: CfgNode, init_method: str | None = None) -> int:
+    """Run `run` in every process of this command; return the exit code."""
     if under_torchrun():
-        place = Place(
-            int(os.environ["RANK"]),
-            int(os.environ["WORLD_SIZE"]),
-            int(os.environ["LOCAL_RANK"]),
-            "env://",
-        )
-        return _run_in_place(run, cfg, place)
+        rank, world_size, local_rank = (int(os.environ[name]) for name in _TORCHRUN[:3])
+        host, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
+        return run_process(run, cfg, RankInfo(rank, world_size, local_rank, host, port))
+    per_node = max(1, cfg.NUM_GPUS)
     if per_node * cfg.NUM_SHARDS == 1:
-        return _run_alone(run, cfg)
+        return run_process(run, cfg)
     if init_method is None and cfg.NUM_SHARDS == 1:
-        init_method = f"tcp://localhost:{_free_port()}"
-    place = Place(
-        cfg.SHARD_ID * per_node, per_node * cfg.NUM_SHARDS, 0, init_method or DEFAULT_INIT_METHOD
-    )
-    asked = urlsplit(place.init_method)
-    if asked.scheme != "tcp" or not asked.hostname or not _port(place.init_method):
-        raise InputError(f"--init_method is {place.init_method!r}; tcp://HOST:PORT is expected")
+        host, port = "localhost", _free_port()
+    else:
+        host, port = _parse_address(init_method or DEFAULT_INIT_METHOD)
+    info = RankInfo(cfg.SHARD_ID * per_node, per_node * cfg.NUM_SHARDS, 0, host, port)
     if per_node == 1:
-        return _run_in_place(run, cfg, place)
-    return spawn(run, cfg, place, per_node)
+        return run_process(run, cfg, info)
+    return spawn(run, cfg, info, per_node)
 
 
-def spawn(run: Run, cfg: CfgNode, first: Place, processes: int) -> int:
-    """Start this machine's processes and wait for them; `first` is the place of the first."""
+def _parse_address(init_method: str) -> tuple[str, int]:
+    try:
+        address = urlsplit(init_method)
+        if address.scheme == "tcp" and address.hostname and address.port:
+            return address.hostname, address.port
+    except ValueError:  # the port is not a number below 65536
+        pass
+    raise InputError(f"--init_method is {init_method!r}; must be tcp://HOST:PORT")
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("localhost", 0))
+        return probe.getsockname()[1]
+
+
+def spawn(run: RunFunction, cfg: CfgNode, first: RankInfo, processes: int) -> int:
+    """Start the processes of this node and wait for them; `first` describes the first one."""
     context = multiprocessing.get_context("spawn")
+    start_method = multiprocessing.get_start_method()
     with tempfile.TemporaryDirectory() as folder:
+        infos = [replace(first, rank=first.rank + i, local_rank=i) for i in range(processes)]
         children = [
-            context.Process(
-                target=_run_as_child,
-                args=(
-                    run,
-                    cfg,
-                    replace(first, rank=first.rank + i, local_rank=i),
-                    multiprocessing.get_start_method(),
-                    folder,
-                ),
-            )
-            for i in range(processes)
+            context.Process(target=_run_child, args=(run, cfg, info, start_method, folder))
+            for info in infos
         ]
         for child in children:
             child.start()
 
-        def forward() -> None:
+        def forward_signal() -> None:
             for child in children:
                 child.terminate()
 
-        StopRequest().listen(forward)
+        StopRequest().listen(forward_signal)
         code = _wait_for(children)
     atexit.register(ignore_signals)
     return code
 
 
 def _wait_for(children: Sequence[BaseProcess]) -> int:
-    """The exit code of the first child that fails; the others are killed GRACE_SECONDS later."""
+    """Return the exit code of the first child that fails; kill the others GRACE_SECONDS later."""
     code: int = DONE
     deadline: float | None = None
     alive = list(children)
     while alive:
-        left = None if deadline is None else max(0.0, deadline - time.monotonic())
-        wait([child.sentinel for child in alive], timeout=left)
+        timeout = None if deadline is None else max(0.0, deadline - time.monotonic())
+        wait([child.sentinel for child in alive], timeout=timeout)
         for child in [child for child in alive if not child.is_alive()]:
             alive.remove(child)
             if child.exitcode and code == DONE:
                 code, deadline = child.exitcode, time.monotonic() + GRACE_SECONDS
                 if code < 0:
                     name = signal.Signals(-code).name
-                    print_error(f"process {children.index(child)} of this machine died of {name}")
+                    print_error(f"local rank {children.index(child)} was killed by {name}")
                     code = FAILED
         if deadline is not None and time.monotonic() >= deadline:
             for child in alive:
@@ -185,87 +176,80 @@ def _wait_for(children: Sequence[BaseProcess]) -> int:
     return code
 
 
-def _run_as_child(run: Run, cfg: CfgNode, place: Place, start_method: str, folder: str) -> None:
+def _run_child(
+    run: RunFunction, cfg: CfgNode, info: RankInfo, start_method: str, folder: str
+) -> None:
     os.environ[LAUNCH_DIR] = folder
-    # Python made "spawn" the default of this process. The workers of its data loaders are to
-    # be started as they are in a run of one process.
+    # Spawning made "spawn" the default start method of this process. DataLoader workers start
+    # with the same method as in a run of one process.
     multiprocessing.set_start_method(start_method, force=True)
     threading.Thread(target=_end_with_parent, daemon=True).start()
-    sys.exit(_run_in_place(run, cfg, place))
+    sys.exit(run_process(run, cfg, info))
 
 
 def _end_with_parent() -> None:
-    """Wait until the command that started this process is gone, then end this process."""
+    """End this process when the launcher exits."""
     parent = multiprocessing.parent_process()
     if parent is not None:
         wait([parent.sentinel])
         end_process(FAILED)
 
 
-def _run_alone(run: Run, cfg: CfgNode) -> int:
+def run_process(run: RunFunction, cfg: CfgNode, info: RankInfo | None = None) -> int:
+    """Run `run` in this process, as one rank if `info` is given; return the exit code.
+
+    A rank of several does not return after a failure: it ends the process.
+    """
     stop = StopRequest().listen()
-    return _run_to_the_end(lambda: run(cfg, stop), alone=True)
-
-
-def _run_in_place(run: Run, cfg: CfgNode, place: Place) -> int:
-    stop = StopRequest().listen()
-    return _run_to_the_end(lambda: _join_and_run(run, cfg, place, stop), alone=False)
-
-
-def _run_to_the_end(work: Callable[[], None], *, alone: bool) -> int:
-    """The exit code. After a failure, a process with others around it ends here."""
     errors = []
 
     @friendly_errors()
-    def keep_error() -> None:
+    def work() -> None:
         try:
-            work()
+            if info is None:
+                run(cfg, stop)
+            else:
+                _run_rank(run, cfg, info, stop)
         except BaseException as error:
-            # With the error we keep the loaders it came from. PyTorch would wait for their
-            # workers before they go, ten seconds for each that is stalled.
+            # The reference keeps the loaders in the traceback alive. Their destructors would
+            # wait for the workers, ten seconds for each that hangs.
             errors.append(error)
             raise
 
-    code = run_with_exit_code(keep_error, os_error=FAILED)
-    if code != DONE and (not alone or multiprocessing.active_children()):
+    code = run_with_exit_code(work, os_error=FAILED)
+    if code != DONE and (info is not None or multiprocessing.active_children()):
         end_process(code)
-    # The work is done: Python would wait for workers that are stalled, and heed no signal.
+    # At exit Python would wait for workers that hang, without handling signals.
     for worker in multiprocessing.active_children():
         worker.kill()
     atexit.register(ignore_signals)
     return code
 
 
-def _join_and_run(run: Run, cfg: CfgNode, place: Place, stop: StopRequest) -> None:
-    heartbeat = _join(cfg, place)
-    heartbeat.share(stop)
+def _run_rank(run: RunFunction, cfg: CfgNode, info: RankInfo, stop: StopRequest) -> None:
+    heartbeat = _init_process_group(cfg, info, stop)
     run(cfg, stop)
     dist.barrier()
     heartbeat.stop()
-    # Python aborts if it ends while another thread is inside PyTorch.
-    heartbeat.join(timeout=10)
     dist.destroy_process_group()
 
 
-def _join(cfg: CfgNode, place: Place) -> Heartbeat:
-    """Meet the other processes of the run, and form a group with them."""
+def _init_process_group(cfg: CfgNode, info: RankInfo, stop: StopRequest) -> Heartbeat:
     backend = "gloo"
     if cfg.NUM_GPUS > 0:
-        torch.cuda.set_device(place.local_rank)
+        torch.cuda.set_device(info.local_rank)
         backend = f"cpu:gloo,cuda:{cfg.DIST_BACKEND}"
-    if place.init_method == "env://":
-        host, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
-    else:
-        where = urlsplit(place.init_method)
-        host, port = where.hostname or "", where.port or 0
-    patience = min(cfg.DIST_TIMEOUT, RENDEZVOUS_SECONDS)
+    timeout = min(cfg.DIST_TIMEOUT, RENDEZVOUS_SECONDS)
     try:
-        store, heartbeat = meet(cfg, place.rank, place.world_size, host, port, patience)
+        fingerprint = run_fingerprint(cfg, info.world_size)
+        heartbeat = Heartbeat(info.rank, info.world_size, stop)
+        address = info.host, info.port
+        store = join_run(fingerprint, info.rank, info.world_size, *address, timeout, heartbeat)
         dist.init_process_group(
             backend,
             store=store,
-            rank=place.rank,
-            world_size=place.world_size,
+            rank=info.rank,
+            world_size=info.world_size,
             timeout=datetime.timedelta(seconds=cfg.DIST_TIMEOUT),
         )
         return heartbeat
@@ -273,19 +257,6 @@ def _join(cfg: CfgNode, place: Place) -> Heartbeat:
         raise
     except (RuntimeError, ValueError, TimeoutError) as error:
         raise RunError(
-            f"process {place.rank} of {place.world_size} could not meet the others at "
-            f"{host}:{port} within {patience} s: {first_line(error)}"
+            f"rank {info.rank} of {info.world_size}: rendezvous at {info.host}:{info.port} failed "
+            f"within {timeout} s: {first_line(error)}"
         ) from None
-
-
-def _port(address: str) -> int | None:
-    try:
-        return urlsplit(address).port
-    except ValueError:
-        return None
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("localhost", 0))
-        return probe.getsockname()[1]

@@ -1,14 +1,14 @@
-"""Mixup and cutmix: each clip of a batch mixed with another one, and its label too.
+"""Mixup and CutMix.
 
-Zhang et al., "mixup" (2018): a weighted sum of both clips. Yun et al., "CutMix" (2019): a
-rectangle of the other clip, the same place in all frames. A clip's partner is the one at the
-mirrored place of the batch, and all clips of a batch are mixed alike. What is random is drawn on
-the host, by the seed of the batch, so that nothing waits for the device.
+Zhang et al., "mixup" (2018): a weighted sum of two clips. Yun et al., "CutMix" (2019): a
+rectangle of the other clip, at the same position in all frames. Clip i of a batch is mixed with
+clip -1 - i, and all clips of a batch share the random numbers. These are drawn on the host, from
+the seed of the batch, so that the host does not wait for the device.
 
-The labels count by their parts of the clip: the loss is the mean of both labels' losses with
-these weights, which is the cross-entropy to the mixed label, smoothed or not, because that is
-linear in it. A guess counts as right if it is the label with the larger part. So accuracies in
-training can reach 100 %, and of a batch that is not mixed they are the usual ones.
+The loss is the mean of the losses of both labels, weighted by their share of the clip. It equals
+the cross-entropy with the mixed label, with or without label smoothing, because that is linear in
+the label. A prediction is correct if it is the label with the larger share, so that the training
+accuracy can reach 100 %.
 """
 
 from __future__ import annotations
@@ -24,18 +24,17 @@ from torch.nn import functional
 
 
 class Mix(NamedTuple):
-    """How a batch is mixed: the part of a clip that stays its own, and what is cut into it."""
+    """Share of the own clip, and the rectangle of the other clip for CutMix."""
 
     own: float = 1.0
-    # Top, bottom, left and right of cutmix's rectangle.
-    cut: tuple[int, int, int, int] | None = None
+    cut: tuple[int, int, int, int] | None = None  # top, bottom, left, right
 
 
 NOT_MIXED = Mix()
 
 
 def draw_mix(mixup: CfgNode, height: int, width: int, seed: int) -> Mix:
-    """The mix of a batch of clips of this size, as the config's node MIXUP says."""
+    """Draw the mix of a batch of clips of the given size; `mixup` is the config node MIXUP."""
     rng = np.random.default_rng(seed)
     if not mixup.ENABLE or rng.random() >= mixup.PROB:
         return NOT_MIXED
@@ -46,19 +45,19 @@ def draw_mix(mixup: CfgNode, height: int, width: int, seed: int) -> Mix:
 
 
 def _draw_cut(own: float, height: int, width: int, rng: np.random.Generator) -> Mix:
-    """A rectangle about a random place, with the frame's aspect; what is outside is cut off."""
+    """Draw a rectangle with the aspect ratio of the frame and a random centre, cropped to it."""
     side = math.sqrt(1 - own)
     rows, columns = round(height * side), round(width * side)
     top, left = int(rng.integers(height)) - rows // 2, int(rng.integers(width)) - columns // 2
     bottom, right = min(top + rows, height), min(left + columns, width)
     top, left = max(top, 0), max(left, 0)
-    # The part that is left, which is more than was drawn where the frame has cut something off.
+    # If the frame crops the rectangle, the own share is larger than the one drawn.
     own = 1 - (bottom - top) * (right - left) / (height * width)
     return Mix(own, (top, bottom, left, right))
 
 
 def mix_clips(clips: Tensor, mix: Mix) -> Tensor:
-    """Clips [B, ..., H, W], each mixed with its partner."""
+    """Mix each clip of [B, ..., H, W] with its partner."""
     if mix == NOT_MIXED:
         return clips
     others = clips.flip(0)
@@ -71,7 +70,7 @@ def mix_clips(clips: Tensor, mix: Mix) -> Tensor:
 
 
 def mixed_loss(logits: Tensor, labels: Tensor, mix: Mix, smoothing: float) -> Tensor:
-    """The cross-entropy to the mixed labels."""
+    """Return the cross-entropy with the mixed labels."""
     loss = functional.cross_entropy(logits, labels, label_smoothing=smoothing)
     if mix.own == 1:
         return loss
@@ -80,5 +79,5 @@ def mixed_loss(logits: Tensor, labels: Tensor, mix: Mix, smoothing: float) -> Te
 
 
 def main_labels(labels: Tensor, mix: Mix) -> Tensor:
-    """The label that has the larger part of each clip."""
+    """Return the label with the larger share of each clip."""
     return labels if mix.own >= 0.5 else labels.flip(0)

@@ -1,13 +1,13 @@
-"""The optimiser and its learning rate.
+"""Optimiser, parameter groups and learning-rate schedule.
 
-As is usual for vision transformers, weight decay spares what is one-dimensional
-(biases, norms) and what the model's `no_weight_decay()` names (the class token
-and the positions). PySlowFast 1.0 decays all of these, and has no AdamW. With
-SOLVER.LAYER_DECAY (Clark et al. 2020, "ELECTRA") a parameter's rate is the less the
-more layers there are between it and the classifier.
+As usual for vision transformers, weight decay excludes one-dimensional parameters (biases,
+norms) and those that `no_weight_decay()` of the model names (class token, positional
+embeddings). PySlowFast 1.0 decays all of them, and has no AdamW. SOLVER.LAYER_DECAY (Clark et
+al. 2020, "ELECTRA") multiplies the learning rate of a parameter once for each layer between it
+and the classifier.
 
-The optimisers are PyTorch's fused ones: told on the device that a gradient is not
-finite, they leave their step out, and the host need not wait to decide it.
+The optimisers are PyTorch's fused ones: they read on the device whether a gradient is not
+finite and then skip the step, so that the host does not wait.
 """
 
 from __future__ import annotations
@@ -21,25 +21,17 @@ from torch import Tensor, nn
 
 from slowfast_lara.errors import ConfigError
 
-__all__ = [
-    "build_optimizer",
-    "load_optimizer",
-    "lr_at",
-    "lr_scale",
-    "scales_loss",
-    "set_lr",
-    "step_if_finite",
-]
-_OF_ADAM = {"step", "exp_avg", "exp_avg_sq"}
+_SGD_STATE = {"momentum_buffer"}
+_ADAM_STATE = {"step", "exp_avg", "exp_avg_sq"}
 
 
 def build_optimizer(model: nn.Module, cfg: CfgNode) -> torch.optim.Optimizer:
-    """The optimiser of SOLVER.OPTIMIZING_METHOD for a bare model."""
+    """Build the optimiser of SOLVER.OPTIMIZING_METHOD for a bare model."""
     solver = cfg.SOLVER
     groups = _parameter_groups(model, solver.WEIGHT_DECAY, solver.LAYER_DECAY)
-    # Fused SGD that leaves out its very first step has no momentum to go on with, and a
-    # loss scaler often begins so. On mps, what a fused optimiser is told is not heeded
-    # (pytorch pull request 186360).
+    # Fused SGD whose very first step is skipped has no momentum buffer afterwards, and a loss
+    # scaler often skips the first step. On mps, fused optimisers ignore `found_inf` (pytorch
+    # pull request 186360).
     fused = cfg.DEVICE != "mps" and (solver.OPTIMIZING_METHOD != "sgd" or not scales_loss(cfg))
     try:
         if solver.OPTIMIZING_METHOD == "sgd":
@@ -54,54 +46,54 @@ def build_optimizer(model: nn.Module, cfg: CfgNode) -> torch.optim.Optimizer:
         kind = {"adam": torch.optim.Adam, "adamw": torch.optim.AdamW}[solver.OPTIMIZING_METHOD]
         return kind(groups, lr=solver.BASE_LR, betas=(0.9, 0.999), fused=fused)
     except ValueError as error:
-        raise ConfigError(f"SOLVER cannot be used: {error}") from None
+        raise ConfigError(f"invalid SOLVER settings: {error}") from None
 
 
 def scales_loss(cfg: CfgNode) -> bool:
-    """Whether the loss is scaled up, so that small gradients outlast float16."""
+    """Whether the loss is scaled, so that small gradients do not underflow in float16."""
     return cfg.SOLVER.USE_MIXED_PRECISION and cfg.SOLVER.PRECISION == "float16"
 
 
 def load_optimizer(optimizer: torch.optim.Optimizer, state: dict[str, Any]) -> None:
-    """Take over what a saved optimiser has gathered, but none of its settings.
+    """Load the per-parameter state of a saved optimiser, but not its hyperparameters.
 
-    PyTorch looks at the number of parameters only, and would fail at the first step.
+    PyTorch checks the number of parameters only, and would fail at the first step.
     """
-    expected = {"momentum_buffer"} if isinstance(optimizer, torch.optim.SGD) else _OF_ADAM
-    gathered = {name for of_parameter in state["state"].values() for name in of_parameter}
-    if not gathered <= expected:
-        raise ValueError(f"it has {', '.join(sorted(map(str, gathered)))} of another method")
+    expected = _SGD_STATE if isinstance(optimizer, torch.optim.SGD) else _ADAM_STATE
+    found = {name for parameter in state["state"].values() for name in parameter}
+    if not found <= expected:
+        raise ValueError(f"expected {sorted(expected)}, got {sorted(map(str, found))}")
     saved, own = state["param_groups"], optimizer.param_groups
     parameters = [parameter for group in own for parameter in group["params"]]
     indices = [index for group in saved for index in group["params"]]
     for index, parameter in zip(indices, parameters):
-        _check_gathered(state["state"].get(index, {}), parameter, expected)
-    groups = [{**mine, "params": theirs["params"]} for mine, theirs in zip(own, saved)]
+        _check_parameter_state(state["state"].get(index, {}), parameter, expected)
+    groups = [{**group, "params": other["params"]} for group, other in zip(own, saved)]
     optimizer.load_state_dict({**state, "param_groups": groups + saved[len(own) :]})
 
 
-def _check_gathered(of_parameter: dict[str, Any], parameter: Tensor, expected: set[str]) -> None:
-    if of_parameter and of_parameter.keys() != expected:
-        raise ValueError(f"a parameter has no {', '.join(expected - of_parameter.keys())}")
-    for name, value in of_parameter.items():
-        if value is None and name == "momentum_buffer":  # of SGD without momentum
+def _check_parameter_state(state: dict[str, Any], parameter: Tensor, expected: set[str]) -> None:
+    if state and state.keys() != expected:
+        raise ValueError(f"a parameter has no {', '.join(expected - state.keys())}")
+    for name, value in state.items():
+        if value is None and name == "momentum_buffer":  # SGD without momentum
             continue
-        if isinstance(value, (int, float)) and name == "step":  # of earlier versions of PyTorch
+        if isinstance(value, (int, float)) and name == "step":  # earlier versions of PyTorch
             continue
         shape = parameter.shape if name != "step" else torch.Size()
         if not isinstance(value, Tensor) or value.shape != shape:
-            raise ValueError(f"its {name} of a parameter is not {list(shape)} numbers")
+            raise ValueError(f"{name} of a parameter is not a tensor of shape {list(shape)}")
 
 
 def step_if_finite(optimizer: torch.optim.Optimizer, norm: Tensor) -> None:
-    """Step, or touch nothing if the norm of the gradient is not finite.
+    """Step, or skip the step if the gradient norm is not finite.
 
-    Fused optimisers read `found_inf` on the device; PyTorch's GradScaler tells them so too. For
-    others the host waits to decide it.
+    Fused optimisers read `found_inf` on the device, as PyTorch's GradScaler uses it. For others
+    the host reads the norm.
     """
     if optimizer.defaults["fused"]:
         found_inf = (~norm.isfinite()).float()
-        optimizer.found_inf = found_inf  # type: ignore[attr-defined]  # set by users
+        optimizer.found_inf = found_inf  # type: ignore[attr-defined]  # a public attribute, by convention
         optimizer.step()
     elif norm.isfinite():
         optimizer.step()
@@ -110,50 +102,50 @@ def step_if_finite(optimizer: torch.optim.Optimizer, norm: Tensor) -> None:
 def _parameter_groups(
     model: nn.Module, weight_decay: float, layer_decay: float
 ) -> list[dict[str, Any]]:
-    """Parameters by weight decay and learning rate; `lr_scale` is a group's share of the rate."""
+    """Group parameters by weight decay and by `lr_scale`, a factor on the learning rate."""
     no_weight_decay: Any = getattr(model, "no_weight_decay", set)
     layers_after: Any = (lambda name: 0) if layer_decay == 1 else model.layers_after
-    spared_names = no_weight_decay()
+    no_decay_names = no_weight_decay()
     groups: dict[tuple[int, bool], list[nn.Parameter]] = {}
     for name, parameter in model.named_parameters():
         if parameter.requires_grad:
-            spare = parameter.ndim <= 1 or name in spared_names
-            groups.setdefault((layers_after(name), spare), []).append(parameter)
+            no_decay = parameter.ndim <= 1 or name in no_decay_names
+            groups.setdefault((layers_after(name), no_decay), []).append(parameter)
     return [
         {
             "params": parameters,
-            "weight_decay": 0.0 if spare else weight_decay,
+            "weight_decay": 0.0 if no_decay else weight_decay,
             "lr_scale": layer_decay**layers,
         }
-        for (layers, spare), parameters in sorted(groups.items())
+        for (layers, no_decay), parameters in sorted(groups.items())
     ]
 
 
 def set_lr(optimizer: torch.optim.Optimizer, lr: float) -> None:
-    """Set the learning rate; groups of lower layers have their share of it."""
+    """Set the learning rate of all groups, times their `lr_scale`."""
     for group in optimizer.param_groups:
         group["lr"] = lr * group["lr_scale"]
 
 
 def lr_scale(cfg: CfgNode, total_batch: int) -> float:
-    """How many times BASE_LR's reference batch the clips of one step are."""
+    """Return the ratio of the clips per step to SOLVER.REFERENCE_BATCH (1 if that is 0)."""
     reference = cfg.SOLVER.REFERENCE_BATCH
     return total_batch / reference if reference else 1.0
 
 
 def lr_at(cfg: CfgNode, epoch: float) -> float:
-    """The learning rate at a point of training, in epochs."""
+    """Return the learning rate after a number of epochs."""
     solver = cfg.SOLVER
     if epoch >= solver.WARMUP_EPOCHS:
-        return _lr_of_policy(cfg, epoch)
-    after = _lr_of_policy(cfg, solver.WARMUP_EPOCHS)
+        return _policy_lr(cfg, epoch)
+    after = _policy_lr(cfg, solver.WARMUP_EPOCHS)
     start = solver.WARMUP_START_LR
     return start + (after - start) * epoch / solver.WARMUP_EPOCHS
 
 
-def _lr_of_policy(cfg: CfgNode, epoch: float) -> float:
+def _policy_lr(cfg: CfgNode, epoch: float) -> float:
     lr = lr_policy.get_lr_func(cfg.SOLVER.LR_POLICY)(cfg, epoch)
-    if cfg.SOLVER.LR_POLICY == "cosine":  # PySlowFast's always ends at 0
+    if cfg.SOLVER.LR_POLICY == "cosine":  # PySlowFast's cosine schedule always ends at 0
         end = cfg.SOLVER.COSINE_END_LR
         lr = end + lr * (1.0 - end / cfg.SOLVER.BASE_LR)
     return lr

@@ -1,8 +1,8 @@
-"""Showing how training goes: a bar on a terminal, `json_stats:` lines in the log.
+"""Training metrics: a progress bar, `json_stats:` lines in the log, TensorBoard scalars.
 
-The lines have PySlowFast's names. Its TrainMeter knows no data time, takes the
-time left from the last iteration alone, and counts an epoch that was resumed
-half way as a whole one; to import it is to import matplotlib, a second at every start.
+The lines use PySlowFast's names. Its TrainMeter has no data time, computes the ETA from the last
+iteration alone, and counts a resumed part of an epoch as a whole one; importing it imports
+matplotlib, a second at every start.
 """
 
 from __future__ import annotations
@@ -15,36 +15,37 @@ from collections.abc import Iterable, Iterator
 from decimal import Decimal
 from typing import Any, TypeVar
 
+import numpy as np
 import torch
 from fvcore.common.config import CfgNode
 from fvcore.common.history_buffer import HistoryBuffer
 from slowfast.utils.logging import log_json_stats
 
-from slowfast_lara.data.dataset import VideoDataset
+from slowfast_lara.data.dataset import Sample, VideoDataset
+from slowfast_lara.data.transforms import pixels_of
 from slowfast_lara.engine.distributed import rank
-from slowfast_lara.engine.iteration import Outcome
-from slowfast_lara.engine.tensorboard import write_clips
+from slowfast_lara.engine.iteration import PendingIteration
 from slowfast_lara.progress import progress_bar
 
 T = TypeVar("T")
 
 
 class TrainProgress:
-    """Loss, accuracy and times: of the last LOG_PERIOD batches, and of the epoch."""
+    """Mean loss, errors and times over the last LOG_PERIOD batches and over the epoch."""
 
     def __init__(self, cfg: CfgNode, epoch_batches: int) -> None:
         self._cfg, self._epoch_batches = cfg, epoch_batches
         self._data_seconds = 0.0
         self._writer = _tensorboard(cfg) if rank() == 0 and cfg.TENSORBOARD.ENABLE else None
 
-    def show_clips(self, dataset: VideoDataset) -> None:
-        """A few labelled clips for TensorBoard."""
+    def show_clips(self, dataset: VideoDataset, class_names: list[str] | None) -> None:
+        """Write a few labelled clips to TensorBoard, if it is enabled."""
         if self._writer is not None:
-            write_clips(self._writer, dataset)
+            write_clips(self._writer, dataset, class_names)
 
     def start_epoch(self, epoch: int, first_batch: int) -> None:
         self._epoch, self._batch = epoch, first_batch
-        names = ("loss", "top1_err", "top5_err", "seconds", "data_seconds")
+        names = ("loss", "top1_err", "top5_err", "dt", "dt_data")
         self._meters = {name: HistoryBuffer(self._cfg.LOG_PERIOD) for name in names}
         self._bar = progress_bar(
             self._epoch_batches,
@@ -55,61 +56,49 @@ class TrainProgress:
         self._clock = time.perf_counter()
 
     def timed(self, batches: Iterable[T]) -> Iterator[T]:
-        """The batches, noting the time that each was waited for."""
-        iterator = iter(batches)
-        while True:
-            start = time.perf_counter()
-            try:
-                batch = next(iterator)
-            except StopIteration:
-                return
+        """Iterate over the batches and measure the time spent waiting for each."""
+        start = time.perf_counter()
+        for batch in batches:
             self._data_seconds = time.perf_counter() - start
             yield batch
+            start = time.perf_counter()
 
-    def lap(self) -> tuple[float, float]:
-        """The seconds since the last lap, and those of them that the batch was waited for."""
+    def lap(self) -> dict[str, float]:
+        """Return the seconds since the last call, and those spent waiting for the batch."""
         last, self._clock = self._clock, time.perf_counter()
-        return self._clock - last, self._data_seconds
+        return {"dt": self._clock - last, "dt_data": self._data_seconds}
 
-    def update(self, outcome: Outcome, means: dict[str, float]) -> None:
-        """Take in one iteration; `means` are over all processes."""
-        times = {"seconds": outcome.seconds, "data_seconds": outcome.data_seconds}
-        for name, value in {**means, **times}.items():
+    def update(self, pending: PendingIteration, means: dict[str, float]) -> None:
+        """Add an iteration, with its means over all ranks, and log it."""
+        for name, value in {**means, **pending.times}.items():
             self._meters[name].update(value)
-        self._batch, self._lr = outcome.at.batch + 1, outcome.at.lr
+        self._batch, self._lr = pending.iteration.batch + 1, pending.iteration.lr
         if rank() != 0:
             return
         self._bar.set_postfix(
             loss=f"{self._recent('loss'):.3f}",
             top1=f"{100 - self._recent('top1_err'):.1f}%",
-            data=f"{self._recent('data_seconds'):.3f}s",
+            data=f"{self._recent('dt_data'):.3f}s",
             eta=self._eta(),
             refresh=False,
         )
         self._bar.update()
         if self._batch % self._cfg.LOG_PERIOD == 0:
-            self._report(
-                "train_iter",
-                {"iter": f"{self._batch}/{self._epoch_batches}"},
-                {name: self._recent(name) for name in self._meters},
-            )
+            means = {name: self._recent(name) for name in self._meters}
+            self._report("train_iter", means, iter=f"{self._batch}/{self._epoch_batches}")
 
     def end_epoch(self) -> None:
         self._bar.close()
         if rank() == 0 and self._meters["loss"].values():
             means = {name: meter.global_avg() for name, meter in self._meters.items()}
-            self._report("train_epoch", {}, means)
+            self._report("train_epoch", means)
 
-    def validated(self, epoch: int, stats: dict[str, Any]) -> None:
-        """Report the accuracy after an epoch."""
+    def log_validation(self, epoch: int, stats: dict[str, Any]) -> None:
         if rank() == 0:
             total = self._cfg.SOLVER.MAX_EPOCH
             log_json_stats({"_type": "val_epoch", "epoch": f"{epoch + 1}/{total}", **stats})
-            self._write(
-                "val",
-                {key: stats[key] for key in ("top1_err", "top5_err")},
-                (epoch + 1) * self._epoch_batches,
-            )
+            errors = {key: stats[key] for key in ("top1_err", "top5_err")}
+            self._write("val", errors, (epoch + 1) * self._epoch_batches)
 
     def close(self) -> None:
         if self._writer is not None:
@@ -118,23 +107,19 @@ class TrainProgress:
     def _recent(self, name: str) -> float:
         return self._meters[name].avg(self._cfg.LOG_PERIOD)
 
-    def _report(self, kind: str, place: dict[str, Any], values: dict[str, float]) -> None:
+    def _report(self, kind: str, values: dict[str, float], **fields: str) -> None:
         memory = torch.cuda.max_memory_allocated() / 2**30 if torch.cuda.is_available() else 0.0
         log_json_stats(
             {
                 "_type": kind,
                 "epoch": f"{self._epoch + 1}/{self._cfg.SOLVER.MAX_EPOCH}",
-                **place,
-                "dt": values["seconds"],
-                "dt_data": values["data_seconds"],
+                **fields,
+                **values,
                 "eta": self._eta(),
-                "loss": values["loss"],
-                "top1_err": values["top1_err"],
-                "top5_err": values["top5_err"],
-                # log_json_stats keeps six decimals of a float, too few for this.
+                # log_json_stats rounds floats to six decimals, too few for a learning rate.
                 "lr": Decimal(f"{self._lr:.6g}"),
                 "gpu_mem": f"{memory:.2f}G",
-                **_main_memory(),
+                **_peak_memory(),
             }
         )
         scalars = {key: values[key] for key in ("loss", "top1_err", "top5_err")}
@@ -150,19 +135,35 @@ class TrainProgress:
     def _eta(self) -> str:
         done = self._epoch * self._epoch_batches + self._batch
         left = self._cfg.SOLVER.MAX_EPOCH * self._epoch_batches - done
-        seconds = self._recent("seconds") * left
-        return str(datetime.timedelta(seconds=int(seconds)))
+        return str(datetime.timedelta(seconds=int(self._recent("dt") * left)))
 
 
-def _main_memory() -> dict[str, str]:
-    """The peak of this process, where the system tells it; Windows does not."""
+def _peak_memory() -> dict[str, str]:
+    """Return the peak memory of this process; nothing on Windows, which has no `resource`."""
     try:
         import resource
     except ImportError:
         return {}
-    # Kilobytes, but bytes on a Mac.
+    # In kilobytes; in bytes on macOS.
     unit = 2**30 if sys.platform == "darwin" else 2**20
     return {"ram": f"{resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / unit:.2f}G"}
+
+
+def write_clips(
+    writer: Any, dataset: VideoDataset, class_names: list[str] | None, count: int = 4
+) -> None:
+    """Write clips of different classes to a SummaryWriter, frames side by side.
+
+    Their tags are "clips/LABEL_NAME".
+    """
+    first_of_class = {label: index for index, label in reversed([*enumerate(dataset.labels)])}
+    for index in sorted(first_of_class.values())[:count]:
+        sample = dataset[index]
+        if isinstance(sample, Sample) and sample.clip is not None:
+            frames = np.concatenate(list(pixels_of(sample.clip, dataset.cfg)), axis=1)
+            # TensorBoard replaces some characters; the number keeps the tags distinct.
+            name = class_names[sample.label] if class_names else "class"
+            writer.add_image(f"clips/{sample.label}_{name}", frames, dataformats="HWC")
 
 
 def _tensorboard(cfg: CfgNode) -> Any:

@@ -1,7 +1,8 @@
-"""What a run leaves beside its results: its log, its config, its surroundings."""
+"""Log file, console log, and the files that record the config and environment of a run."""
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import platform
@@ -22,34 +23,26 @@ from slowfast_lara.runs.folder import CONFIG, ENVIRONMENT, LOG, TEST_PREFIX
 
 logger = logging.getLogger(__name__)
 
-PACKAGES = (
-    "torch",
-    "torchvision",
-    "pyslowfast",
-    "fvcore",
-    "numpy",
-    "av",
-    "opencv-python",
-    "opencv-python-headless",
-)
+_OPENCV = ("opencv-python", "opencv-python-headless")
+PACKAGES = ("torch", "torchvision", "pyslowfast", "fvcore", "numpy", "av", *_OPENCV)
 
 
 class _PrintableFormatter(logging.Formatter):
-    """No control characters; further lines of a record are indented, as no record is."""
+    """Escapes control characters, and indents all but the first line of a record."""
 
     def format(self, record: logging.LogRecord) -> str:
         return printable(super().format(record), keep=LINES).replace("\n", "\n  ")
 
 
-_FORM = _PrintableFormatter(
+_FORMATTER = _PrintableFormatter(
     "[%(asctime)s][%(levelname)s] %(filename)s: %(lineno)d: %(message)s", "%m/%d %H:%M:%S"
 )
-# Lines that a terminal has a bar for.
-_SHOWN_BY_A_BAR = ('"_type": "train_iter"', '"split": "test_iter"')
+# On a terminal, the progress bar replaces these records.
+_PROGRESS_RECORDS = ('"_type": "train_iter"', '"split": "test_iter"')
 
 
 class _Console(logging.StreamHandler):
-    """Lines on stdout, until nobody reads them: `run | head` goes on, into its log."""
+    """Logs to stdout until its reader closes the pipe: `run | head` continues with its log file."""
 
     def handleError(self, record: logging.LogRecord) -> None:
         if isinstance(sys.exc_info()[1], OSError):
@@ -59,42 +52,41 @@ class _Console(logging.StreamHandler):
 
 
 class _LogFile(logging.FileHandler):
-    """Lines in a file. If one cannot be written, a warning says so once, on the console."""
+    """Logs to a file; the first record that cannot be written is reported on the console."""
 
-    told = False
+    warned = False
 
     def handleError(self, record: logging.LogRecord) -> None:
         error = sys.exc_info()[1]
         if not isinstance(error, OSError):
             super().handleError(record)
-        elif not self.told:
-            self.told = True
-            lost = "lines are lost while it cannot be written"
-            logger.warning("%s: %s: %s", self.baseFilename, lost, error.strerror)
+        elif not self.warned:
+            self.warned = True
+            reason = f"cannot write to {self.baseFilename}: {error.strerror}"
+            logger.warning("%s; records are missing from this log", reason)
 
 
 def set_up_logging() -> None:
-    """Process 0 logs to stdout, and keeps its lines for the file of `open_log`; others only warn.
+    """Log to stdout: all records on rank 0, warnings on the others.
 
-    PySlowFast's `setup_logging` writes no file, and takes every eighth rank for
-    the first one.
+    Rank 0 also buffers its records until `open_log`, because a run may not write to OUTPUT_DIR
+    before its checks have passed. PySlowFast's `setup_logging` writes no file, and takes every
+    eighth rank for the first one.
     """
     console = _Console(sys.stdout)
-    console.addFilter(_belongs_on_console)
-    console.setFormatter(_FORM)
-    logging.root.handlers = [console, *([_until_checked()] if rank() == 0 else [])]
+    console.addFilter(_show_on_console)
+    console.setFormatter(_FORMATTER)
+    logging.root.handlers = [console]
+    if rank() == 0:
+        buffer = MemoryHandler(capacity=100_000, flushLevel=sys.maxsize, flushOnClose=False)
+        logging.root.addHandler(buffer)
     logging.root.setLevel(logging.INFO if rank() == 0 else logging.WARNING)
 
 
-def _until_checked() -> MemoryHandler:
-    """Lines of a run whose checks have not passed, which may not write into OUTPUT_DIR yet."""
-    return MemoryHandler(capacity=100_000, flushLevel=sys.maxsize, flushOnClose=False)
-
-
 def open_log(output_dir: str) -> None:
-    """Write the lines of process 0 to a file, those that were kept first."""
+    """Log to a file of OUTPUT_DIR, starting with the buffered records."""
     file = _LogFile(os.path.join(output_dir, LOG), encoding="utf-8")
-    file.setFormatter(_FORM)
+    file.setFormatter(_FORMATTER)
     for handler in list(logging.root.handlers):
         if isinstance(handler, MemoryHandler):
             handler.setTarget(file)
@@ -103,19 +95,17 @@ def open_log(output_dir: str) -> None:
     logging.root.addHandler(file)
 
 
-def _belongs_on_console(record: logging.LogRecord) -> bool:
-    """Errors go to stderr by themselves (`errors.print_error`)."""
-    if record.levelno >= logging.ERROR:
+def _show_on_console(record: logging.LogRecord) -> bool:
+    if record.levelno >= logging.ERROR:  # `errors.print_error` prints them to stderr
         return False
     message = record.getMessage()
-    return not (sys.stdout.isatty() and any(part in message for part in _SHOWN_BY_A_BAR))
+    return not (sys.stdout.isatty() and any(part in message for part in _PROGRESS_RECORDS))
 
 
 def write_records(cfg: CfgNode) -> list[str]:
-    """Write the config, and the versions and the machine it is run with; the files' names.
+    """Write the config and the environment; return the names of the files.
 
-    A training and a test have their own: a later test leaves the training's as they are, which
-    the weights were made with.
+    Training and test have separate files, so that a later test keeps those of the training.
     """
     names = []
     for prefix, enabled in (("", cfg.TRAIN.ENABLE), (TEST_PREFIX, cfg.TEST.ENABLE)):
@@ -128,13 +118,17 @@ def write_records(cfg: CfgNode) -> list[str]:
 
 def _environment() -> dict[str, Any]:
     gpus = [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())]
+    packages = {}
+    for name in PACKAGES:
+        with contextlib.suppress(metadata.PackageNotFoundError):
+            packages[name] = metadata.version(name)
     return {
         "slowfast_lara": slowfast_lara.__version__,
         "git_commit": _git_commit(),
         "command": sys.argv,
         "python": platform.python_version(),
         "platform": platform.platform(),
-        "packages": {name: _version(name) for name in PACKAGES if _version(name)},
+        "packages": packages,
         "cpus": os.cpu_count(),
         "threads": torch.get_num_threads(),
         "gpus": gpus,
@@ -142,27 +136,11 @@ def _environment() -> dict[str, Any]:
     }
 
 
-def _version(package: str) -> str | None:
-    try:
-        return metadata.version(package)
-    except metadata.PackageNotFoundError:
-        return None
-
-
 def _git_commit() -> str | None:
-    """The checkout's commit, with "-dirty" if files differ from it."""
+    """Return the commit of the checkout, with "-dirty" if files differ from it."""
     folder = os.path.dirname(os.path.abspath(slowfast_lara.__file__))
-    command = [
-        "git",
-        "-C",
-        folder,
-        "describe",
-        "--always",
-        "--dirty",
-        "--abbrev=40",
-        "--exclude",
-        "*",
-    ]
+    describe = ["describe", "--always", "--dirty", "--abbrev=40", "--exclude", "*"]
+    command = ["git", "-C", folder, *describe]
     try:
         answer = subprocess.run(command, capture_output=True, text=True, timeout=10, check=True)
     except (OSError, subprocess.SubprocessError):

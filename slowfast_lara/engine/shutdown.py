@@ -1,4 +1,4 @@
-"""What ends a process of a run, besides errors that are told as they are."""
+"""Immediate exit of a process, and one-line reasons for lost peers and full shared memory."""
 
 from __future__ import annotations
 
@@ -17,49 +17,49 @@ from slowfast_lara.errors import RunError, UserError, first_line, no_shared_memo
 
 @contextlib.contextmanager
 def friendly_errors() -> Iterator[None]:
-    """Say the loss of another process, or the lack of shared memory, in words for people."""
+    """Turn a lost connection to a peer, or full shared memory, into a RunError of one line."""
     try:
         yield
     except UserError:
         raise
     except Exception as error:
-        if _is_lack_of_shared_memory(error):
+        if _is_full_shared_memory(error):
             raise RunError(no_shared_memory(first_line(error))) from None
         if not is_connection_loss(error):
             raise
-        reason = first_line(error)
-        raise RunError(f"lost another process of this run, so this one ends: {reason}") from None
+        raise RunError(f"lost connection to another rank: {first_line(error)}") from None
 
 
-def _is_lack_of_shared_memory(error: Exception) -> bool:
-    """Whether the queues of a loader, whose locks are in shared memory, found no room there."""
+def _is_full_shared_memory(error: Exception) -> bool:
+    """Whether the queues of a DataLoader found no space for their locks in shared memory."""
     if not isinstance(error, OSError) or error.errno != errno.ENOSPC or error.filename:
         return False
     try:
         return shutil.disk_usage("/dev/shm").free < 2**20
-    except OSError:  # not on this system
+    except OSError:  # this platform has no /dev/shm
         return False
 
 
 def is_connection_loss(error: Exception) -> bool:
-    """Whether the others of a run are at fault; gloo raises plain RuntimeErrors."""
+    """Whether a peer caused the error; gloo raises plain RuntimeErrors."""
     if not (dist.is_available() and dist.is_initialized()):
         return False
-    kinds = (dist.DistBackendError, dist.DistNetworkError, dist.DistStoreError)
-    signs = ("gloo", "nccl", "connection")
-    return isinstance(error, kinds) or (
-        isinstance(error, RuntimeError) and any(sign in str(error).lower() for sign in signs)
+    if isinstance(error, (dist.DistBackendError, dist.DistNetworkError, dist.DistStoreError)):
+        return True
+    message = str(error).lower()
+    return isinstance(error, RuntimeError) and any(
+        word in message for word in ("gloo", "nccl", "connection")
     )
 
 
 def end_process(code: int) -> None:
-    """Leave now, with all child processes.
+    """Exit now, and kill all child processes.
 
-    A process group that lost a member may never be torn down, and Python would wait for
-    the workers of a loader, which heed no signal (see `signals`).
+    The teardown of a process group that lost a rank may hang, and Python would wait for
+    DataLoader workers, which ignore signals (see `signals`).
     """
     for stream in (sys.stdout, sys.stderr):
-        with contextlib.suppress(OSError, ValueError):  # nobody reads it any more
+        with contextlib.suppress(OSError, ValueError):  # the reader has closed the pipe
             stream.flush()
     for child in multiprocessing.active_children():
         child.kill()

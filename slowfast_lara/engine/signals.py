@@ -1,12 +1,12 @@
-"""Ending on request: SIGTERM, SIGINT (Ctrl-C) and SIGUSR1 (Slurm's warning).
+"""Graceful stop on SIGTERM, SIGINT (Ctrl-C) and SIGUSR1 (the warning of Slurm).
 
-The first signal asks for a checkpoint at the next optimiser step and an end with exit
-code 75 (see `errors`). If the next batch does not come, because the workers of the loader
-are stalled, the state after the last optimiser step is saved instead.
+The first signal requests a checkpoint after the next optimiser step and an exit with code 75
+(see `errors`). If the next batch does not arrive because the DataLoader workers hang, the
+state after the last optimiser step is saved instead.
 
-A second SIGTERM or SIGINT ends the process at once. A thread looks out for it: Python
-itself acts on a signal only when the main thread comes back from a call into C, which may
-wait for other processes for half an hour.
+A second SIGTERM or SIGINT ends the process at once. A thread receives it: Python runs a signal
+handler only when the main thread returns from C code, which may block on other ranks for half
+an hour.
 """
 
 from __future__ import annotations
@@ -26,30 +26,30 @@ from slowfast_lara.errors import INTERRUPTED, print_error
 
 T = TypeVar("T")
 
-# Windows has neither SIGUSR1 nor a timer. There a run whose next batch does not come is ended by
-# the second Ctrl-C alone.
+# Windows has neither SIGUSR1 nor interval timers. There, only a second Ctrl-C ends a run whose
+# next batch does not arrive.
 _HAS_TIMER = hasattr(signal, "setitimer")
 SIGNALS = tuple(
     getattr(signal, name) for name in ("SIGTERM", "SIGINT", "SIGUSR1") if hasattr(signal, name)
 )
-# Slurm sends SIGTERM some time after the warning SIGUSR1: that is no second request.
+# SIGUSR1 is missing: Slurm sends SIGTERM some time after it, which is not a second request.
 _URGENT = (signal.SIGTERM, signal.SIGINT)
-# One Ctrl-C or `scancel` reaches a process twice, by itself and by way of its launcher.
+# One Ctrl-C or `scancel` reaches a process twice: directly, and through its launcher.
 SAME_REQUEST_SECONDS = 0.3
-# How long a batch is waited for after a signal.
+# How long to wait for the next batch after a signal.
 PATIENCE_SECONDS = 5.0
 
 
 class _Stalled(BaseException):
-    """Raised into the wait for a batch that does not come; no `except Exception` keeps it."""
+    """Interrupts the wait for a batch; no `except Exception` catches it."""
 
 
 class StopRequest:
-    """Set by a signal, asked by the loops of training and testing."""
+    """A request to stop, set by a signal and polled by the training and test loops."""
 
     def __init__(self) -> None:
         self.signal_name: str | None = None
-        # Whether the batches have ended early, because the next one did not come.
+        # Whether `batches` ended early because the next batch did not arrive.
         self.stalled = False
         self._waiting_since: float | None = None
         self._listening = False
@@ -59,32 +59,31 @@ class StopRequest:
         return self.signal_name is not None
 
     def request(self, reason: str) -> None:
-        """Ask for an end; of several reasons, the first is told."""
+        """Request a stop; the first reason is kept."""
         self.signal_name = self.signal_name or reason
-        if self._listening and _HAS_TIMER:  # see `_look_for_a_stall`
+        if self._listening and _HAS_TIMER:  # see `_on_timer`
             signal.setitimer(signal.ITIMER_REAL, 1.0, 1.0)
 
     def listen(self, on_request: Callable[[], None] | None = None) -> StopRequest:
-        """Take over the signals, in the main thread of a process.
+        """Install the signal handlers; call it in the main thread.
 
-        `on_request` is called in another thread at the first of them.
+        `on_request` is called in another thread at the first signal.
         """
-        receiving, sending = socket.socketpair()
-        sending.setblocking(False)
-        signal.set_wakeup_fd(sending.fileno(), warn_on_full_buffer=False)
-        watch = threading.Thread(
-            target=self._watch, args=(receiving, sending, on_request), name="signals", daemon=True
-        )
-        watch.start()
+        receiver, sender = socket.socketpair()
+        sender.setblocking(False)
+        signal.set_wakeup_fd(sender.fileno(), warn_on_full_buffer=False)
+        threading.Thread(
+            target=self._watch, args=(receiver, sender, on_request), name="signals", daemon=True
+        ).start()
         for number in SIGNALS:
-            signal.signal(number, self._receive)
+            signal.signal(number, self._on_signal)
         if _HAS_TIMER:
-            signal.signal(signal.SIGALRM, self._look_for_a_stall)
+            signal.signal(signal.SIGALRM, self._on_timer)
         self._listening = True
         return self
 
     def batches(self, loader: Iterable[T]) -> Iterator[T]:
-        """What a loader yields. It ends early, `stalled`, if nothing comes after a request."""
+        """Iterate over a loader; end early, `stalled`, if no batch arrives after a request."""
         try:
             self._waiting_since = time.monotonic()
             for batch in loader:
@@ -96,10 +95,10 @@ class StopRequest:
         finally:
             self._waiting_since = None
 
-    def _receive(self, number: int, _frame: Any) -> None:
+    def _on_signal(self, number: int, _frame: Any) -> None:
         self.request(signal.Signals(number).name)
 
-    def _look_for_a_stall(self, _number: int, _frame: Any) -> None:
+    def _on_timer(self, _number: int, _frame: Any) -> None:
         since = self._waiting_since
         if self.requested and since is not None and time.monotonic() - since > PATIENCE_SECONDS:
             self._waiting_since = None
@@ -107,14 +106,14 @@ class StopRequest:
 
     def _watch(
         self,
-        receiving: socket.socket,
-        _kept_open: socket.socket,
+        receiver: socket.socket,
+        _sender: socket.socket,  # a reference that keeps it open
         on_request: Callable[[], None] | None,
     ) -> None:
         urgent_since: float | None = None
         while True:
-            for number in receiving.recv(4096):
-                if number in SIGNALS:  # `_receive` waits for the main thread
+            for number in receiver.recv(4096):
+                if number in SIGNALS:  # `_on_signal` runs later, in the main thread
                     self.request(signal.Signals(number).name)
                     if on_request is not None:
                         on_request()
@@ -129,10 +128,10 @@ class StopRequest:
 
 
 def ignore_signals() -> None:
-    """For a process that ends, its exit code being settled, and for one that heeds its parent.
+    """Ignore the stop signals and the timer, in workers and while the interpreter shuts down.
 
-    While Python ends, it gives the signals back to the system: one that comes then would kill the
-    process, which would seem not to have saved. So would the timer of `request`.
+    During shutdown Python restores the default handlers: a signal, or the timer of `request`,
+    would then kill the process and change its exit code.
     """
     if _HAS_TIMER:
         signal.setitimer(signal.ITIMER_REAL, 0)
@@ -141,17 +140,16 @@ def ignore_signals() -> None:
 
 
 def shield_workers(loader: DataLoader) -> DataLoader:
-    """Let the loader's workers outlive a signal sent to the whole process group.
+    """Make the workers of a loader ignore the stop signals; they exit with their parent.
 
-    Slurm and a terminal signal every process; a worker that died of it would
-    break the batch at which the main process wants to save. Workers end when
-    their parent does.
+    Slurm and terminals signal every process. A worker that died of it would lose the batch
+    after which the main process saves.
     """
-    loader.worker_init_fn = functools.partial(_init_shielded, loader.worker_init_fn)
+    loader.worker_init_fn = functools.partial(_init_worker, loader.worker_init_fn)
     return loader
 
 
-def _init_shielded(init: Callable[[int], None] | None, worker_id: int) -> None:
+def _init_worker(init: Callable[[int], None] | None, worker_id: int) -> None:
     ignore_signals()
     if init is not None:
         init(worker_id)

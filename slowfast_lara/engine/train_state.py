@@ -1,4 +1,4 @@
-"""What a checkpoint of a training holds: saving it, and starting from one."""
+"""Model, EMA, optimiser and loss scaler of a training, and their checkpoints."""
 
 from __future__ import annotations
 
@@ -8,173 +8,164 @@ import os
 from typing import Any
 
 import torch
-import torch.distributed as dist
 from fvcore.common.config import CfgNode
 
 from slowfast_lara.data.classes import names_in
 from slowfast_lara.engine import resume_policy
 from slowfast_lara.engine.distributed import (
+    barrier,
     broadcast_from_rank0,
-    per_process,
     rank,
-    without_ddp,
+    train_batch_per_rank,
+    unwrap_ddp,
     world_size,
 )
+from slowfast_lara.engine.ema import ModelEMA
 from slowfast_lara.engine.optimizer import build_optimizer, load_optimizer, scales_loss
-from slowfast_lara.engine.weight_average import WeightAverage
 from slowfast_lara.errors import CheckpointError, ConfigError, DataError, WeightsError, first_line
 from slowfast_lara.models import MODEL_REGISTRY, build_model
 from slowfast_lara.models.build import device_of
 from slowfast_lara.models.weights.pretrained import image_weights, load_pretrained
 from slowfast_lara.runs import checkpoint, saved_config
-from slowfast_lara.runs.checkpoint import Position
+from slowfast_lara.runs.checkpoint import TrainingPosition
 
 logger = logging.getLogger(__name__)
 
 
 class TrainState:
-    """Model, its average, optimiser and loss scaler, at `start`: where training is to go on.
+    """Everything a training changes; `start` is the position to train from.
 
-    There is no more to it: random states follow from the seed and the place in the run.
-    `train_list` says which videos are trained on (`resume_policy.list_fingerprint`).
+    Random states are not part of it: they follow from the seed and the position.
+
+    Args:
+        cfg: The config of the run.
+        train_list: The fingerprint of the training list (`resume_policy.list_fingerprint`).
     """
 
     def __init__(self, cfg: CfgNode, train_list: str) -> None:
         self.cfg, self.train_list = cfg, train_list
         self.class_names = _class_names(cfg)
-        batch_size = per_process(cfg, "TRAIN.BATCH_SIZE")
+        batch_size = train_batch_per_rank(cfg)
         if cfg.MIXUP.ENABLE and batch_size < 2:
-            raise ConfigError("MIXUP.ENABLE is True; at least 2 clips for each process are needed")
+            raise ConfigError("MIXUP.ENABLE is True; each process needs at least 2 clips per batch")
         self.global_batch = batch_size * world_size()
         found = broadcast_from_rank0(lambda: _find_start(cfg, train_list))
         torch.manual_seed(cfg.RNG_SEED)
         self.model = build_model(cfg)
-        self.optimizer = build_optimizer(without_ddp(self.model), cfg)
+        bare_model = unwrap_ddp(self.model)
+        self.optimizer = build_optimizer(bare_model, cfg)
         self.scaler = torch.amp.GradScaler(device_of(cfg).type, enabled=scales_loss(cfg))
         decay = cfg.SOLVER.EMA_DECAY
-        self.average = WeightAverage(without_ddp(self.model), decay) if decay else None
-        self.start = self._restore(*found) if found else Position()
+        self.ema = ModelEMA(bare_model, decay) if decay else None
+        self.start = self._restore(*found) if found else TrainingPosition()
 
-    def save(self, position: Position) -> str:
-        """Write the checkpoint of a position; its path."""
+    def save(self, position: TrainingPosition) -> str:
+        """Write the checkpoint of a position; return its path."""
         path = checkpoint.path_of(self.cfg.OUTPUT_DIR, position, self.global_batch)
         if rank() == 0:
             checkpoint.save(path, self._content(position))
             checkpoint.prune(path, self.cfg.TRAIN.CHECKPOINT_KEEP)
             logger.info("Saved %s", path)
-        if world_size() > 1:  # nobody leaves while process 0 writes
-            dist.barrier()
+        barrier()  # no rank exits while rank 0 writes
         return path
 
-    def save_if_best(self, position: Position, stats: dict[str, Any]) -> None:
-        """Write best.pyth if the validation error is lower than that of the one there."""
+    def save_if_best(self, position: TrainingPosition, stats: dict[str, Any]) -> None:
+        """Write best.pyth if the top-1 validation error is lower than that of the present one."""
         path = checkpoint.best_path(self.cfg.OUTPUT_DIR)
         if rank() == 0 and stats["top1_err"] < _best_error(path):
             checkpoint.save(path, {**self._content(position), "val": stats})
 
-    def _content(self, position: Position) -> dict[str, Any]:
+    def _content(self, position: TrainingPosition) -> dict[str, Any]:
+        ema = {}
+        if self.ema is not None:
+            ema = {checkpoint.EMA_STATE: self.ema.state_dict(), "ema_steps": self.ema.steps}
         return {
-            # The index of the last whole epoch, as in PySlowFast.
+            # The index of the last completed epoch, as in PySlowFast.
             "epoch": position.epochs - 1,
             "iteration": position.batches,
             "global_batch": self.global_batch,
-            "model_state": without_ddp(self.model).state_dict(),
-            **self._content_of_average(),
+            "model_state": unwrap_ddp(self.model).state_dict(),
+            **ema,
             "optimizer_state": self.optimizer.state_dict(),
             "scaler_state": self.scaler.state_dict(),
             "rng_seed": self.cfg.RNG_SEED,
             "train_list": self.train_list,
-            # What a copied file needs to be used: the config has the normalisation too.
+            # With these two, the file alone is enough to use the model.
             "cfg": self.cfg.dump(),
             "class_names": self.class_names,
         }
 
-    def _content_of_average(self) -> dict[str, Any]:
-        if self.average is None:
-            return {}
-        return {checkpoint.EMA_STATE: self.average.state(), "ema_steps": self.average.steps}
-
-    def _restore(self, path: str, content: dict[str, Any], go_on: bool) -> Position:
+    def _restore(self, path: str, content: dict[str, Any], resume: bool) -> TrainingPosition:
         self._load_weights(path, content)
-        if not go_on:
-            return Position()
+        if not resume:
+            return TrainingPosition()
         try:
-            self._restore_optimizer(content)
-            self._restore_scaler(content["scaler_state"] or self.scaler.state_dict())
-        # The content may be anything: see `checkpoint.load`.
+            self._load_optimizer(path, content)
+            scaler_state = content["scaler_state"] or self.scaler.state_dict()
+            if not all(isinstance(value, (int, float)) for value in scaler_state.values()):
+                raise TypeError("'scaler_state' has values that are not numbers")
+            self.scaler.load_state_dict(scaler_state)
+        # A foreign file may contain anything: see `checkpoint.load`.
         except (AttributeError, LookupError, TypeError, ValueError, RuntimeError) as error:
             raise CheckpointError(
-                f"checkpoint {path} cannot be continued: its optimiser's state "
-                f"does not fit ({first_line(error)})"
+                f"cannot resume from checkpoint {path}: the state of its optimiser does not fit "
+                f"({first_line(error)})"
             ) from None
         position = checkpoint.position_of(path, content, self.global_batch)
-        _log_continuing(path, position, self.cfg.SOLVER.MAX_EPOCH)
-        # A step is never resumed half way.
+        _log_resume(path, position, self.cfg.SOLVER.MAX_EPOCH)
+        # Resume at the start of a group of accumulated batches.
         steps = self.cfg.SOLVER.ACCUMULATE_STEPS
-        return Position(position.epochs, position.batches // steps * steps)
+        return TrainingPosition(position.epochs, position.batches // steps * steps)
 
     def _load_weights(self, path: str, content: dict[str, Any]) -> None:
-        """The weights, and their average, which starts from them where the checkpoint has none."""
-        model, average = without_ddp(self.model), content.get(checkpoint.EMA_STATE)
-        if self.average is not None and average is not None:
-            checkpoint.load_weights(model, average, path)
-            self.average.begin(content.get("ema_steps", 0))
+        """Load the weights and the EMA; without one in the checkpoint, it starts from them."""
+        model, ema_state = unwrap_ddp(self.model), content.get(checkpoint.EMA_STATE)
+        if self.ema is not None and ema_state is not None:
+            checkpoint.load_weights(model, ema_state, path)
+            self.ema.reset(content.get("ema_steps", 0))
         checkpoint.load_weights(model, content["model_state"], path)
-        if self.average is not None and average is None:
-            self.average.begin()
+        if self.ema is not None and ema_state is None:
+            self.ema.reset()
 
-    def _restore_scaler(self, state: dict[str, Any]) -> None:
-        if not all(isinstance(value, (int, float)) for value in state.values()):
-            raise TypeError("numbers are expected as its scaler_state")
-        self.scaler.load_state_dict(state)
-
-    def _restore_optimizer(self, content: dict[str, Any]) -> None:
-        before, method = (
-            saved_config.saved_value(content, "SOLVER.OPTIMIZING_METHOD"),
-            self.cfg.SOLVER.OPTIMIZING_METHOD,
-        )
-        decay = saved_config.saved_value(content, "SOLVER.LAYER_DECAY")
-        if before not in (None, method):
-            logger.warning("%s begins anew: what %s has gathered is not for it", method, before)
-        elif (decay in (None, 1)) != (self.cfg.SOLVER.LAYER_DECAY == 1):
-            logger.warning("%s begins anew: SOLVER.LAYER_DECAY orders parameters otherwise", method)
+    def _load_optimizer(self, path: str, content: dict[str, Any]) -> None:
+        method, layer_decay = self.cfg.SOLVER.OPTIMIZING_METHOD, self.cfg.SOLVER.LAYER_DECAY
+        saved_method = saved_config.saved_value(content, "SOLVER.OPTIMIZING_METHOD")
+        saved_decay = saved_config.saved_value(content, "SOLVER.LAYER_DECAY")
+        if saved_method not in (None, method):
+            reason = f"it is of {saved_method}"
+        elif (saved_decay in (None, 1)) != (layer_decay == 1):
+            reason = "SOLVER.LAYER_DECAY changes the order of the parameters"
         else:
             load_optimizer(self.optimizer, content["optimizer_state"])
+            return
+        logger.warning("Resetting %s: state from %s is incompatible: %s", method, path, reason)
 
 
 def _class_names(cfg: CfgNode) -> list[str] | None:
-    """The names beside the lists; None where there are none that fit."""
+    """Return the class names of the list folder; None if it has no valid ones."""
     try:
         return names_in(cfg.DATA.PATH_TO_DATA_DIR, cfg.MODEL.NUM_CLASSES)
-    except DataError as error:  # no reason to stop a training
-        logger.warning("checkpoints will have no class names: %s", error)
+    except DataError as error:  # not fatal: training does not need the names
+        logger.warning("Checkpoints will have no class names: %s", error)
         return None
 
 
-def _log_continuing(path: str, position: Position, max_epoch: int) -> None:
-    if position.epochs >= max_epoch:
-        logger.info(
-            "Training is finished: %d epochs are done (SOLVER.MAX_EPOCH %d) in %s",
-            position.epochs,
-            max_epoch,
-            path,
-        )
+def _log_resume(path: str, position: TrainingPosition, max_epoch: int) -> None:
+    epochs, batches = position.epochs, position.batches
+    if epochs >= max_epoch:
+        limit = f"SOLVER.MAX_EPOCH {max_epoch}"
+        logger.info("Training is complete: %s has %d epochs (%s)", path, epochs, limit)
     else:
-        logger.info(
-            "Continuing %s: %d whole epochs and %d batches are done",
-            path,
-            position.epochs,
-            position.batches,
-        )
+        logger.info("Resuming from %s: %d epochs, %d batches are done", path, epochs, batches)
 
 
 def _find_start(cfg: CfgNode, train_list: str) -> tuple[str, dict[str, Any], bool] | None:
-    """The checkpoint to start from, and whether to go on from its epoch."""
+    """Return the path and content to start from, and whether to resume at its position."""
     if not cfg.TRAIN.AUTO_RESUME and checkpoint.exist_in(cfg.OUTPUT_DIR):
-        # They would be mixed with ours, and the newest of all tested.
+        # Checkpoints of both runs would mix, and the newest of all would be tested.
         raise ConfigError(
-            f"TRAIN.AUTO_RESUME is False; {cfg.OUTPUT_DIR} has checkpoints "
-            "of another run, so another OUTPUT_DIR is expected"
+            f"TRAIN.AUTO_RESUME is False, but {cfg.OUTPUT_DIR} has checkpoints of another run; "
+            "choose another OUTPUT_DIR"
         )
     found = checkpoint.newest(cfg.OUTPUT_DIR)
     path = cfg.TRAIN.CHECKPOINT_FILE_PATH
@@ -189,11 +180,11 @@ def _find_start(cfg: CfgNode, train_list: str) -> tuple[str, dict[str, Any], boo
 
 
 def _adapted_weights(cfg: CfgNode, path: str) -> dict[str, Any]:
-    """The weights of a file of any known kind, made to fit this model."""
+    """Load a weight file of any supported format, adapted to this model."""
     content = checkpoint.peek_checkpoint(path)
     resume_policy.check_start(path, content, cfg)
     if checkpoint.EMA_STATE in content:
-        logger.info("Of %s, the moving average of the weights", path)
+        logger.info("Using the EMA weights of %s", path)
     torch.manual_seed(cfg.RNG_SEED)
     model = MODEL_REGISTRY.get(cfg.MODEL.MODEL_NAME).from_config(cfg)
     logger.info("%s", load_pretrained(model, path, inflate=cfg.VIT.INFLATE).table())

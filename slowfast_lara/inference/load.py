@@ -139,7 +139,7 @@ def _check_sizes(
         raise CheckpointError(f"{path}: {error}") from None
     if trained != checkpoint.TrainedAttention.SAME:
         own, states = (
-            {name: x for name, x in tensors.items() if checkpoint.OF_ESTIMATOR not in name}
+            {name: x for name, x in tensors.items() if checkpoint.ESTIMATOR_PART not in name}
             for tensors in (own, states)
         )
     checkpoint.check_fit(own, states, path)

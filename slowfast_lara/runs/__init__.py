@@ -1,1 +1,1 @@
-"""The files a run leaves in OUTPUT_DIR: checkpoints, logs, results."""
+"""Files of a run in OUTPUT_DIR: checkpoints, saved config, logs, results."""

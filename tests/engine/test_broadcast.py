@@ -1,10 +1,9 @@
-"""What process 0 has read reaches all, whole, and without being in memory many times."""
+"""broadcast_from_rank0: content, errors and memory."""
 
 from __future__ import annotations
 
 import collections
 import datetime
-import multiprocessing
 import resource
 from pathlib import Path
 
@@ -14,6 +13,7 @@ import torch.distributed as dist
 
 from slowfast_lara.engine.distributed import broadcast_from_rank0, rank
 from slowfast_lara.errors import CheckpointError
+from tests.helpers.runs import ROOT, finish, start
 
 LARGE = 200 * 2**20
 
@@ -35,7 +35,7 @@ def content() -> dict:
     }
 
 
-def hands_over(folder: str) -> None:
+def check_content(folder: str) -> None:
     received, own = broadcast_from_rank0(lambda: (folder, content())), content()
     assert received[0] == folder
     sparse = received[1].pop("sparse").to_dense()
@@ -45,7 +45,7 @@ def hands_over(folder: str) -> None:
     assert type(received[1]["model_state"]) is collections.OrderedDict
 
 
-def raises_everywhere(folder: str) -> None:
+def check_errors(folder: str) -> None:
     def make() -> None:
         raise CheckpointError(f"{folder} is bad")
 
@@ -53,12 +53,12 @@ def raises_everywhere(folder: str) -> None:
         broadcast_from_rank0(make)
 
 
-def makes_on_the_first_alone(folder: str) -> None:
+def check_that_only_rank_0_calls(folder: str) -> None:
     assert broadcast_from_rank0(lambda: rank()) == 0
 
 
-def stays_below_a_limit(folder: str) -> None:
-    """A copy beside the tensor itself would not fit."""
+def check_memory(folder: str) -> None:
+    """Limit the memory so that a second copy of the tensor does not fit."""
     dist.barrier()
     with open("/proc/self/statm") as file:
         limit = int(file.read().split()[0]) * resource.getpagesize() + LARGE + LARGE * 3 // 4
@@ -67,28 +67,25 @@ def stays_below_a_limit(folder: str) -> None:
     assert received.shape == (LARGE,) and bool((received[:: 2**20] == 3).all())
 
 
-def _process(number: int, folder: str) -> None:
+def run_checks(rank: int, folder: str) -> None:
     dist.init_process_group(
         "gloo",
         init_method=f"file://{folder}/store",
-        rank=number,
+        rank=rank,
         world_size=2,
         timeout=datetime.timedelta(seconds=120),
     )
-    for work in (hands_over, raises_everywhere, makes_on_the_first_alone, stays_below_a_limit):
-        work(folder)
+    for check in (check_content, check_errors, check_that_only_rank_0_calls, check_memory):
+        check(folder)
         dist.barrier()
-    # Python aborts if it ends while a thread of the group's is inside PyTorch.
+    # Python aborts if it exits while a thread of the process group is inside PyTorch.
     dist.destroy_process_group()
 
 
 def test_two_processes(tmp_path: Path):
-    context = multiprocessing.get_context("spawn")
-    processes = [context.Process(target=_process, args=(i, str(tmp_path))) for i in range(2)]
+    script = "from tests.engine.test_broadcast import run_checks; run_checks({}, {!r})"
+    programs = [("-c", script.format(i, str(tmp_path))) for i in range(2)]
+    processes = [start(program=program, folder=ROOT) for program in programs]
     for process in processes:
-        process.start()
-    for process in processes:
-        process.join(300)
-        process.kill()
-        process.join()
-    assert [process.exitcode for process in processes] == [0, 0]
+        code, _, stderr = finish(process)
+        assert code == 0, stderr

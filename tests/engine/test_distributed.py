@@ -1,6 +1,6 @@
-"""Several processes equal one, and none is left behind when one dies.
+"""Runs of several processes: results equal to those of one process, and no process left behind.
 
-Real commands on the loopback: two "nodes", torchrun, and the spawning launcher.
+Commands on the loopback interface: two "nodes", torchrun, and the spawning launcher.
 """
 
 from __future__ import annotations
@@ -9,15 +9,23 @@ import json
 import os
 import signal
 import socket
-import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 
+from tests.helpers.launchers import (
+    command_line,
+    descendants,
+    iterations,
+    linux_only,
+    start_node,
+    start_nodes,
+    start_spawning,
+    start_torchrun,
+)
 from tests.helpers.runs import (
-    RUN_NET,
     finish,
     free_port,
     json_stats,
@@ -25,13 +33,11 @@ from tests.helpers.runs import (
     load_checkpoint,
     run_ok,
     same_tensors,
-    start,
     wait_for,
     write_config,
 )
 
-TORCHRUN = ("-m", "torch.distributed.run", "--nproc-per-node")
-# Adam divides by the size of a gradient, which makes rounding errors of vanishing ones large.
+# SGD, because Adam normalises gradients and so amplifies the rounding errors of tiny ones.
 SGD = {
     "SOLVER__OPTIMIZING_METHOD": "sgd",
     "SOLVER__BASE_LR": 0.1,
@@ -53,35 +59,9 @@ STEPS = [
 ]
 
 
-def start_nodes(config, count, *, folders=None, port=None, extra=(), program=(RUN_NET,)):
-    """The commands of `count` machines with one process each."""
-    port = port or free_port()
-    return [
-        start(
-            "--cfg",
-            config,
-            "--num_shards",
-            count,
-            "--shard_id",
-            i,
-            "--init_method",
-            f"tcp://localhost:{port}",
-            *extra,
-            program=program,
-            folder=folders[i] if folders else None,
-        )
-        for i in range(count)
-    ]
-
-
-def start_torchrun(config, count, *extra, flags=()):
-    program = (*TORCHRUN, str(count), "--master-port", str(free_port()), *flags, RUN_NET)
-    return start("--cfg", config, *extra, program=program)
-
-
 @pytest.fixture(scope="module")
 def one_process(tmp_path_factory, video_set):
-    """Batches of 4 in one process, trained and tested."""
+    """Train and test one process with batches of 4; return the output folder."""
     folder = tmp_path_factory.mktemp("one")
     output = folder / "out"
     config = write_config(
@@ -97,7 +77,7 @@ def one_process(tmp_path_factory, video_set):
 
 
 def assert_same_training(output, one_process):
-    """After every step, and so in every gradient."""
+    """Compare the weights after every step, and the logged metrics."""
     assert set(STEPS) == set(os.listdir(output / "checkpoints"))
     for name in STEPS:
         ours = load_checkpoint(output, name)["model_state"]
@@ -114,13 +94,12 @@ def assert_same_training(output, one_process):
 
 
 def test_two_nodes_equal_one_process(tmp_path, video_set, one_process):
-    """With a folder each, of the same name: nodes need not share a file system."""
+    """Each node has its own working directory: nodes need no shared file system."""
     folders = [tmp_path / "node0", tmp_path / "node1"]
     for folder in folders:
         folder.mkdir()
     config = write_config(tmp_path / "c.yaml", video_set, "out", TRAIN__BATCH_SIZE=2, **SGD)
-    nodes = start_nodes(config, 2, folders=folders)
-    for node in nodes:
+    for node in start_nodes(config, 2, folders=folders):
         code, stdout, stderr = finish(node)
         assert code == 0, stdout + stderr
     assert_same_training(folders[0] / "out", one_process)
@@ -149,7 +128,7 @@ def test_accumulation_in_two_processes(tmp_path, video_set, one_process):
 
 
 @pytest.mark.parametrize("processes", [pytest.param(2, marks=pytest.mark.slow), 3])
-def test_scores_do_not_depend_on_the_processes(tmp_path, video_set, one_process, processes):
+def test_scores_do_not_depend_on_the_world_size(tmp_path, video_set, one_process, processes):
     checkpoint = one_process / "checkpoints" / STEPS[-1]
     config = write_config(
         tmp_path / "c.yaml",
@@ -159,8 +138,9 @@ def test_scores_do_not_depend_on_the_processes(tmp_path, video_set, one_process,
         TEST__SAVE_RESULTS_PATH="scores.npz",
         TEST__CHECKPOINT_FILE_PATH=str(checkpoint),
     )
-    code, stdout, stderr = finish(start_torchrun(config, processes))
-    assert code == 0, stdout + stderr
+    for node in start_nodes(config, processes):
+        code, stdout, stderr = finish(node)
+        assert code == 0, stdout + stderr
     results = [
         json.loads((o / "test_results.json").read_text()) for o in (tmp_path / "out", one_process)
     ]
@@ -170,13 +150,8 @@ def test_scores_do_not_depend_on_the_processes(tmp_path, video_set, one_process,
     assert scores[0].shape == (7, 3) and np.array_equal(*scores)
 
 
-def iterations(output) -> int:
-    log = output / "stdout.log"
-    return log.read_text().count('"train_iter"') if log.exists() else 0
-
-
 @pytest.mark.parametrize("victim", [pytest.param(0, marks=pytest.mark.slow), 1])
-def test_killed_node_ends_the_other(tmp_path, video_set, victim):
+def test_a_killed_node_ends_the_other(tmp_path, video_set, victim):
     output = tmp_path / "out"
     config = write_config(
         tmp_path / "c.yaml",
@@ -197,7 +172,7 @@ def test_killed_node_ends_the_other(tmp_path, video_set, victim):
 @pytest.mark.slow
 @pytest.mark.parametrize("victim", [0, 1])
 def test_killed_node_ends_a_long_test(tmp_path, video_set, one_process, victim):
-    """Processes do not speak to each other while they test; the heartbeat notices."""
+    """A test runs no collectives; the heartbeat detects the loss."""
     lists = tmp_path / "lists"
     lists.mkdir()
     (lists / "test.csv").write_text((video_set / "test.csv").read_text() * 5000)
@@ -214,7 +189,7 @@ def test_killed_node_ends_a_long_test(tmp_path, video_set, one_process, victim):
     os.kill(nodes[victim].pid, signal.SIGKILL)
     nodes[victim].communicate()
     code, _, stderr = finish(nodes[1 - victim], seconds=60)
-    assert code == 1 and "is gone" in stderr
+    assert code == 1 and "lost" in stderr
 
 
 @pytest.mark.slow
@@ -235,11 +210,11 @@ def test_torchrun_restarts_from_the_last_checkpoint(tmp_path, video_set):
     config = write_config(tmp_path / "c.yaml", video_set, output, **changes)
     agent = start_torchrun(config, 2, flags=("--max-restarts", "1"))
     wait_for(lambda: iterations(output) > 10)
-    workers = [pid for pid in children(agent.pid) if "run_net" in command_line(pid)]
+    workers = [pid for pid in descendants(agent.pid) if "run_net" in command_line(pid)]
     os.kill(workers[1], signal.SIGKILL)
     code, _, stderr = finish(agent)
     assert code == 0, stderr
-    assert "Continuing" in (output / "stdout.log").read_text()
+    assert "Resuming from" in (output / "stdout.log").read_text()
     assert same_tensors(
         load_checkpoint(output, last)["model_state"],
         load_checkpoint(left_alone, last)["model_state"],
@@ -264,73 +239,28 @@ def test_signal_to_one_node_stops_both(tmp_path, video_set):
     assert len(os.listdir(output / "checkpoints")) == 1
 
 
-def test_taken_port(tmp_path, video_set):
+def test_a_port_in_use_is_named(tmp_path, video_set):
     config = write_config(tmp_path / "c.yaml", video_set, tmp_path / "out")
     with socket.socket() as other:
         other.bind(("localhost", 0))
         other.listen()
         port = other.getsockname()[1]
-        node = start("--cfg", config, "--num_shards", 2, "--init_method", f"tcp://localhost:{port}")
-        code, _, stderr = finish(node, seconds=60)
+        code, _, stderr = finish(start_node(config, 0, port), seconds=60)
     assert code == 1
     assert str(port) in stderr.splitlines()[-1] and "Traceback" not in stderr
 
 
 @pytest.mark.parametrize("shard", [0, pytest.param(1, marks=pytest.mark.slow)])
-def test_peer_that_never_comes(tmp_path, video_set, shard):
-    config = write_config(tmp_path / "c.yaml", video_set, tmp_path / "out", DIST_TIMEOUT=4)
-    node = start(
-        "--cfg",
-        config,
-        "--num_shards",
-        2,
-        "--shard_id",
-        shard,
-        "--init_method",
-        f"tcp://localhost:{free_port()}",
-    )
+def test_a_missing_node_ends_the_rendezvous(tmp_path, video_set, shard):
+    config = write_config(tmp_path / "c.yaml", video_set, tmp_path / "out", DIST_TIMEOUT=2)
+    node = start_node(config, shard, free_port())
     code, _, stderr = finish(node, seconds=60)
     assert code == 1
-    assert "could not meet the others" in stderr and "Traceback" not in stderr
-
-
-# The spawning launcher, as for several GPUs, with CPU processes in their place.
-
-SPAWN = """
-import sys
-from slowfast_lara.config import load_config
-from slowfast_lara.engine.launch import Place, spawn
-from slowfast_lara.engine.run import run
-if __name__ == "__main__":
-    place = Place(0, 2, 0, "tcp://localhost:" + sys.argv[2])
-    sys.exit(spawn(run, load_config(sys.argv[1]), place, 2))
-"""
-
-
-def start_spawning(folder: Path, config):
-    script = folder / "spawn.py"
-    script.write_text(SPAWN)
-    return start(config, free_port(), program=(str(script),))
-
-
-def children(pid: int) -> list[int]:
-    """Of a process and of its children, in order of their start."""
-    found = []
-    for task in Path(f"/proc/{pid}/task").glob("*/children"):
-        for child in map(int, task.read_text().split()):
-            found += [child, *children(child)]
-    return sorted(found)
-
-
-def command_line(pid: int) -> str:
-    return Path(f"/proc/{pid}/cmdline").read_text().replace("\0", " ")
+    assert "rendezvous" in stderr and "Traceback" not in stderr
 
 
 def assert_gone(pids):
     wait_for(lambda: not any(Path(f"/proc/{pid}").exists() for pid in pids), seconds=30)
-
-
-linux_only = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="reads /proc")
 
 
 @pytest.mark.slow
@@ -348,10 +278,10 @@ def test_spawn_equals_one_process(tmp_path, video_set, one_process):
     [
         "child",
         pytest.param("parent", marks=pytest.mark.slow),
-        pytest.param("nobody", marks=pytest.mark.slow),
+        pytest.param("none", marks=pytest.mark.slow),
     ],
 )
-def test_spawn_leaves_nobody_behind(tmp_path, video_set, victim):
+def test_spawn_leaves_no_process_behind(tmp_path, video_set, victim):
     output = tmp_path / "out"
     config = write_config(
         tmp_path / "c.yaml",
@@ -364,26 +294,25 @@ def test_spawn_leaves_nobody_behind(tmp_path, video_set, victim):
     parent = start_spawning(tmp_path, config)
     try:
         wait_for(lambda: iterations(output) > 3 or parent.poll() is not None)
-        pids = children(parent.pid)
+        pids = descendants(parent.pid)
         ranks = [pid for pid in pids if "spawn_main" in command_line(pid)]
         assert len(ranks) >= 2
-        if victim == "nobody":
+        if victim == "none":
             os.kill(parent.pid, signal.SIGTERM)
         else:
             os.kill(ranks[1] if victim == "child" else parent.pid, signal.SIGKILL)
         parent.wait(timeout=60)
-        assert parent.returncode == {"child": 1, "parent": -9, "nobody": 75}[victim]
+        assert parent.returncode == {"child": 1, "parent": -9, "none": 75}[victim]
         assert_gone(pids)
         saved = output / "checkpoints"
-        assert saved.exists() == (victim == "nobody")
+        assert saved.exists() == (victim == "none")
     finally:
         kill_group(parent)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("launcher", ["torchrun", "spawn"])
-def test_batch_that_the_processes_cannot_share(tmp_path, video_set, launcher):
-    """All of them see it, and one says it."""
+def test_an_indivisible_batch_is_reported_once(tmp_path, video_set, launcher):
     config = write_config(tmp_path / "c.yaml", video_set, tmp_path / "out", TRAIN__BATCH_SIZE=3)
     spawning = launcher == "spawn"
     node = start_spawning(tmp_path, config) if spawning else start_torchrun(config, 2)

@@ -1,4 +1,4 @@
-"""Tests by many views: the scores, what is written, and videos that fail."""
+"""Tests with many views: scores, result files, failed videos, interrupted tests."""
 
 from __future__ import annotations
 
@@ -22,9 +22,10 @@ from slowfast_lara.errors import RunError
 from slowfast_lara.inference.scoring import score_views
 from slowfast_lara.models import build_model
 from slowfast_lara.runs.checkpoint import load_weights
-from tests.engine.test_distributed import start_nodes
 from tests.helpers.commands import run as main
+from tests.helpers.launchers import start_nodes
 from tests.helpers.runs import (
+    copy_lists,
     finish,
     json_stats,
     kill_group,
@@ -40,7 +41,7 @@ pytestmark = pytest.mark.usefixtures("in_process")
 
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory, video_set):
-    """The checkpoint of a short training."""
+    """Return the checkpoint of a short training."""
     folder = tmp_path_factory.mktemp("trained")
     config = write_config(folder / "c.yaml", video_set, folder / "out", TEST__ENABLE=False)
     assert main(["--cfg", str(config)]) == 0
@@ -60,7 +61,7 @@ def run_test(folder, video_set, trained, *, code=0, **changes):
     return output, config
 
 
-def test_scores_are_the_mean_over_the_views_one_by_one(tmp_path, video_set, trained):
+def test_scores_are_the_mean_over_single_views(tmp_path, video_set, trained):
     output, config = run_test(tmp_path, video_set, trained)
     cfg = load_config(config)
     model = build_model(cfg)
@@ -84,7 +85,7 @@ def test_scores_are_the_mean_over_the_views_one_by_one(tmp_path, video_set, trai
 
 @pytest.mark.parametrize("name", sorted(ESTIMATORS))
 def test_scores_do_not_depend_on_the_global_generator(tmp_path, video_set, name):
-    """What an estimator draws in a test comes from seeds of its own, and moves no other draw."""
+    """In a test, estimators draw from their own seeds and do not advance the global generator."""
     changes = {"VIT__APPROX_ATTN_TYPE": name, "VIT__APPROX_ATTN_DIM": 3}
     cfg = load_config(write_config(tmp_path / "c.yaml", video_set, tmp_path, **changes))
     torch.manual_seed(0)
@@ -99,18 +100,18 @@ def test_scores_do_not_depend_on_the_global_generator(tmp_path, video_set, name)
     assert torch.equal(*scores)
 
 
-def test_accuracies_are_those_of_the_scores(tmp_path, video_set, trained):
+def test_accuracies_follow_from_the_scores(tmp_path, video_set, trained):
     output, _ = run_test(tmp_path, video_set, trained)
     results = json.loads((output / "test_results.json").read_text())
     saved = np.load(output / "scores.npz")
-    right = saved["scores"].argmax(1) == saved["labels"]
-    assert results["top1_acc"] == pytest.approx(100 * right.mean())
-    assert results["top5_acc"] == 100  # of three classes
+    correct = saved["scores"].argmax(1) == saved["labels"]
+    assert results["top1_acc"] == pytest.approx(100 * correct.mean())
+    assert results["top5_acc"] == 100  # there are three classes
     for label in range(3):
         of_class = saved["labels"] == label
         per_class = results["per_class"][str(label)]
         assert per_class["num_videos"] == of_class.sum()
-        assert per_class["top1_acc"] == pytest.approx(100 * right[of_class].mean())
+        assert per_class["top1_acc"] == pytest.approx(100 * correct[of_class].mean())
     final = json_stats(output)[-1]
     assert final["split"] == "test_final"
     assert final["top1_acc"] == pytest.approx(results["top1_acc"], abs=1e-5)
@@ -158,10 +159,7 @@ def test_last_checkpoint_of_the_run_is_tested(tmp_path, video_set, trained):
 
 
 def test_validation_does_not_count_failed_videos(tmp_path, video_set):
-    lists = tmp_path / "lists"
-    lists.mkdir()
-    for split in ("train", "val", "test"):
-        (lists / f"{split}.csv").write_text((video_set / f"{split}.csv").read_text())
+    lists = copy_lists(tmp_path / "lists", video_set)
     with open(lists / "val.csv", "a") as file:
         file.write(f"{tmp_path / 'missing.mp4'} 0\n" * 6)  # a whole batch of them
     output, _ = run_test(tmp_path, lists, "", TRAIN__ENABLE=True, TEST__ENABLE=False)
@@ -183,11 +181,11 @@ def test_top_five_of_any_number_of_classes(classes):
     assert count_correct(scores, labels) == expected
 
 
-# A test that is cut short goes on.
+# Interrupted tests resume
 
 
 def results_of(output):
-    """The results to the bit, without the place of the weights."""
+    """Return the results and the bytes of the scores."""
     results = json.loads((output / "test_results.json").read_text())
     return results, np.load(output / "scores.npz")["scores"].tobytes()
 
@@ -205,14 +203,14 @@ def whole(tmp_path_factory, video_set, trained):
     return results_of(run_test(tmp_path_factory.mktemp("whole"), video_set, trained)[0])
 
 
-def cut_short(folder, video_set, trained, monkeypatch, after, **changes):
-    """A test that ends with an error when so many videos are scored."""
+def interrupt_test(folder, video_set, trained, monkeypatch, after, **changes):
+    """Run a test that fails after `after` videos."""
     calls = []
 
     def failing(model, views, cfg):
         calls.append(views)
         if len(calls) > after:
-            raise RunError("cut short")
+            raise RunError("interrupted")
         return score_views(model, views, cfg)
 
     with monkeypatch.context() as patch:
@@ -222,11 +220,11 @@ def cut_short(folder, video_set, trained, monkeypatch, after, **changes):
     return output, config
 
 
-def test_goes_on_where_it_was_cut_short(tmp_path, video_set, trained, whole, monkeypatch):
+def test_an_interrupted_test_resumes(tmp_path, video_set, trained, whole, monkeypatch):
     for after in (2, 3):
-        output, config = cut_short(tmp_path, video_set, trained, monkeypatch, after)
+        output, config = interrupt_test(tmp_path, video_set, trained, monkeypatch, after)
     assert len(parts(output)) == 2
-    # The last record is torn, and its video scored again.
+    # The last record is incomplete, so its video is scored again.
     longest = max(parts(output), key=lambda path: path.stat().st_size)
     longest.write_bytes(longest.read_bytes()[:-1])
     scored = []
@@ -239,10 +237,10 @@ def test_goes_on_where_it_was_cut_short(tmp_path, video_set, trained, whole, mon
 
 
 @pytest.mark.parametrize("change", ["weights", "views", "list", "nothing"])
-def test_scores_of_another_test_are_not_taken(
+def test_scores_of_another_test_are_removed(
     tmp_path, video_set, trained, monkeypatch, change, caplog
 ):
-    output, config = cut_short(tmp_path, video_set, trained, monkeypatch, 3)
+    output, config = interrupt_test(tmp_path, video_set, trained, monkeypatch, 3)
     lists, changes = video_set, {}
     if change == "weights":
         content = load_checkpoint(trained.parent.parent, trained.name)
@@ -256,7 +254,7 @@ def test_scores_of_another_test_are_not_taken(
         lists.mkdir()
         lines = (video_set / "test.csv").read_text().splitlines()
         (lists / "test.csv").write_text("\n".join(lines[1:]) + "\n")
-    else:  # nothing that changes a score
+    else:  # only keys that change no score
         copy = tmp_path / "copy.pyth"
         copy.write_bytes(trained.read_bytes())
         trained, changes = copy, {"LOG_PERIOD": 3, "DIST_TIMEOUT": 77}
@@ -266,15 +264,15 @@ def test_scores_of_another_test_are_not_taken(
         run_test(tmp_path, lists, trained, **changes)
     log = (output / "stdout.log").read_text()
     assert len(scored) == {"list": 6, "nothing": 4}.get(change, 7)
-    assert ("another one" in log) == (change != "nothing")
+    assert ("Removing scores" in log) == (change != "nothing")
     assert parts(output) == []
 
 
-def test_full_disk_at_the_end_loses_nothing(
+def test_a_full_disk_at_the_end_keeps_all_scores(
     tmp_path, video_set, trained, whole, monkeypatch, capsys
 ):
     def full(path, content):
-        raise OSError(errno.ENOSPC, "No space left on device")
+        raise OSError(errno.ENOSPC, "No space left on device", path)
 
     with monkeypatch.context() as patch:
         patch.setattr(evaluate, "write_json", full)
@@ -287,8 +285,8 @@ def test_full_disk_at_the_end_loses_nothing(
     assert results_of(output) == whole
 
 
-def config_of_test(folder, video_set, trained, **changes):
-    """A test alone, of trained weights, into `folder`/out."""
+def write_test_config(folder, video_set, trained, **changes):
+    """Write the config of a test of trained weights with output in `folder`/out."""
     return write_config(
         folder / "c.yaml",
         video_set,
@@ -301,11 +299,11 @@ def config_of_test(folder, video_set, trained, **changes):
 
 
 @pytest.mark.slow
-def test_killed_and_stopped_at_random_moments(tmp_path, video_set, trained, whole):
-    """Alone and as two processes, in turn: no video is lost, and none counted twice."""
+def test_a_test_killed_and_stopped_at_random_times(tmp_path, video_set, trained, whole):
+    """With one and two processes: no video is lost or counted twice."""
     rng = random.Random(0)
     output = tmp_path / "out"
-    config = config_of_test(tmp_path, video_set, trained, DATA_LOADER__NUM_WORKERS=1)
+    config = write_test_config(tmp_path, video_set, trained, DATA_LOADER__NUM_WORKERS=1)
     for number in (signal.SIGKILL, signal.SIGTERM) * 3:
         written = size_of_parts(output)
         nodes = rng.choice([1, 2])
@@ -318,9 +316,9 @@ def test_killed_and_stopped_at_random_moments(tmp_path, video_set, trained, whol
                 os.kill(process.pid, number)
         for process in processes:
             finish(process)
-        if (output / "test_results.json").exists():  # they were there before the signal
+        if (output / "test_results.json").exists():  # written before the signal
             assert json.loads((output / "test_results.json").read_text()) == whole[0]
-    run_ok("--cfg", config)  # what is left of the last one, or of a whole test anew
+    run_ok("--cfg", config)
     assert results_of(output) == whole
     assert parts(output) == []
 
@@ -334,7 +332,7 @@ from slowfast_lara.engine.distributed import rank
 score_views = evaluate.score_views
 
 def late(*arguments):
-    time.sleep(5 * rank())
+    time.sleep(4 * rank())
     return score_views(*arguments)
 
 evaluate.score_views = late
@@ -342,30 +340,32 @@ sys.exit(main(sys.argv[1:]))
 """
 
 
-def test_a_process_that_is_later_than_the_time_limit(tmp_path, video_set, trained, whole):
-    """Process 1 scores its videos too slowly for process 0, which has waited long enough."""
+def test_a_rank_that_exceeds_the_timeout(tmp_path, video_set, trained, whole):
+    """Rank 1 scores its videos so slowly that the collective of rank 0 times out."""
     output = tmp_path / "out"
-    config = config_of_test(tmp_path, video_set, trained, DIST_TIMEOUT=8)
+    config = write_test_config(tmp_path, video_set, trained, DIST_TIMEOUT=5)
     ends = [finish(node) for node in start_nodes(config, 2, program=("-c", LATE))]
     assert [code for code, _, _ in ends] == [1, 1], ends
     for _, _, stderr in ends:
         assert stderr.splitlines()[-1].startswith("error: ") and "Traceback" not in stderr
     assert not (output / "test_results.json").exists()
     records = b"".join(part.read_bytes().partition(b"\n")[2] for part in parts(output))
-    num_scored = len(records) // 32  # place, views, three scores, checksum
-    assert 4 < num_scored < 7  # the four of process 0, and not all of process 1
-    assert f"Going on with a test: {num_scored} videos" in run_ok("--cfg", config)
+    num_scored = len(records) // 32  # index, views, three scores, CRC
+    assert 4 < num_scored < 7  # the four of rank 0, and some of rank 1
+    assert f"Resuming a test: {num_scored} videos" in run_ok("--cfg", config)
     assert results_of(output) == whole
     assert parts(output) == []
 
 
 @pytest.mark.parametrize("stopped", [False, pytest.param(True, marks=pytest.mark.slow)])
-def test_two_nodes_stop_together_and_go_on(tmp_path, video_set, trained, whole, stopped):
-    """One has a signal, or does not answer; then one process does the rest."""
+def test_two_nodes_stop_together_and_one_process_resumes(
+    tmp_path, video_set, trained, whole, stopped
+):
+    """One node receives a signal, or is suspended; then one process scores the rest."""
     lists = tmp_path / "lists"
     lists.mkdir()
     lines = (video_set / "test.csv").read_text().splitlines()
-    (lists / "test.csv").write_text("\n".join(lines * 60) + "\n")
+    (lists / "test.csv").write_text("\n".join(lines * 30) + "\n")
     output = tmp_path / "out"
     config = write_config(
         tmp_path / "c.yaml",
@@ -387,7 +387,7 @@ def test_two_nodes_stop_together_and_go_on(tmp_path, video_set, trained, whole, 
         assert [code for code, _, _ in ends] == [75, 75], ends
     assert parts(output) and not (output / "test_results.json").exists()
     stdout = run_ok("--cfg", config)
-    assert "Going on with a test" in stdout
+    assert "Resuming a test" in stdout
     results = json.loads((output / "test_results.json").read_text())
-    assert results["videos"] == whole[0]["videos"] * 60
+    assert results["videos"] == whole[0]["videos"] * 30
     assert parts(output) == []

@@ -1,4 +1,4 @@
-"""The numbers of every iteration, against a loop that waits for each of them."""
+"""Logged metrics of every iteration, against a synchronous loop."""
 
 from __future__ import annotations
 
@@ -10,17 +10,17 @@ from slowfast_lara.config import load_config
 from slowfast_lara.data.loader import train_loader
 from slowfast_lara.engine.iteration import iteration_at
 from slowfast_lara.engine.optimizer import lr_at
-from slowfast_lara.engine.train import _seed
+from slowfast_lara.engine.train import batch_seed
 from slowfast_lara.models import build_model
-from slowfast_lara.runs.checkpoint import Position
+from slowfast_lara.runs.checkpoint import TrainingPosition
 from tests.helpers.commands import run as main
 from tests.helpers.runs import json_stats, write_config
 
 NOISY = {"VIT__DROP_PATH": 0.3, "VIT__APPROX_ATTN_TYPE": "lara", "VIT__APPROX_ATTN_DIM": 3}
 
 
-def obvious_training(cfg):
-    """(loss, top-1 error, learning rate) of every iteration, read when it is computed."""
+def synchronous_training(cfg):
+    """Yield (loss, top-1 error, learning rate) of every iteration."""
     torch.manual_seed(cfg.RNG_SEED)
     model = build_model(cfg).train()
     parameters = [p for p in model.parameters() if p.requires_grad]
@@ -32,7 +32,7 @@ def obvious_training(cfg):
         for i, batch in enumerate(loader):
             start = i - i % steps
             lr = lr_at(cfg, epoch + start / total)
-            torch.manual_seed(_seed(cfg.RNG_SEED, 0, epoch, i))
+            torch.manual_seed(batch_seed(cfg.RNG_SEED, 0, epoch, i))
             logits = model(batch.clips)
             loss = functional.cross_entropy(logits, batch.labels)
             (loss / min(steps, total - start)).backward()
@@ -45,7 +45,7 @@ def obvious_training(cfg):
 
 @pytest.mark.usefixtures("in_process")
 @pytest.mark.parametrize("steps, saved_every", [(1, 0), (1, 1), (3, 0), (3, 2)])
-def test_log_has_the_numbers_of_every_iteration(tmp_path, video_set, steps, saved_every):
+def test_log_has_the_metrics_of_every_iteration(tmp_path, video_set, steps, saved_every):
     config = write_config(
         tmp_path / "c.yaml",
         video_set,
@@ -61,9 +61,9 @@ def test_log_has_the_numbers_of_every_iteration(tmp_path, video_set, steps, save
     )
     assert main(["--cfg", str(config)]) == 0
     logged = [s for s in json_stats(tmp_path / "out") if s.get("_type") == "train_iter"]
-    places = [f"{epoch}/2 {i}/8" for epoch in (1, 2) for i in range(1, 9)]
-    assert [f"{s['epoch']} {s['iter']}" for s in logged] == places
-    expected = list(obvious_training(load_config(config)))
+    positions = [f"{epoch}/2 {i}/8" for epoch in (1, 2) for i in range(1, 9)]
+    assert [f"{s['epoch']} {s['iter']}" for s in logged] == positions
+    expected = list(synchronous_training(load_config(config)))
     assert len({loss for loss, _, _ in expected}) == 16
     for stats, (loss, top1_err, lr) in zip(logged, expected):
         assert stats["loss"] == pytest.approx(loss, abs=2e-6)
@@ -72,8 +72,7 @@ def test_log_has_the_numbers_of_every_iteration(tmp_path, video_set, steps, save
 
 
 @pytest.mark.usefixtures("in_process")
-def test_what_is_saved_is_logged(tmp_path, video_set):
-    """The lines of an iteration come before that of its checkpoint."""
+def test_iterations_are_logged_before_their_checkpoint(tmp_path, video_set):
     config = write_config(
         tmp_path / "c.yaml",
         video_set,
@@ -92,15 +91,17 @@ def test_what_is_saved_is_logged(tmp_path, video_set):
     assert events == ["iteration"] * 2 + ["saved"] + ["iteration"] * 2 + ["saved"]
 
 
-def test_places_of_an_epoch_in_groups(tmp_path, video_set):
+def test_iterations_of_accumulated_groups(tmp_path, video_set):
     cfg = load_config(
         write_config(tmp_path / "c.yaml", video_set, tmp_path, SOLVER__ACCUMULATE_STEPS=3)
     )
-    places = [iteration_at(cfg, 1, i, 8, 0.5) for i in range(8)]
-    assert [p.group_size for p in places] == [3, 3, 3, 3, 3, 3, 2, 2]
-    assert [p.batch for p in places if p.ends_group] == [2, 5, 7]
-    assert [p.batch for p in places if p.ends_epoch] == [7]
-    assert [p.lr for p in places] == [0.5 * lr_at(cfg, 1 + i / 8) for i in (0, 0, 0, 3, 3, 3, 6, 6)]
-    assert places[5].position_after == Position(1, 6)
-    assert places[7].position_after == Position(2)
-    assert str(places[5]).startswith("epoch 2, iteration 6 of 8, learning rate ")
+    iterations = [iteration_at(cfg, 1, n, 8, 0.5) for n in range(8)]
+    assert [i.group_size for i in iterations] == [3, 3, 3, 3, 3, 3, 2, 2]
+    assert [i.batch for i in iterations if i.ends_group] == [2, 5, 7]
+    assert [i.batch for i in iterations if i.ends_epoch] == [7]
+    assert [i.lr for i in iterations] == [
+        0.5 * lr_at(cfg, 1 + n / 8) for n in (0, 0, 0, 3, 3, 3, 6, 6)
+    ]
+    assert iterations[5].position_after == TrainingPosition(1, 6)
+    assert iterations[7].position_after == TrainingPosition(2)
+    assert str(iterations[5]).startswith("epoch 2, iteration 6 of 8, learning rate ")

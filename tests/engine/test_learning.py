@@ -1,4 +1,4 @@
-"""Learning is real: every attention learns to tell motions apart."""
+"""Every attention learns to classify motions."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ CLASSES = 4
 
 @pytest.fixture(scope="module")
 def motions(tmp_path_factory):
-    """Another set than that of the quickstart: seed 1."""
+    """Write a synthetic set with seed 1, not that of the quickstart."""
     folder = tmp_path_factory.mktemp("motions")
     command = [
         ROOT / "datasets" / "make_synthetic.py",

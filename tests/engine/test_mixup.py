@@ -1,4 +1,4 @@
-"""Mixup and cutmix against their definitions, clip by clip and label by label in float64."""
+"""Mixup and CutMix against float64 references, pixel by pixel and label by label."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ import torch
 
 from slowfast_lara.config import get_cfg
 from slowfast_lara.engine.mixup import NOT_MIXED, Mix, draw_mix, main_labels, mix_clips, mixed_loss
+from tests.helpers.mixup_reference import reference_clips
 
 SIZES = [(8, 8), (7, 12), (1, 5)]
 
@@ -22,26 +23,8 @@ def node(**changes):
     return mixup
 
 
-def reference_clips(clips, mix):
-    """[B,C,T,H,W] by loops over everything that decides about a pixel."""
-    out = np.empty(clips.shape)
-    batch, _, _, height, width = clips.shape
-    for i in range(batch):
-        other = batch - 1 - i
-        for y in range(height):
-            for x in range(width):
-                mine, theirs = clips[i, :, :, y, x], clips[other, :, :, y, x]
-                if mix.cut is None:
-                    out[i, :, :, y, x] = mix.own * mine + (1 - mix.own) * theirs
-                else:
-                    top, bottom, left, right = mix.cut
-                    inside = top <= y < bottom and left <= x < right
-                    out[i, :, :, y, x] = theirs if inside else mine
-    return out
-
-
 def reference_loss(logits, labels, mix, smoothing):
-    """The cross-entropy to soft labels, written out."""
+    """Compute the cross-entropy with soft labels."""
     logits, classes = logits.double().numpy(), logits.shape[1]
     total = 0.0
     for i, row in enumerate(logits):
@@ -57,7 +40,7 @@ def reference_loss(logits, labels, mix, smoothing):
 @pytest.mark.parametrize("height, width", SIZES)
 @pytest.mark.parametrize("alphas", [(0.8, 0.0), (0.0, 1.0), (0.3, 2.0)])
 @pytest.mark.parametrize("batch", [2, 5])
-def test_clips_and_loss_are_those_of_the_definition(batch, alphas, height, width):
+def test_clips_and_loss_equal_the_reference(batch, alphas, height, width):
     torch.manual_seed(0)
     settings = node(ALPHA=alphas[0], CUTMIX_ALPHA=alphas[1])
     for seed in range(6):
@@ -70,7 +53,7 @@ def test_clips_and_loss_are_those_of_the_definition(batch, alphas, height, width
             atol=1e-6,
             rtol=0,
         )
-        assert torch.equal(clips, before)  # the loader's batch is left alone
+        assert torch.equal(clips, before)  # the batch of the loader is not changed
         logits, labels = 5 * torch.randn(batch, 4), torch.randint(4, (batch,))
         for smoothing in (0.0, 0.2):
             found = mixed_loss(logits, labels, mix, smoothing).item()
@@ -80,7 +63,7 @@ def test_clips_and_loss_are_those_of_the_definition(batch, alphas, height, width
 
 
 @pytest.mark.parametrize("height, width", SIZES)
-def test_the_part_of_a_cut_clip_is_counted_in_pixels(height, width):
+def test_the_share_of_a_cut_clip_is_its_share_of_pixels(height, width):
     settings = node(ALPHA=0.0)
     for seed in range(300):
         own, (top, bottom, left, right) = draw_mix(settings, height, width, seed)
@@ -90,7 +73,7 @@ def test_the_part_of_a_cut_clip_is_counted_in_pixels(height, width):
         assert own == pytest.approx(1 - covered.mean(), abs=1e-12)
 
 
-def test_draws_have_their_distribution():
+def test_draws_follow_their_distribution():
     """4,000 draws; the bounds are four standard errors."""
     settings = node(PROB=0.7, SWITCH_PROB=0.25, ALPHA=0.4)
     drawn = [draw_mix(settings, 16, 16, seed) for seed in range(4000)]
@@ -107,7 +90,7 @@ def test_draws_have_their_distribution():
     assert sums.var() == pytest.approx(variance, abs=4 * error)
 
 
-def test_only_one_of_them_where_the_other_has_no_alpha():
+def test_an_alpha_of_zero_disables_mixup_or_cutmix():
     sums, cuts = node(CUTMIX_ALPHA=0.0, SWITCH_PROB=1.0), node(ALPHA=0.0, SWITCH_PROB=0.0)
     disabled, never = node(ENABLE=False), node(PROB=0.0)
     for seed in range(50):
@@ -117,7 +100,7 @@ def test_only_one_of_them_where_the_other_has_no_alpha():
         assert draw_mix(never, 8, 8, seed) == NOT_MIXED
 
 
-def test_a_batch_that_is_not_mixed_is_the_plain_one_to_the_bit():
+def test_an_unmixed_batch_is_unchanged_to_the_bit():
     clips, logits, labels = torch.randn(3, 3, 2, 4, 4), torch.randn(3, 5), torch.tensor([0, 4, 2])
     assert mix_clips(clips, NOT_MIXED) is clips
     plain = torch.nn.functional.cross_entropy(logits, labels, label_smoothing=0.1)
@@ -125,15 +108,15 @@ def test_a_batch_that_is_not_mixed_is_the_plain_one_to_the_bit():
     assert torch.equal(main_labels(labels, NOT_MIXED), labels)
 
 
-def test_the_label_with_the_larger_part_counts():
+def test_the_main_label_has_the_larger_share():
     labels = torch.tensor([0, 1, 2, 3])
     assert torch.equal(main_labels(labels, Mix(0.7)), labels)
     assert torch.equal(main_labels(labels, Mix(0.3)), labels.flip(0))
     assert torch.equal(main_labels(labels, Mix(0.2, (0, 1, 0, 1))), labels.flip(0))
 
 
-def test_what_is_not_finite_stays_so():
-    """No step is taken on it: see the head of engine/train.py."""
+def test_values_that_are_not_finite_stay_so():
+    """The optimiser skips such a step: see engine/train.py."""
     logits = torch.full((2, 3), math.nan, requires_grad=True)
     loss = mixed_loss(logits, torch.tensor([0, 1]), Mix(0.6), 0.1)
     assert not loss.isfinite()

@@ -1,4 +1,4 @@
-"""The learning rate at any point, and which parameters decay."""
+"""Learning-rate schedule, parameter groups, skipped steps and optimiser state."""
 
 from __future__ import annotations
 
@@ -30,13 +30,13 @@ def config(**solver):
     return cfg
 
 
-def test_cosine_is_pyslowfasts_when_it_ends_at_zero():
+def test_cosine_that_ends_at_zero_equals_pyslowfast():
     cfg = config(WARMUP_EPOCHS=2.0, WARMUP_START_LR=0.01)
     for epoch in (0, 0.3, 1.999, 2, 5.5, 10):
         assert lr_at(cfg, epoch) == pytest.approx(lr_policy.get_lr_at_epoch(cfg, epoch), abs=1e-15)
 
 
-def test_cosine_ends_at_its_end():
+def test_cosine_ends_at_cosine_end_lr():
     cfg = config(COSINE_END_LR=0.02)
     assert lr_at(cfg, 0) == pytest.approx(0.1)
     assert lr_at(cfg, 10) == pytest.approx(0.02)
@@ -44,7 +44,7 @@ def test_cosine_ends_at_its_end():
     assert lr_at(cfg, 3) == pytest.approx(middle)
 
 
-def test_warmup_rises_at_the_rates_of_transformers():
+def test_warmup_rises_with_small_base_lr():
     cfg = config(BASE_LR=1e-4, WARMUP_EPOCHS=2.0)
     rates = [lr_at(cfg, epoch) for epoch in (0, 0.5, 1, 1.5, 2)]
     assert rates == sorted(rates) and rates[0] < rates[-1] <= 1e-4
@@ -104,8 +104,8 @@ def test_only_matrices_decay(method, kind):
 
 @pytest.mark.parametrize("layer", ["trajectory", "joint", "divided"])
 @pytest.mark.parametrize("positions", ["separate", "joint"])
-def test_layers_far_from_the_classifier_learn_slowly(layer, positions):
-    """0.5 for each layer in between: of three blocks, the embeddings have 1/16."""
+def test_layer_decay_lowers_the_rate_of_early_layers(layer, positions):
+    """With 0.5 per layer and three blocks, the embeddings have 1/16 of the rate."""
     model = VisionTransformer(
         num_classes=3, dim=8, depth=3, num_heads=2, attn_layer=layer, pos_embed=positions
     )
@@ -117,18 +117,18 @@ def test_layers_far_from_the_classifier_learn_slowly(layer, positions):
     )
     after = {"norm": 1.0, "pre_logits": 1.0, "head": 1.0}
     blocks = {"0": 0.125, "1": 0.25, "2": 0.5}
-    spared = {"cls_token", "pos_embed", "temp_embed", "st_embed"}
+    no_decay = {"cls_token", "pos_embed", "temp_embed", "st_embed"}
     trained = {name: p for name, p in model.named_parameters() if p.requires_grad}
     assert lr.keys() == {id(p) for p in trained.values()}
     for name, p in trained.items():
         first, *rest = name.split(".")
         share = blocks[rest[0]] if first == "blocks" else after.get(first, 1 / 16)
         assert lr[id(p)] == pytest.approx(0.08 * share), name
-        assert decay[id(p)] == (0.0 if p.ndim <= 1 or name in spared else 0.05), name
+        assert decay[id(p)] == (0.0 if p.ndim <= 1 or name in no_decay else 0.05), name
 
 
-def test_without_layer_decay_groups_are_as_they_were():
-    """As in the checkpoints of earlier versions: what decays, then what does not."""
+def test_without_layer_decay_there_are_two_groups():
+    """As in checkpoints of earlier versions: with weight decay, then without."""
     optimizer = build_optimizer(Model(), config(WEIGHT_DECAY=0.05))
     assert [group["weight_decay"] for group in optimizer.param_groups] == [0.05, 0.0]
     assert [len(group["params"]) for group in optimizer.param_groups] == [1, 4]
@@ -161,22 +161,22 @@ def tensors_of(model, optimizer):
 
 @pytest.mark.parametrize("method", METHODS)
 @pytest.mark.parametrize("norm", [math.nan, math.inf])
-def test_step_that_is_not_finite_touches_nothing(method, norm):
+def test_a_step_that_is_not_finite_is_skipped(method, norm):
     model, optimizer = optimizer_after_a_step(method)
     before = tensors_of(model, optimizer)
     model.layer.bias.grad[1] = math.nan
     step_if_finite(optimizer, torch.tensor(norm))
     assert all(map(torch.equal, before, tensors_of(model, optimizer)))
     give_gradients(model)
-    step_if_finite(optimizer, torch.tensor(1.0))  # and the next one goes on
+    step_if_finite(optimizer, torch.tensor(1.0))  # the next step is taken
     after = tensors_of(model, optimizer)
     assert all(x.isfinite().all() for x in after)
     assert not torch.equal(before[0], after[0])
 
 
 @pytest.mark.parametrize("method", METHODS)
-def test_state_of_an_optimiser_that_was_not_fused_goes_on(method):
-    """As in the checkpoints of earlier versions."""
+def test_state_of_an_unfused_optimiser_is_loaded(method):
+    """Checkpoints of earlier versions have such states."""
     model, optimizer = optimizer_after_a_step(method)
     state = copy.deepcopy(optimizer.state_dict())
     for group in state["param_groups"]:
@@ -201,6 +201,6 @@ def test_state_of_other_parameters_is_refused():
         load_optimizer(torch.optim.AdamW([nn.Parameter(torch.zeros(2))]), optimizer.state_dict())
 
 
-def test_settings_that_exclude_each_other_are_one_line():
+def test_contradicting_settings_are_a_config_error():
     with pytest.raises(ConfigError, match="Nesterov"):
         build_optimizer(Model(), config(OPTIMIZING_METHOD="sgd", DAMPENING=0.5))

@@ -1,4 +1,4 @@
-"""A bar on a terminal, lines elsewhere; the log always has the lines."""
+"""Progress bar on a terminal, `json_stats` lines elsewhere and in the log."""
 
 from __future__ import annotations
 
@@ -11,14 +11,11 @@ import sys
 import termios
 
 from tests.helpers.preloaded import environment
-from tests.helpers.runs import RUN_NET, json_stats, write_config
+from tests.helpers.runs import RUN_NET, copy_lists, json_stats, run_net, write_config
 
 
-def test_terminal_has_a_bar_and_the_log_has_lines(tmp_path, video_set):
-    lists = tmp_path / "lists"
-    lists.mkdir()
-    for split, times in (("train", 10), ("val", 1), ("test", 1)):
-        (lists / f"{split}.csv").write_text((video_set / f"{split}.csv").read_text() * times)
+def test_a_terminal_shows_a_bar_and_the_log_has_lines(tmp_path, video_set):
+    lists = copy_lists(tmp_path / "lists", video_set, train=10)
     config = write_config(tmp_path / "c.yaml", lists, tmp_path / "out", SOLVER__MAX_EPOCH=1)
     ours, theirs = pty.openpty()
     fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 40, 150, 0, 0))
@@ -34,7 +31,7 @@ def test_terminal_has_a_bar_and_the_log_has_lines(tmp_path, video_set):
     try:
         while chunk := os.read(ours, 65536):
             shown += chunk
-    except OSError:  # how a terminal ends
+    except OSError:  # the other end is closed
         pass
     os.close(ours)
     assert process.wait() == 0
@@ -48,7 +45,7 @@ def test_terminal_has_a_bar_and_the_log_has_lines(tmp_path, video_set):
     assert sum(s.get("split") == "test_iter" for s in stats) == 7
 
 
-def test_lines_have_what_a_reader_needs(tmp_path, video_set):
+def test_fields_of_the_iteration_lines(tmp_path, video_set):
     config = write_config(
         tmp_path / "c.yaml",
         video_set,
@@ -58,15 +55,9 @@ def test_lines_have_what_a_reader_needs(tmp_path, video_set):
         LOG_PERIOD=2,
         SOLVER__BASE_LR=1e-8,
     )
-    done = subprocess.run(
-        [sys.executable, RUN_NET, "--cfg", str(config)],
-        env=environment(),
-        capture_output=True,
-        text=True,
-        timeout=120,
-    )
-    assert done.returncode == 0, done.stderr
-    assert "epoch 1/1:" not in done.stdout + done.stderr
+    code, stdout, stderr = run_net("--cfg", config)
+    assert code == 0, stderr
+    assert "epoch 1/1:" not in stdout + stderr
     lines = [s for s in json_stats(tmp_path / "out") if s.get("_type") == "train_iter"]
     assert [s["iter"] for s in lines] == ["2/4", "4/4"]
     for stats in lines:

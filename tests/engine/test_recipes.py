@@ -1,7 +1,6 @@
-"""A whole training with mixed batches, layer-wise rates and an average of the weights.
+"""A training with mixup, layer-wise learning rates and EMA weights, against a float64 loop.
 
-Its reference is the obvious loop in float64: soft labels, a step of plain SGD for each parameter
-by its name, and a running average.
+The reference uses soft labels, plain SGD per parameter name, and a running average.
 """
 
 from __future__ import annotations
@@ -15,12 +14,12 @@ import slowfast_lara
 from slowfast_lara.config import load_config
 from slowfast_lara.data.loader import train_loader
 from slowfast_lara.engine.mixup import draw_mix
-from slowfast_lara.engine.train import _seed
+from slowfast_lara.engine.train import batch_seed
 from slowfast_lara.models import build_model
 from slowfast_lara.runs import checkpoint
-from tests.engine.test_distributed import start_torchrun
-from tests.engine.test_mixup import reference_clips
 from tests.helpers.commands import run as main
+from tests.helpers.launchers import start_torchrun
+from tests.helpers.mixup_reference import reference_clips
 from tests.helpers.runs import (
     NUM_CLASSES,
     finish,
@@ -53,7 +52,7 @@ RECIPE = {
     "SOLVER__EMA_DECAY": 0.6,
     "TEST__ENABLE": False,
 }
-# Of the two blocks' model: how many layers come after a parameter.
+# The number of layers after a parameter, in the model of two blocks.
 LAYERS_AFTER = {"blocks.0": 2, "blocks.1": 1, "norm.": 0, "head.": 0}
 
 
@@ -64,7 +63,7 @@ def train(folder, video_set, **changes):
 
 
 def loss_of(model, cfg, batch, seed):
-    """By soft labels, in float64."""
+    """Return the float64 loss with soft labels."""
     clips = batch.clips[0].double()
     mix = draw_mix(cfg.MIXUP, *clips.shape[-2:], seed)
     clips = torch.from_numpy(reference_clips(clips.numpy(), mix))
@@ -76,8 +75,8 @@ def loss_of(model, cfg, batch, seed):
     return -(target * model([clips]).log_softmax(-1)).sum(1).mean()
 
 
-def reference(config, ranks, steps_of):
-    """Weights and average after one epoch; `steps_of` batches make a step, in each of `ranks`."""
+def reference(config, ranks, group_size):
+    """Return weights and EMA after one epoch; each rank accumulates `group_size` batches."""
     cfg = load_config(config)
     torch.manual_seed(cfg.RNG_SEED)
     model = build_model(cfg).double().train()
@@ -86,26 +85,26 @@ def reference(config, ranks, steps_of):
     batches = [list(loader) for loader in loaders]
     named = {name: p for name, p in model.named_parameters() if p.requires_grad}
     average = {name: p.detach().clone() for name, p in named.items()}
-    for step, first in enumerate(range(0, len(batches[0]), steps_of)):
-        group = range(first, min(first + steps_of, len(batches[0])))
+    for step, first in enumerate(range(0, len(batches[0]), group_size)):
+        group = range(first, min(first + group_size, len(batches[0])))
         losses = [
-            loss_of(model, cfg, batches[r][i], _seed(cfg.RNG_SEED, r, 0, i))
+            loss_of(model, cfg, batches[r][i], batch_seed(cfg.RNG_SEED, r, 0, i))
             for r in range(ranks)
             for i in group
         ]
         gradients = torch.autograd.grad(torch.stack(losses).mean(), list(named.values()))
         for (name, p), gradient in zip(named.items(), gradients):
             layers = next((n for part, n in LAYERS_AFTER.items() if name.startswith(part)), 3)
-            spared = p.ndim <= 1 or name in ("cls_token", "pos_embed", "temp_embed")
+            no_decay = p.ndim <= 1 or name in ("cls_token", "pos_embed", "temp_embed")
             with torch.no_grad():
-                gradient = gradient + (0 if spared else WEIGHT_DECAY) * p
+                gradient = gradient + (0 if no_decay else WEIGHT_DECAY) * p
                 p -= LR * DECAY**layers * gradient
             kept = min(0.6, (1 + step) / (10 + step))
             average[name] = kept * average[name] + (1 - kept) * p.detach()
     return {name: p.detach() for name, p in named.items()}, average
 
 
-def assert_is(output, expected):
+def assert_equals(output, expected):
     saved = load_checkpoint(output, LAST)
     for state, values in zip((saved["model_state"], saved["ema_state"]), expected):
         for name, value in values.items():
@@ -115,34 +114,33 @@ def assert_is(output, expected):
 
 
 @pytest.mark.parametrize("accumulated", [1, 3])
-def test_one_process_is_the_float64_loop(tmp_path, video_set, accumulated):
-    """Of four batches; an epoch's last step may have fewer than three."""
+def test_one_process_equals_the_float64_loop(tmp_path, video_set, accumulated):
+    """An epoch has four batches: the last group may be smaller than three."""
     output, config = train(tmp_path, video_set, SOLVER__ACCUMULATE_STEPS=accumulated)
-    assert_is(output, reference(config, 1, accumulated))
-    log = (output / "stdout.log").read_text()
-    assert f"the embeddings learn at {DECAY**3:g} of this rate" in log
+    assert_equals(output, reference(config, 1, accumulated))
+    assert f"{DECAY**3:g} of this rate" in (output / "stdout.log").read_text()
 
 
 @pytest.mark.slow
-def test_two_processes_are_the_float64_loop(tmp_path, video_set):
+def test_two_processes_equal_the_float64_loop(tmp_path, video_set):
     config = write_config(tmp_path / "c.yaml", video_set, tmp_path / "out", **RECIPE)
     code, stdout, stderr = finish(start_torchrun(config, 2))
     assert code == 0, stdout + stderr
-    assert_is(tmp_path / "out", reference(config, 2, 1))
+    assert_equals(tmp_path / "out", reference(config, 2, 1))
 
 
-def test_a_single_clip_has_none_to_be_mixed_with(tmp_path, video_set, capsys):
+def test_mixup_needs_two_clips_per_batch(tmp_path, video_set, capsys):
     config = write_config(
         tmp_path / "c.yaml", video_set, tmp_path / "out", **{**RECIPE, "TRAIN__BATCH_SIZE": 1}
     )
     assert main(["--cfg", str(config)]) == 2
-    assert "MIXUP.ENABLE is True; at least 2 clips" in only_error(capsys)
+    assert "MIXUP.ENABLE" in only_error(capsys)
     assert not (tmp_path / "out").exists()
 
 
 @pytest.fixture(scope="module")
 def averaged(tmp_path_factory, video_set):
-    """A run whose average is far from its weights, with its best checkpoint."""
+    """Train and test a run whose EMA weights are far from its weights."""
     folder = tmp_path_factory.mktemp("averaged")
     changes = {"SOLVER__EMA_DECAY": 0.9, "TRAIN__CHECKPOINT_BEST": True, "TEST__ENABLE": True}
     return train(folder, video_set, SOLVER__BASE_LR=0.5, **changes)
@@ -153,7 +151,7 @@ def results_of(output):
 
 
 def scores_of(state, config, videos):
-    """By a bare model with these weights."""
+    """Score videos with a bare model."""
     model = build_model(load_config(config)).eval()
     model.load_state_dict(state)
     cfg = load_config(config)
@@ -161,12 +159,12 @@ def scores_of(state, config, videos):
         return [model([slowfast_lara.load_views(v, cfg)]).double().mean(0) for v in videos]
 
 
-def test_test_and_load_use_the_average_and_say_so(averaged, tmp_path, caplog):
+def test_test_and_load_use_the_ema_weights(averaged, tmp_path, caplog):
     output, config = averaged
     tested, saved = results_of(output), load_checkpoint(output, LAST)
     assert tested["weights"] == "moving average"
     path = str(output / "checkpoints" / LAST)
-    assert f"Of {path}, the moving average of the weights" in (output / "stdout.log").read_text()
+    assert f"EMA weights of {path}" in (output / "stdout.log").read_text()
     videos = [video["path"] for video in tested["videos"]]
     by_average = scores_of(saved["ema_state"], config, videos)
     by_weights = scores_of(saved["model_state"], config, videos)
@@ -183,7 +181,7 @@ def test_test_and_load_use_the_average_and_say_so(averaged, tmp_path, caplog):
         assert model.averaged == (not overrides) == model.with_attention("softmax").averaged
         for video, scores in zip(videos, expected):
             assert model(video).scores == pytest.approx(scores.numpy(), abs=1e-6)
-    assert "the weights, not their moving average" in caplog.text
+    assert "not EMA" in caplog.text
     changes = {
         "TRAIN__ENABLE": False,
         "TEST__ENABLE": True,
@@ -197,7 +195,7 @@ def test_test_and_load_use_the_average_and_say_so(averaged, tmp_path, caplog):
         assert video["top5_scores"] == pytest.approx(sorted(expected.tolist())[::-1], abs=1e-6)
 
 
-def test_validation_is_of_both_and_the_best_is_by_the_average(averaged):
+def test_validation_logs_both_and_the_best_is_chosen_by_the_ema_weights(averaged):
     output, _ = averaged
     (stats,) = [line for line in json_stats(output) if line.get("_type") == "val_epoch"]
     assert {"top1_err", "top5_err", "raw_top1_err", "raw_top5_err"} <= stats.keys()
@@ -206,7 +204,7 @@ def test_validation_is_of_both_and_the_best_is_by_the_average(averaged):
     assert "ema_state" in best
 
 
-def test_fine_tuning_starts_from_the_average(averaged, tmp_path, video_set):
+def test_fine_tuning_starts_from_the_ema_weights(averaged, tmp_path, video_set):
     output, _ = averaged
     changes = {
         "TRAIN__CHECKPOINT_FILE_PATH": str(output / "checkpoints" / LAST),
@@ -214,15 +212,14 @@ def test_fine_tuning_starts_from_the_average(averaged, tmp_path, video_set):
         "SOLVER__BASE_LR": 1e-12,
     }
     further, _ = train(tmp_path, video_set, **changes)
-    assert "the moving average of the weights" in (further / "stdout.log").read_text()
+    assert "EMA weights" in (further / "stdout.log").read_text()
     ends, start = load_checkpoint(further, LAST), load_checkpoint(output, LAST)["ema_state"]
     for name, value in start.items():
         for state in ("model_state", "ema_state"):
             torch.testing.assert_close(ends[state][name], value, atol=1e-6, rtol=0)
 
 
-def test_an_average_and_layer_wise_rates_may_begin_later(averaged, tmp_path, video_set):
-    """In the run of a version that had neither; and be left out again."""
+def test_ema_and_layer_decay_can_be_turned_on_and_off_when_resuming(averaged, tmp_path, video_set):
     plain = {"SOLVER__EMA_DECAY": 0.0, "SOLVER__LAYER_DECAY": 1.0}
     output, _ = train(tmp_path, video_set, **plain)
     before = load_checkpoint(output, LAST)
@@ -231,7 +228,8 @@ def test_an_average_and_layer_wise_rates_may_begin_later(averaged, tmp_path, vid
     train(tmp_path, video_set, **more)
     after = load_checkpoint(output, "checkpoint_epoch_00002.pyth")
     assert after["ema_steps"] == 4 and len(after["optimizer_state"]["param_groups"]) == 8
-    assert "begins anew: SOLVER.LAYER_DECAY" in (output / "stdout.log").read_text()
+    log = (output / "stdout.log").read_text()
+    assert any("Resetting" in line and "LAYER_DECAY" in line for line in log.splitlines())
     train(tmp_path, video_set, **{**more, **plain, "SOLVER__MAX_EPOCH": 3})
     assert "ema_state" not in load_checkpoint(output, "checkpoint_epoch_00003.pyth")
 
@@ -239,7 +237,7 @@ def test_an_average_and_layer_wise_rates_may_begin_later(averaged, tmp_path, vid
 @pytest.mark.parametrize(
     "damage", [{"ema_state": 3}, {"ema_state": {"head.bias": 1}}, {"ema_steps": -1}]
 )
-def test_a_damaged_average_is_told(averaged, tmp_path, damage):
+def test_damaged_ema_weights_are_an_error(averaged, tmp_path, damage):
     content = load_checkpoint(averaged[0], LAST)
     path = tmp_path / "damaged.pyth"
     torch.save({**content, **damage}, path)

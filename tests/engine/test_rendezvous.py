@@ -1,127 +1,49 @@
-"""All processes of a run run the same thing, or all end and say what differs."""
+"""Rendezvous: all ranks run the same thing, or all exit and name the difference."""
 
 from __future__ import annotations
 
 import os
 import signal
 import socket
-import sys
 import time
 from concurrent.futures import Future, ThreadPoolExecutor
 
 import pytest
 
-from slowfast_lara.config import load_config
-from slowfast_lara.engine import rendezvous as meeting
-from slowfast_lara.engine.rendezvous import Meeting, describe, differences, open_store
+from slowfast_lara.engine import rendezvous
+from slowfast_lara.engine.rendezvous import Rendezvous, listen, open_store
 from slowfast_lara.errors import BAD_INPUT, InputError
-from tests.helpers.runs import finish, free_port, start, wait_for, write_config
+from tests.helpers.launchers import linux_only, start_node
+from tests.helpers.runs import RUN_NET, finish, free_port, start, wait_for, write_config
 
 OURS = {"SOLVER.BASE_LR": "0.1", "RNG_SEED": "0"}
 OTHERS = {"SOLVER.BASE_LR": "0.2", "RNG_SEED": "0"}
-linux_only = pytest.mark.skipif(
-    not sys.platform.startswith("linux"), reason="127.0.0.2 needs no set-up on Linux only"
-)
 
 
-# What is compared.
-
-
-@pytest.fixture()
-def lists(tmp_path):
-    folder = tmp_path / "lists"
-    folder.mkdir()
-    for name in ("train", "val", "test"):
-        (folder / f"{name}.csv").write_text("a.mp4 0\n")
-    return folder
-
-
-def described(tmp_path, lists, **changes):
-    return describe(load_config(write_config(tmp_path / "c.yaml", lists, "out", **changes)), 2)
-
-
-@pytest.mark.parametrize(
-    ("key", "value"),
-    [
-        ("SOLVER.BASE_LR", 0.5),
-        ("SOLVER.MAX_EPOCH", 7),
-        ("VIT.APPROX_ATTN_TYPE", "performer"),
-        ("VIT.DEPTH", 1),
-        ("RNG_SEED", 5),
-        ("OUTPUT_DIR", "elsewhere"),
-    ],
-)
-def test_another_key_is_named(tmp_path, lists, key, value):
-    ours = described(tmp_path, lists, **{key.replace(".", "__"): value})
-    said = differences(ours, described(tmp_path, lists), 3)
-    assert said.startswith(f"{key} is {value!r} on process 3 and ")
-    assert said.count(" is ") == 1 and said.endswith(" on process 0")
-
-
-@pytest.mark.parametrize("name", ["train.csv", "val.csv", "test.csv"])
-@pytest.mark.parametrize("content", ["a.mp4 1\n", "a.mp4 0\na.mp4 0\n", None])
-def test_another_list_is_named(tmp_path, lists, name, content):
-    theirs = described(tmp_path, lists)
-    if content is None:
-        (lists / name).unlink()
-    else:
-        (lists / name).write_text(content)
-    said = differences(described(tmp_path, lists), theirs, 1)
-    assert said.startswith(f"{name} is ") and said.count(" is ") == 1
-
-
-def test_a_list_that_is_no_file_is_not_waited_for(tmp_path, lists):
-    (lists / "val.csv").unlink()
-    (lists / "val.csv").symlink_to("/dev/null")
-    assert described(tmp_path, lists)["val.csv"] == "unreadable (not a regular file)"
-
-
-def test_other_code_is_named(tmp_path, lists, monkeypatch):
-    package = tmp_path / "package"
-    package.mkdir()
-    (package / "__init__.py").write_text("")
-    monkeypatch.setattr(meeting.slowfast_lara, "__file__", str(package / "__init__.py"))
-    theirs = described(tmp_path, lists)
-    (package / "more.py").write_text("x = 1\n")
-    assert differences(described(tmp_path, lists), theirs, 1).startswith("the code is 0.")
-
-
-def test_what_a_machine_has_for_itself(tmp_path, lists):
-    changes = {"SHARD_ID": 1, "DATA_LOADER__NUM_WORKERS": 3, "DATA_LOADER__PIN_MEMORY": False}
-    ours = described(tmp_path, lists, NUM_SHARDS=2, **changes)
-    assert differences(ours, described(tmp_path, lists, NUM_SHARDS=2), 1) == ""
-
-
-def test_many_differences_stay_readable():
-    said = differences({f"K{i}": "1" for i in range(50)}, {f"K{i}": "2" for i in range(50)}, 1)
-    assert said.count(" is ") == 8 and said.endswith("; 42 more differ")
-
-
-# The meeting, with a thread for each process.
+# The protocol, with a thread for each rank
 
 
 @pytest.fixture()
 def store_port(monkeypatch):
-    monkeypatch.setattr(meeting, "SETTLE_SECONDS", 1.0)
+    monkeypatch.setattr(rendezvous, "SETTLE_SECONDS", 1.0)
     port = free_port()
-    kept = open_store("127.0.0.1", port, 10, keep=True)
+    server = open_store("127.0.0.1", port, 10, serve=True)
     yield port
-    del kept
+    del server
 
 
-class Processes:
-    """Threads that meet as processes would, each with a connection of its own."""
+class Ranks:
+    """Threads that act as ranks, each with its own connection to the store."""
 
     def __init__(self, port: int, world_size: int) -> None:
         self._port, self._world_size = port, world_size
         self._pool = ThreadPoolExecutor(8)
-        self.meetings: list[Meeting] = []
+        self.joined: list[Rendezvous] = []
 
-    def add(self, rank: int, description=OURS, seconds: float = 20) -> Future:
-        store = open_store("127.0.0.1", self._port, 10, keep=False)
-        one = Meeting(store, rank, self._world_size, lambda: None)
-        self.meetings.append(one)
-        return self._pool.submit(one.hold, description, seconds)
+    def add(self, rank: int, fingerprint=OURS, timeout: float = 20) -> Future:
+        store = open_store("127.0.0.1", self._port, 10, serve=False)
+        self.joined.append(Rendezvous(store, rank, self._world_size, lambda: None))
+        return self._pool.submit(self.joined[-1].join, fingerprint, timeout)
 
 
 def reason(future: Future) -> str:
@@ -130,44 +52,44 @@ def reason(future: Future) -> str:
     return str(raised.value)
 
 
-def test_all_agree(store_port):
-    processes = Processes(store_port, 3)
-    meets = [processes.add(rank) for rank in (2, 0, 1)]
-    identities = {meet.result(timeout=30) for meet in meets}
-    assert len(identities) == 1 and len(identities.pop()) == 16
+def test_equal_fingerprints_join(store_port):
+    ranks = Ranks(store_port, 3)
+    futures = [ranks.add(rank) for rank in (2, 0, 1)]
+    run_ids = {future.result(timeout=30) for future in futures}
+    assert len(run_ids) == 1 and len(run_ids.pop()) == 16
 
 
-def test_one_differs_and_all_end(store_port):
-    processes = Processes(store_port, 4)
-    meets = [processes.add(rank, OTHERS if rank == 2 else OURS) for rank in range(4)]
-    expected = "SOLVER.BASE_LR is 0.2 on process 2 and 0.1 on process 0"
-    assert all(expected in reason(meet) for meet in meets)
+def test_all_ranks_fail_if_one_differs(store_port):
+    ranks = Ranks(store_port, 4)
+    futures = [ranks.add(rank, OTHERS if rank == 2 else OURS) for rank in range(4)]
+    expected = "SOLVER.BASE_LR is 0.2 on rank 2 and 0.1 on rank 0"
+    assert all(expected in reason(future) for future in futures)
 
 
-def test_all_hear_of_several_that_differ(store_port):
-    processes = Processes(store_port, 4)
-    meets = [processes.add(rank, OTHERS if rank > 1 else OURS) for rank in range(4)]
-    for meet in meets[:2]:
-        assert "SOLVER.BASE_LR is 0.2" in (said := reason(meet))
-        assert said.endswith("; 1 more processes differ")
+def test_the_number_of_differing_ranks_is_reported(store_port):
+    ranks = Ranks(store_port, 4)
+    futures = [ranks.add(rank, OTHERS if rank > 1 else OURS) for rank in range(4)]
+    for future in futures[:2]:
+        assert "SOLVER.BASE_LR is 0.2" in (problem := reason(future))
+        assert problem.endswith("; 1 more ranks differ")
 
 
-@pytest.mark.parametrize("description", [OURS, OTHERS])
-def test_who_comes_after_a_difference_is_told_at_once(store_port, description):
-    processes = Processes(store_port, 4)
-    meets = [processes.add(rank, OTHERS if rank == 2 else OURS) for rank in range(3)]
-    expected = "SOLVER.BASE_LR is 0.2 on process {} and 0.1 on process 0"
-    assert expected.format(2) in reason(meets[1]) and not meets[0].done()
-    last = processes.add(3, description)
-    assert expected.format(2 if description == OURS else 3) in reason(last)
-    assert expected.format(2) in reason(meets[0])
+@pytest.mark.parametrize("fingerprint", [OURS, OTHERS])
+def test_a_late_rank_fails_at_once_after_a_difference(store_port, fingerprint):
+    ranks = Ranks(store_port, 4)
+    futures = [ranks.add(rank, OTHERS if rank == 2 else OURS) for rank in range(3)]
+    expected = "SOLVER.BASE_LR is 0.2 on rank {} and 0.1 on rank 0"
+    assert expected.format(2) in reason(futures[1]) and not futures[0].done()
+    last = ranks.add(3, fingerprint)
+    assert expected.format(2 if fingerprint == OURS else 3) in reason(last)
+    assert expected.format(2) in reason(futures[0])
 
 
-@pytest.mark.parametrize("said", ["[1]", "{", '{"a": 1}', "[" * 100_000, "1" * 5000])
-def test_a_first_process_of_another_program(store_port, said, monkeypatch):
-    processes = Processes(store_port, 2)
-    monkeypatch.setattr(meeting.json, "dumps", lambda _: said)
-    first, other = processes.add(0, seconds=3), processes.add(1)
+@pytest.mark.parametrize("published", ["[1]", "{", '{"a": 1}', "[" * 100_000, "1" * 5000])
+def test_an_invalid_fingerprint_of_rank_0(store_port, published, monkeypatch):
+    ranks = Ranks(store_port, 2)
+    monkeypatch.setattr(rendezvous.json, "dumps", lambda _: published)
+    first, other = ranks.add(0, timeout=0.5), ranks.add(1)
     with pytest.raises(ValueError) as raised:
         other.result(timeout=30)
     assert len(str(raised.value).splitlines()) == 1 and len(str(raised.value)) < 200
@@ -175,65 +97,68 @@ def test_a_first_process_of_another_program(store_port, said, monkeypatch):
         first.result(timeout=30)
 
 
-def test_a_process_of_another_run_is_sent_away(store_port):
-    """It comes before the right one, and the run waits for that."""
-    processes = Processes(store_port, 2)
-    first = processes.add(0)
-    assert "SOLVER.BASE_LR" in reason(processes.add(1, OTHERS))
-    assert processes.add(1).result(timeout=30) == first.result(timeout=30)
+def test_a_process_of_another_run_fails_and_the_run_continues(store_port):
+    """It arrives before the right one, for which the run waits."""
+    ranks = Ranks(store_port, 2)
+    first = ranks.add(0)
+    assert "SOLVER.BASE_LR" in reason(ranks.add(1, OTHERS))
+    assert ranks.add(1).result(timeout=30) == first.result(timeout=30)
 
 
-@pytest.mark.parametrize("description", [OURS, OTHERS])
-def test_a_process_that_comes_to_a_full_run_is_sent_away(store_port, description):
-    processes = Processes(store_port, 2)
-    for meet in [processes.add(0), processes.add(1)]:
-        meet.result(timeout=30)
-    late = processes.add(1, description)
-    wait_for(lambda: processes.meetings[0].answer() or late.done(), seconds=20)
-    expected = "has its process 1 already" if description == OURS else "SOLVER.BASE_LR is 0.2"
+@pytest.mark.parametrize("fingerprint", [OURS, OTHERS])
+def test_a_process_fails_at_a_complete_run(store_port, fingerprint):
+    ranks = Ranks(store_port, 2)
+    for future in [ranks.add(0), ranks.add(1)]:
+        future.result(timeout=30)
+    late = ranks.add(1, fingerprint)
+    wait_for(lambda: ranks.joined[0].reply() or late.done(), seconds=20)
+    expected = "already joined" if fingerprint == OURS else "SOLVER.BASE_LR is 0.2"
     assert expected in reason(late)
 
 
-def test_a_second_attempt_in_the_same_store(store_port):
-    """torchrun keeps its store over a restart; whoever comes first waits for the new process 0."""
-    identities = []
+def test_restarts_in_the_same_store(store_port):
+    """torchrun keeps its store over a restart; rank 1 waits for the new rank 0."""
+    run_ids = []
     for _ in range(3):
-        processes = Processes(store_port, 2)
-        other = processes.add(1)
+        ranks = Ranks(store_port, 2)
+        other = ranks.add(1)
         time.sleep(0.3)
         assert not other.done()
-        identities.append(processes.add(0).result(timeout=30))
-        assert other.result(timeout=30) == identities[-1]
-    assert len(set(identities)) == 3
+        run_ids.append(ranks.add(0).result(timeout=30))
+        assert other.result(timeout=30) == run_ids[-1]
+    assert len(set(run_ids)) == 3
 
 
-def test_who_does_not_come(store_port):
-    processes = Processes(store_port, 3)
-    meets = [processes.add(rank, seconds=1) for rank in range(2)]
-    with pytest.raises(TimeoutError, match="2 of 3 processes were there"):
-        meets[0].result(timeout=30)
+def test_a_missing_rank_is_a_timeout(store_port):
+    ranks = Ranks(store_port, 3)
+    futures = [ranks.add(rank, timeout=1) for rank in range(2)]
+    with pytest.raises(TimeoutError, match="2 of 3 ranks"):
+        futures[0].result(timeout=30)
     with pytest.raises(TimeoutError):
-        meets[1].result(timeout=30)
+        futures[1].result(timeout=30)
 
 
-# Real commands.
+# Commands
 
 
-def start_node(config, shard, port, *extra, num_shards=2):
-    address = f"tcp://localhost:{port}"
-    flags = ("--num_shards", num_shards, "--shard_id", shard, "--init_method", address)
-    return start("--cfg", config, *flags, *extra)
+# Waits 1 s instead of 10 s for other ranks after a difference.
+IMPATIENT = f"""
+import runpy
+from slowfast_lara.engine import rendezvous
+rendezvous.SETTLE_SECONDS = 1
+runpy.run_path({RUN_NET!r}, run_name="__main__")
+"""
 
 
-def listens(port: int) -> bool:
+def is_listening(port: int) -> bool:
     with socket.socket() as probe:
         return probe.connect_ex(("127.0.0.1", port)) == 0
 
 
-def assert_refused(nodes, said):
+def assert_refused(nodes, problem):
     for node in nodes:
         code, stdout, stderr = finish(node)
-        assert code == BAD_INPUT and said in stderr, stdout + stderr
+        assert code == BAD_INPUT and problem in stderr, stdout + stderr
         assert stderr.splitlines()[-1].startswith("error: ") and "Traceback" not in stderr
         assert "train_iter" not in stdout
 
@@ -254,18 +179,20 @@ def assert_refused(nodes, said):
         ),
     ],
 )
-def test_nodes_with_another_key(tmp_path, video_set, key, value):
+def test_nodes_with_different_keys(tmp_path, video_set, key, value):
     value = tmp_path / value if key == "OUTPUT_DIR" else value
     config = write_config(tmp_path / "c.yaml", video_set, tmp_path / "out")
     port = free_port()
-    nodes = [start_node(config, 0, port), start_node(config, 1, port, key, value)]
+    options = {"program": ("-c", IMPATIENT)}
+    nodes = [start_node(config, 0, port, **options)]
+    nodes.append(start_node(config, 1, port, key, value, **options))
     assert_refused(nodes, f"{key} is ")
     assert not (tmp_path / "out" / "checkpoints").exists()
 
 
 @pytest.mark.slow
-def test_nodes_with_another_list(tmp_path, video_set):
-    """In a folder of the same name, as on machines without a common file system."""
+def test_nodes_with_different_lists(tmp_path, video_set):
+    """In folders of the same name, as on nodes without a shared file system."""
     config = write_config(tmp_path / "c.yaml", "lists", tmp_path / "out")
     port = free_port()
     nodes = []
@@ -275,15 +202,13 @@ def test_nodes_with_another_list(tmp_path, video_set):
         for name in ("train.csv", "val.csv", "test.csv"):
             lines = (video_set / name).read_text().splitlines(keepends=True)
             (folder / name).write_text("".join(lines[shard if name == "train.csv" else 0 :]))
-        address = f"tcp://localhost:{port}"
-        flags = ("--num_shards", 2, "--shard_id", shard, "--init_method", address)
-        nodes.append(start("--cfg", config, *flags, folder=folder.parent))
+        nodes.append(start_node(config, shard, port, folder=folder.parent))
     assert_refused(nodes, "train.csv is 15 lines")
 
 
 @pytest.mark.slow
 def test_two_jobs_on_one_port(tmp_path, video_set):
-    """The one that has the port trains as if it were alone; the other is told."""
+    """The job that serves the port trains undisturbed; the other fails."""
     port = free_port()
     configs = [
         write_config(
@@ -292,11 +217,11 @@ def test_two_jobs_on_one_port(tmp_path, video_set):
         for name, seed in (("a", 1), ("b", 2))
     ]
     first = start_node(configs[0], 0, port)
-    wait_for(lambda: listens(port) or first.poll() is not None)
+    wait_for(lambda: is_listening(port) or first.poll() is not None)
     strangers = [start_node(configs[1], 1, port), start_node(configs[1], 0, port)]
     mate = start_node(configs[0], 1, port)
     (code, _, stderr), (taken, _, why) = map(finish, strangers)
-    assert code == BAD_INPUT and "RNG_SEED is 2 on process 1 and 1 on process 0" in stderr
+    assert code == BAD_INPUT and "RNG_SEED is 2 on rank 1 and 1 on rank 0" in stderr
     assert taken != 0 and str(port) in why
     for node in (first, mate):
         code, stdout, stderr = finish(node)
@@ -308,7 +233,7 @@ def test_two_jobs_on_one_port(tmp_path, video_set):
 DIFFERENT_BY_RANK = """
 import os, sys
 from slowfast_lara.config import load_config
-from slowfast_lara.engine.launch import Place, launch, spawn
+from slowfast_lara.engine.launch import RankInfo, launch, spawn
 from slowfast_lara.engine.run import run
 
 if __name__ == "__main__":
@@ -316,25 +241,25 @@ if __name__ == "__main__":
     cfg = load_config(sys.argv[1], ("RNG_SEED", 10 + node, "NUM_SHARDS", 2))
     if "RANK" in os.environ:
         sys.exit(launch(run, cfg))
-    address = "tcp://localhost:" + sys.argv[3]
-    sys.exit(spawn(run, cfg, Place(2 * node, 4, 0, address), 2))
+    first = RankInfo(2 * node, 4, 0, "localhost", int(sys.argv[3]))
+    sys.exit(spawn(run, cfg, first, 2))
 """
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("launcher", ["torchrun", "spawn"])
-def test_other_launchers(tmp_path, video_set, launcher):
+def test_different_seeds_with_other_launchers(tmp_path, video_set, launcher):
     script = tmp_path / "script.py"
     script.write_text(DIFFERENT_BY_RANK)
     config = write_config(tmp_path / "c.yaml", video_set, tmp_path / "out")
     port = free_port()
     if launcher == "spawn":
         nodes = [start(config, node, port, program=(str(script),)) for node in (0, 1)]
-        assert_refused(nodes, "RNG_SEED is 11 on process ")
+        assert_refused(nodes, "RNG_SEED is 11 on rank ")
         return
     program = ("-m", "torch.distributed.run", "--nproc-per-node", "2", "--master-port", str(port))
     code, _, stderr = finish(start(config, 0, program=(*program, str(script))))
-    assert code != 0 and "RNG_SEED is 11 on process 1 and 10 on process 0" in stderr
+    assert code != 0 and "RNG_SEED is 11 on rank 1 and 10 on rank 0" in stderr
 
 
 IDLE_UNDER_TORCHRUN = """
@@ -347,7 +272,7 @@ folder = pathlib.Path(sys.argv[2])
 def run(cfg, stop):
     attempt = os.environ["TORCHELASTIC_RESTART_COUNT"]
     (folder / f"running_{os.getpid()}").write_text(attempt)
-    while not (folder / "enough").exists():
+    while not (folder / "stop").exists():
         time.sleep(0.1)
 
 sys.exit(launch(run, load_config(sys.argv[1])))
@@ -355,8 +280,8 @@ sys.exit(launch(run, load_config(sys.argv[1])))
 
 
 @pytest.mark.slow
-def test_nodes_that_count_their_restarts_apart_meet_again(tmp_path):
-    """torchrun counts a restart on the node that has failed, not on the others."""
+def test_nodes_with_different_restart_counts_join(tmp_path):
+    """torchrun counts a restart on the failed node only."""
     script = tmp_path / "idle.py"
     script.write_text(IDLE_UNDER_TORCHRUN)
     config = write_config(tmp_path / "c.yaml", tmp_path, tmp_path / "out")
@@ -368,17 +293,46 @@ def test_nodes_that_count_their_restarts_apart_meet_again(tmp_path):
     wait_for(lambda: len(list(tmp_path.glob("running_*"))) == 2, seconds=120)
     os.kill(int(next(tmp_path.glob("running_*")).name.split("_")[1]), signal.SIGKILL)
     wait_for(lambda: len(list(tmp_path.glob("running_*"))) == 4, seconds=120)
-    (tmp_path / "enough").touch()
+    (tmp_path / "stop").touch()
     assert [finish(agent)[0] for agent in agents] == [0, 0]
     attempts = [path.read_text() for path in tmp_path.glob("running_*")]
     assert sorted(attempts) == ["0", "0", "0", "1"]
 
 
 @linux_only
-def test_a_run_on_localhost_listens_on_loopback_alone(tmp_path, video_set):
+def test_a_run_on_localhost_listens_on_loopback_only(tmp_path, video_set):
     config = write_config(tmp_path / "c.yaml", video_set, tmp_path / "out")
     port = free_port()
     node = start_node(config, 0, port)
-    wait_for(lambda: listens(port) or node.poll() is not None)
+    wait_for(lambda: is_listening(port) or node.poll() is not None)
     with pytest.raises(ConnectionRefusedError):
         socket.create_connection(("127.0.0.2", port), timeout=5)
+
+
+# The store
+
+
+@linux_only
+@pytest.mark.parametrize("host", ["localhost", "127.0.0.1"])
+def test_the_store_listens_on_loopback_only(host):
+    port = free_port()
+    server = open_store(host, port, 10, serve=True)
+    client = open_store(host, port, 10, serve=False)
+    client.set("key", "value")
+    assert server.get("key") == b"value"
+    with pytest.raises(ConnectionRefusedError):
+        socket.create_connection(("127.0.0.2", port), timeout=5)
+
+
+@linux_only
+def test_the_host_name_is_reachable_from_other_nodes(monkeypatch):
+    """Debian's /etc/hosts maps it to a loopback address."""
+    found = [(socket.AF_INET, socket.SOCK_STREAM, 6, "", ("127.0.1.1", 0))]
+    monkeypatch.setattr(rendezvous.socket, "getaddrinfo", lambda *_, **__: found)
+    with listen("node1", 0) as server:
+        assert server.getsockname()[0] in ("::", "0.0.0.0")
+
+
+def test_a_translated_address_listens_on_all_interfaces():
+    with listen("192.0.2.77", 0) as server:  # from the block for documentation
+        assert server.getsockname()[0] in ("::", "0.0.0.0")

@@ -1,4 +1,4 @@
-"""Interrupted and resumed is the same as uninterrupted, bit for bit."""
+"""Interrupted and resumed runs equal uninterrupted ones, bit for bit."""
 
 from __future__ import annotations
 
@@ -12,9 +12,10 @@ import torch
 
 from slowfast_lara.runs import checkpoint
 from tests.helpers.commands import run as main
+from tests.helpers.launchers import iterations
 from tests.helpers.runs import (
+    copy_lists,
     finish,
-    json_stats,
     kill_group,
     load_checkpoint,
     run_net,
@@ -26,8 +27,7 @@ from tests.helpers.runs import (
 )
 
 LAST = "checkpoint_epoch_00006.pyth"
-# All that draws at random in training: workers, dropped paths, LARA's noise, changes of clips,
-# mixed batches; and what has a state of its own: the average of the weights.
+# Everything random in training (workers, drop path, LARA noise, augmentation, mixup), and EMA.
 NOISY = {
     "DATA_LOADER__NUM_WORKERS": 2,
     "VIT__DROP_PATH": 0.3,
@@ -57,31 +57,26 @@ def noisy_config(folder, video_set, name, **changes):
 
 
 @pytest.fixture(scope="module")
-def left_alone(tmp_path_factory, video_set):
-    config, output = noisy_config(tmp_path_factory.mktemp("alone"), video_set, "alone")
+def uninterrupted(tmp_path_factory, video_set):
+    folder = tmp_path_factory.mktemp("run")
+    config, output = noisy_config(folder, video_set, "run", TRAIN__CHECKPOINT_ITERATIONS=0)
     run_ok("--cfg", config)
     return load_checkpoint(output, LAST)
 
 
-def assert_same_end(output, left_alone):
+def assert_same_end(output, uninterrupted):
     resumed = load_checkpoint(output, LAST)
     for name in ("model_state", "ema_state"):
-        assert same_tensors(resumed[name], left_alone[name])
-    assert resumed["ema_steps"] == left_alone["ema_steps"] == 48
-    states = resumed["optimizer_state"]["state"], left_alone["optimizer_state"]["state"]
+        assert same_tensors(resumed[name], uninterrupted[name])
+    assert resumed["ema_steps"] == uninterrupted["ema_steps"] == 48
+    states = resumed["optimizer_state"]["state"], uninterrupted["optimizer_state"]["state"]
     assert states[0].keys() == states[1].keys()
     for key in states[0]:
         assert same_tensors(states[0][key], states[1][key])
 
 
-def iterations(output) -> int:
-    if not (output / "stdout.log").exists():
-        return 0
-    return sum(stats.get("_type") == "train_iter" for stats in json_stats(output))
-
-
 def run_and_signal(config, output, number, after_iterations):
-    """Send a signal once so many more batches are done; exit code and stderr."""
+    """Send a signal after a number of iterations; return exit code and stderr."""
     before = iterations(output)
     process = start("--cfg", config)
     try:
@@ -96,27 +91,27 @@ def run_and_signal(config, output, number, after_iterations):
 
 
 @pytest.mark.slow
-def test_killed_at_ten_moments(tmp_path, video_set, left_alone):
+def test_killed_ten_times(tmp_path, video_set, uninterrupted):
     config, output = noisy_config(tmp_path, video_set, "killed")
     rng = random.Random(0)
     for _ in range(10):
         before = iterations(output)
         process = start("--cfg", config)
-        # Anywhere from the first batch on: in a step, in a write, between epochs.
+        # At any time after the first batch: in a step, while writing, between epochs.
         wait_for(lambda before=before: iterations(output) > before)
         time.sleep(rng.uniform(0, 0.15))
-        assert process.poll() is None, "the run was over before it was killed"
+        assert process.poll() is None, "the run ended before it was killed"
         os.kill(process.pid, signal.SIGKILL)
         kill_group(process)
     assert not (output / "checkpoints" / LAST).exists()
     run_ok("--cfg", config)
-    assert_same_end(output, left_alone)
+    assert_same_end(output, uninterrupted)
 
 
 @pytest.mark.parametrize(
     "number", [signal.SIGTERM, pytest.param(signal.SIGUSR1, marks=pytest.mark.slow)]
 )
-def test_signal_saves_and_resumes(tmp_path, video_set, left_alone, number):
+def test_signal_saves_and_resumes(tmp_path, video_set, uninterrupted, number):
     config, output = noisy_config(tmp_path, video_set, "stopped", TRAIN__CHECKPOINT_ITERATIONS=0)
     code, stderr = run_and_signal(config, output, number, after_iterations=3)
     assert code == 75
@@ -124,11 +119,11 @@ def test_signal_saves_and_resumes(tmp_path, video_set, left_alone, number):
     saved = os.listdir(output / "checkpoints")
     assert len(saved) == 1 and saved[0] in stderr
     run_ok("--cfg", config)
-    assert_same_end(output, left_alone)
+    assert_same_end(output, uninterrupted)
 
 
-def test_ctrl_c_reaches_the_whole_group(tmp_path, video_set, left_alone):
-    """A terminal signals the loader's workers too; they must outlive it."""
+def test_ctrl_c_for_the_whole_process_group(tmp_path, video_set, uninterrupted):
+    """A terminal signals the DataLoader workers too; they must survive it."""
     config, output = noisy_config(tmp_path, video_set, "group", TRAIN__CHECKPOINT_ITERATIONS=0)
     process = start("--cfg", config)
     wait_for(lambda: iterations(output) >= 2)
@@ -137,11 +132,11 @@ def test_ctrl_c_reaches_the_whole_group(tmp_path, video_set, left_alone):
     code, _, stderr = finish(process)
     assert code == 75, stderr
     run_ok("--cfg", config)
-    assert_same_end(output, left_alone)
+    assert_same_end(output, uninterrupted)
 
 
 @pytest.mark.slow
-def test_torn_newest_checkpoint_is_passed_over(tmp_path, video_set, left_alone):
+def test_a_truncated_newest_checkpoint_is_skipped(tmp_path, video_set, uninterrupted):
     config, output = noisy_config(tmp_path, video_set, "torn", SOLVER__MAX_EPOCH=6)
     run_and_signal(config, output, signal.SIGTERM, after_iterations=6)
     newest = sorted(os.listdir(output / "checkpoints"))[-1]
@@ -149,14 +144,14 @@ def test_torn_newest_checkpoint_is_passed_over(tmp_path, video_set, left_alone):
     os.truncate(torn, torn.stat().st_size // 2)
     run_ok("--cfg", config)
     assert f"{newest}" in "".join(
-        line for line in (output / "stdout.log").read_text().splitlines() if "passing over" in line
+        line for line in (output / "stdout.log").read_text().splitlines() if "unreadable" in line
     )
-    assert_same_end(output, left_alone)
+    assert_same_end(output, uninterrupted)
 
 
 @pytest.mark.usefixtures("in_process")
-def test_accumulated_steps_resume_whole(tmp_path, video_set):
-    """A step of three batches of eight: saved between steps only."""
+def test_checkpoints_are_written_between_accumulated_steps(tmp_path, video_set):
+    """An epoch of eight batches, three per step."""
     changes = {
         "SOLVER__ACCUMULATE_STEPS": 3,
         "DATA_LOADER__NUM_WORKERS": 0,
@@ -182,20 +177,19 @@ def test_accumulated_steps_resume_whole(tmp_path, video_set):
 
 
 @pytest.mark.usefixtures("in_process")
-def test_finished_run_is_not_trained_again(tmp_path, video_set):
+def test_a_complete_run_is_not_trained_again(tmp_path, video_set):
     config, output = noisy_config(tmp_path, video_set, "done", SOLVER__MAX_EPOCH=1)
     assert main(["--cfg", str(config)]) == 0
     done = iterations(output)
-    assert "Training is finished" not in (output / "stdout.log").read_text()
+    assert "Training is complete" not in (output / "stdout.log").read_text()
     assert main(["--cfg", str(config)]) == 0
     assert iterations(output) == done == 8
     path = output / "checkpoints" / "checkpoint_epoch_00001.pyth"
-    told = f"Training is finished: 1 epochs are done (SOLVER.MAX_EPOCH 1) in {path}"
-    assert (output / "stdout.log").read_text().count(told) == 1
+    assert (output / "stdout.log").read_text().count(f"Training is complete: {path}") == 1
 
 
 @pytest.mark.usefixtures("in_process")
-def test_unfinished_writes_do_not_stay(tmp_path, video_set):
+def test_temporary_files_of_a_killed_run_are_removed(tmp_path, video_set):
     config, output = noisy_config(tmp_path, video_set, "left", SOLVER__MAX_EPOCH=1)
     (output / "checkpoints").mkdir(parents=True)
     left = [folder / ".writing-1" for folder in (output / "checkpoints", output)]
@@ -206,12 +200,8 @@ def test_unfinished_writes_do_not_stay(tmp_path, video_set):
 
 
 def test_stopped_in_validation_keeps_the_epoch(tmp_path, video_set):
-    """A long validation, stopped: the epoch that was trained is saved."""
-    lists = tmp_path / "lists"
-    lists.mkdir()
-    for split in ("train", "test"):
-        (lists / f"{split}.csv").write_text((video_set / f"{split}.csv").read_text())
-    (lists / "val.csv").write_text((video_set / "val.csv").read_text() * 2000)
+    """A signal during a long validation saves the trained epoch."""
+    lists = copy_lists(tmp_path / "lists", video_set, val=2000)
     config, output = noisy_config(
         tmp_path,
         lists,
@@ -233,11 +223,8 @@ def test_stopped_in_validation_keeps_the_epoch(tmp_path, video_set):
 
 @pytest.mark.slow
 def test_second_ctrl_c_ends_at_once(tmp_path, video_set):
-    """In an epoch that is one long step, so that the first one must wait."""
-    lists = tmp_path / "lists"
-    lists.mkdir()
-    for split, times in (("train", 1000), ("val", 1), ("test", 1)):
-        (lists / f"{split}.csv").write_text((video_set / f"{split}.csv").read_text() * times)
+    """The epoch is one long step, so that the first signal has to wait."""
+    lists = copy_lists(tmp_path / "lists", video_set, train=1000)
     config, output = noisy_config(tmp_path, lists, "twice", SOLVER__ACCUMULATE_STEPS=8000)
     process = start("--cfg", config)
     wait_for(lambda: iterations(output) >= 1)
@@ -246,7 +233,7 @@ def test_second_ctrl_c_ends_at_once(tmp_path, video_set):
     assert process.poll() is None
     os.kill(process.pid, signal.SIGINT)
     code, _, stderr = finish(process)
-    assert code == 130 and "interrupted" in stderr.splitlines()[0]
+    assert code == 130 and "interrupted" in stderr
     assert not (output / "checkpoints").exists()
 
 
@@ -257,9 +244,9 @@ def test_run_net_help_is_short():
 
 @pytest.mark.usefixtures("in_process")
 @pytest.mark.parametrize("old_name", [False, True])
-def test_larger_batches_go_on_and_are_kept(tmp_path, video_set, monkeypatch, old_name):
-    """Stopped after 7 batches of 1, continued with batches of 4."""
-    # A batch of one clip has none to mix it with.
+def test_resuming_with_larger_batches(tmp_path, video_set, monkeypatch, old_name):
+    """Stop after 7 batches of 1, resume with batches of 4."""
+    # Mixup needs two clips per batch.
     changes = {"SOLVER__MAX_EPOCH": 1, "DATA_LOADER__NUM_WORKERS": 0, "MIXUP__ENABLE": False}
     one = {"TRAIN__BATCH_SIZE": 1, "TRAIN__CHECKPOINT_KEEP": 0}
     config, output = noisy_config(tmp_path, video_set, "batches", **changes, **one)
@@ -273,12 +260,12 @@ def test_larger_batches_go_on_and_are_kept(tmp_path, video_set, monkeypatch, old
         stopped_at.rename(folder / "checkpoint_epoch_00000_iter_000007.pyth")
     left, prune = [], checkpoint.prune
 
-    def prune_and_look(written, keep):
+    def prune_and_list(written, keep):
         prune(written, keep)
         left.append(os.listdir(folder))
         assert checkpoint.newest(str(output))[0] == written
 
-    monkeypatch.setattr(checkpoint, "prune", prune_and_look)
+    monkeypatch.setattr(checkpoint, "prune", prune_and_list)
     four = {"TRAIN__BATCH_SIZE": 4, "TRAIN__CHECKPOINT_KEEP": 1}
     config, _ = noisy_config(tmp_path, video_set, "batches", **changes, **four)
     assert main(["--cfg", str(config)]) == 0

@@ -1,4 +1,4 @@
-"""The Slurm scripts, with stand-ins for srun and scontrol on this machine."""
+"""The Slurm scripts, with fake srun and scontrol commands."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tests.helpers.preloaded import environment
 from tests.helpers.runs import ROOT, json_stats, kill_group, wait_for, write_config
 
 SRUN = """#!/bin/bash
-# Runs the command once for each node, as srun does with one task a node.
+# Runs the command once per node, as srun does with one task per node.
 shift
 for node in $(seq 0 $((SLURM_NNODES - 1))); do
     SLURM_NODEID=$node "$@" & pids="$pids $!"
@@ -101,11 +101,11 @@ def test_warned_job_saves_and_is_requeued(tmp_path, video_set, script, nodes):
         str(config),
         "SOLVER.MAX_EPOCH",
         str(int(saved[0][17:22]) + 1),
-        "TRAIN.ACCEPT_CHANGES",  # another MAX_EPOCH: it shall end
+        "TRAIN.ACCEPT_CHANGES",  # for another MAX_EPOCH, so that it ends
         "True",
     )
     try:
         assert again.wait(timeout=120) == 0
     finally:
         kill_group(again)
-    assert f"Continuing {output}/checkpoints/{saved[0]}" in (output / "stdout.log").read_text()
+    assert f"Resuming from {output}/checkpoints/{saved[0]}" in (output / "stdout.log").read_text()

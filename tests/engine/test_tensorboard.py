@@ -1,9 +1,8 @@
-"""Labelled clips in TensorBoard."""
+"""Labelled example clips in TensorBoard."""
 
 from __future__ import annotations
 
 import io
-import json
 
 import numpy as np
 import pytest
@@ -11,7 +10,7 @@ from PIL import Image
 
 from slowfast_lara.config import load_config
 from slowfast_lara.data.kinetics import Kinetics
-from slowfast_lara.engine.tensorboard import write_clips
+from slowfast_lara.engine.progress import write_clips
 from tests.helpers.small_models import NAMES, make_videos
 
 events = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
@@ -21,10 +20,9 @@ def test_clips_of_different_classes(model, tmp_path):
     from torch.utils.tensorboard import SummaryWriter
 
     folder = make_videos(tmp_path / "set", 0, "--val", "12", "--frames", "12")
-    (folder / "classes.json").write_text(json.dumps(NAMES))
     dataset = Kinetics(load_config(model.cfg, ["DATA.PATH_TO_DATA_DIR", str(folder)]), "val")
     with SummaryWriter(str(tmp_path / "events")) as writer:
-        write_clips(writer, dataset, count=4)
+        write_clips(writer, dataset, NAMES, count=4)
     accumulator = events.EventAccumulator(str(tmp_path / "events"))
     accumulator.Reload()
     tags = accumulator.Tags()["images"]

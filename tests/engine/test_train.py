@@ -1,4 +1,4 @@
-"""Training in one process: what its options do, and how it fails."""
+"""Training in one process: options and failures."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ import pytest
 import torch
 
 from tests.helpers.commands import run as main
-from tests.helpers.runs import json_stats, load_checkpoint, same_tensors, write_config
+from tests.helpers.runs import copy_lists, json_stats, load_checkpoint, same_tensors, write_config
 
 pytestmark = pytest.mark.usefixtures("in_process")
 
 
 def train(folder, video_set, name, *, code=0, **changes):
-    """Train by a config with changes; the output folder."""
+    """Train with changes to the small config; return the output folder."""
     output = folder / name
     config = write_config(
         folder / f"{name}.yaml",
@@ -75,7 +75,7 @@ def test_mixed_precision_is_near_float32(tmp_path, video_set, precision):
     assert 0 < distance(mixed, full) < 0.05 * distance(start, full)
     saved = load_checkpoint(mixed_output, "checkpoint_epoch_00001.pyth")
     assert ("scale" in saved["scaler_state"]) == (precision == "float16")
-    # It resumes, with the scaler's state.
+    # It resumes, with the state of the scaler.
     more = {"SOLVER__MAX_EPOCH": 2, "TRAIN__ACCEPT_CHANGES": True}
     train(tmp_path, video_set, "mixed", **one_step, **mixed_precision, **more)
 
@@ -107,7 +107,7 @@ def test_clipping_bounds_the_step(tmp_path, video_set):
         ({"SOLVER__BASE_LR": 1e30, "SOLVER__ACCUMULATE_STEPS": 2}, "loss"),
     ],
 )
-def test_loss_that_is_not_finite_stops(tmp_path, video_set, capsys, changes, what):
+def test_a_loss_that_is_not_finite_ends_the_run(tmp_path, video_set, capsys, changes, what):
     good = train(tmp_path, video_set, "run", **SGD)
     before = (good / "checkpoints" / "checkpoint_epoch_00001.pyth").read_bytes()
     capsys.readouterr()
@@ -123,15 +123,15 @@ def test_loss_that_is_not_finite_stops(tmp_path, video_set, capsys, changes, wha
     assert message.split(": ", 1)[1].strip() in (good / "stdout.log").read_text()
 
 
-def test_gradient_that_is_not_finite_stops(tmp_path, video_set, capsys, monkeypatch):
-    """Before the step: a checkpoint at the end of the epoch would hold NaN."""
+def test_a_gradient_that_is_not_finite_ends_the_run(tmp_path, video_set, capsys, monkeypatch):
+    """Before the step; otherwise the checkpoint of the epoch would contain NaN."""
     from slowfast_lara.models import VisionTransformer
 
     plain = VisionTransformer.forward
 
     def forward(self, clips):
         logits = plain(self, clips)
-        # Its value is that of the logits; its gradient is NaN.
+        # The value is that of the logits, the gradient is NaN.
         return torch.where(
             torch.ones_like(logits) > 0, logits, (logits - logits.detach() - 1).sqrt()
         )
@@ -183,15 +183,15 @@ def test_validation_by_period_and_at_the_end(tmp_path, video_set):
     ]
 
 
-def test_starting_from_a_file(tmp_path, video_set):
+def test_resuming_from_a_file_and_starting_from_its_weights(tmp_path, video_set):
     first = train(tmp_path, video_set, "first", SOLVER__MAX_EPOCH=2)
     path = str(first / "checkpoints" / "checkpoint_epoch_00001.pyth")
-    going_on = train(
+    resumed = train(
         tmp_path, video_set, "on", SOLVER__MAX_EPOCH=2, TRAIN__CHECKPOINT_FILE_PATH=path
     )
     last = "checkpoint_epoch_00002.pyth"
-    assert same_tensors(weights(going_on, last), weights(first, last))
-    assert os.listdir(going_on / "checkpoints") == [last]
+    assert same_tensors(weights(resumed, last), weights(first, last))
+    assert os.listdir(resumed / "checkpoints") == [last]
     reset = train(
         tmp_path,
         video_set,
@@ -205,7 +205,7 @@ def test_starting_from_a_file(tmp_path, video_set):
     assert load_checkpoint(reset, "checkpoint_epoch_00001.pyth")["epoch"] == 0
 
 
-def test_checkpoints_of_another_run_are_not_mixed_with_ours(tmp_path, video_set, capsys):
+def test_without_auto_resume_existing_checkpoints_are_an_error(tmp_path, video_set, capsys):
     output = train(tmp_path, video_set, "run", TRAIN__AUTO_RESUME=False)
     before = weights(output)
     train(tmp_path, video_set, "run", code=2, TRAIN__AUTO_RESUME=False, RNG_SEED=5)
@@ -232,11 +232,8 @@ def test_tensorboard(tmp_path, video_set):
     assert len(events.Scalars("val/top1_err")) == 1
 
 
-def test_too_many_bad_videos_stop(tmp_path, video_set, capsys):
-    lists = tmp_path / "lists"
-    lists.mkdir()
-    for split in ("train", "val", "test"):
-        (lists / f"{split}.csv").write_text((video_set / f"{split}.csv").read_text())
+def test_too_many_bad_videos_end_the_run(tmp_path, video_set, capsys):
+    lists = copy_lists(tmp_path / "lists", video_set)
     (tmp_path / "broken.mp4").write_bytes(b"not a video")
     with open(lists / "train.csv", "a") as file:
         file.write(f"{tmp_path / 'broken.mp4'} 0\n" * 3)
@@ -249,7 +246,7 @@ def test_too_many_bad_videos_stop(tmp_path, video_set, capsys):
 @pytest.mark.parametrize(
     "changes", [{"MODEL__ACT_CHECKPOINT": True}, {"CUDNN_BENCHMARK": True, "ALLOW_TF32": True}]
 )
-def test_switches_that_change_no_result(tmp_path, video_set, changes):
+def test_keys_that_change_no_result(tmp_path, video_set, changes):
     noise = {"VIT__DROP_PATH": 0.3, "VIT__DROP": 0.1}
     plain = train(tmp_path, video_set, "plain", **noise)
     changed = train(tmp_path, video_set, "changed", **noise, **changes)
@@ -257,7 +254,7 @@ def test_switches_that_change_no_result(tmp_path, video_set, changes):
 
 
 def test_starting_from_a_run_with_other_classes(tmp_path, video_set):
-    """As SSv2 starts from Kinetics: everything but the classifier."""
+    """Everything but the classifier is loaded, as for SSv2 from Kinetics."""
     first = train(tmp_path, video_set, "first")
     path = str(first / "checkpoints" / "checkpoint_epoch_00001.pyth")
     tuned = train(
@@ -273,13 +270,12 @@ def test_starting_from_a_run_with_other_classes(tmp_path, video_set):
     assert new["head.weight"].shape[0] == 5
     for name in old.keys() - {"head.weight", "head.bias"}:
         assert torch.allclose(new[name], old[name], rtol=0, atol=1e-9), name
-    log = (tuned / "stdout.log").read_text()
-    assert "initialised    head.weight" in log
+    assert "head.weight" in (tuned / "stdout.log").read_text()
 
 
 @pytest.mark.parametrize("inflate, shares", [("centre", (0.0, 1.0)), ("average", (0.5, 0.5))])
 def test_starting_from_an_image_model(tmp_path, video_set, inflate, shares):
-    """VIT.PRETRAINED_WEIGHTS with a 2-D patch embedding, as timm has it."""
+    """VIT.PRETRAINED_WEIGHTS with a 2-D patch embedding, as in timm."""
     state = weights(train(tmp_path, video_set, "first"))
     image = {
         name: value

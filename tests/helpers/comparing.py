@@ -1,4 +1,4 @@
-"""Tolerances in one table, and comparisons that always assert."""
+"""Tolerances by dtype, and comparisons that assert."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
-# Largest difference allowed, of outputs and of gradients, by the dtype under test.
-# Gradients above 1 (some reach 40) are compared relative to the largest of them.
+# Largest allowed difference of outputs and gradients, by the dtype under test.
+# Gradients above 1 (some reach 40) are compared relative to their largest value.
 OUTPUT = {torch.float64: 1e-10, torch.float32: 1e-5, torch.bfloat16: 5e-2}
 GRADIENT = {torch.float64: 1e-10, torch.float32: 1e-4}
 
@@ -16,7 +16,7 @@ GRADIENT = {torch.float64: 1e-10, torch.float32: 1e-4}
 def assert_close(actual: Tensor, expected: Tensor, atol: float, what: str = "") -> None:
     assert actual.shape == expected.shape, f"{what}: {actual.shape} against {expected.shape}"
     difference = (actual.double() - expected.double()).abs().max().item()
-    assert difference <= atol, f"{what}: differs by {difference:.2e}, allowed are {atol:.0e}"
+    assert difference <= atol, f"{what}: differs by {difference:.2e}, allowed {atol:.0e}"
 
 
 def assert_same_function(
@@ -25,7 +25,7 @@ def assert_same_function(
     inputs: Sequence[Tensor],
     dtype: torch.dtype,
 ) -> None:
-    """Outputs and gradients of `function` in a dtype equal a float64 reference's."""
+    """Assert that outputs and gradients in a dtype equal those of a float64 reference."""
     given = [x.to(dtype).requires_grad_() for x in inputs]
     exact = [x.detach().double().requires_grad_() for x in given]
     out, expected = function(*given), reference(*exact)

@@ -1,7 +1,7 @@
-"""Trainings that break at a chosen iteration, in a process of one's choice.
+"""Faults injected into a training, at a chosen iteration of a chosen rank.
 
-python -m tests.helpers.fault_injection WHAT ITERATION RANK FOLDER -- ARGUMENTS OF run_net.py
-also leaves the weights that each process had in memory at the end, in FOLDER/RANK.pth.
+python -m tests.helpers.fault_injection FAULT ITERATION RANK FOLDER -- ARGUMENTS OF run_net.py
+also writes the weights that each rank has in memory at the end to FOLDER/RANK.pth.
 """
 
 from __future__ import annotations
@@ -14,53 +14,53 @@ from typing import Any
 import torch
 
 from slowfast_lara.data.loader import TrainBatches
-from slowfast_lara.engine.distributed import rank, without_ddp
+from slowfast_lara.engine.distributed import rank, unwrap_ddp
 from slowfast_lara.engine.train import Trainer
 from slowfast_lara.errors import DataError
 
-BREAKS = {
+LOSS_FAULTS = {
     "loss": lambda loss: loss * math.nan,
     "infinite loss": lambda loss: loss + math.inf,  # its gradients are finite
-    "gradient": lambda loss: loss + 0 * (loss - loss.detach()).sqrt(),  # the loss is as it was
+    "gradient": lambda loss: loss + 0 * (loss - loss.detach()).sqrt(),  # the loss is unchanged
 }
 
 
-def break_training(patch: Any, what: str, iteration: int, in_rank: int = 0) -> None:
-    """`patch(object, name, value)` is to set attributes, as pytest's monkeypatch does."""
-    forward, batches = Trainer._forward, TrainBatches.__iter__
+def inject_fault(patch: Any, fault: str, iteration: int, in_rank: int = 0) -> None:
+    """`patch(object, name, value)` sets an attribute, as `setattr` and pytest's monkeypatch do."""
+    forward, batches = Trainer.forward, TrainBatches.__iter__
     calls = 0
 
     def broken_forward(self, *arguments):
         nonlocal calls
         calls += 1
         loss, correct = forward(self, *arguments)
-        if calls != iteration or rank() != in_rank or what == "loader":
+        if calls != iteration or rank() != in_rank or fault == "loader":
             return loss, correct
-        if what == "forward":
+        if fault == "forward":
             raise ArithmeticError("the forward pass is broken")
-        if what == "data":
+        if fault == "data":
             raise DataError("the data is broken")
-        return BREAKS[what](loss), correct
+        return LOSS_FAULTS[fault](loss), correct
 
     def broken_batches(self):
         for i, batch in enumerate(batches(self), 1):
-            if i == iteration and rank() == in_rank and what == "loader":
+            if i == iteration and rank() == in_rank and fault == "loader":
                 raise ArithmeticError("the loader is broken")
             yield batch
 
-    patch(Trainer, "_forward", broken_forward)
+    patch(Trainer, "forward", broken_forward)
     patch(TrainBatches, "__iter__", broken_batches)
 
 
 def keep_weights(patch: Any, folder: Path) -> None:
-    """Write the weights in memory when a training ends, however it ends."""
+    """Write the weights in memory to disk when a training ends, also by an error."""
     run = Trainer.run
 
     def run_and_keep(self):
         try:
             run(self)
         finally:
-            torch.save(without_ddp(self.model).state_dict(), folder / f"{rank()}.pth")
+            torch.save(unwrap_ddp(self.model).state_dict(), folder / f"{rank()}.pth")
 
     patch(Trainer, "run", run_and_keep)
 
@@ -68,7 +68,7 @@ def keep_weights(patch: Any, folder: Path) -> None:
 if __name__ == "__main__":
     from tests.helpers.commands import run as main
 
-    what, iteration, in_rank, folder, _, *arguments = sys.argv[1:]
-    break_training(setattr, what, int(iteration), int(in_rank))
+    fault, iteration, in_rank, folder, _, *arguments = sys.argv[1:]
+    inject_fault(setattr, fault, int(iteration), int(in_rank))
     keep_weights(setattr, Path(folder))
     sys.exit(main(arguments))

@@ -1,8 +1,8 @@
-"""Programs that start at once: each is forked from a process that has imported PyTorch.
+"""Fast start of Python programs: each is forked from a server that has imported PyTorch.
 
-Most of a small run is its imports. Here they are made once, in a process that does nothing else
-and has one thread; a program is a fork of it, with arguments, environment, folder and session of
-its own, and ends as any Python program ends.
+Imports dominate the time of a small run. A server process with one thread imports the modules
+once; each program is a fork of it, with its own arguments, environment, working directory and
+session, and exits like any Python program.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parents[2]
-# What a run imports; torch._dynamo is what PyTorch's optimisers import at their first step.
+# The imports of a run; PyTorch's optimisers import torch._dynamo at their first step.
 MODULES = ("slowfast_lara.engine.run", "torch._dynamo")
-MOST_BYTES = 2**18
+MAX_REQUEST_BYTES = 2**18
 
 
 def environment() -> dict[str, str]:
-    """Without a torchrun around the tests, and one thread each: bits must repeat."""
+    """Return the environment without torchrun's variables, with one thread for exact repeats."""
     kept = {key: value for key, value in os.environ.items() if not key.startswith("TORCHELASTIC")}
     path = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
     return {
@@ -39,15 +39,15 @@ def environment() -> dict[str, str]:
         "PYTHONPATH": path,
         "OMP_NUM_THREADS": "1",
         "PYTHONUNBUFFERED": "1",
-        # What PyTorch says on stderr where there are fewer cores than workers.
+        # PyTorch warns on stderr if there are fewer cores than workers.
         "PYTHONWARNINGS": "ignore:This DataLoader will create",
-        # What PyTorch has to say of a peer that has gone, beside our line.
+        # PyTorch logs lost peers on stderr, in addition to our line.
         "TORCH_CPP_LOG_LEVEL": "ERROR",
     }
 
 
 def start_program(command: list[str], folder: Path | None = None) -> Program:
-    """`python COMMAND` in a session of its own, and in `folder`."""
+    """Start `python COMMAND` in its own session, with `folder` as working directory."""
     if sys.platform == "linux":
         return Program(command, folder)
     return subprocess.Popen(  # type: ignore[return-value]
@@ -62,7 +62,7 @@ def start_program(command: list[str], folder: Path | None = None) -> Program:
 
 
 class Program:
-    """A program that is running: what tests use of subprocess.Popen."""
+    """A running program, with the methods of subprocess.Popen that tests use."""
 
     def __init__(self, command: list[str], folder: Path | None) -> None:
         self.args, self.returncode = [sys.executable, *command], None
@@ -94,7 +94,7 @@ class Program:
             return None
 
     def communicate(self, timeout: float = 600) -> tuple[str, str]:
-        """Stdout and stderr, up to the end of all who write to them."""
+        """Read stdout and stderr until all writers have closed them."""
         deadline = time.monotonic() + timeout
         with selectors.DefaultSelector() as selector:
             for number in self._texts:
@@ -104,9 +104,9 @@ class Program:
                 if not ready:
                     raise subprocess.TimeoutExpired(self.args, timeout)
                 for key, _ in ready:
-                    some = os.read(key.fd, 2**16)
-                    self._texts[key.fd] += some
-                    if not some:
+                    chunk = os.read(key.fd, 2**16)
+                    self._texts[key.fd] += chunk
+                    if not chunk:
                         selector.unregister(key.fd)
         self.wait(max(0.1, deadline - time.monotonic()))
         stdout, stderr = (text.decode() for text in self._texts.values())
@@ -125,7 +125,7 @@ class Program:
 
 @cache
 def _server() -> socket.socket:
-    """The process that imports once; it ends when this one does."""
+    """Start the server; it exits when this process does."""
     ours, theirs = socket.socketpair(type=socket.SOCK_SEQPACKET)
     command = [sys.executable, "-m", "tests.helpers.preloaded", str(theirs.fileno())]
     given = [theirs.fileno()]
@@ -135,10 +135,10 @@ def _server() -> socket.socket:
 
 
 def _serve(requests: socket.socket) -> dict[str, Any]:
-    """Waits for requests; returns in the program that was asked for, with the request."""
-    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # nobody asks how those that wait have ended
+    """Wait for requests; return each request in a forked process."""
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # reaps the intermediate processes
     while True:
-        text, given, _, _ = socket.recv_fds(requests, MOST_BYTES, 3)
+        text, given, _, _ = socket.recv_fds(requests, MAX_REQUEST_BYTES, 3)
         if not text:
             os._exit(0)
         if os.fork():
@@ -148,7 +148,7 @@ def _serve(requests: socket.socket) -> dict[str, Any]:
         requests.close()
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
         status = socket.socket(fileno=given[0])
-        start = os.pipe()  # it begins when its number has been told
+        start = os.pipe()  # the program starts after its pid is sent
         pid = os.fork()
         if pid == 0:
             os.close(start[1])
@@ -170,14 +170,14 @@ def _serve(requests: socket.socket) -> dict[str, Any]:
 
 
 def _become(request: dict[str, Any]) -> None:
-    """Do what `python COMMAND` does."""
+    """Run the request in this process as `python COMMAND` would."""
     os.setsid()
-    # What a shell runs in the background, these tests perhaps, ignores it, and so would we.
+    # A shell starts background jobs, perhaps these tests, with SIGINT ignored.
     signal.signal(signal.SIGINT, signal.default_int_handler)
     os.chdir(request["folder"])
     os.environ.clear()
     os.environ.update(request["env"])
-    tempfile.tempdir = None  # known from another environment
+    tempfile.tempdir = None  # cached from the environment of the server
     program, *arguments = sys.argv = request["command"]
     sys.path[0] = os.getcwd()
     if program == "-c":
@@ -195,6 +195,6 @@ def _become(request: dict[str, Any]) -> None:
 if __name__ == "__main__":
     for name in MODULES:
         importlib.import_module(name)
-    assert len(os.listdir("/proc/self/task")) == 1, "only a process of one thread can be forked"
+    assert len(os.listdir("/proc/self/task")) == 1, "the server must have one thread to fork safely"
     gc.freeze()
     _become(_serve(socket.socket(fileno=int(sys.argv[1]))))

@@ -1,9 +1,10 @@
-"""Small sets of videos, small models, and real commands to run on them."""
+"""Small video sets, configs of small models, and commands that run on them."""
 
 from __future__ import annotations
 
 import contextlib
 import os
+import shutil
 import signal
 import socket
 import time
@@ -22,7 +23,7 @@ ROOT = Path(__file__).resolve().parents[2]
 RUN_NET = str(ROOT / "tools" / "run_net.py")
 MAKE_SYNTHETIC = str(ROOT / "datasets" / "make_synthetic.py")
 NUM_CLASSES = 3
-# What a test has started, for the end of the test: see conftest.py.
+# The programs that a test has started; conftest.py ends them after the test.
 STARTED: list[Program] = []
 json_stats = read_stats
 
@@ -30,7 +31,7 @@ json_stats = read_stats
 def write_video(
     path: Path, seed: int, frames: int = 12, size: int = 40, width: int | None = None
 ) -> None:
-    """Noise that differs from video to video, square unless a width is given."""
+    """Write a video of noise that depends on the seed, square unless a width is given."""
     rng = np.random.default_rng(seed)
     with av.open(str(path), "w") as container:
         stream = container.add_stream("mpeg4", rate=30)
@@ -48,18 +49,33 @@ def write_set(folder: Path, *, train: int = 8, val: int = 3, test: int = 3) -> P
         lines = []
         for i in range(count):
             path = folder / f"{split}{i}.mp4"
-            write_video(path, seed=hash_of(split, i))
+            write_video(path, seed={"train": 0, "val": 1000, "test": 2000}[split] + i)
             lines.append(f"{path} {i % NUM_CLASSES}")
         (folder / f"{split}.csv").write_text("\n".join(lines) + "\n")
     return folder
 
 
-def hash_of(split: str, i: int) -> int:
-    return {"train": 0, "val": 1000, "test": 2000}[split] + i
+def copy_set(folder: Path, video_set: Path, *, repeat_train: int = 1) -> Path:
+    """Copy a set: lists to `folder`, videos to `folder`/videos, which is returned."""
+    videos = folder / "videos"
+    shutil.copytree(video_set, videos)
+    for split in ("train", "val", "test"):
+        text = (video_set / f"{split}.csv").read_text().replace(str(video_set), str(videos))
+        (folder / f"{split}.csv").write_text(text * (repeat_train if split == "train" else 1))
+    return videos
+
+
+def copy_lists(folder: Path, video_set: Path, **repeats: int) -> Path:
+    """Copy the lists of a set to a new `folder`, each repeated `repeats[split]` times."""
+    folder.mkdir()
+    for split in ("train", "val", "test"):
+        text = (video_set / f"{split}.csv").read_text()
+        (folder / f"{split}.csv").write_text(text * repeats.get(split, 1))
+    return folder
 
 
 def write_config(path: Path, data: Path, output: Path, **changes: Any) -> Path:
-    """A config of a model so small that a step takes milliseconds."""
+    """Write a config of a model so small that a step takes milliseconds."""
     config: dict[str, Any] = {
         "TRAIN": {"DATASET": "kinetics", "BATCH_SIZE": 4, "EVAL_PERIOD": 2},
         "TEST": {"DATASET": "kinetics", "BATCH_SIZE": 4, "NUM_ENSEMBLE_VIEWS": 2},
@@ -100,13 +116,13 @@ def write_config(path: Path, data: Path, output: Path, **changes: Any) -> Path:
 def start(
     *arguments: Any, program: tuple[str, ...] = (RUN_NET,), folder: Path | None = None
 ) -> Program:
-    """A command in a process group of its own, and in `folder`."""
+    """Start a command in a process group of its own, with `folder` as working directory."""
     STARTED.append(start_program([*program, *map(str, arguments)], folder))
     return STARTED[-1]
 
 
 def finish(process: Program, seconds: float = 120) -> tuple[int, str, str]:
-    """Exit code, stdout and stderr; what is left of the group is killed."""
+    """Wait for a program; return exit code, stdout and stderr, and kill its process group."""
     try:
         stdout, stderr = process.communicate(timeout=seconds)
         return process.returncode, stdout, stderr
@@ -149,5 +165,5 @@ def free_port() -> int:
 def wait_for(condition: Any, seconds: float = 60) -> None:
     deadline = time.monotonic() + seconds
     while not condition():
-        assert time.monotonic() < deadline, "what was waited for did not happen"
+        assert time.monotonic() < deadline, "timed out"
         time.sleep(0.02)

@@ -1,4 +1,4 @@
-"""What must hold after a run has ended, however it was attacked."""
+"""Checks after a run has ended: exit codes, stderr, processes, files, progress, results."""
 
 from __future__ import annotations
 
@@ -11,111 +11,117 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from tests.torture.folder import Place, RunFolder
-from tests.torture.processes import Started
-from tests.torture.setting import (
-    SAVED_EVERY,
+from tests.torture.processes import StartedRun
+from tests.torture.run_folder import RunFolder, SavedPosition
+from tests.torture.workload import (
+    CHECKPOINT_ITERATIONS,
     TEST_VIDEOS,
     TRAIN_VIDEOS,
     Reference,
-    content_sum,
+    content_digest,
     read_checkpoint,
     read_scores,
 )
 
-# A process that has lost its parent looks for it every few seconds.
+# A process checks every few seconds whether its parent is alive.
 ORPHAN_SECONDS = 30
-# What PyTorch's own code and torchrun print; a run cannot keep them from it.
+# Lines that PyTorch and torchrun print to stderr.
 _TORCH = ("[W", "[E", "[I", "[rank", "Exception raised from", "frame #", "<omitting python")
-_OF_TORCHRUN = ("ChildFailedError", "SignalException")
+_TORCHRUN_ERRORS = ("ChildFailedError", "SignalException")
 
 
-def check_codes(run: Started, codes: list[int | None], allowed: set[int]) -> Iterator[str]:
+def check_codes(run: StartedRun, codes: list[int | None], allowed: set[int]) -> Iterator[str]:
     for number, code in enumerate(codes):
         if code is None:
-            yield f"process {number} of {run.launch} did not end in time"
+            yield f"process {number} of {run.launch} did not exit in time"
         elif code not in allowed:
             yield f"exit code {code} of process {number} ({run.launch}); allowed: {sorted(allowed)}"
 
 
-def check_words(run: Started, codes: list[int | None]) -> Iterator[str]:
-    """An error is one line; the files that it lists may follow, indented."""
-    for code, text in zip(codes, run.said()):
-        if code is None or code < 0:  # killed, as its workers may tell
+def check_stderr(run: StartedRun, codes: list[int | None]) -> Iterator[str]:
+    """An error is one line; indented lines with file names may follow."""
+    for code, text in zip(codes, run.stderr_texts()):
+        if code is None or code < 0:  # killed: its workers may print errors
             continue
         lines = text.splitlines()
         if run.launch == "torchrun":
             lines = [line for line in lines if line.startswith("error: ")]
             for part in text.split("Traceback (most recent call last)")[1:]:
-                if not any(name in part for name in _OF_TORCHRUN):
+                if not any(name in part for name in _TORCHRUN_ERRORS):
                     yield f"a traceback: {text[-3000:]}"
         elif run.launch in ("nodes", "spawn"):
             lines = [line for line in lines if not line.startswith(_TORCH)]
         if "Traceback" in text and run.launch != "torchrun":
             yield f"a traceback: {text[-3000:]}"
-        told = [line for line in lines if line and not line.startswith("  ")]
-        most = {"alone": 1, "nodes": 2}.get(run.launch, 4)
-        least = 0 if "SignalException" in text else 1  # torchrun was told to end when all was done
-        if any(not line.startswith("error: ") for line in told):
-            yield f"besides errors, stderr has: {text[-2000:]!r}"
-        elif code > 0 and not least <= len(told) <= most:
-            yield f"exit code {code} with {len(told)} lines of error: {text[-2000:]!r}"
-        elif code == 0 and told:
+        errors = [line for line in lines if line and not line.startswith("  ")]
+        maximum = {"alone": 1, "nodes": 2}.get(run.launch, 4)
+        # torchrun may receive the signal after all ranks have exited.
+        minimum = 0 if "SignalException" in text else 1
+        if any(not line.startswith("error: ") for line in errors):
+            yield f"stderr has other lines than errors: {text[-2000:]!r}"
+        elif code > 0 and not minimum <= len(errors) <= maximum:
+            yield f"exit code {code} with {len(errors)} error lines: {text[-2000:]!r}"
+        elif code == 0 and errors:
             yield f"exit code 0 with an error: {text[-2000:]!r}"
 
 
-def check_nobody_left(run: Started) -> Iterator[str]:
+def check_no_process_left(run: StartedRun) -> Iterator[str]:
     deadline = time.monotonic() + ORPHAN_SECONDS
     while (left := run.all_pids()) and time.monotonic() < deadline:
         time.sleep(0.05)
     if left:
-        yield f"{len(left)} processes are left behind: {left}"
+        yield f"{len(left)} processes are still running: {left}"
         run.kill_all()
 
 
 def check_files(out: RunFolder, codes: list[int | None]) -> Iterator[str]:
-    """Of a run that ended by its own will."""
+    """Check that a run that ended regularly leaves no temporary files."""
     if any(code not in (0, 75) for code in codes):
         return
     if left := out.unfinished():
-        yield f"unfinished files are left: {left}"
+        yield f"temporary files are left: {left}"
     if (out.path / ".lock").exists():
-        yield "the lock is left"
+        yield "the lock file is left"
 
 
-class Since(NamedTuple):
-    """The checkpoint that a run is to go on from: its name, its optimiser's steps, its place."""
+class StartPoint(NamedTuple):
+    """The checkpoint that a run resumes from: name, optimiser steps, position."""
 
     name: str | None = None
     steps: int = 0
-    place: Place = Place(0, 0)
+    position: SavedPosition = SavedPosition(0, 0)
 
 
-def read_since(out: RunFolder, name: str | None) -> Since:
+def read_start_point(out: RunFolder, name: str | None) -> StartPoint:
     if name is None:
-        return Since()
+        return StartPoint()
     content = read_checkpoint(out.checkpoints / name)
     samples = content["iteration"] * content["global_batch"]
-    return Since(name, _steps(content), Place(content["epoch"] + 1, samples))
+    return StartPoint(name, _steps(content), SavedPosition(content["epoch"] + 1, samples))
 
 
 def check_progress(
-    out: RunFolder, newest: str | None, since: Since, log_start: int, batch: int, stopped: bool
+    out: RunFolder,
+    newest: str | None,
+    start_point: StartPoint,
+    log_start: int,
+    batch: int,
+    stopped: bool,
 ) -> Iterator[str]:
-    """Nothing is lost beyond the last checkpoint; of a run that has saved, nothing at all."""
-    place = out.places()[newest] if newest else Place(0, 0)
-    if place < since.place:
-        yield f"the newest checkpoint is {newest}, though the run began with {since.name}"
+    """Check that at most the work since the last checkpoint is lost; nothing after a save."""
+    position = out.positions()[newest] if newest else SavedPosition(0, 0)
+    if position < start_point.position:
+        yield f"the newest checkpoint is {newest}, but the run started from {start_point.name}"
     done = out.last_iteration(log_start, batch)
     if done is None:
         return
-    lost = _samples(done, batch) - _samples(place, batch)
-    if lost > (0 if stopped else SAVED_EVERY * batch):
-        yield f"{done} was reached, but the newest checkpoint is {newest}"
+    lost = _samples(done, batch) - _samples(position, batch)
+    if lost > (0 if stopped else CHECKPOINT_ITERATIONS * batch):
+        yield f"the log reaches {done}, but the newest checkpoint is {newest}"
 
 
-def _samples(place: Place, batch: int) -> int:
-    return place.epochs * (TRAIN_VIDEOS // batch * batch) + place.samples
+def _samples(position: SavedPosition, batch: int) -> int:
+    return position.epochs * (TRAIN_VIDEOS // batch * batch) + position.samples
 
 
 def check_checkpoint(
@@ -128,19 +134,25 @@ def check_checkpoint(
     except Exception as error:
         yield f"{newest} cannot be read: {error}"
         return
-    if reference is not None and content_sum(content) != reference.checkpoints.get(newest):
-        yield f"{newest} is not that of the reference"
+    if reference is not None and content_digest(content) != reference.checkpoints.get(newest):
+        yield f"{newest} differs from the reference"
 
 
-def check_steps(out: RunFolder, since: Since, newest: str | None, batch: int) -> Iterator[str]:
-    """Every batch counts once: the optimiser has made as many steps as there were batches."""
-    if newest is None or newest == since.name:
+def check_steps(
+    out: RunFolder, start_point: StartPoint, newest: str | None, batch: int
+) -> Iterator[str]:
+    """Check that the optimiser has made one step per batch."""
+    if newest is None or newest == start_point.name:
         return
     content = read_checkpoint(out.checkpoints / newest)
-    epochs = content["epoch"] + 1 - since.place.epochs
-    made = epochs * (TRAIN_VIDEOS // batch) + content["iteration"] - since.place.samples // batch
-    if content["global_batch"] == batch and _steps(content) != since.steps + made:
-        yield f"{newest} has made {_steps(content)} steps; {since.steps} + {made} are expected"
+    epochs = content["epoch"] + 1 - start_point.position.epochs
+    expected = (
+        epochs * (TRAIN_VIDEOS // batch)
+        + content["iteration"]
+        - start_point.position.samples // batch
+    )
+    if content["global_batch"] == batch and _steps(content) != start_point.steps + expected:
+        yield f"{newest}: expected {start_point.steps} + {expected} steps, got {_steps(content)}"
 
 
 def _steps(content: dict[str, Any]) -> int:
@@ -150,21 +162,21 @@ def _steps(content: dict[str, Any]) -> int:
 def check_results(
     out: RunFolder, scores: dict[str, np.ndarray] | None, broken: set[str]
 ) -> Iterator[str]:
-    """Every video of the test is counted once, or told to have failed."""
+    """Check that every test video is scored once, or listed as failed."""
     results = json.loads((out.path / "test_results.json").read_text())
-    counted = [os.path.basename(video["path"]) for video in results["videos"]]
+    scored = [os.path.basename(video["path"]) for video in results["videos"]]
     failed = [os.path.basename(video["path"]) for video in results["failed"]]
-    if len(set(counted + failed)) != len(counted + failed) or len(counted + failed) != TEST_VIDEOS:
-        yield f"{len(counted)} videos are counted, {len(failed)} have failed of {TEST_VIDEOS}"
+    if len(set(scored + failed)) != len(scored + failed) or len(scored + failed) != TEST_VIDEOS:
+        yield f"{len(scored)} videos are scored and {len(failed)} failed, of {TEST_VIDEOS}"
     if set(failed) - broken:
-        yield f"whole videos have failed: {set(failed) - broken}"
+        yield f"intact videos failed: {set(failed) - broken}"
     ours = read_scores(out.path)
-    if set(ours) != set(counted):
-        yield "the files of results and of scores have other videos"
+    if set(ours) != set(scored):
+        yield "the result file and the score file have different videos"
     if scores is not None:
         other = [name for name in ours if not np.array_equal(ours[name], scores[name])]
         if other:
-            yield f"the scores of {len(other)} videos are not those of the reference: {other[:3]}"
+            yield f"the scores of {len(other)} videos differ from the reference: {other[:3]}"
 
 
 def name_of(code: int | None) -> str:

@@ -1,9 +1,9 @@
-"""The list of faults, to which the other files add theirs.
+"""Registry of faults. The stage of a fault determines the signature of its function:
 
-`before`  changes files, and a run that is then started must cope: (case, rng) -> applied
-`during`  disturbs a run that must go on: (case, run, rng) -> applied
-`ending`  ends a run: (case, run, rng) -> the exit codes that are right, None if not applied
-`whole`   a run from start to end: (case, rng) -> how it ended, None if not applied
+`before`  changes files before a run starts: (case, rng) -> applied
+`during`  disturbs a run that must continue: (case, run, rng) -> applied
+`ending`  ends a run: (case, run, rng) -> the allowed exit codes, None if not applied
+`whole`   runs from start to end: (case, rng) -> how it ended, None if not applied
 """
 
 from __future__ import annotations
@@ -14,10 +14,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from tests.engine.test_ending import shm_can_be_made_small
-from tests.engine.test_heartbeat import why_no_namespaces
+from tests.helpers.isolation import can_limit_shm, why_no_network_namespaces
 
-SORTS = ("before", "during", "ending", "whole")
+STAGES = ("before", "during", "ending", "whole")
 ONE = ("alone",)
 SEVERAL = ("nodes", "torchrun", "spawn")
 ANY = (*ONE, *SEVERAL)
@@ -26,11 +25,11 @@ ANY = (*ONE, *SEVERAL)
 @dataclass(frozen=True)
 class Fault:
     kind: str
-    sort: str
-    strike: Callable[..., Any]
+    stage: str
+    inject: Callable[..., Any]
     weight: float
-    launches: tuple[str, ...]  # of the run that it ends or disturbs
-    ways: tuple[str, ...]  # of the experiments in which it can be
+    launches: tuple[str, ...]  # launchers of the runs that it applies to
+    modes: tuple[str, ...]  # modes of the experiments that it applies to
     needs: str
 
 
@@ -39,28 +38,28 @@ FAULTS: dict[str, Fault] = {}
 
 def fault(
     kind: str,
-    sort: str,
+    stage: str,
     *,
     weight: float = 1,
     launches: tuple[str, ...] = ANY,
-    ways: tuple[str, ...] = ("alone", "two", "mixed"),
+    modes: tuple[str, ...] = ("alone", "two", "mixed"),
     needs: str = "",
 ) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """Add a function to the list."""
+    """Register a fault."""
 
-    def add(strike: Callable[..., Any]) -> Callable[..., Any]:
-        assert sort in SORTS and kind not in FAULTS
-        FAULTS[kind] = Fault(kind, sort, strike, weight, launches, ways, needs)
-        return strike
+    def add(inject: Callable[..., Any]) -> Callable[..., Any]:
+        assert stage in STAGES and kind not in FAULTS
+        FAULTS[kind] = Fault(kind, stage, inject, weight, launches, modes, needs)
+        return inject
 
     return add
 
 
-def what_this_machine_allows() -> set[str]:
-    """Of what faults need."""
-    allowed = {""}
-    if sys.platform.startswith("linux") and shm_can_be_made_small():
-        allowed.add("mounts")
-    if shutil.which("ip") and not why_no_namespaces():
-        allowed.add("networks")
-    return allowed
+def available_privileges() -> set[str]:
+    """Return the values of `Fault.needs` that this machine can provide."""
+    privileges = {""}
+    if sys.platform.startswith("linux") and can_limit_shm():
+        privileges.add("mounts")
+    if shutil.which("ip") and not why_no_network_namespaces():
+        privileges.add("networks")
+    return privileges

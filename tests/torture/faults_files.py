@@ -1,4 +1,4 @@
-"""Faults of files: checkpoints, scores and videos that are damaged, foreign or hostile."""
+"""Damaged, foreign and hostile checkpoints, scores and videos."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ import torch
 
 from tests.torture.case import Case
 from tests.torture.faults import fault
-from tests.torture.setting import content_sum, read_checkpoint
+from tests.torture.workload import content_digest, read_checkpoint
 
-FURTHEST = "checkpoint_epoch_00099.pyth"
+MOST_PROGRESS = "checkpoint_epoch_00099.pyth"
 
 
 def _newest(case: Case) -> tuple[str, Path] | None:
@@ -23,12 +23,12 @@ def _newest(case: Case) -> tuple[str, Path] | None:
     return (name, case.out.checkpoints / name) if name else None
 
 
-def damaged(case: Case, name: str) -> None:
+def mark_damaged(case: Case, name: str) -> None:
     case.damaged[name] = os.lstat(case.out.checkpoints / name).st_ino
 
 
-def _put(case: Case, name: str) -> Path:
-    """Where a file that cannot be a checkpoint may be put, until the run has ended."""
+def _temporary_path(case: Case, name: str) -> Path:
+    """Return a path in the checkpoint folder that is removed after the run."""
     path = case.out.checkpoints / name
     path.parent.mkdir(parents=True, exist_ok=True)
     case.undo.append(lambda: remove(path))
@@ -42,13 +42,13 @@ def remove(path: Path) -> None:
         path.unlink(missing_ok=True)
 
 
-@fault("a torn checkpoint", "before", weight=2)
+@fault("truncated checkpoint", "before", weight=2)
 def torn(case: Case, rng: random.Random) -> bool:
     if not (found := _newest(case)):
         return False
     name, path = found
     os.truncate(path, int(rng.random() * path.stat().st_size))
-    damaged(case, name)
+    mark_damaged(case, name)
     return True
 
 
@@ -57,23 +57,23 @@ def flipped(case: Case, rng: random.Random) -> bool:
     if not (found := _newest(case)):
         return False
     name, path = found
-    before = content_sum(read_checkpoint(path))
+    before = content_digest(read_checkpoint(path))
     content = bytearray(path.read_bytes())
-    for _ in range(200):  # one flip may be in the padding between tensors
+    for _ in range(200):  # a flip may be in the padding between tensors
         content[rng.randrange(len(content))] ^= 1 << rng.randrange(8)
         path.write_bytes(content)
         try:
-            if content_sum(read_checkpoint(path)) == before:
+            if content_digest(read_checkpoint(path)) == before:
                 continue
-        except Exception:  # it can no longer be read, anywhere in zip, pickle or tensors
+        except Exception:  # unreadable, in zipfile, pickle or torch
             pass
         break
-    damaged(case, name)
+    mark_damaged(case, name)
     return True
 
 
-class _Code:
-    """Runs a command when it is unpickled."""
+class _RunsCode:
+    """Creates a folder when it is unpickled."""
 
     def __init__(self, canary: Path) -> None:
         self.canary = canary
@@ -82,22 +82,22 @@ class _Code:
         return os.mkdir, (str(self.canary),)
 
 
-@fault("a checkpoint with code", "before")
+@fault("checkpoint with code", "before")
 def with_code(case: Case, rng: random.Random) -> bool:
-    path, canary = _put(case, FURTHEST), case.folder / "the code was run"
-    states = {"model_state": {}, "epoch": 98, "code": _Code(canary)}
+    path, canary = _temporary_path(case, MOST_PROGRESS), case.folder / "code was executed"
+    states = {"model_state": {}, "epoch": 98, "code": _RunsCode(canary)}
     if rng.random() < 0.5:
         torch.save(states, path)
     else:
         path.write_bytes(pickle.dumps(states))
-    damaged(case, FURTHEST)
-    case.undo.append(lambda: case.never(canary))
+    mark_damaged(case, MOST_PROGRESS)
+    case.undo.append(lambda: case.check_not_executed(canary))
     return True
 
 
-@fault("what is no checkpoint", "before", weight=2)
-def no_checkpoint(case: Case, rng: random.Random) -> bool:
-    path = _put(case, FURTHEST)
+@fault("not a checkpoint", "before", weight=2)
+def not_a_checkpoint(case: Case, rng: random.Random) -> bool:
+    path = _temporary_path(case, MOST_PROGRESS)
     kind = rng.choice(["empty", "noise", "zeros", "folder", "circle", "dangling", "pipe", "device"])
     if kind == "folder":
         path.mkdir()
@@ -114,11 +114,11 @@ def no_checkpoint(case: Case, rng: random.Random) -> bool:
         os.truncate(path, 2**40)
     else:
         path.write_bytes(rng.randbytes(10_000) if kind == "noise" else b"")
-    damaged(case, FURTHEST)
+    mark_damaged(case, MOST_PROGRESS)
     return True
 
 
-@fault("a checkpoint with a wrong field", "before")
+@fault("checkpoint with an invalid field", "before")
 def wrong_field(case: Case, rng: random.Random) -> bool:
     if not (found := _newest(case)):
         return False
@@ -127,13 +127,13 @@ def wrong_field(case: Case, rng: random.Random) -> bool:
         [("epoch", "x"), ("epoch", 1.5), ("epoch", 2**40), ("iteration", -3), ("global_batch", 0)]
         + [("optimizer_state", [1]), ("model_state", {"a": 1}), ("model_state", None)]
     )
-    torch.save({**content, key: value}, _put(case, FURTHEST))
-    damaged(case, FURTHEST)
+    torch.save({**content, key: value}, _temporary_path(case, MOST_PROGRESS))
+    mark_damaged(case, MOST_PROGRESS)
     return True
 
 
-@fault("left-overs of a killed run", "before")
-def left_overs(case: Case, rng: random.Random) -> bool:
+@fault("temporary files of a killed run", "before")
+def temporary_files(case: Case, rng: random.Random) -> bool:
     for folder, suffix in ((case.out.checkpoints, ".pyth"), (case.out.path, ".yaml")):
         folder.mkdir(parents=True, exist_ok=True)
         (folder / f".writing-{rng.randbytes(6).hex()}{suffix}").write_bytes(rng.randbytes(100))
@@ -141,7 +141,7 @@ def left_overs(case: Case, rng: random.Random) -> bool:
     return True
 
 
-@fault("torn scores", "before")
+@fault("truncated scores", "before")
 def torn_scores(case: Case, rng: random.Random) -> bool:
     paths = sorted(case.out.path.glob("test_scores.*.part"))
     if not case.out.path.exists():
@@ -157,8 +157,8 @@ def torn_scores(case: Case, rng: random.Random) -> bool:
 
 
 def _break_video(case: Case, name: str, rng: random.Random) -> None:
-    path, aside = case.videos / name, case.videos / f"{name}.whole"
-    path.rename(aside)
+    path, original = case.videos / name, case.videos / f"{name}.original"
+    path.rename(original)
     kind = rng.choice(["cut", "empty", "noise", "folder", "pipe", "circle", "absent"])
     if kind == "folder":
         path.mkdir()
@@ -167,17 +167,17 @@ def _break_video(case: Case, name: str, rng: random.Random) -> None:
     elif kind == "circle":
         path.symlink_to(path)
     elif kind != "absent":
-        content = {"cut": aside.read_bytes()[:500], "noise": rng.randbytes(5000), "empty": b""}
+        content = {"cut": original.read_bytes()[:500], "noise": rng.randbytes(5000), "empty": b""}
         path.write_bytes(content[kind])
 
-    def mend() -> None:
+    def restore() -> None:
         remove(path)
-        aside.rename(path)
+        original.rename(path)
 
-    case.undo.append(mend)
+    case.undo.append(restore)
 
 
-@fault("broken videos to test", "before")
+@fault("broken test videos", "before")
 def broken_test_videos(case: Case, rng: random.Random) -> bool:
     for number in rng.sample(range(1, 24), rng.randint(1, 3)):
         _break_video(case, f"test{number}.mp4", rng)
@@ -186,16 +186,16 @@ def broken_test_videos(case: Case, rng: random.Random) -> bool:
     return True
 
 
-@fault("a broken video to validate", "before")
+@fault("broken validation video", "before")
 def broken_val_video(case: Case, rng: random.Random) -> bool:
     _break_video(case, f"val{rng.randrange(5)}.mp4", rng)
     case.best_may_differ = True
     return True
 
 
-@fault("broken videos to train", "before", ways=("mixed",))
+@fault("broken training videos", "before", modes=("mixed",))
 def broken_train_videos(case: Case, rng: random.Random) -> bool:
-    """Others take their places, so that the bits are no longer those of the reference."""
+    """Other videos replace them, so that the bits differ from the reference."""
     for number in rng.sample(range(24), rng.randint(1, 2)):
         _break_video(case, f"train{number}.mp4", rng)
     case.best_may_differ = True

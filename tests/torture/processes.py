@@ -1,4 +1,4 @@
-"""Starting the command in all its ways, and finding every process of a run, orphans too."""
+"""Start of runs with all launchers, and search for their processes, also orphans."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from tests.engine.test_distributed import SPAWN, TORCHRUN
+from tests.helpers.launchers import SPAWN, TORCHRUN
 from tests.helpers.preloaded import environment
 from tests.helpers.runs import RUN_NET, free_port
 
 MARK = "SLOWFAST_LARA_TORTURE"
-_OURS = f"{MARK}={os.getpid()}-"
+_OUR_MARK = f"{MARK}={os.getpid()}-"
 _numbers = itertools.count()
 
 
 @dataclass
-class Started:
-    """The processes of one run: `mains` are those that we have started ourselves."""
+class StartedRun:
+    """The processes of one run; `mains` are those started here."""
 
     launch: str
     mark: str
@@ -36,7 +36,7 @@ class Started:
         return _marked(self.mark)
 
     def ranks(self) -> list[int]:
-        """The processes that train, by the order of their start."""
+        """Return the ranks, in order of their start."""
         if self.launch in ("alone", "nodes"):
             return [main.pid for main in self.mains if main.poll() is None]
         word = "run_net" if self.launch == "torchrun" else "spawn_main"
@@ -46,7 +46,7 @@ class Started:
         )
 
     def workers(self) -> list[int]:
-        """The workers of the loaders: forks, so that their command is that of their parent."""
+        """Return the DataLoader workers: forks with the command line of their parent."""
         ranks = {pid: _command_line(pid) for pid in self.ranks()}
         return sorted(
             pid
@@ -58,14 +58,14 @@ class Started:
         return any(main.poll() is None for main in self.mains)
 
     def wait(self, seconds: float) -> list[int | None]:
-        """The exit codes of the mains, None for one that has not ended by then."""
+        """Return the exit codes of `mains`, None for one that is still running."""
         deadline = time.monotonic() + seconds
         for main in self.mains:
             with contextlib.suppress(subprocess.TimeoutExpired):
                 main.wait(max(0.0, deadline - time.monotonic()))
         return [main.returncode for main in self.mains]
 
-    def said(self) -> list[str]:
+    def stderr_texts(self) -> list[str]:
         return [path.read_text(errors="replace") for path in self.stderr]
 
     def kill_all(self) -> None:
@@ -80,9 +80,8 @@ def send(pids: Sequence[int], number: int) -> None:
             os.kill(pid, number)
 
 
-def kill_what_is_ours() -> None:
-    """At the end of the attack."""
-    send([pid for pid in _pids() if _OURS in _environment_of(pid)], signal.SIGKILL)
+def kill_all_started() -> None:
+    send([pid for pid in _pids() if _OUR_MARK in _environment_of(pid)], signal.SIGKILL)
 
 
 def start(
@@ -95,14 +94,14 @@ def start(
     host: str = "localhost",
     limits: dict[int, int] | None = None,
     stdout: int = subprocess.DEVNULL,
-) -> Started:
-    """Start a run as `launch` says: "alone", "nodes" (two), "torchrun" or "spawn".
+) -> StartedRun:
+    """Start a run with the launcher "alone", "nodes" (two), "torchrun" or "spawn".
 
-    `prefix` gives what the command of a node begins with, `by_node` its further arguments.
+    `prefix(node)` starts the command of a node, `by_node(node)` are further arguments.
     """
     mark = f"{os.getpid()}-{next(_numbers)}"
     port = free_port()
-    started = Started(launch, mark, [], [])
+    started = StartedRun(launch, mark, [], [])
     for node in range(2 if launch == "nodes" else 1):
         words = [*arguments, *by_node(node)]
         if launch == "torchrun":
@@ -121,7 +120,7 @@ def start(
         with path.open("wb") as stderr:
             process = subprocess.Popen(
                 command,
-                # PyTorch warns of many workers and of DDP's strides, as it does undisturbed.
+                # PyTorch also warns in undisturbed runs, of many workers and of DDP's strides.
                 env={**environment(), MARK: mark, "PYTHONWARNINGS": "ignore"},
                 stdin=subprocess.DEVNULL,
                 stdout=stdout,
@@ -148,7 +147,7 @@ def _marked(mark: str) -> list[int]:
 
 
 def _environment_of(pid: int) -> str:
-    return _read(pid, "environ")  # empty for a process that has ended and is not yet waited for
+    return _read(pid, "environ")  # empty for a zombie
 
 
 def _command_line(pid: int) -> str:
@@ -163,5 +162,5 @@ def _parent(pid: int) -> int:
 def _read(pid: int, name: str) -> str:
     try:
         return Path(f"/proc/{pid}/{name}").read_bytes().decode(errors="replace")
-    except OSError:  # it has ended
+    except OSError:  # the process has exited
         return ""

@@ -1,4 +1,4 @@
-"""The standing attack itself works: a few faults of a fixed seed, and a violation that it finds."""
+"""The fault injection itself: one fault, plans, and detected violations."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from tests.helpers.preloaded import environment
 from tests.helpers.runs import ROOT
 from tests.torture import checks
 from tests.torture.experiment import draw_plan
-from tests.torture.faults import FAULTS, SORTS
-from tests.torture.folder import Place, RunFolder
-from tests.torture.processes import Started
+from tests.torture.faults import FAULTS, STAGES
+from tests.torture.processes import StartedRun
+from tests.torture.run_folder import RunFolder, SavedPosition
 
 linux_only = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="reads /proc")
 
@@ -22,14 +22,14 @@ linux_only = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="re
 @linux_only
 @pytest.mark.slow
 def test_a_fault_of_a_fixed_seed(tmp_path):
-    flags = ["--seed", "1", "--faults", "1", "--only", "kill -9 of everything"]
+    flags = ["--seed", "1", "--faults", "1", "--only", "SIGKILL to all processes"]
     command = [sys.executable, "-m", "tests.torture", *flags, "--folder", str(tmp_path)]
     done = subprocess.run(command, env=environment(), cwd=ROOT, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout + done.stderr
     assert "1 faults in 1 experiments" in done.stdout and "0 violations" in done.stdout
 
 
-def test_the_seed_decides():
+def test_the_seed_determines_the_plans():
     def plans(seed: int) -> list[list[list[str]]]:
         drawn = [draw_plan(seed, number, {""}, None) for number in range(20)]
         return [[[fault.kind for fault in run] for run in plan.runs] for plan in drawn]
@@ -37,15 +37,15 @@ def test_the_seed_decides():
     assert plans(3) == plans(3) != plans(4)
 
 
-def test_every_fault_comes_up():
-    allowed = {fault.needs for fault in FAULTS.values()}
-    plans = [draw_plan(0, number, allowed, None) for number in range(300)]
+def test_every_fault_is_drawn():
+    privileges = {fault.needs for fault in FAULTS.values()}
+    plans = [draw_plan(0, number, privileges, None) for number in range(300)]
     assert {fault.kind for plan in plans for run in plan.runs for fault in run} == {*FAULTS}
-    assert {fault.sort for fault in FAULTS.values()} == {*SORTS}
+    assert {fault.stage for fault in FAULTS.values()} == {*STAGES}
 
 
 @pytest.mark.parametrize(
-    "code, said, problems",
+    "code, stderr, problems",
     [
         (1, "error: the disk is full\n", 0),
         (1, "error: 2 videos:\n  a\n  b\n", 0),
@@ -55,10 +55,10 @@ def test_every_fault_comes_up():
         (1, "Traceback (most recent call last):\n  x\nValueError: y\n", 2),
     ],
 )
-def test_words_that_are_wrong_are_seen(tmp_path, code, said, problems):
-    (tmp_path / "said").write_text(said)
-    run = Started("alone", "", [], [tmp_path / "said"])
-    assert len(list(checks.check_words(run, [code]))) == problems
+def test_invalid_stderr_is_detected(tmp_path, code, stderr, problems):
+    (tmp_path / "stderr").write_text(stderr)
+    run = StartedRun("alone", "", [], [tmp_path / "stderr"])
+    assert len(list(checks.check_stderr(run, [code]))) == problems
 
 
 def folder_with(path: Path, *names: str, log: str = "") -> RunFolder:
@@ -81,15 +81,15 @@ LINE = 'json_stats: {"_type": "train_iter", "epoch": "2/6", "iter": "9/12", "los
         ("checkpoint_epoch_00001.pyth", False, True),
     ],
 )
-def test_lost_work_is_seen(tmp_path, name, stopped, lost):
+def test_lost_work_is_detected(tmp_path, name, stopped, lost):
     out = folder_with(tmp_path, name, ".writing-1", log=LINE)
-    problems = checks.check_progress(out, name, checks.Since(), 0, 2, stopped)
+    problems = checks.check_progress(out, name, checks.StartPoint(), 0, 2, stopped)
     assert bool(list(problems)) == lost
-    assert list(checks.check_files(out, [0])) == ["unfinished files are left: ['.writing-1']"]
+    assert list(checks.check_files(out, [0])) == ["temporary files are left: ['.writing-1']"]
 
 
-def test_progress_that_goes_back_is_seen(tmp_path):
+def test_lost_checkpoints_are_detected(tmp_path):
     name = "checkpoint_epoch_00001.pyth"
     out = folder_with(tmp_path, name)
-    since = checks.Since("checkpoint_epoch_00002.pyth", 24, Place(2, 0))
-    assert len(list(checks.check_progress(out, name, since, 0, 2, False))) == 1
+    start_point = checks.StartPoint("checkpoint_epoch_00002.pyth", 24, SavedPosition(2, 0))
+    assert len(list(checks.check_progress(out, name, start_point, 0, 2, False))) == 1

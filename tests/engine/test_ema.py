@@ -1,4 +1,4 @@
-"""The moving average of the weights against float64, and how a model is lent it."""
+"""EMA weights against a float64 reference, and their use as the weights of the model."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from slowfast_lara.engine.weight_average import WeightAverage
+from slowfast_lara.engine.ema import ModelEMA
 
 
 class Model(nn.Module):
@@ -25,63 +25,63 @@ def set_weights(model, seed):
 
 
 @pytest.mark.parametrize("decay", [0.5, 0.9, 0.9999])
-def test_it_is_the_sum_that_its_definition_says(decay):
+def test_average_equals_its_definition(decay):
     model = Model()
     set_weights(model, 0)
-    average = WeightAverage(model, decay)
+    ema = ModelEMA(model, decay)
     expected = model.layer.weight.detach().double()
     for step in range(40):
         set_weights(model, step + 1)
-        average.update()
+        ema.update()
         kept = min(decay, (1 + step) / (10 + step))
         expected = kept * expected + (1 - kept) * model.layer.weight.detach().double()
-    found = average.state()["layer.weight"].double()
+    found = ema.state_dict()["layer.weight"].double()
     torch.testing.assert_close(found, expected, atol=2e-6, rtol=0)
-    assert average.steps == 40
+    assert ema.steps == 40
 
 
-def test_all_of_the_model_is_in_its_state_and_only_weights_are_averaged():
+def test_state_dict_is_complete_and_only_weights_are_averaged():
     model = Model()
-    average = WeightAverage(model, 0.9)
+    ema = ModelEMA(model, 0.9)
     set_weights(model, 1)
-    model.samples += 1  # as an estimator may draw its samples anew
-    average.update()
-    state = average.state()
+    model.samples += 1  # as if an estimator redrew its samples
+    ema.update()
+    state = ema.state_dict()
     assert state.keys() == model.state_dict().keys()
     assert torch.equal(state["samples"], torch.ones(4))
     assert torch.equal(state["frozen"], torch.ones(2))
     assert not torch.equal(state["layer.bias"], model.layer.bias)
 
 
-def test_the_model_has_it_meanwhile_and_its_own_back_afterwards():
+def test_swapped_in_restores_the_weights_after_an_error():
     model = Model()
     set_weights(model, 0)
-    average = WeightAverage(model, 0.9)
+    ema = ModelEMA(model, 0.9)
     set_weights(model, 1)
-    average.update()
-    own, averaged = model.layer.weight.detach().clone(), average.state()["layer.weight"].clone()
-    with pytest.raises(RuntimeError, match="in between"), average.in_place():
+    ema.update()
+    own, averaged = model.layer.weight.detach().clone(), ema.state_dict()["layer.weight"].clone()
+    with pytest.raises(RuntimeError, match="inside"), ema.swapped_in():
         assert torch.equal(model.layer.weight, averaged)
-        raise RuntimeError("in between")
+        raise RuntimeError("inside")
     assert torch.equal(model.layer.weight, own)
-    assert torch.equal(average.state()["layer.weight"], averaged)
+    assert torch.equal(ema.state_dict()["layer.weight"], averaged)
 
 
-def test_an_optimiser_goes_on_with_the_models_own():
-    """The same steps with and without a loan in between."""
+def test_the_optimiser_is_not_affected_by_swapping():
+    """Steps with and without swapping in between give the same weights."""
     ends = []
-    for lend in (False, True):
+    for swap in (False, True):
         model = Model()
         set_weights(model, 0)
-        average = WeightAverage(model, 0.9)
+        ema = ModelEMA(model, 0.9)
         optimizer = torch.optim.AdamW(model.layer.parameters(), fused=True)
         for _ in range(5):
             model.layer(torch.ones(1, 3)).square().sum().backward()
             optimizer.step()
             optimizer.zero_grad()
-            average.update()
-            if lend:
-                with average.in_place():
+            ema.update()
+            if swap:
+                with ema.swapped_in():
                     model.layer(torch.ones(1, 3))
-        ends.append([*model.parameters(), *average.state().values()])
+        ends.append([*model.parameters(), *ema.state_dict().values()])
     assert all(map(torch.equal, *ends))

@@ -1,4 +1,4 @@
-"""What an output folder tells: how far its run is, and what is in its files."""
+"""Progress of a run as seen in its output folder."""
 
 from __future__ import annotations
 
@@ -11,41 +11,41 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from tests.torture.processes import Started
+from tests.torture.processes import StartedRun
 
 _NAME = re.compile(r"checkpoint_epoch_(\d{5})(?:_sample_(\d{9}))?\.pyth")
-_CONTINUED = re.compile(r"(?:Continuing (\S+): \d+ whole|Training is finished: .* in (\S+)$)", re.M)
+_RESUMED = re.compile(r"(?:Resuming from|Training is complete:) (\S+\.pyth)")
 _ITERATION = re.compile(r'"epoch": "(\d+)/.*"iter": "(\d+)/(\d+)"')
 
 
-class Place(NamedTuple):
-    """How far a training is: whole epochs, and samples of the next."""
+class SavedPosition(NamedTuple):
+    """Progress of a training: completed epochs, and samples of the next."""
 
     epochs: int
     samples: int
 
 
-class Moment(NamedTuple):
-    """When to strike: at the `times`-th sign of a phase after a start, and `delay` seconds on."""
+class Trigger(NamedTuple):
+    """When to inject a fault: `delay` seconds after the `times`-th log line of a phase."""
 
     phase: str
     times: int
     delay: float
 
 
-# Lines of the log, or none for what is seen otherwise.
-_SIGNS = {
+# Texts in the log; "writing" is detected by a temporary file.
+_LOG_TEXTS = {
     "train": '"train_iter"',
-    "writing": "a file that is being written, not a line",
+    "writing": "(not in the log)",
     "val": '"val_epoch"',
     "test": '"test_iter"',
 }
-PHASES = ("start", *_SIGNS)  # in their order
+PHASES = ("start", *_LOG_TEXTS)  # in their order
 
 
 @dataclass(frozen=True)
 class RunFolder:
-    """An OUTPUT_DIR, read without the package's own code."""
+    """An OUTPUT_DIR, read without the code of the package."""
 
     path: Path
 
@@ -65,49 +65,53 @@ class RunFolder:
         except OSError:
             return 0
 
-    def places(self) -> dict[str, Place]:
-        """The checkpoints of the training by name, the furthest last."""
+    def positions(self) -> dict[str, SavedPosition]:
+        """Return the checkpoints by name, the one with the most progress last."""
         found = {
-            name: Place(int(match[1]), int(match[2] or 0))
-            for name in _names(self.checkpoints)
+            name: SavedPosition(int(match[1]), int(match[2] or 0))
+            for name in _list_folder(self.checkpoints)
             if (match := _NAME.fullmatch(name))
         }
         return dict(sorted(found.items(), key=lambda item: item[1]))
 
     def unfinished(self) -> list[str]:
-        """Files that somebody is writing, or has left."""
+        """Return temporary files."""
         return [
             name
             for folder in (self.path, self.checkpoints)
-            for name in _names(folder)
+            for name in _list_folder(folder)
             if name.startswith(".writing-") or name.endswith(".tmp")
         ]
 
-    def continued_from(self, start: int) -> str | None:
-        """The name of the checkpoint that the log says a run goes on from."""
-        match = _CONTINUED.search(self.log(start))
-        return os.path.basename(match[1] or match[2]) if match else None
+    def resumed_from(self, start: int) -> str | None:
+        """Return the name of the checkpoint that the log names as resumed."""
+        match = _RESUMED.search(self.log(start))
+        return os.path.basename(match[1]) if match else None
 
-    def last_iteration(self, start: int, global_batch: int) -> Place | None:
-        """The place after the last iteration that is logged."""
+    def last_iteration(self, start: int, global_batch: int) -> SavedPosition | None:
+        """Return the position after the last logged iteration."""
         lines = [line for line in self.log(start).splitlines() if '"train_iter"' in line]
         match = _ITERATION.search(lines[-1]) if lines else None
         if match is None:
             return None
         epoch, batch, batches = map(int, match.groups())
-        return Place(epoch, 0) if batch == batches else Place(epoch - 1, batch * global_batch)
+        return (
+            SavedPosition(epoch, 0)
+            if batch == batches
+            else SavedPosition(epoch - 1, batch * global_batch)
+        )
 
     def scored(self) -> dict[str, set[int]]:
-        """The videos that are in the score files of a test, by its identity."""
+        """Return the indices of the scored videos, by fingerprint of the test."""
         found: dict[str, set[int]] = {}
         for path in self.path.glob("test_scores.*.part"):
             header, _, records = path.read_bytes().partition(b"\n")
             try:
-                told = json.loads(header)
+                content = json.loads(header)
             except ValueError:
                 continue
-            size = 16 + 4 * told["classes"]
-            videos = found.setdefault(told["test"], set())
+            size = 16 + 4 * content["classes"]
+            videos = found.setdefault(content["test"], set())
             for begin in range(0, len(records), size + 4):
                 record, check = records[begin : begin + size], records[begin + size :][:4]
                 if len(check) < 4 or int.from_bytes(check, "little") != zlib.crc32(record):
@@ -116,42 +120,42 @@ class RunFolder:
         return found
 
     def snapshot(self) -> dict[str, Any]:
-        """All files, but the lock, which a killed run leaves and the next one removes."""
+        """Return the content of all files except the lock file, which a killed run leaves."""
         return {
             str(path.relative_to(self.path)): _content(path)
             for path in sorted(self.path.rglob("*"))
             if path.name != ".lock"
         }
 
-    def wait_for(self, run: Started, moment: Moment, log_start: int, seconds: float) -> bool:
-        """Wait for the moment; whether the run is still going on then."""
+    def wait_for(self, run: StartedRun, trigger: Trigger, log_start: int, seconds: float) -> bool:
+        """Wait for the trigger; return whether the run is still alive."""
         deadline = time.monotonic() + seconds
         while run.alive() and time.monotonic() < deadline:
-            if self._shows(moment, log_start):
-                time.sleep(moment.delay)
+            if self._is_reached(trigger, log_start):
+                time.sleep(trigger.delay)
                 return run.alive()
-            time.sleep(0.001 if moment.phase == "writing" else 0.02)
+            time.sleep(0.001 if trigger.phase == "writing" else 0.02)
         return False
 
-    def _shows(self, moment: Moment, log_start: int) -> bool:
-        if moment.phase == "start":
+    def _is_reached(self, trigger: Trigger, log_start: int) -> bool:
+        if trigger.phase == "start":
             return True
-        if moment.phase == "writing" and self.log_size() > log_start and self.unfinished():
+        if trigger.phase == "writing" and self.log_size() > log_start and self.unfinished():
             return True
         log = self.log(log_start)
-        passed = moment.phase != "test" and _SIGNS["test"] in log  # too late for it
-        return passed or log.count(_SIGNS[moment.phase]) >= moment.times
+        passed = trigger.phase != "test" and _LOG_TEXTS["test"] in log
+        return passed or log.count(_LOG_TEXTS[trigger.phase]) >= trigger.times
 
 
 def _content(path: Path) -> Any:
-    """The bytes of a file, or what they would be of one that is as large as no real one."""
+    """Return the bytes of a file, or the size of a huge sparse one."""
     if not path.is_file():
         return None
     size = path.stat().st_size
     return path.read_bytes() if size < 2**30 else size
 
 
-def _names(folder: Path) -> list[str]:
+def _list_folder(folder: Path) -> list[str]:
     try:
         return os.listdir(folder)
     except OSError:

@@ -1,4 +1,4 @@
-"""What is attacked: a few videos, a config with all that draws at random, and how they end."""
+"""The workload: a few videos, a config with all random parts, and reference results."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from tests.helpers.runs import write_config, write_set
 
 TRAIN_VIDEOS, VAL_VIDEOS, TEST_VIDEOS = 24, 5, 24
 EPOCHS = 6
-SAVED_EVERY = 3
+CHECKPOINT_ITERATIONS = 3
 GLOBAL_BATCH = 2
 LAST = f"checkpoint_epoch_{EPOCHS:05d}.pyth"
 SCORES = "scores.npz"
 SETTINGS: dict[str, Any] = {
     "TRAIN__BATCH_SIZE": GLOBAL_BATCH,
-    "TRAIN__CHECKPOINT_ITERATIONS": SAVED_EVERY,
+    "TRAIN__CHECKPOINT_ITERATIONS": CHECKPOINT_ITERATIONS,
     "TRAIN__CHECKPOINT_KEEP": 4,
     "TRAIN__CHECKPOINT_BEST": True,
     "TRAIN__EVAL_PERIOD": 2,
@@ -41,11 +41,11 @@ SETTINGS: dict[str, Any] = {
 
 @dataclass(frozen=True)
 class Reference:
-    """How a run ends that nobody disturbs."""
+    """Results of an undisturbed run."""
 
-    checkpoints: dict[str, str]  # what each held, by its name
+    checkpoints: dict[str, str]  # digests by file name
     best: str
-    scores: dict[str, np.ndarray]  # by the name of the video
+    scores: dict[str, np.ndarray]  # by video file name
 
 
 def write_videos(folder: Path) -> Path:
@@ -57,19 +57,21 @@ def config_file(path: Path, data: Path, output: Path, **changes: Any) -> Path:
 
 
 def read_reference(output: Path) -> Reference:
-    """Of a run that has kept all its checkpoints, one for each iteration."""
+    """Read a run that has kept all its checkpoints, one per iteration."""
     folder = output / "checkpoints"
     names = [name for name in os.listdir(folder) if name.startswith("checkpoint")]
-    held = {name: content_sum(read_checkpoint(folder / name)) for name in names}
-    return Reference(held, content_sum(read_checkpoint(folder / "best.pyth")), read_scores(output))
+    digests = {name: content_digest(read_checkpoint(folder / name)) for name in names}
+    return Reference(
+        digests, content_digest(read_checkpoint(folder / "best.pyth")), read_scores(output)
+    )
 
 
 def read_checkpoint(path: Path) -> dict[str, Any]:
     return torch.load(path, map_location="cpu", weights_only=True)
 
 
-def content_sum(content: dict[str, Any]) -> str:
-    """Of weights, optimiser and place in the run; not of the config, where workers may differ."""
+def content_digest(content: dict[str, Any]) -> str:
+    """Return a digest of weights, optimiser and position; not of the config, which may differ."""
     digest = hashlib.sha256(f"{content['epoch']} {content['iteration']}".encode())
     tensors = dict(content["model_state"])
     for number, state in content["optimizer_state"]["state"].items():

@@ -1,10 +1,10 @@
-"""An exponential moving average of the weights, beside the weights that are trained.
+"""Exponential moving average (EMA) of the weights.
 
-After each optimiser step, average = d * average + (1 - d) * weights, where d is SOLVER.EMA_DECAY,
-or (1 + n) / (10 + n) after n steps as long as that is less: so the random start of a short
-training does not stay in the average. It is computed on the device, and nothing waits for it.
-Buffers, such as an estimator's fixed samples, are not averaged. (PyTorch's AveragedModel reads a
-counter from the device at each update, which waits for all work before it.)
+After each optimiser step, average = d * average + (1 - d) * weights, where d is SOLVER.EMA_DECAY
+or, while it is lower, (1 + n) / (10 + n) after n steps, so that the random initial weights do not
+dominate the average of a short training. Buffers, such as the fixed samples of an estimator, are
+not averaged. The update does not synchronise with the device; PyTorch's AveragedModel reads a
+counter from the device at each update and so waits for all queued work.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ import torch
 from torch import Tensor, nn
 
 
-class WeightAverage:
-    """The average of a bare model's weights, which starts as a copy of them."""
+class ModelEMA:
+    """EMA of the trainable parameters of a bare model, initialised with a copy of them."""
 
     def __init__(self, model: nn.Module, decay: float) -> None:
         self._model, self._decay = model, decay
@@ -29,32 +29,32 @@ class WeightAverage:
 
     @torch.no_grad()
     def update(self) -> None:
-        """Take in the weights after a step. One that was left out has changed nothing in them."""
+        """Update the average after an optimiser step, skipped or not."""
         decay = min(self._decay, (1 + self.steps) / (10 + self.steps))
         averages, weights = list(self._averages.values()), list(self._parameters.values())
         torch._foreach_lerp_(averages, weights, 1 - decay)
         self.steps += 1
 
-    def state(self) -> dict[str, Tensor]:
-        """All of a model's state, with the averages in place of its weights."""
+    def state_dict(self) -> dict[str, Tensor]:
+        """Return the state dict of the model with the averages instead of its weights."""
         return {**self._model.state_dict(), **self._averages}
 
     @torch.no_grad()
-    def begin(self, steps: int = 0) -> None:
-        """Take what the model has just been given as the average after so many steps."""
+    def reset(self, steps: int = 0) -> None:
+        """Copy the current weights of the model into the average, as of `steps` updates."""
         for name, parameter in self._parameters.items():
             self._averages[name].copy_(parameter)
         self.steps = steps
 
     @contextlib.contextmanager
-    def in_place(self) -> Iterator[None]:
-        """The averages as the model's weights, meanwhile."""
-        self._exchange()
+    def swapped_in(self) -> Iterator[None]:
+        """Use the averages as the weights of the model within the context."""
+        self._swap()
         try:
             yield
         finally:
-            self._exchange()
+            self._swap()
 
-    def _exchange(self) -> None:
+    def _swap(self) -> None:
         for name, parameter in self._parameters.items():
             parameter.data, self._averages[name] = self._averages[name], parameter.data
