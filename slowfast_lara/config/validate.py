@@ -223,7 +223,7 @@ def _check_kernel_sizes(cfg: CfgNode, name: str) -> None:
     head_dim = cfg.VIT.EMBED_DIM // cfg.VIT.NUM_HEADS
     with torch.device("meta"):  # nothing is drawn
         sizes = {"head_dim": head_dim, "num_landmarks": cfg.VIT.APPROX_ATTN_DIM}
-        missing = build_estimator(name, **sizes, **options).without_kernel
+        missing = build_estimator(name, **sizes, **options).unsupported
     if missing:
         _fail(cfg, "VIT.KERNELS", f"there is no kernel for {missing}; auto does without")
 

@@ -23,14 +23,8 @@ from slowfast_lara.analysis.nearest_attention import (
     settings_of,
     token_weights,
 )
-from slowfast_lara.attention import (
-    ESTIMATORS,
-    Estimator,
-    build_estimator,
-    estimator_options,
-    importance,
-    lara,
-)
+from slowfast_lara.attention import ESTIMATORS, Estimator, build_estimator, estimator_options
+from slowfast_lara.attention.kernels import choice
 from slowfast_lara.cli.approximation_error import main as approximation_error
 from slowfast_lara.config import get_cfg, load_config
 from slowfast_lara.inference.layers import layer_inputs, middle_view
@@ -186,8 +180,7 @@ def test_products_are_counted_without_the_kernels_of_gpus(monkeypatch):
     """`auto` takes them on a GPU, and the counter does not see into them."""
     settings, inputs = settings_of(["lara", "performer"], [5]), smooth_inputs(2, 6, d=8)
     expected = _costs(settings, inputs, get_cfg(), [])
-    for module in (importance, lara):
-        monkeypatch.setattr(module, "takes_triton", lambda choice, *_: choice != "torch")
+    monkeypatch.setattr(choice, "uses_triton", lambda kernels, *_: kernels != "torch")
     assert _costs(settings, inputs, get_cfg(), []) == expected
 
 

@@ -189,7 +189,7 @@ def test_the_exported_form_of_a_layer_is_the_eager_one(
     views = load_views(clips[0], model.cfg)
     with torch.no_grad():
         expected = model.network([views])
-        for module in ("attention.importance", "attention.landmarks", "models.temporal"):
+        for module in ("attention.importance_sampling", "attention.landmarks", "models.temporal"):
             monkeypatch.setattr(f"slowfast_lara.{module}.is_exporting", lambda: True)
         np.testing.assert_allclose(model.network([views]), expected, atol=1e-6)
 

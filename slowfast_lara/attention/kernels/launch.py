@@ -1,4 +1,4 @@
-"""How the operators start their kernels: one row of programs, on the device of the tensors."""
+"""Kernel launches on a one-dimensional grid, on the device of the tensors."""
 
 from __future__ import annotations
 
@@ -14,30 +14,30 @@ def cdiv(a: int, b: int) -> int:
     return -(-a // b)
 
 
-def power_of_two(n: int) -> int:
-    """The smallest one that is not below n, and that products of tensor cores take."""
+def block_size(n: int) -> int:
+    """The smallest power of two >= n, and at least 16, the smallest side of a Triton matmul."""
     return max(16, 1 << (n - 1).bit_length())
 
 
-def precision() -> str:
-    """How float32 is multiplied: as PyTorch's own products on a GPU are."""
+def matmul_precision() -> str:
+    """Precision of float32 matmuls, as PyTorch's own on a GPU: "tf32" or "ieee"."""
     matmul = torch.backends.cuda.matmul
-    # Newer versions of PyTorch have a word in place of the flag, and refuse a mixture of both.
-    word = getattr(matmul, "fp32_precision", None)
-    return "tf32" if (matmul.allow_tf32 if word is None else word == "tf32") else "ieee"
+    # Newer PyTorch versions have a string setting and refuse to mix it with the flag.
+    setting = getattr(matmul, "fp32_precision", None)
+    return "tf32" if (matmul.allow_tf32 if setting is None else setting == "tf32") else "ieee"
 
 
 def tile_for(kernel: str, x: Tensor, **sizes: int) -> dict[str, int]:
-    """The tile of a kernel for tensors like x."""
+    """Tile of a kernel for the element size of x."""
     return tile(kernel, element_size=x.element_size(), **sizes)
 
 
-def run(kernel: Any, programs: int, like: Tensor, *args: Any, **constants: Any) -> None:
-    """Start a Triton kernel where the tensor `like` is."""
-    with torch.cuda.device_of(like):
+def launch(kernel: Any, programs: int, on: Tensor, *args: Any, **constants: Any) -> None:
+    """Launch a Triton kernel on the device of the tensor `on`."""
+    with torch.cuda.device_of(on):
         kernel[(programs,)](*args, **constants)
 
 
-def rows_in_place(x: Tensor) -> Tensor:
-    """Kernels take any strides but that of the last dimension."""
+def with_unit_stride(x: Tensor) -> Tensor:
+    """x, copied if its last dimension has a stride: kernels accept any other strides."""
     return x if x.stride(-1) == 1 else x.contiguous()

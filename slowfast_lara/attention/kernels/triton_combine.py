@@ -1,19 +1,16 @@
-"""The estimate from what the samples saw (importance.py), in Triton.
+"""Forward kernel of `combine`: the estimate from the key statistics.
 
     out_nf = sum_c p_ncf M_cf,   p_ncf = softmax_c(s_nc + L_cf),   s_nc = q_n.w_c + log alpha_nc
 
-FAVOURED: alpha is not the same for all queries. With r_nc = exp(q_n.q~_c - column sum of c),
-how much landmark c favours query n, and three numbers for each landmark,
+If ALIGNED, alpha differs between queries; LARA's decoupled and coupled weightings have this form:
 
-    alpha_nc = base_c + gain_c (r_nc - mean_n),   mean_n = sum_c share_c r_nc,
+    r_nc = exp(q_n.q~_c - log Z_c),   rbar_n = sum_c shares_c r_nc
+    alpha_nc = max(balance_c + gain_c (r_nc - rbar_n), MIN_ALPHA)
 
-clamped at SMALLEST: LARA's decoupled and coupled weightings are both of this form.
+A program owns a block of queries, computes their scores for all samples once, in registers, and
+loops over the frames. No tensor of shape [N,C] is in memory.
 
-Forward, a program owns some queries, makes their scores against all samples once, in
-registers, and goes through the frames. Nothing of shape [N,C] is in memory.
-
-Pointers: q [B,h,N,d] with the strides given; all else is contiguous, out [B,F,N,h,d] included.
-`scale` is d**-0.25.
+q [B,h,N,d] has any strides; all other tensors are contiguous, out is [B,F,N,h,d].
 """
 
 from __future__ import annotations
@@ -21,106 +18,80 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from slowfast_lara.attention.kernels.triton_shared import in_two, product
+from slowfast_lara.attention.kernels.triton_shared import dot_split_right, split_float32
 
-SMALLEST = tl.constexpr(1e-8)
+MIN_ALPHA = tl.constexpr(1e-8)
 
 
 @triton.jit
-def scores_of(
-    q_rows, n_ok, w_rows, c_ok, scale, D: tl.constexpr, STEP: tl.constexpr, PRECISION: tl.constexpr
-):
-    """q_n.w_c [N,C] from pointers to their rows, STEP of the d numbers at a time."""
-    total = tl.zeros([q_rows.shape[0], w_rows.shape[0]], tl.float32)
+def query_dots(
+    p_q, mask_n, p_w, mask_c, scale,
+    D: tl.constexpr, STEP: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
+    """q_n.w_c [N,C] from row pointers, STEP components at a time to save registers."""
+    total = tl.zeros([p_q.shape[0], p_w.shape[0]], tl.float32)
     for start in tl.range(0, D, STEP, num_stages=1):
-        x = start + tl.arange(0, STEP)
-        x_ok = x < D
-        q = tl.load(q_rows[:, None] + x[None, :], mask=n_ok[:, None] & x_ok[None, :], other=0.0)
-        w = tl.load(w_rows[:, None] + x[None, :], mask=c_ok[:, None] & x_ok[None, :], other=0.0)
-        high, low = in_two(w * scale, q.dtype)
-        total += product(q, tl.trans(high), tl.trans(low), PRECISION)
+        d = start + tl.arange(0, STEP)
+        mask_d = d < D
+        b_q = tl.load(p_q[:, None] + d[None, :], mask=mask_n[:, None] & mask_d[None, :], other=0.0)
+        b_w = tl.load(p_w[:, None] + d[None, :], mask=mask_c[:, None] & mask_d[None, :], other=0.0)
+        hi, lo = split_float32(b_w * scale, b_q.dtype)
+        total += dot_split_right(b_q, tl.trans(hi), tl.trans(lo), PRECISION)
     return total
 
 
 @triton.jit
-def favour_of(
-    q_rows,
-    n_ok,
-    rows,
-    c_ok,
-    sums_ptr,
-    share_ptr,
-    scale,
-    D: tl.constexpr,
-    STEP: tl.constexpr,
-    PRECISION: tl.constexpr,
-):
-    """r_nc [N,C] of landmarks, from pointers to their rows, and mean_n."""
-    logits = scores_of(q_rows, n_ok, rows, c_ok, scale, D, STEP, PRECISION)
-    logits = tl.where(n_ok[:, None], logits, float("-inf"))
-    column_sums = tl.load(sums_ptr, mask=c_ok, other=float("inf"))
-    share = tl.load(share_ptr, mask=c_ok, other=0.0)
-    favour = tl.exp(logits - column_sums[None, :])
-    return favour, tl.sum(share[None, :] * favour, 1)
+def query_alignment(
+    p_q, mask_n, p_landmarks, mask_c, p_log_z, p_shares, scale,
+    D: tl.constexpr, STEP: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
+    """r_nc [N,C] and rbar_n, from row pointers."""
+    logits = query_dots(p_q, mask_n, p_landmarks, mask_c, scale, D, STEP, PRECISION)
+    logits = tl.where(mask_n[:, None], logits, float("-inf"))
+    b_log_z = tl.load(p_log_z, mask=mask_c, other=float("inf"))
+    b_shares = tl.load(p_shares, mask=mask_c, other=0.0)
+    b_r = tl.exp(logits - b_log_z[None, :])
+    return b_r, tl.sum(b_shares[None, :] * b_r, 1)
 
 
 @triton.jit
-def mix_forward(
-    q_ptr,
-    w_ptr,
-    log_sums_ptr,
-    means_ptr,
-    landmarks_ptr,
-    column_sums_ptr,
-    base_ptr,
-    gain_ptr,
-    share_ptr,
+def combine_forward(
+    q_ptr, w_ptr, L_ptr, M_ptr, landmarks_ptr, log_z_ptr, balance_ptr, gain_ptr, shares_ptr,
     out_ptr,
-    q_batch,
-    q_head,
-    q_token,
-    scale,
-    H,
-    N,
-    F,
-    C,
-    D: tl.constexpr,
-    BLOCK_D: tl.constexpr,
-    BLOCK_C: tl.constexpr,
-    BLOCK_N: tl.constexpr,
-    STEP: tl.constexpr,
-    FAVOURED: tl.constexpr,
-    PRECISION: tl.constexpr,
-):
+    q_stride_b, q_stride_h, q_stride_n, scale, H, N, F, C,
+    D: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_C: tl.constexpr, BLOCK_N: tl.constexpr,
+    STEP: tl.constexpr, ALIGNED: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
     blocks = tl.cdiv(N, BLOCK_N)
     pid = tl.program_id(0)
     bh = (pid // blocks).to(tl.int64)
     b, h = bh // H, bh % H
     n = pid % blocks * BLOCK_N + tl.arange(0, BLOCK_N)
-    token = n.to(tl.int64)
-    c, x = tl.arange(0, BLOCK_C), tl.arange(0, BLOCK_D)
-    n_ok, c_ok, x_ok = n < N, c < C, x < D
-    nx_ok = n_ok[:, None] & x_ok[None, :]
-    cx_ok = c_ok[:, None] & x_ok[None, :]
-    q_rows = q_ptr + b * q_batch + h * q_head + token * q_token
-    at = bh * C + c
-    scores = scores_of(q_rows, n_ok, w_ptr + at * D, c_ok, scale, D, STEP, PRECISION)
-    if FAVOURED:
-        base = tl.load(base_ptr + at, mask=c_ok, other=0.0)
-        gain = tl.load(gain_ptr + at, mask=c_ok, other=0.0)
-        rows, sums, shares = landmarks_ptr + at * D, column_sums_ptr + at, share_ptr + at
-        favour, mean = favour_of(q_rows, n_ok, rows, c_ok, sums, shares, scale, D, STEP, PRECISION)
-        alpha = base[None, :] + gain[None, :] * (favour - mean[:, None])
-        scores += tl.log(tl.maximum(alpha, SMALLEST))
-    scores = tl.where(c_ok[None, :], scores, float("-inf"))
-    for f in range(F):
-        log_sums = tl.load(log_sums_ptr + (bh * F + f) * C + c, mask=c_ok, other=0.0)
-        means = tl.load(
-            means_ptr + ((bh * F + f) * C + c[:, None]) * D + x[None, :], mask=cx_ok, other=0.0
+    mask_n, n = n < N, n.to(tl.int64)
+    c, d = tl.arange(0, BLOCK_C), tl.arange(0, BLOCK_D)
+    mask_c, mask_d = c < C, d < D
+    mask_nd = mask_n[:, None] & mask_d[None, :]
+    mask_cd = mask_c[:, None] & mask_d[None, :]
+    p_q = q_ptr + b * q_stride_b + h * q_stride_h + n * q_stride_n
+    bhc = bh * C + c
+    b_s = query_dots(p_q, mask_n, w_ptr + bhc * D, mask_c, scale, D, STEP, PRECISION)
+    if ALIGNED:
+        b_balance = tl.load(balance_ptr + bhc, mask=mask_c, other=0.0)
+        b_gain = tl.load(gain_ptr + bhc, mask=mask_c, other=0.0)
+        p_landmarks, p_log_z, p_shares = landmarks_ptr + bhc * D, log_z_ptr + bhc, shares_ptr + bhc
+        b_r, b_rbar = query_alignment(
+            p_q, mask_n, p_landmarks, mask_c, p_log_z, p_shares, scale, D, STEP, PRECISION
         )
-        logits = scores + log_sums[None, :]
+        alpha = b_balance[None, :] + b_gain[None, :] * (b_r - b_rbar[:, None])
+        b_s += tl.log(tl.maximum(alpha, MIN_ALPHA))
+    b_s = tl.where(mask_c[None, :], b_s, float("-inf"))
+    for f in range(F):
+        fc = (bh * F + f) * C + c
+        b_L = tl.load(L_ptr + fc, mask=mask_c, other=0.0)
+        b_M = tl.load(M_ptr + fc[:, None] * D + d[None, :], mask=mask_cd, other=0.0)
+        logits = b_s + b_L[None, :]
         weights = tl.exp(logits - tl.max(logits, 1)[:, None])
         total = tl.sum(weights, 1)
-        out = tl.dot(weights.to(means.dtype), means, input_precision=PRECISION) / total[:, None]
-        out_cells = (((b * F + f) * N + token[:, None]) * H + h) * D + x[None, :]
-        tl.store(out_ptr + out_cells, out.to(out_ptr.dtype.element_ty), mask=nx_ok)
+        b_out = tl.dot(weights.to(b_M.dtype), b_M, input_precision=PRECISION) / total[:, None]
+        p_out = out_ptr + (((b * F + f) * N + n[:, None]) * H + h) * D + d[None, :]
+        tl.store(p_out, b_out.to(out_ptr.dtype.element_ty), mask=mask_nd)

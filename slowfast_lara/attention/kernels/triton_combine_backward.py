@@ -1,21 +1,22 @@
-"""The gradients of the estimate from what the samples saw (triton_mix.py), in Triton.
+"""Backward kernels of `combine` (equations: triton_combine.py).
 
     dz_ncf = p_ncf (dp_ncf - delta_nf),   dp_ncf = dout_nf.M_cf,   delta_nf = sum_c p_ncf dp_ncf
     dL_cf = sum_n dz_ncf,   dM_cf = sum_n p_ncf dout_nf
-    ds_nc = sum_f dz_ncf,   da_nc = ds_nc / alpha_nc,   t_n = sum_c gain_c da_nc
-    dr_nc = gain_c da_nc - share_c t_n
+    ds_nc = sum_f dz_ncf,   dalpha_nc = ds_nc / alpha_nc,   t_n = sum_c gain_c dalpha_nc
+    dr_nc = gain_c dalpha_nc - shares_c t_n
 
     e_nc = r_nc (dr_nc - R_c),   R_c = sum_n r_nc dr_nc: the gradient of q_n.q~_c
 
-`mix_backward_queries` owns queries as the forward pass does. It writes dq, in `rows`
-[B,h,N,3F+2] for each frame the largest s + L, the largest p and delta, then mean and t, and in
-`parts` [B,h,blocks of queries,C] its share of -R; their sum over the blocks is what the others
-are given. R_c is not known yet here, so dq is in float32 until its term is added.
+`combine_backward_queries` owns a block of queries, as the forward kernel does. It writes dq, the
+query statistics [B,h,N,3F+2] (for each frame max_c(s + L), max_c p and delta, then rbar and t),
+and its partial sum of -R_c, [B,h,blocks,C]. The operator adds up the partial sums for the other
+kernels. R_c is not known before, so dq stays in float32 until its term is added.
 
-With `rows`, `mix_backward_samples` and `mix_backward_means` need no samples but their own. They
-own some samples (of a group of frames), go through all queries, and no sum has two owners.
+`combine_backward_samples` and `combine_backward_means` own a block of samples (the latter of a
+group of frames) and loop over all queries. With the query statistics they need no other samples.
+Each sum has one owner, so results are deterministic.
 
-Pointers: q [B,h,N,d] and grad [B,F,N,h,d] with the strides given; all else is contiguous.
+q [B,h,N,d] and dout [B,F,N,h,d] have any strides; all other tensors are contiguous.
 """
 
 from __future__ import annotations
@@ -23,352 +24,263 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from slowfast_lara.attention.kernels.triton_combine import SMALLEST, favour_of, scores_of
-from slowfast_lara.attention.kernels.triton_shared import gradient_product, in_two, product_of_parts
+from slowfast_lara.attention.kernels.triton_combine import MIN_ALPHA, query_alignment, query_dots
+from slowfast_lara.attention.kernels.triton_shared import (
+    dot_gradient,
+    dot_split_left,
+    split_float32,
+)
 
 
 @triton.jit
-def mix_backward_queries(
-    q_ptr,
-    w_ptr,
-    log_sums_ptr,
-    means_ptr,
-    landmarks_ptr,
-    column_sums_ptr,
-    base_ptr,
-    gain_ptr,
-    share_ptr,
-    grad_ptr,
-    grad_q_ptr,
-    rows_ptr,
-    parts_ptr,
-    q_batch,
-    q_head,
-    q_token,
-    grad_batch,
-    grad_frame,
-    grad_token,
-    grad_head,
-    scale,
-    H,
-    N,
-    F,
-    C,
-    D: tl.constexpr,
-    BLOCK_D: tl.constexpr,
-    BLOCK_C: tl.constexpr,
-    BLOCK_N: tl.constexpr,
-    STEP: tl.constexpr,
-    FAVOURED: tl.constexpr,
-    PRECISION: tl.constexpr,
-):
+def combine_backward_queries(
+    q_ptr, w_ptr, L_ptr, M_ptr, landmarks_ptr, log_z_ptr, balance_ptr, gain_ptr, shares_ptr,
+    dout_ptr, dq_ptr, stats_ptr, partial_ptr,
+    q_stride_b, q_stride_h, q_stride_n, dout_stride_b, dout_stride_f, dout_stride_n, dout_stride_h,
+    scale, H, N, F, C,
+    D: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_C: tl.constexpr, BLOCK_N: tl.constexpr,
+    STEP: tl.constexpr, ALIGNED: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
     blocks = tl.cdiv(N, BLOCK_N)
     pid = tl.program_id(0)
     bh = (pid // blocks).to(tl.int64)
     b, h = bh // H, bh % H
     n = pid % blocks * BLOCK_N + tl.arange(0, BLOCK_N)
-    token = n.to(tl.int64)
-    c, x = tl.arange(0, BLOCK_C), tl.arange(0, BLOCK_D)
-    n_ok, c_ok, x_ok = n < N, c < C, x < D
-    nx_ok = n_ok[:, None] & x_ok[None, :]
-    cx_ok = c_ok[:, None] & x_ok[None, :]
-    q_rows = q_ptr + b * q_batch + h * q_head + token * q_token
-    at = bh * C + c
-    scores = scores_of(q_rows, n_ok, w_ptr + at * D, c_ok, scale, D, STEP, PRECISION)
-    rows = rows_ptr + (bh * N + token) * (3 * F + 2)
-    if FAVOURED:
-        base = tl.load(base_ptr + at, mask=c_ok, other=0.0)
-        gain = tl.load(gain_ptr + at, mask=c_ok, other=0.0)
-        vectors, sums, shares = landmarks_ptr + at * D, column_sums_ptr + at, share_ptr + at
-        favour, mean = favour_of(
-            q_rows, n_ok, vectors, c_ok, sums, shares, scale, D, STEP, PRECISION
+    mask_n, n = n < N, n.to(tl.int64)
+    c, d = tl.arange(0, BLOCK_C), tl.arange(0, BLOCK_D)
+    mask_c, mask_d = c < C, d < D
+    mask_nd = mask_n[:, None] & mask_d[None, :]
+    mask_cd = mask_c[:, None] & mask_d[None, :]
+    p_q = q_ptr + b * q_stride_b + h * q_stride_h + n * q_stride_n
+    bhc = bh * C + c
+    b_s = query_dots(p_q, mask_n, w_ptr + bhc * D, mask_c, scale, D, STEP, PRECISION)
+    p_stats = stats_ptr + (bh * N + n) * (3 * F + 2)
+    if ALIGNED:
+        b_balance = tl.load(balance_ptr + bhc, mask=mask_c, other=0.0)
+        b_gain = tl.load(gain_ptr + bhc, mask=mask_c, other=0.0)
+        p_landmarks, p_log_z, p_shares = landmarks_ptr + bhc * D, log_z_ptr + bhc, shares_ptr + bhc
+        b_r, b_rbar = query_alignment(
+            p_q, mask_n, p_landmarks, mask_c, p_log_z, p_shares, scale, D, STEP, PRECISION
         )
-        alpha = base[None, :] + gain[None, :] * (favour - mean[:, None])
-        scores += tl.log(tl.maximum(alpha, SMALLEST))
-        tl.store(rows + 3 * F, mean, mask=n_ok)
-    scores = tl.where(c_ok[None, :], scores, float("-inf"))
+        alpha = b_balance[None, :] + b_gain[None, :] * (b_r - b_rbar[:, None])
+        b_s += tl.log(tl.maximum(alpha, MIN_ALPHA))
+        tl.store(p_stats + 3 * F, b_rbar, mask=mask_n)
+    b_s = tl.where(mask_c[None, :], b_s, float("-inf"))
     dtype: tl.constexpr = q_ptr.dtype.element_ty
-    grad_scores = tl.zeros([BLOCK_N, BLOCK_C], tl.float32)
+    b_ds = tl.zeros([BLOCK_N, BLOCK_C], tl.float32)
     for f in range(F):
-        log_sums = tl.load(log_sums_ptr + (bh * F + f) * C + c, mask=c_ok, other=0.0)
-        means = tl.load(
-            means_ptr + ((bh * F + f) * C + c[:, None]) * D + x[None, :], mask=cx_ok, other=0.0
-        )
-        grad_cells = b * grad_batch + tl.cast(f, tl.int64) * grad_frame + h * grad_head
-        grad = tl.load(
-            grad_ptr + grad_cells + token[:, None] * grad_token + x[None, :], mask=nx_ok, other=0.0
-        )
-        logits = scores + log_sums[None, :]
+        fc = (bh * F + f) * C + c
+        b_L = tl.load(L_ptr + fc, mask=mask_c, other=0.0)
+        b_M = tl.load(M_ptr + fc[:, None] * D + d[None, :], mask=mask_cd, other=0.0)
+        p_dout = dout_ptr + b * dout_stride_b + tl.cast(f, tl.int64) * dout_stride_f
+        p_dout = p_dout + h * dout_stride_h + n[:, None] * dout_stride_n + d[None, :]
+        b_dout = tl.load(p_dout, mask=mask_nd, other=0.0)
+        logits = b_s + b_L[None, :]
         top = tl.max(logits, 1)
         weights = tl.exp(logits - top[:, None])
         total = tl.sum(weights, 1)
         weights = weights / total[:, None]
-        grad_weights = tl.dot(grad, tl.trans(means), input_precision=PRECISION)
-        delta = tl.sum(weights * grad_weights, 1)
-        grad_logits = weights * (grad_weights - delta[:, None])
-        grad_logits = tl.where(n_ok[:, None], grad_logits, 0.0)
-        grad_scores += grad_logits
-        tl.store(rows + 3 * f, top, mask=n_ok)
-        tl.store(rows + 3 * f + 1, 1 / total, mask=n_ok)
-        tl.store(rows + 3 * f + 2, delta, mask=n_ok)
-    if FAVOURED:
-        alpha = base[None, :] + gain[None, :] * (favour - mean[:, None])
-        free = alpha > SMALLEST
-        slope = tl.where(free, gain[None, :] * grad_scores / tl.maximum(alpha, SMALLEST), 0.0)
-        tilt = tl.sum(slope, 1)
-        share = tl.load(share_ptr + at, mask=c_ok, other=0.0)
-        slope = favour * (slope - share[None, :] * tilt[:, None])
-        tl.store(rows + 3 * F + 1, tilt, mask=n_ok)
-        tl.store(parts_ptr + pid.to(tl.int64) * C + c, -tl.sum(slope, 0), mask=c_ok)
+        dweights = tl.dot(b_dout, tl.trans(b_M), input_precision=PRECISION)
+        delta = tl.sum(weights * dweights, 1)
+        dlogits = weights * (dweights - delta[:, None])
+        b_ds += tl.where(mask_n[:, None], dlogits, 0.0)
+        tl.store(p_stats + 3 * f, top, mask=mask_n)
+        tl.store(p_stats + 3 * f + 1, 1 / total, mask=mask_n)
+        tl.store(p_stats + 3 * f + 2, delta, mask=mask_n)
+    if ALIGNED:
+        alpha = b_balance[None, :] + b_gain[None, :] * (b_r - b_rbar[:, None])
+        b_e = b_gain[None, :] * b_ds / tl.maximum(alpha, MIN_ALPHA)
+        b_e = tl.where(alpha > MIN_ALPHA, b_e, 0.0)
+        b_t = tl.sum(b_e, 1)
+        b_shares = tl.load(shares_ptr + bhc, mask=mask_c, other=0.0)
+        b_e = b_r * (b_e - b_shares[None, :] * b_t[:, None])  # without R_c
+        tl.store(p_stats + 3 * F + 1, b_t, mask=mask_n)
+        tl.store(partial_ptr + pid.to(tl.int64) * C + c, -tl.sum(b_e, 0), mask=mask_c)
     for start in tl.range(0, D, STEP, num_stages=1):
         y = start + tl.arange(0, STEP)
-        cy_ok = c_ok[:, None] & (y < D)[None, :]
-        cells = at[:, None] * D + y[None, :]
-        w = tl.load(w_ptr + cells, mask=cy_ok, other=0.0) * scale
-        grad_q = gradient_product(grad_scores, w.to(dtype), False, PRECISION)
-        if FAVOURED:
-            landmarks = tl.load(landmarks_ptr + cells, mask=cy_ok, other=0.0) * scale
-            grad_q += gradient_product(slope, landmarks.to(dtype), True, PRECISION)
-        ny_ok = n_ok[:, None] & (y < D)[None, :]
-        grad_q_cells = (bh * N + token[:, None]) * D + y[None, :]
-        tl.store(grad_q_ptr + grad_q_cells, grad_q.to(grad_q_ptr.dtype.element_ty), mask=ny_ok)
+        mask_cy = mask_c[:, None] & (y < D)[None, :]
+        cy = bhc[:, None] * D + y[None, :]
+        b_w = tl.load(w_ptr + cy, mask=mask_cy, other=0.0) * scale
+        b_dq = dot_gradient(b_ds, b_w.to(dtype), False, PRECISION)
+        if ALIGNED:
+            b_landmarks = tl.load(landmarks_ptr + cy, mask=mask_cy, other=0.0) * scale
+            b_dq += dot_gradient(b_e, b_landmarks.to(dtype), True, PRECISION)
+        p_dq = dq_ptr + (bh * N + n[:, None]) * D + y[None, :]
+        mask_ny = mask_n[:, None] & (y < D)[None, :]
+        tl.store(p_dq, b_dq.to(dq_ptr.dtype.element_ty), mask=mask_ny)
 
 
 @triton.jit
-def favour_of_queries(q, n_ok, high, low, column_sums, PRECISION: tl.constexpr):
-    """r_nc as [C,N], of landmarks in two parts."""
-    logits = product_of_parts(high, low, tl.trans(q), PRECISION)
-    # A query that is not there must not add to the sums over queries.
-    logits = tl.where(n_ok[None, :], logits, float("-inf"))
-    return tl.exp(logits - column_sums[:, None])
+def sample_alignment(b_q, mask_n, hi, lo, b_log_z, PRECISION: tl.constexpr):
+    """r_nc as [C,N], for split landmarks."""
+    logits = dot_split_left(hi, lo, tl.trans(b_q), PRECISION)
+    # Mask out-of-range queries before summing over them.
+    logits = tl.where(mask_n[None, :], logits, float("-inf"))
+    return tl.exp(logits - b_log_z[:, None])
 
 
 @triton.jit
-def weights_of(logits, rows, ok):
-    """p_ncf as [C,N], from the numbers of `rows`.
+def sample_weights(logits, p_stats, mask):
+    """p_ncf as [C,N], normalised by the query statistics of a frame.
 
-    Large logits that are made anew differ by their rounding. A weight well above a half is the
-    largest of its query, which is known: so it needs no logit, and is 1 where it should be.
+    Recomputed logits differ from the forward pass's by rounding, which matters if they are large.
+    A weight well above 1/2 is the largest of its query: that one is in the statistics, exactly.
     """
-    top = tl.load(rows, mask=ok, other=float("inf"))[None, :]
-    largest = tl.load(rows + 1, mask=ok, other=0.0)[None, :]
+    top = tl.load(p_stats, mask=mask, other=float("inf"))[None, :]
+    largest = tl.load(p_stats + 1, mask=mask, other=0.0)[None, :]
     weights = tl.exp(logits - top) * largest
     return tl.where(weights > 0.6, largest, weights)
 
 
 @triton.jit
-def mix_backward_samples(
-    q_ptr,
-    w_ptr,
-    log_sums_ptr,
-    means_ptr,
-    landmarks_ptr,
-    column_sums_ptr,
-    base_ptr,
-    gain_ptr,
-    share_ptr,
-    grad_ptr,
-    rows_ptr,
-    pull_ptr,
-    grad_w_ptr,
-    grad_log_sums_ptr,
-    grad_landmarks_ptr,
-    grad_numbers_ptr,
-    q_batch,
-    q_head,
-    q_token,
-    grad_batch,
-    grad_frame,
-    grad_token,
-    grad_head,
-    scale,
-    H,
-    N,
-    F,
-    C,
-    D: tl.constexpr,
-    BLOCK_D: tl.constexpr,
-    BLOCK_C: tl.constexpr,
-    BLOCK_N: tl.constexpr,
-    BLOCK_F: tl.constexpr,
-    FAVOURED: tl.constexpr,
-    PRECISION: tl.constexpr,
-):
-    """`pull` [B,h,C] is -R_c; `grad_numbers` [B,h,3,C] are of base, gain and share."""
+def combine_backward_samples(
+    q_ptr, w_ptr, L_ptr, M_ptr, landmarks_ptr, log_z_ptr, balance_ptr, gain_ptr, shares_ptr,
+    dout_ptr, stats_ptr, minus_R_ptr, dw_ptr, dL_ptr, dlandmarks_ptr, dcolumns_ptr,
+    q_stride_b, q_stride_h, q_stride_n, dout_stride_b, dout_stride_f, dout_stride_n, dout_stride_h,
+    scale, H, N, F, C,
+    D: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_C: tl.constexpr, BLOCK_N: tl.constexpr,
+    BLOCK_F: tl.constexpr, ALIGNED: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
+    """`dcolumns` [B,h,3,C] are the gradients of balance, gain and shares."""
     blocks = tl.cdiv(C, BLOCK_C)
     pid = tl.program_id(0)
     bh = (pid // blocks).to(tl.int64)
     b, h = bh // H, bh % H
     c = pid % blocks * BLOCK_C + tl.arange(0, BLOCK_C)
-    x, local = tl.arange(0, BLOCK_D), tl.arange(0, BLOCK_N)
-    c_ok, x_ok = c < C, x < D
-    cx_ok = c_ok[:, None] & x_ok[None, :]
-    at = bh * C + c
-    cells = at[:, None] * D + x[None, :]
+    d, i = tl.arange(0, BLOCK_D), tl.arange(0, BLOCK_N)
+    mask_c, mask_d = c < C, d < D
+    mask_cd = mask_c[:, None] & mask_d[None, :]
+    bhc = bh * C + c
+    cd = bhc[:, None] * D + d[None, :]
     dtype: tl.constexpr = q_ptr.dtype.element_ty
-    high, low = in_two(tl.load(w_ptr + cells, mask=cx_ok, other=0.0) * scale, dtype)
-    grad_w = tl.zeros([BLOCK_C, BLOCK_D], tl.float32)
+    w_hi, w_lo = split_float32(tl.load(w_ptr + cd, mask=mask_cd, other=0.0) * scale, dtype)
+    b_dw = tl.zeros([BLOCK_C, BLOCK_D], tl.float32)
     frames = tl.arange(0, BLOCK_F)[None, :]
-    grad_log_sums = tl.zeros([BLOCK_C, BLOCK_F], tl.float32)
-    if FAVOURED:
-        landmarks = tl.load(landmarks_ptr + cells, mask=cx_ok, other=0.0)
-        landmarks_high, landmarks_low = in_two(landmarks * scale, dtype)
-        column_sums = tl.load(column_sums_ptr + at, mask=c_ok, other=float("inf"))
-        base = tl.load(base_ptr + at, mask=c_ok, other=0.0)[:, None]
-        gain = tl.load(gain_ptr + at, mask=c_ok, other=0.0)[:, None]
-        share = tl.load(share_ptr + at, mask=c_ok, other=0.0)[:, None]
-        pull = tl.load(pull_ptr + at, mask=c_ok, other=0.0)[:, None]
-        grad_base = tl.zeros([BLOCK_C], tl.float32)
-        grad_gain = tl.zeros([BLOCK_C], tl.float32)
-        grad_share = tl.zeros([BLOCK_C], tl.float32)
-        grad_landmarks = tl.zeros([BLOCK_C, BLOCK_D], tl.float32)
+    b_dL = tl.zeros([BLOCK_C, BLOCK_F], tl.float32)
+    if ALIGNED:
+        b_landmarks = tl.load(landmarks_ptr + cd, mask=mask_cd, other=0.0)
+        landmarks_hi, landmarks_lo = split_float32(b_landmarks * scale, dtype)
+        b_log_z = tl.load(log_z_ptr + bhc, mask=mask_c, other=float("inf"))
+        b_balance = tl.load(balance_ptr + bhc, mask=mask_c, other=0.0)[:, None]
+        b_gain = tl.load(gain_ptr + bhc, mask=mask_c, other=0.0)[:, None]
+        b_shares = tl.load(shares_ptr + bhc, mask=mask_c, other=0.0)[:, None]
+        minus_R = tl.load(minus_R_ptr + bhc, mask=mask_c, other=0.0)[:, None]
+        b_dbalance = tl.zeros([BLOCK_C], tl.float32)
+        b_dgain = tl.zeros([BLOCK_C], tl.float32)
+        b_dshares = tl.zeros([BLOCK_C], tl.float32)
+        b_dlandmarks = tl.zeros([BLOCK_C, BLOCK_D], tl.float32)
     width = 3 * F + 2
     for start in range(0, N, BLOCK_N):
-        n = start + local
-        n_ok = n < N
-        nx_ok = n_ok[:, None] & x_ok[None, :]
+        mask_n = start + i < N
+        mask_nd = mask_n[:, None] & mask_d[None, :]
         first = tl.cast(start, tl.int64)
-        rows = rows_ptr + (bh * N + first) * width + local * width
-        q_block = q_ptr + b * q_batch + h * q_head + first * q_token
-        q = tl.load(q_block + local[:, None] * q_token + x[None, :], mask=nx_ok, other=0.0)
-        scores = product_of_parts(high, low, tl.trans(q), PRECISION)  # [C,N] here
-        if FAVOURED:
-            favour = favour_of_queries(
-                q, n_ok, landmarks_high, landmarks_low, column_sums, PRECISION
-            )
-            mean = tl.load(rows + 3 * F, mask=n_ok, other=0.0)
-            more = favour - mean[None, :]
-            alpha = base + gain * more
-            scores += tl.log(tl.maximum(alpha, SMALLEST))
-        grad_scores = tl.zeros([BLOCK_C, BLOCK_N], tl.float32)
-        grad_block = grad_ptr + b * grad_batch + h * grad_head + first * grad_token
+        p_stats = stats_ptr + (bh * N + first) * width + i * width
+        p_q = q_ptr + b * q_stride_b + h * q_stride_h + first * q_stride_n
+        b_q = tl.load(p_q + i[:, None] * q_stride_n + d[None, :], mask=mask_nd, other=0.0)
+        b_s = dot_split_left(w_hi, w_lo, tl.trans(b_q), PRECISION)  # [C,N]
+        if ALIGNED:
+            b_r = sample_alignment(b_q, mask_n, landmarks_hi, landmarks_lo, b_log_z, PRECISION)
+            b_rbar = tl.load(p_stats + 3 * F, mask=mask_n, other=0.0)
+            centred = b_r - b_rbar[None, :]
+            alpha = b_balance + b_gain * centred
+            b_s += tl.log(tl.maximum(alpha, MIN_ALPHA))
+        b_ds = tl.zeros([BLOCK_C, BLOCK_N], tl.float32)
+        p_dout = dout_ptr + b * dout_stride_b + h * dout_stride_h + first * dout_stride_n
         for f in range(F):
-            seen = (bh * F + f) * C + c
-            log_sums = tl.load(log_sums_ptr + seen, mask=c_ok, other=float("-inf"))
-            means = tl.load(means_ptr + seen[:, None] * D + x[None, :], mask=cx_ok, other=0.0)
-            frame = tl.cast(f, tl.int64) * grad_frame
-            grad = tl.load(
-                grad_block + frame + local[:, None] * grad_token + x[None, :], mask=nx_ok, other=0.0
-            )
-            weights = weights_of(scores + log_sums[:, None], rows + 3 * f, n_ok)
-            delta = tl.load(rows + 3 * f + 2, mask=n_ok, other=0.0)
-            grad_weights = tl.dot(means, tl.trans(grad), input_precision=PRECISION)
-            grad_logits = weights * (grad_weights - delta[None, :])
-            # Where one sample has all the weight, the difference is of rounding alone.
-            grad_logits = tl.where(weights == 1, 0.0, grad_logits)
-            grad_scores += grad_logits
-            of_frame = tl.sum(grad_logits, 1)
-            grad_log_sums += tl.where(frames == f, of_frame[:, None], 0.0)
-        grad_w += gradient_product(grad_scores, q, False, PRECISION)
-        if FAVOURED:
-            grad_alpha = tl.where(alpha > SMALLEST, grad_scores / tl.maximum(alpha, SMALLEST), 0.0)
-            tilt = tl.load(rows + 3 * F + 1, mask=n_ok, other=0.0)[None, :]
-            grad_favours = favour * (gain * grad_alpha - share * tilt + pull)
-            grad_landmarks += gradient_product(grad_favours, q, False, PRECISION)
-            grad_base += tl.sum(grad_alpha, 1)
-            grad_gain += tl.sum(grad_alpha * more, 1)
-            grad_share -= tl.sum(favour * tilt, 1)
-    tl.store(grad_w_ptr + cells, grad_w * scale, mask=cx_ok)
-    seen_cells = (bh * F + frames) * C + c[:, None]
-    tl.store(grad_log_sums_ptr + seen_cells, grad_log_sums, mask=c_ok[:, None] & (frames < F))
-    if FAVOURED:
-        tl.store(grad_landmarks_ptr + cells, grad_landmarks * scale, mask=cx_ok)
-        numbers = grad_numbers_ptr + bh * 3 * C + c
-        tl.store(numbers, grad_base, mask=c_ok)
-        tl.store(numbers + C, grad_gain, mask=c_ok)
-        tl.store(numbers + 2 * C, grad_share, mask=c_ok)
+            fc = (bh * F + f) * C + c
+            b_L = tl.load(L_ptr + fc, mask=mask_c, other=float("-inf"))
+            b_M = tl.load(M_ptr + fc[:, None] * D + d[None, :], mask=mask_cd, other=0.0)
+            p_frame = p_dout + tl.cast(f, tl.int64) * dout_stride_f
+            p_frame = p_frame + i[:, None] * dout_stride_n + d[None, :]
+            b_dout = tl.load(p_frame, mask=mask_nd, other=0.0)
+            weights = sample_weights(b_s + b_L[:, None], p_stats + 3 * f, mask_n)
+            delta = tl.load(p_stats + 3 * f + 2, mask=mask_n, other=0.0)
+            dweights = tl.dot(b_M, tl.trans(b_dout), input_precision=PRECISION)
+            dlogits = weights * (dweights - delta[None, :])
+            # If one sample carries all the weight, the difference is pure rounding error.
+            dlogits = tl.where(weights == 1, 0.0, dlogits)
+            b_ds += dlogits
+            b_dL += tl.where(frames == f, tl.sum(dlogits, 1)[:, None], 0.0)
+        b_dw += dot_gradient(b_ds, b_q, False, PRECISION)
+        if ALIGNED:
+            dalpha = tl.where(alpha > MIN_ALPHA, b_ds / tl.maximum(alpha, MIN_ALPHA), 0.0)
+            b_t = tl.load(p_stats + 3 * F + 1, mask=mask_n, other=0.0)[None, :]
+            b_e = b_r * (b_gain * dalpha - b_shares * b_t + minus_R)
+            b_dlandmarks += dot_gradient(b_e, b_q, False, PRECISION)
+            b_dbalance += tl.sum(dalpha, 1)
+            b_dgain += tl.sum(dalpha * centred, 1)
+            b_dshares -= tl.sum(b_r * b_t, 1)
+    tl.store(dw_ptr + cd, b_dw * scale, mask=mask_cd)
+    p_dL = dL_ptr + (bh * F + frames) * C + c[:, None]
+    tl.store(p_dL, b_dL, mask=mask_c[:, None] & (frames < F))
+    if ALIGNED:
+        tl.store(dlandmarks_ptr + cd, b_dlandmarks * scale, mask=mask_cd)
+        p_dcolumns = dcolumns_ptr + bh * 3 * C + c
+        tl.store(p_dcolumns, b_dbalance, mask=mask_c)
+        tl.store(p_dcolumns + C, b_dgain, mask=mask_c)
+        tl.store(p_dcolumns + 2 * C, b_dshares, mask=mask_c)
 
 
 @triton.jit
-def mix_backward_means(
-    q_ptr,
-    w_ptr,
-    log_sums_ptr,
-    landmarks_ptr,
-    column_sums_ptr,
-    base_ptr,
-    gain_ptr,
-    grad_ptr,
-    rows_ptr,
-    grad_means_ptr,
-    q_batch,
-    q_head,
-    q_token,
-    grad_batch,
-    grad_frame,
-    grad_token,
-    grad_head,
-    scale,
-    H,
-    N,
-    F,
-    C,
-    GROUP: tl.constexpr,
-    D: tl.constexpr,
-    BLOCK_D: tl.constexpr,
-    BLOCK_C: tl.constexpr,
-    BLOCK_N: tl.constexpr,
-    FAVOURED: tl.constexpr,
-    PRECISION: tl.constexpr,
-):
-    """dM_cf = sum_n p_ncf dout_nf, for GROUP frames at a time: their scores are the same."""
+def combine_backward_means(
+    q_ptr, w_ptr, L_ptr, landmarks_ptr, log_z_ptr, balance_ptr, gain_ptr,
+    dout_ptr, stats_ptr, dM_ptr,
+    q_stride_b, q_stride_h, q_stride_n, dout_stride_b, dout_stride_f, dout_stride_n, dout_stride_h,
+    scale, H, N, F, C,
+    GROUP: tl.constexpr, D: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_C: tl.constexpr,
+    BLOCK_N: tl.constexpr, ALIGNED: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
+    """dM_cf = sum_n p_ncf dout_nf for GROUP frames, which share the scores."""
     blocks, groups = tl.cdiv(C, BLOCK_C), tl.cdiv(F, GROUP)
     pid = tl.program_id(0)
     group = pid // blocks % groups
     bh = (pid // (blocks * groups)).to(tl.int64)
     b, h = bh // H, bh % H
     c = pid % blocks * BLOCK_C + tl.arange(0, BLOCK_C)
-    x, local = tl.arange(0, BLOCK_D), tl.arange(0, BLOCK_N)
-    c_ok, x_ok = c < C, x < D
-    cx_ok = c_ok[:, None] & x_ok[None, :]
-    at = bh * C + c
-    cells = at[:, None] * D + x[None, :]
+    d, i = tl.arange(0, BLOCK_D), tl.arange(0, BLOCK_N)
+    mask_c, mask_d = c < C, d < D
+    mask_cd = mask_c[:, None] & mask_d[None, :]
+    bhc = bh * C + c
+    cd = bhc[:, None] * D + d[None, :]
     dtype: tl.constexpr = q_ptr.dtype.element_ty
-    high, low = in_two(tl.load(w_ptr + cells, mask=cx_ok, other=0.0) * scale, dtype)
-    if FAVOURED:
-        landmarks = tl.load(landmarks_ptr + cells, mask=cx_ok, other=0.0)
-        landmarks_high, landmarks_low = in_two(landmarks * scale, dtype)
-        column_sums = tl.load(column_sums_ptr + at, mask=c_ok, other=float("inf"))
-        base = tl.load(base_ptr + at, mask=c_ok, other=0.0)[:, None]
-        gain = tl.load(gain_ptr + at, mask=c_ok, other=0.0)[:, None]
+    w_hi, w_lo = split_float32(tl.load(w_ptr + cd, mask=mask_cd, other=0.0) * scale, dtype)
+    if ALIGNED:
+        b_landmarks = tl.load(landmarks_ptr + cd, mask=mask_cd, other=0.0)
+        landmarks_hi, landmarks_lo = split_float32(b_landmarks * scale, dtype)
+        b_log_z = tl.load(log_z_ptr + bhc, mask=mask_c, other=float("inf"))
+        b_balance = tl.load(balance_ptr + bhc, mask=mask_c, other=0.0)[:, None]
+        b_gain = tl.load(gain_ptr + bhc, mask=mask_c, other=0.0)[:, None]
     totals = ()
     for _ in tl.static_range(GROUP):
         totals = totals + (tl.zeros([BLOCK_C, BLOCK_D], tl.float32),)  # type: ignore[assignment]
     width = 3 * F + 2
     for start in range(0, N, BLOCK_N):
-        n = start + local
-        n_ok = n < N
-        nx_ok = n_ok[:, None] & x_ok[None, :]
+        mask_n = start + i < N
+        mask_nd = mask_n[:, None] & mask_d[None, :]
         first = tl.cast(start, tl.int64)
-        rows = rows_ptr + (bh * N + first) * width + local * width
-        q_block = q_ptr + b * q_batch + h * q_head + first * q_token
-        q = tl.load(q_block + local[:, None] * q_token + x[None, :], mask=nx_ok, other=0.0)
-        scores = product_of_parts(high, low, tl.trans(q), PRECISION)  # [C,N] here
-        if FAVOURED:
-            favour = favour_of_queries(
-                q, n_ok, landmarks_high, landmarks_low, column_sums, PRECISION
-            )
-            mean = tl.load(rows + 3 * F, mask=n_ok, other=0.0)
-            alpha = base + gain * (favour - mean[None, :])
-            scores += tl.log(tl.maximum(alpha, SMALLEST))
-        grad_block = grad_ptr + b * grad_batch + h * grad_head + first * grad_token
-        frames = rows + 3 * group * GROUP
+        p_stats = stats_ptr + (bh * N + first) * width + i * width
+        p_q = q_ptr + b * q_stride_b + h * q_stride_h + first * q_stride_n
+        b_q = tl.load(p_q + i[:, None] * q_stride_n + d[None, :], mask=mask_nd, other=0.0)
+        b_s = dot_split_left(w_hi, w_lo, tl.trans(b_q), PRECISION)  # [C,N]
+        if ALIGNED:
+            b_r = sample_alignment(b_q, mask_n, landmarks_hi, landmarks_lo, b_log_z, PRECISION)
+            b_rbar = tl.load(p_stats + 3 * F, mask=mask_n, other=0.0)
+            alpha = b_balance + b_gain * (b_r - b_rbar[None, :])
+            b_s += tl.log(tl.maximum(alpha, MIN_ALPHA))
+        p_dout = dout_ptr + b * dout_stride_b + h * dout_stride_h + first * dout_stride_n
+        p_group = p_stats + 3 * group * GROUP
         new = ()
-        for i in tl.static_range(GROUP):
-            f = group * GROUP + i
-            log_sums = tl.load(
-                log_sums_ptr + (bh * F + f) * C + c, mask=c_ok & (f < F), other=float("-inf")
-            )
-            grad = tl.load(
-                grad_block + f.to(tl.int64) * grad_frame + local[:, None] * grad_token + x[None, :],
-                mask=nx_ok & (f < F),
-                other=0.0,
-            )
-            weights = weights_of(scores + log_sums[:, None], frames + 3 * i, n_ok & (f < F))
-            total = tl.dot(weights.to(dtype), grad, acc=totals[i], input_precision=PRECISION)
+        for j in tl.static_range(GROUP):
+            f = group * GROUP + j
+            b_L = tl.load(L_ptr + (bh * F + f) * C + c, mask=mask_c & (f < F), other=float("-inf"))
+            p_frame = p_dout + f.to(tl.int64) * dout_stride_f
+            p_frame = p_frame + i[:, None] * dout_stride_n + d[None, :]
+            b_dout = tl.load(p_frame, mask=mask_nd & (f < F), other=0.0)
+            weights = sample_weights(b_s + b_L[:, None], p_group + 3 * j, mask_n & (f < F))
+            total = tl.dot(weights.to(dtype), b_dout, acc=totals[j], input_precision=PRECISION)
             new = new + (total,)  # type: ignore[assignment]
         totals = new
-    for i in tl.static_range(GROUP):
-        f = group * GROUP + i
-        seen_cells = ((bh * F + f) * C + c[:, None]) * D + x[None, :]
-        tl.store(grad_means_ptr + seen_cells, totals[i].to(dtype), mask=cx_ok & (f < F))
+    for j in tl.static_range(GROUP):
+        f = group * GROUP + j
+        p_dM = dM_ptr + ((bh * F + f) * C + c[:, None]) * D + d[None, :]
+        tl.store(p_dM, totals[j].to(dtype), mask=mask_cd & (f < F))
