@@ -95,7 +95,7 @@ def estimate(
         if k.shape != v.shape:
             unsupported = unsupported or "values with a shape different from the keys'"
         if choice.uses_triton(kernels, q, unsupported):
-            return _estimate_by_triton(q, k, v, make_samples(k, *given, triton=True), num_frames)
+            return _by_triton(q, k, v, make_samples(k, *given, triton=True), num_frames)
         make_samples = partial(make_samples, triton=False)
         if sdpa_supports(q) and not is_exporting():
             return estimate_by_sdpa(q, k, v, make_samples(k, *given), num_frames)
@@ -114,9 +114,7 @@ def estimate(
         return _CombineFrames.apply(*(x for group in groups for x in group)).to(q.dtype)
 
 
-def _estimate_by_triton(
-    q: Tensor, k: Tensor, v: Tensor, samples: Samples, num_frames: int
-) -> Tensor:
+def _by_triton(q: Tensor, k: Tensor, v: Tensor, samples: Samples, num_frames: int) -> Tensor:
     k, v = k.to(q.dtype), v.to(q.dtype)
     log_sums, means, *_ = key_stats(samples.w, k, v, num_frames, True)
     if samples.log_weights is not None:

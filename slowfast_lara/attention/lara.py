@@ -70,8 +70,8 @@ def lara_attention(
         k: Tensor, q_landmarks: Tensor, k_landmarks: Tensor, noise: Tensor | None, *, triton: bool
     ) -> Samples:
         if triton:
-            proposals = triton_proposals(q_landmarks, k_landmarks, noise)
-            return weighted(*proposals, weighting, beta)
+            w, q_landmarks, log_own, balance = triton_proposals(q_landmarks, k_landmarks, noise)
+            return weighted(w, q_landmarks, log_own, balance, weighting, beta)
         q_landmarks = scaled(q_landmarks)
         mu = q_landmarks + scaled(k_landmarks)
         w = mu if noise is None else mu + noise
@@ -196,8 +196,7 @@ class LaraAttention(Estimator):
         super().__init__()
         self.num_landmarks, self.proposal, self.landmarks = num_landmarks, proposal, landmarks
         self.kernels, self.kernel_sizes = kernels, (head_dim, num_landmarks)
-        self.weighting, self.beta = weighting, beta
-        self.noise = noise_scale(noise, head_dim)
+        self.weighting, self.beta, self.noise = weighting, beta, noise_scale(noise, head_dim)
         self.project_q, self.project_k = (
             nn.Sequential(nn.Linear(head_dim, head_dim), nn.LayerNorm(head_dim))
             if wanted

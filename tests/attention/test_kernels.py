@@ -15,6 +15,7 @@ from benchmarks import kernel_traffic as traffic
 from slowfast_lara.attention import ESTIMATORS, build_estimator, importance_sampling
 from slowfast_lara.attention.kernels import choice, temporal
 from slowfast_lara.attention.kernels.key_stats import key_stats
+from slowfast_lara.attention.kernels.tiles import tile
 from slowfast_lara.config import get_cfg, load_config
 from slowfast_lara.errors import ConfigError
 from slowfast_lara.models import VisionTransformer, build
@@ -66,7 +67,7 @@ def test_both_ranks_fall_back_if_one_kernel_fails(tmp_path):
     ]
     output = [process.communicate(timeout=600)[0].splitlines() for process in started]
     assert [process.returncode for process in started] == [0, 0], output
-    for lines, reason in zip(output, ("another rank", "combine: TypeError")):
+    for lines, reason in zip(output, ("another rank", "combine: AttributeError")):
         assert "decision False" in lines
         (line,) = (line for line in lines if line.startswith("log Using"))
         assert "PyTorch kernels" in line and reason in line, line
@@ -96,8 +97,9 @@ def test_the_committed_table_has_no_spills():
 def test_temporal_tiles_have_16_frames_except_for_the_scores(frames, monkeypatch):
     blocks = {}
 
-    def record(kernel, *args, **constants):
-        blocks[kernel.__name__] = constants.get("BLOCK_F")
+    def record(kernel, on, *args, **constants):
+        name = kernel.removeprefix("temporal.")
+        blocks[name] = {**tile(name, element_size=on.element_size()), **constants}.get("BLOCK_F")
 
     monkeypatch.setattr(temporal, "launch", record)
     tokens = (torch.zeros(1, 5, 2, 8), torch.zeros(1, frames, 5, 16))

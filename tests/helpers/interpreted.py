@@ -20,7 +20,6 @@ from slowfast_lara.attention.kernels import (
     choice,
     self_check,
     triton_combine,
-    triton_combine_backward,
     triton_key_stats,
     triton_landmarks,
     triton_proposals,
@@ -387,7 +386,7 @@ class BrokenKernel:
     """A kernel whose launch is replaced by `change(kernel, args, options)`."""
 
     def __init__(self, kernel, change):
-        self.kernel, self.change = kernel, change
+        self.kernel, self.change, self.arg_names = kernel, change, kernel.arg_names
 
     def __getitem__(self, grid):
         return lambda *args, **options: self.change(self.kernel[grid], args, options)
@@ -429,7 +428,7 @@ def self_check_detects_broken_kernels() -> None:
 
     changes = (
         (triton_proposals, "proposals_forward", without_noise, "proposals (noise)"),
-        (triton_combine_backward, "combine_backward_means", zeros(9), "combine"),
+        (triton_combine, "combine_backward_means", zeros(9), "combine"),
         (triton_landmarks, "farthest_of_segment", zeros(3), "landmarks (farthest)"),
         (triton_proposals, "proposals_forward", scaled_by_1_percent, "proposals"),
         (triton_key_stats, "key_stats_forward", scaled_by_1_percent, "key_stats"),

@@ -51,13 +51,7 @@ def unsupported_sizes(head_dim: int, num_samples: int) -> str:
 
 
 def uses_triton(kernels: str, x: Tensor, unsupported: str = "") -> bool:
-    """Whether Triton kernels run on tensors like x.
-
-    Args:
-        kernels: one of KERNELS.
-        x: a tensor with the device and dtype of the inputs.
-        unsupported: sizes of the call that the kernels do not support, or an empty string.
-    """
+    """Whether Triton kernels run on tensors like x, given sizes that they do not support."""
     if kernels == "torch" or is_exporting():
         return False
     if x.dtype not in DTYPES:
@@ -77,7 +71,7 @@ def uses_triton(kernels: str, x: Tensor, unsupported: str = "") -> bool:
 
 
 def resolved(x: Tensor) -> bool:
-    """The decision of `resolve` for tensors like x, made now if there is none yet."""
+    """The decision of `resolve` for tensors like x; the first call makes it."""
     if torch.compiler.is_compiling():  # the check cannot run while torch.compile traces
         decision = DECISIONS.get((x.device, x.dtype))
         return decision is not None and decision.triton
@@ -115,13 +109,12 @@ def resolve(
         distributed.all_reduce(votes, distributed.ReduceOp.MIN)
         if triton and not votes.item():
             triton, reason, level = False, "another rank cannot use Triton", logging.INFO
-    decision = Decision(triton, reason or "results agree with PyTorch's")
-    DECISIONS[device, dtype] = decision
-    name = str(dtype).removeprefix("torch.")
-    library = "Triton" if triton else "PyTorch"
-    level = logging.INFO if triton else level
-    logger.log(level, "Using %s kernels on %s (%s): %s", library, device, name, decision.reason)
-    return decision
+    if triton:
+        reason, level = "results agree with PyTorch's", logging.INFO
+    library, name = "Triton" if triton else "PyTorch", str(dtype).removeprefix("torch.")
+    logger.log(level, "Using %s kernels on %s (%s): %s", library, device, name, reason)
+    DECISIONS[device, dtype] = Decision(triton, reason)
+    return DECISIONS[device, dtype]
 
 
 def obstacle(device: torch.device) -> str:

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from slowfast_lara.attention.kernels.launch import block_size, launch, tile_for, with_unit_stride
+from slowfast_lara.attention.kernels.launch import launch, with_unit_stride
 from slowfast_lara.attention.landmarks import GLOBAL_MEAN_SHARE, check_landmarks
 from slowfast_lara.attention.tensors import split_frames
 
@@ -18,26 +18,19 @@ def landmarks(x: Tensor, number: int, num_frames: int, farthest: bool) -> tuple[
 
     The second result holds the space-major indices of the farthest tokens, or is empty.
     """
-    from slowfast_lara.attention.kernels import triton_landmarks
-
     x = with_unit_stride(x)
-    (B, h, _, _), (out, chosen) = x.shape, _empty(x, number, num_frames, farthest)
+    (B, h, _, d), (out, chosen) = x.shape, _empty(x, number, num_frames, farthest)
     strides, sizes = x.stride()[:3], (h, *_sizes(x, number, num_frames))
     sums = torch.empty_like(out) if farthest else out
-    kernel, constants = triton_landmarks.segment_sums, _constants("segment_sums", x)
-    launch(kernel, B * h * number, x, x, sums, *strides, *sizes, **constants, MEANS=not farthest)
+    args, grid = (x, sums, *strides, *sizes), B * h * number
+    launch("landmarks.segment_sums", x, *args, programs=grid, d=d, MEANS=not farthest)
     if farthest:
-        tensors = (x, sums, sums.mean(2), out, chosen)
-        kernel, constants = (
-            triton_landmarks.farthest_of_segment,
-            _constants("farthest_of_segment", x),
-        )
-        launch(
-            kernel, B * h * number, x, *tensors, *strides, GLOBAL_MEAN_SHARE, *sizes, **constants
-        )
+        args = (x, sums, sums.mean(2), out, chosen, *strides, GLOBAL_MEAN_SHARE, *sizes)
+        launch("landmarks.farthest_of_segment", x, *args, programs=grid, d=d)
     return out, chosen
 
 
+@landmarks.register_fake
 def _empty(x: Tensor, number: int, num_frames: int, farthest: bool) -> tuple[Tensor, Tensor]:
     check_landmarks(number, x.shape[2])
     split_frames(x, num_frames)  # raises if the tokens cannot be split
@@ -53,30 +46,13 @@ def _sizes(x: Tensor, number: int, num_frames: int) -> tuple[int, ...]:
     return num_frames, tokens // num_frames, number, (length + 1) * number - tokens, length
 
 
-def _constants(kernel: str, x: Tensor) -> dict[str, int]:
-    d = x.shape[3]
-    return {"D": d, "BLOCK_D": block_size(d), **tile_for(kernel, x)}
-
-
-@landmarks.register_fake
-def _(x: Tensor, number: int, num_frames: int, farthest: bool) -> tuple[Tensor, Tensor]:
-    return _empty(x, number, num_frames, farthest)
-
-
 @torch.library.custom_op("slowfast_lara::landmarks_backward", mutates_args=())
 def landmarks_backward(x: Tensor, chosen: Tensor, num_frames: int, grad: Tensor) -> Tensor:
     """The gradient of x; only its shape, dtype and device are read."""
-    from slowfast_lara.attention.kernels.triton_landmarks import segment_backward
-
-    out, grad, number = x.new_empty(x.shape), grad.contiguous(), grad.shape[2]
-    launch(
-        segment_backward,
-        x.shape[0] * x.shape[1] * number,
-        x,
-        *(grad, chosen, out, *_sizes(x, number, num_frames)),
-        **_constants("segment_backward", x),
-        MEANS=chosen.numel() == 0,
-    )
+    (B, h, _, d), number, out = x.shape, grad.shape[2], x.new_empty(x.shape)
+    args = (grad.contiguous(), chosen, out, *_sizes(x, number, num_frames))
+    means = chosen.numel() == 0
+    launch("landmarks.segment_backward", x, *args, programs=B * h * number, d=d, MEANS=means)
     return out
 
 

@@ -1,7 +1,8 @@
-"""Kernel launches on a one-dimensional grid, on the device of the tensors."""
+"""Launches of the Triton kernels; Triton is imported at the first one."""
 
 from __future__ import annotations
 
+from importlib import import_module
 from typing import Any
 
 import torch
@@ -27,15 +28,40 @@ def matmul_precision() -> str:
     return "tf32" if (matmul.allow_tf32 if setting is None else setting == "tf32") else "ieee"
 
 
-def tile_for(kernel: str, x: Tensor, **sizes: int) -> dict[str, int]:
-    """Tile of a kernel for the element size of x."""
-    return tile(kernel, element_size=x.element_size(), **sizes)
+def launch(
+    kernel: str,
+    on: Tensor,
+    *args: Any,
+    programs: int,
+    blocks: dict[str, int] | None = None,
+    tile_of: str = "",
+    d: int = 0,
+    C: int = 0,
+    **constants: Any,
+) -> None:
+    """Launch a Triton kernel on a one-dimensional grid, on the device of the tensor `on`.
 
-
-def launch(kernel: Any, programs: int, on: Tensor, *args: Any, **constants: Any) -> None:
-    """Launch a Triton kernel on the device of the tensor `on`."""
+    Args:
+        kernel: FILE.FUNCTION, for a function in triton_FILE.py.
+        args: run-time arguments.
+        programs: size of the grid, times the number of blocks of each axis in `blocks`
+            ({"N": 100} for 100 queries in blocks of BLOCK_N).
+        tile_of: name in tiles.py, if not FUNCTION; the tile fits the element size of `on`.
+        d: head size, passed as D and BLOCK_D if given.
+        C: number of samples, for the choice of the tile.
+        constants: compile-time arguments in addition to the tile.
+    """
+    file, name = kernel.split(".")
+    function = getattr(import_module(f"slowfast_lara.attention.kernels.triton_{file}"), name)
+    if d:
+        constants = {"D": d, "BLOCK_D": block_size(d), **constants}
+    if "PRECISION" in function.arg_names:
+        constants["PRECISION"] = matmul_precision()
+    constants = {**tile(tile_of or name, element_size=on.element_size(), d=d, C=C), **constants}
+    for axis, size in (blocks or {}).items():
+        programs *= cdiv(size, constants[f"BLOCK_{axis}"])
     with torch.cuda.device_of(on):
-        kernel[(programs,)](*args, **constants)
+        function[(programs,)](*args, **constants)
 
 
 def with_unit_stride(x: Tensor) -> Tensor:

@@ -7,13 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from slowfast_lara.attention.kernels.launch import (
-    block_size,
-    cdiv,
-    launch,
-    matmul_precision,
-    tile_for,
-)
+from slowfast_lara.attention.kernels.launch import launch
 
 
 @torch.library.custom_op("slowfast_lara::proposals", mutates_args=())
@@ -26,57 +20,40 @@ def proposals(
         w and q~ in the scaled space (in which the noise is given), then log(q_c(w_c) / N(w_c;0,I))
         and the balance heuristic q_c(w_c) / sum_c' q_c'(w_c), [B,h,C].
     """
-    from slowfast_lara.attention.kernels.triton_proposals import proposals_forward
-
     inputs = [x.contiguous() for x in (q_landmarks, k_landmarks)]
     noise_or_unused = inputs[0] if noise is None else noise.contiguous()
     out = _empty(q_landmarks)
     tensors = (*inputs, noise_or_unused, *out)
-    _launch("proposals_forward", proposals_forward, tensors, NOISE=noise is not None)
+    _launch("proposals_forward", tensors, NOISE=noise is not None)
     return out
 
 
-def _empty(x: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+@proposals.register_fake
+def _empty(x: Tensor, *_: Any) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     new = x.new_empty
     return new(x.shape), new(x.shape), new(x.shape[:3]), new(x.shape[:3])
 
 
-def _launch(name: str, kernel: Any, tensors: tuple[Tensor, ...], **flags: bool) -> None:
-    (B, h, C, d), on = tensors[0].shape, tensors[0]
-    sizes = tile_for(name, on)
-    shared = {"D": d, "BLOCK_D": block_size(d), "PRECISION": matmul_precision(), **sizes}
-    programs = B * h * cdiv(C, sizes["BLOCK_C"])
-    launch(kernel, programs, on, *tensors, d**-0.25, C, **shared, **flags)
-
-
-@proposals.register_fake
-def _(q_landmarks: Tensor, *_: Any) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    return _empty(q_landmarks)
+def _launch(kernel: str, tensors: tuple[Tensor, ...], **flags: bool) -> None:
+    B, h, C, d = tensors[0].shape
+    args: dict[str, Any] = {"programs": B * h, "blocks": {"C": C}, "d": d, **flags}
+    launch(f"proposals.{kernel}", tensors[0], *tensors, d**-0.25, C, **args)
 
 
 @torch.library.custom_op("slowfast_lara::proposals_backward", mutates_args=())
 def proposals_backward(
-    q_landmarks: Tensor,
-    k_landmarks: Tensor,
-    w: Tensor,
-    log_own: Tensor,
-    balance: Tensor,
+    q_landmarks: Tensor, k_landmarks: Tensor, w: Tensor, log_own: Tensor, balance: Tensor,
     with_noise: bool,
-    grad_w: Tensor,
-    grad_landmarks: Tensor | None,
-    grad_log_own: Tensor,
-    grad_balance: Tensor,
-) -> tuple[Tensor, Tensor, Tensor]:
+    grad_w: Tensor, grad_landmarks: Tensor | None, grad_log_own: Tensor, grad_balance: Tensor,
+) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
     """Gradients of both landmarks, and of the noise (empty without noise)."""
-    from slowfast_lara.attention.kernels import triton_proposals
-
     landmarks_or_unused = grad_w if grad_landmarks is None else grad_landmarks
     inputs = (q_landmarks, k_landmarks, w, log_own, balance)
     grads = (grad_w, landmarks_or_unused, grad_log_own, grad_balance)
     out = _empty_gradients(q_landmarks, with_noise)
     tensors = (*(x.contiguous() for x in (*inputs, *grads)), *out)
     flags = {"NOISE": with_noise, "LANDMARKS": grad_landmarks is not None}
-    _launch("proposals_backward", triton_proposals.proposals_backward, tensors, **flags)
+    _launch("proposals_backward", tensors, **flags)
     return out
 
 

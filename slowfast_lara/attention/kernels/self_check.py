@@ -143,7 +143,7 @@ def _plain_key_stats(w: Tensor, k: Tensor, v: Tensor | None = None) -> Tensor:
 
 
 def _combine(q: Tensor, w: Tensor, L: Tensor, M: Tensor, *weights: Tensor) -> Tensor:
-    query_weights = [x.float() for x in weights] or [None] * 4
+    query_weights = tuple(x.float() for x in weights) or (None,) * 4
     return combine(q, w.float(), L.float(), M, *query_weights)[0]
 
 

@@ -33,6 +33,7 @@ from slowfast_lara.attention.kernels.triton_shared import (
     dot_gradient,
     dot_split_left,
     dot_split_right,
+    own_block,
     split_float32,
 )
 
@@ -59,12 +60,7 @@ def key_stats_forward(
     D: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_C: tl.constexpr, BLOCK_N: tl.constexpr,
     VALUES: tl.constexpr, NORMS: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    blocks = tl.cdiv(C, BLOCK_C)
-    pid = tl.program_id(0)
-    f = pid // blocks % F
-    bh = (pid // (blocks * F)).to(tl.int64)
-    b, h = bh // H, bh % H
-    c = pid % blocks * BLOCK_C + tl.arange(0, BLOCK_C)
+    bh, b, h, f, c = own_block(C, F, H, BLOCK_C)
     d, i = tl.arange(0, BLOCK_D), tl.arange(0, BLOCK_N)
     mask_c, mask_d = c < C, d < D
     mask_cd = mask_c[:, None] & mask_d[None, :]
@@ -116,12 +112,7 @@ def key_stats_backward_keys(
     D: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_C: tl.constexpr, BLOCK_N: tl.constexpr,
     VALUES: tl.constexpr, TIED: tl.constexpr, NORMS: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    blocks = tl.cdiv(P, BLOCK_N)
-    pid = tl.program_id(0)
-    f = pid // blocks % F
-    bh = (pid // (blocks * F)).to(tl.int64)
-    b, h = bh // H, bh % H
-    p = pid % blocks * BLOCK_N + tl.arange(0, BLOCK_N)
+    bh, b, h, f, p = own_block(P, F, H, BLOCK_N)
     d, i = tl.arange(0, BLOCK_D), tl.arange(0, BLOCK_C)
     mask_d = d < D
     mask_pd = (p < P)[:, None] & mask_d[None, :]
@@ -183,11 +174,7 @@ def key_stats_backward_samples(
     D: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_C: tl.constexpr, BLOCK_N: tl.constexpr,
     NORMS: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    blocks = tl.cdiv(C, BLOCK_C)
-    pid = tl.program_id(0)
-    bh = (pid // blocks).to(tl.int64)
-    b, h = bh // H, bh % H
-    c = pid % blocks * BLOCK_C + tl.arange(0, BLOCK_C)
+    bh, b, h, _, c = own_block(C, 1, H, BLOCK_C)
     d, i = tl.arange(0, BLOCK_D), tl.arange(0, BLOCK_N)
     mask_c, mask_d = c < C, d < D
     mask_cd = mask_c[:, None] & mask_d[None, :]

@@ -19,6 +19,8 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+from slowfast_lara.attention.kernels.triton_shared import own_block
+
 
 @triton.jit
 def load_mu(q_ptr, k_ptr, cd, mask, scale):
@@ -38,11 +40,8 @@ def proposals_forward(
     NOISE: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """`landmarks` are the scaled q~."""
-    blocks = tl.cdiv(C, BLOCK_C)
-    pid = tl.program_id(0)
-    bh = (pid // blocks).to(tl.int64)
+    bh, _, _, _, c = own_block(C, 1, 1, BLOCK_C)
     i, d = tl.arange(0, BLOCK_C), tl.arange(0, BLOCK_D)
-    c = pid % blocks * BLOCK_C + i
     cd = (bh * C + c[:, None]) * D + d[None, :]
     mask = (c < C)[:, None] & (d < D)[None, :]
     landmarks = tl.load(q_ptr + cd, mask=mask, other=0.0) * scale
@@ -78,11 +77,8 @@ def proposals_backward(
     NOISE: tl.constexpr, LANDMARKS: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """LANDMARKS: the scaled q~ have a gradient. NOISE: write the gradient of the noise."""
-    blocks = tl.cdiv(C, BLOCK_C)
-    pid = tl.program_id(0)
-    bh = (pid // blocks).to(tl.int64)
+    bh, _, _, _, c = own_block(C, 1, 1, BLOCK_C)
     i, d = tl.arange(0, BLOCK_C), tl.arange(0, BLOCK_D)
-    c = pid % blocks * BLOCK_C + i
     bhc = bh * C + c
     cd = bhc[:, None] * D + d[None, :]
     mask_c = c < C

@@ -15,8 +15,8 @@ Names are those of the equations in importance_sampling.py and samples.py:
     mask_n, mask_nd which of them are in range
     B, H, N, F, P, C, D, BLOCK_N   sizes and block sizes
 
-A program's first index is the flat index bh of clip and head. Offsets that may exceed 2**31 are
-int64. `scale` is d**-0.25: q and k are not scaled in memory, samples and landmarks are.
+bh is the flat index of clip b and head h. Offsets that may exceed 2**31 are int64. `scale` is
+d**-0.25: q and k are not scaled in memory, samples and landmarks are.
 
 q, k and v are exact in half precision. Samples and landmarks are float32 and part of an exponent:
 rounded to 8 or 11 bits, large ones would change the weights. They are split into a rounded part
@@ -27,6 +27,16 @@ from __future__ import annotations
 
 import triton
 import triton.language as tl
+
+
+@triton.jit
+def own_block(N, F, H, BLOCK: tl.constexpr):
+    """Indices bh, b, h and f of a program, and the indices of its block of N."""
+    blocks = tl.cdiv(N, BLOCK)
+    pid = tl.program_id(0)
+    bh = (pid // (blocks * F)).to(tl.int64)
+    n = pid % blocks * BLOCK + tl.arange(0, BLOCK)
+    return bh, bh // H, bh % H, pid // blocks % F, n
 
 
 @triton.jit
