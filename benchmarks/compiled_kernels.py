@@ -69,7 +69,7 @@ def _forms(kernel: str) -> Iterator[tuple[str, int, int, dict[str, Any]]]:
 
 
 def _has_samples(kernel: str) -> bool:
-    return kernel.startswith(("seen", "column", "mix"))
+    return kernel.startswith(("key_stats", "query_normaliser", "combine"))
 
 
 def _sizes(kernel: str) -> Iterator[tuple[int, int]]:

@@ -112,7 +112,7 @@ def count_flops(model: nn.Module, *inputs: Any, projected_values: bool = False) 
         (batch, rows, inner), columns = get_shape(given[1]), get_shape(given[2])[2]
         return batch * rows * inner * columns
 
-    def mix_frames(given: list[Any], _: list[Any]) -> int:
+    def combine_frames(given: list[Any], _: list[Any]) -> int:
         total = 0
         for scores, means in zip(given[::3], given[2::3]):  # of each group of heads
             B, h, N, C = get_shape(scores)
@@ -126,7 +126,7 @@ def count_flops(model: nn.Module, *inputs: Any, projected_values: bool = False) 
             "aten::scaled_dot_product_attention": fused_attention,
             "aten::baddbmm": added_product,
             "prim::PythonOp._TemporalAttention": temporal_stage,
-            "prim::PythonOp._MixFrames": mix_frames,
+            "prim::PythonOp._CombineFrames": combine_frames,
         }
     )
     analysis.unsupported_ops_warnings(False)
