@@ -32,7 +32,7 @@ MIN_CAPABILITY = (8, 0)
 
 
 class Decision(NamedTuple):
-    """Whether Triton kernels run, and why (not)."""
+    """Whether Triton kernels run, with the reason."""
 
     triton: bool
     reason: str
@@ -51,7 +51,7 @@ def unsupported_sizes(head_dim: int, num_samples: int) -> str:
 
 
 def uses_triton(kernels: str, x: Tensor, unsupported: str = "") -> bool:
-    """Whether Triton kernels run on tensors like x, given sizes that they do not support."""
+    """Whether Triton kernels run on tensors like x; `unsupported` names sizes without a kernel."""
     if kernels == "torch" or is_exporting():
         return False
     if x.dtype not in DTYPES:

@@ -37,9 +37,9 @@ def key_stats(
 def _launch(
     kernel: str, tensors: tuple[Tensor, ...], F: int, owned: str, tile_of: str = "", **flags: Any
 ) -> None:
-    """Launch a kernel on (w, k, v, ...), whose programs own a block of `owned`:
+    """Launch a kernel on tensors (w, k, v, ...).
 
-    the "keys" or the "statistics" of a frame, or the "samples".
+    A program owns a block of "keys" or "statistics" of one frame, or of "samples" of all frames.
     """
     w, k, v = tensors[:3]
     (B, h, keys, d), C = k.shape, w.shape[2]
