@@ -1,7 +1,7 @@
-"""Compiling the kernels for GPUs that are not here: registers, spills, shared memory.
+"""Ahead-of-time compilation of the kernels: registers, spills, shared memory.
 
-Triton compiles for any target, and brings NVIDIA's assembler, which says what a kernel
-takes. Nothing runs.
+Triton compiles for any GPU and ships NVIDIA's assembler, which reports the resources of a kernel.
+No GPU is needed, and nothing runs.
 """
 
 from __future__ import annotations
@@ -14,89 +14,91 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from slowfast_lara.attention.kernels.launch import power_of_two
+from slowfast_lara.attention.kernels.launch import block_size
 from slowfast_lara.attention.kernels.tiles import FRAME_GROUP, tile
 
 ARCHS = (80, 90, 100)
-# The most shared memory that a program may ask for, in bytes: GPUs of 8.6, 8.9 and 12.0 have least.
+# Shared memory of a program, in bytes: the limit of compute capability 8.6, 8.9 and 12.0.
 SHARED_MEMORY = 101376
 DTYPES = {"bf16": 2, "fp16": 2, "fp32": 4}
 
-_MIX = ("forward", "backward_queries", "backward_samples", "backward_means")
-# By the names of tiles.py: the file of the Triton function, its name if it is another, and
-# what is fixed in it.
+_COMBINE = ("forward", "backward_queries", "backward_samples", "backward_means")
+# By the names of tiles.py: file of the Triton function, its name if different, and its flags.
 KERNELS: dict[str, tuple[str, str, dict[str, Any]]] = {
     "segment_sums": ("landmarks", "", {"MEANS": True}),
     "farthest_of_segment": ("landmarks", "", {}),
-    "spread_over_segments": ("landmarks", "", {"MEANS": True}),
+    "segment_backward": ("landmarks", "", {"MEANS": True}),
     "proposals_forward": ("proposals", "", {"NOISE": True, "PRECISION": "ieee"}),
     "proposals_backward": (
         "proposals",
         "",
         {"NOISE": True, "LANDMARKS": True, "PRECISION": "ieee"},
     ),
-    "seen_forward": ("seen", "", {"VALUES": True, "NORMS": True}),
-    "column_sums": ("seen", "seen_forward", {"VALUES": False, "NORMS": False}),
-    "seen_backward_keys": ("seen", "", {"VALUES": True, "NORMS": True, "SAME": False}),
-    "seen_backward_same": (
-        "seen",
-        "seen_backward_keys",
-        {"VALUES": True, "NORMS": False, "SAME": True, "F": 1},
+    "key_stats_forward": ("key_stats", "", {"VALUES": True, "NORMS": True}),
+    "query_normaliser": ("key_stats", "key_stats_forward", {"VALUES": False, "NORMS": False}),
+    "key_stats_backward_keys": ("key_stats", "", {"VALUES": True, "NORMS": True, "TIED": False}),
+    "key_stats_backward_tied": (
+        "key_stats",
+        "key_stats_backward_keys",
+        {"VALUES": True, "NORMS": False, "TIED": True, "F": 1},
     ),
-    "column_gradient": (
-        "seen",
-        "seen_backward_keys",
-        {"VALUES": False, "NORMS": False, "SAME": False},
+    "query_normaliser_backward": (
+        "key_stats",
+        "key_stats_backward_keys",
+        {"VALUES": False, "NORMS": False, "TIED": False},
     ),
-    "seen_backward_samples": ("seen", "", {"NORMS": True}),
-    "mix_forward": ("mix", "", {"FAVOURED": True}),
-    "mix_backward_queries": ("mix_backward", "", {"FAVOURED": True}),
-    "mix_backward_samples": ("mix_backward", "", {"FAVOURED": True}),
-    "mix_backward_means": ("mix_backward", "", {"FAVOURED": True, "GROUP": FRAME_GROUP}),
-    "temporal_scores": ("temporal", "", {"PROJECT": True, "THEN": "softmax"}),
+    "key_stats_backward_samples": ("key_stats", "", {"NORMS": True}),
+    "combine_forward": ("combine", "", {"ALIGNED": True}),
+    "combine_backward_queries": ("combine", "", {"ALIGNED": True}),
+    "combine_backward_samples": ("combine", "", {"ALIGNED": True}),
+    "combine_backward_means": ("combine", "", {"ALIGNED": True, "GROUP": FRAME_GROUP}),
+    "temporal_scores": ("temporal", "", {"PROJECT": True, "EPILOGUE": "softmax"}),
     "temporal_pool": ("temporal", "", {"BIAS": True}),
     "temporal_sum": ("temporal", "", {}),
-    "temporal_spread": ("temporal", "", {"PROJECT": True}),
-    "temporal_weight": ("temporal", "", {}),
+    "temporal_backward_tokens": ("temporal", "", {"PROJECT": True}),
+    "temporal_backward_weight": ("temporal", "", {}),
 }
-# Other forms of them: what is fixed in another way.
+# Other forms of the kernels: the flags that differ.
 VARIANTS: list[tuple[str, dict[str, Any]]] = [
     ("segment_sums", {"MEANS": False}),
-    ("spread_over_segments", {"MEANS": False}),
+    ("segment_backward", {"MEANS": False}),
     ("proposals_forward", {"NOISE": False}),
     ("proposals_backward", {"NOISE": False, "LANDMARKS": False}),
-    ("seen_forward", {"NORMS": False, "F": 1}),
-    ("seen_backward_samples", {"NORMS": False, "F": 1}),
-    *((f"mix_{name}", {"FAVOURED": False}) for name in _MIX),
-    *((f"mix_{name}", {"F": 1}) for name in _MIX),
-    ("mix_backward_samples", {"BLOCK_F": 32}),
-    ("mix_backward_samples", {"BLOCK_F": 64}),
-    ("temporal_scores", {"THEN": "gradient"}),
-    ("temporal_scores", {"THEN": "gradient", "PROJECT": False}),
-    *(("temporal_scores", {"BLOCK_F": 32, "THEN": then}) for then in ("softmax", "gradient", "")),
-    ("temporal_scores", {"BLOCK_F": 32, "THEN": "gradient", "PROJECT": False}),
+    ("key_stats_forward", {"NORMS": False, "F": 1}),
+    ("key_stats_backward_samples", {"NORMS": False, "F": 1}),
+    *((f"combine_{name}", {"ALIGNED": False}) for name in _COMBINE),
+    *((f"combine_{name}", {"F": 1}) for name in _COMBINE),
+    ("combine_backward_samples", {"BLOCK_F": 32}),
+    ("combine_backward_samples", {"BLOCK_F": 64}),
+    ("temporal_scores", {"EPILOGUE": "gradient"}),
+    ("temporal_scores", {"EPILOGUE": "gradient", "PROJECT": False}),
+    *(
+        ("temporal_scores", {"BLOCK_F": 32, "EPILOGUE": epilogue})
+        for epilogue in ("softmax", "gradient", "")
+    ),
+    ("temporal_scores", {"BLOCK_F": 32, "EPILOGUE": "gradient", "PROJECT": False}),
     ("temporal_pool", {"BIAS": False}),
-    ("temporal_spread", {"PROJECT": False}),
+    ("temporal_backward_tokens", {"PROJECT": False}),
 ]
-# Pointers to float32 whatever the precision of q, k and v.
+# Pointers to float32 tensors, for any dtype of q, k and v.
 _WIDE = re.compile(
-    r"(grad_)?(w|log_sums|landmarks|numbers|scores)_ptr"
-    r"|(column_sums|largest|base|gain|share|rows|parts|pull|attention|over_frames|sums)_ptr"
+    r"d?(w|L|landmarks|columns|scores)_ptr"
+    r"|(log_z|peak|balance|gain|shares|stats|partial|minus_R|attention|over_frames|sums)_ptr"
     r"|mean_sums_ptr"
 )
-# Others that are float32 in one kernel: two gradients of the queries are collected in it.
-_WIDE_THERE = {
+# Pointers to float32 in one kernel only: outputs, and gradients that a later kernel adds to.
+_WIDE_IN_KERNEL = {
     ("segment_sums", "out_ptr"),
     ("farthest_of_segment", "out_ptr"),
-    ("spread_over_segments", "grad_ptr"),
+    ("segment_backward", "grad_ptr"),
     ("temporal_scores", "out_ptr"),
-    ("mix_backward_queries", "grad_q_ptr"),
-    ("column_gradient", "grad_v_ptr"),
+    ("combine_backward_queries", "dq_ptr"),
+    ("query_normaliser_backward", "dv_ptr"),
 }
 
 
 class Usage(NamedTuple):
-    """What a compiled kernel takes: registers of a thread, and bytes."""
+    """Resources of a compiled kernel: registers per thread, bytes of spills and shared memory."""
 
     registers: int
     spills: int
@@ -104,7 +106,7 @@ class Usage(NamedTuple):
 
 
 def usage(name: str, arch: int, dtype: str, *, d: int = 0, C: int = 0, **changes: Any) -> Usage:
-    """Compile one kernel for a target, such as 80 for sm_80, in the form of some `changes`."""
+    """Compile one kernel for a target, such as 80 for sm_80, with flags changed by `changes`."""
     import triton
     from triton.backends.compiler import GPUTarget
     from triton.compiler import ASTSource
@@ -112,15 +114,15 @@ def usage(name: str, arch: int, dtype: str, *, d: int = 0, C: int = 0, **changes
     function = _function(name)
     chosen = tile(name, element_size=DTYPES[dtype], d=d, C=C)
     options = {key: chosen.pop(key) for key in ("num_warps", "num_stages")}
-    whole = {"D": d, "BLOCK_D": power_of_two(d), "BLOCK_C": power_of_two(C), "BLOCK_F": 16}
+    sizes = {"D": d, "BLOCK_D": block_size(d), "BLOCK_C": block_size(C), "BLOCK_F": 16}
     precision = "ieee" if dtype == "fp32" else "tf32"
-    constants = {**whole, "PRECISION": precision, **chosen, **KERNELS[name][2], **changes}
+    constants = {**sizes, "PRECISION": precision, **chosen, **KERNELS[name][2], **changes}
     constants = {key: value for key, value in constants.items() if key in function.arg_names}
     signature = {
         key: "constexpr" if key in constants else _type(name, key, dtype)
         for key in function.arg_names
     }
-    # What a launch would find: pointers and strides are multiples of 16.
+    # As at a launch: pointers and strides are multiples of 16.
     aligned = {
         (place,): [["tt.divisibility", 16]]
         for place, key in enumerate(function.arg_names)
@@ -139,17 +141,17 @@ def _function(name: str) -> Any:
 
 def _type(kernel: str, key: str, dtype: str) -> str:
     if not key.endswith("_ptr"):
-        return "fp32" if key in ("scale", "towards_all") else "i32"
+        return "fp32" if key in ("scale", "global_share") else "i32"
     if key == "chosen_ptr":
         return "*i32"
     wide = kernel.startswith("proposals") or bool(_WIDE.fullmatch(key))
-    wide |= (kernel, key) in _WIDE_THERE
+    wide |= (kernel, key) in _WIDE_IN_KERNEL
     return "*fp32" if wide else f"*{dtype}"
 
 
 @functools.cache
 def _assembled(ptx: str, arch: int) -> tuple[int, int]:
-    """Registers of a thread and bytes of spills, as NVIDIA's assembler says."""
+    """Registers per thread and bytes of spills, as reported by ptxas."""
     import triton
 
     folder = Path(triton.__file__).parent / "backends" / "nvidia" / "bin"
@@ -160,8 +162,8 @@ def _assembled(ptx: str, arch: int) -> tuple[int, int]:
         source = Path(scratch) / "kernel.ptx"
         source.write_text(ptx)
         command = [assembler, "-v", "--gpu-name", target[1], "-o", f"{source}.o", source]
-        said = subprocess.run(command, capture_output=True, text=True, check=True).stderr
-    registers = re.search(r"Used (\d+) registers", said)
-    spills = re.findall(r"(\d+) bytes spill", said)
+        log = subprocess.run(command, capture_output=True, text=True, check=True).stderr
+    registers = re.search(r"Used (\d+) registers", log)
+    spills = re.findall(r"(\d+) bytes spill", log)
     assert registers is not None and spills
     return int(registers[1]), sum(map(int, spills))

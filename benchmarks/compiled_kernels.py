@@ -101,7 +101,7 @@ def _variants(kernel: str) -> Iterator[tuple[str, int, int, dict[str, Any]]]:
 
 
 def _has_samples(kernel: str) -> bool:
-    return KERNELS[kernel][0] not in ("landmarks", "proposals", "temporal")
+    return kernel.startswith(("key_stats", "query_normaliser", "combine"))
 
 
 def _sizes(kernel: str) -> Iterator[tuple[int, int]]:

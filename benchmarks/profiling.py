@@ -76,7 +76,6 @@ def count_flops(model: nn.Module, *inputs: Any, projected_values: bool = False) 
             "aten::scaled_dot_product_attention": fused_attention,
             "aten::baddbmm": baddbmm,
             "prim::PythonOp._TemporalAttention": temporal_stage,
-            "prim::PythonOp._MixFrames": combine_frames,
             "prim::PythonOp._CombineFrames": combine_frames,
         }
     )

@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from benchmarks.kernel_counts import Kernel, count_kernels
 from benchmarks.roofline_table import PassCost, RooflineTable
 from slowfast_lara.attention import ESTIMATORS, build_estimator, has_kernels
-from slowfast_lara.attention.kernels.choice import missing_sizes
+from slowfast_lara.attention.kernels.choice import unsupported_sizes
 from slowfast_lara.errors import InputError
 from slowfast_lara.models.attention_config import display_name
 from slowfast_lara.models.motionformer import Block
@@ -105,7 +105,7 @@ def block_parts(sizes: Sizes) -> Iterator[tuple[str, Callable[[], Counts]]]:
     settings: list[tuple[str, str, dict[str, str]]]
     settings = [(name, display_name(name), {}) for name in ESTIMATORS]
     settings.append(("lara", RECOMMENDED, RECOMMENDED_OPTIONS))
-    missing = missing_sizes(WIDTH // HEADS, min(sizes.landmarks, sizes.tokens))
+    missing = unsupported_sizes(WIDTH // HEADS, min(sizes.landmarks, sizes.tokens))
     for name, shown, options in settings:
         yield shown, partial(spatial_counts, name, sizes, **options)
         if has_kernels(name) and not missing:

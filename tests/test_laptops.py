@@ -14,7 +14,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 import slowfast_lara
 from slowfast_lara.attention import ESTIMATORS
-from slowfast_lara.attention.precision import without_autocast
+from slowfast_lara.attention.tensors import without_autocast
 from slowfast_lara.config import check_machine, load_config
 from slowfast_lara.config.load import with_overrides
 from slowfast_lara.engine.evaluate import count_correct

@@ -9,7 +9,7 @@ from slowfast_lara.attention.registry import (
     register,
 )
 
-# In the order of tables and plots; importing a file registers its estimator.
+# Importing a file registers its estimator; this is the order in tables and plots.
 from slowfast_lara.attention.softmax import softmax_attention  # isort: skip
 from slowfast_lara.attention.lara import lara_attention  # isort: skip
 from slowfast_lara.attention.ra import ra_attention  # isort: skip

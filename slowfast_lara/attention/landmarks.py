@@ -1,20 +1,15 @@
-"""Landmarks: a few tokens that stand for all, one for each segment of the tokens.
-
-Those of half precision are float32.
-"""
+"""Landmarks: one token per segment of the tokens, in float32 for half-precision input."""
 
 from __future__ import annotations
 
 import torch
 from torch import Tensor
 
-from slowfast_lara.attention.exporting import is_exporting
-from slowfast_lara.attention.frames import split_frames
-from slowfast_lara.attention.sampling import take_tokens
+from slowfast_lara.attention.tensors import gather_tokens, is_exporting, split_frames
 
-# Of two tokens, both are as far from their mean: the reference is moved a little towards the mean
-# of all tokens, so that the choice is not left to rounding.
-TOWARDS_ALL = 0.125
+# Both tokens of a segment of two are equally far from their mean. Moving the reference towards
+# the mean of all tokens breaks the tie, so that rounding does not decide.
+GLOBAL_MEAN_SHARE = 0.125
 
 
 def segment_means(x: Tensor, num_landmarks: int, *, num_frames: int = 1) -> Tensor:
@@ -24,10 +19,10 @@ def segment_means(x: Tensor, num_landmarks: int, *, num_frames: int = 1) -> Tens
 
 
 def farthest_tokens(x: Tensor, num_landmarks: int, *, num_frames: int = 1) -> Tensor:
-    """[B,h,F*P,d] frame-major -> [B,h,C,d], of C segments the token farthest from the mean.
+    """[B,h,F*P,d] frame-major -> [B,h,C,d], the token of each segment farthest from its mean.
 
-    The mean of one place through time is that of its background: what passes through, a few
-    tokens of a segment, is averaged away. It is what lies farthest from the mean.
+    The mean of a spatial position over time is mostly background. Anything that moves through
+    the position covers few tokens of the segment, and they are the farthest from that mean.
     """
     wide = torch.promote_types(x.dtype, torch.float32)
     parts = _segments(x, num_landmarks, num_frames)
@@ -35,31 +30,31 @@ def farthest_tokens(x: Tensor, num_landmarks: int, *, num_frames: int = 1) -> Te
     mean = torch.cat(sums, dim=2).sum(2)[:, :, None, None] / x.shape[2]
     chosen = []
     for part, total in zip(parts, sums):
-        reference = (total / part.shape[3]).unsqueeze(3).lerp(mean, TOWARDS_ALL)
-        # In float32, as the kernel: rounded differences would choose another token.
+        reference = (total / part.shape[3]).unsqueeze(3).lerp(mean, GLOBAL_MEAN_SHARE)
+        # In float32, as in the Triton kernel: rounded differences could select another token.
         distances = torch.linalg.vector_norm(part.detach() - reference, dim=-1, keepdim=True)
         farthest = distances.argmax(3, keepdim=True)
-        chosen.append(take_tokens(part, farthest).squeeze(3).to(wide))
+        chosen.append(gather_tokens(part, farthest).squeeze(3).to(wide))
     return torch.cat(chosen, dim=2)
 
 
 def _mean(part: Tensor) -> Tensor:
     """[B,h,segments,tokens,d] -> [B,h,segments,d]."""
     wide = torch.promote_types(part.dtype, torch.float32)
-    # onnxruntime folds a division by a number into the product that follows it, and then does
-    # not find it for others (MatMulScaleFusion, in joint and divided Nyström attention).
+    # onnxruntime's MatMulScaleFusion moves a division by a constant into the matmul after it,
+    # and then fails to find the divided tensor for other nodes (joint and divided Nyström).
     if is_exporting():
         return part.mean(3, dtype=wide)
-    # A sum, since the gradient of a mean is written out in float32.
+    # The gradient of `mean` would be materialised in float32; that of `sum` is expanded.
     return part.sum(3, dtype=wide) / part.shape[3]
 
 
 def _segments(x: Tensor, num_landmarks: int, num_frames: int) -> list[Tensor]:
-    """[B,h,F*P,d] frame-major -> C segments as [B,h,segments,tokens,d]; those of a length together.
+    """[B,h,F*P,d] frame-major -> segments [B,h,segments,tokens,d], one tensor per length.
 
-    Tokens are ordered space-major first, all frames of a position together, so
-    that a segment follows one place through time. Where C does not divide the
-    number of tokens, the later segments have one token more.
+    Tokens are first ordered space-major (all frames of a position together), so that a segment
+    follows one position through time. If C does not divide the number of tokens, the later
+    segments have one token more.
     """
     tokens = x.shape[2]
     check_landmarks(num_landmarks, tokens)
@@ -75,4 +70,6 @@ def _segments(x: Tensor, num_landmarks: int, num_frames: int) -> list[Tensor]:
 
 def check_landmarks(num_landmarks: int, tokens: int) -> None:
     if not 1 <= num_landmarks <= tokens:
-        raise ValueError(f"{num_landmarks} landmarks of {tokens} tokens; 1 to {tokens} are allowed")
+        raise ValueError(
+            f"expected 1 to {tokens} landmarks for {tokens} tokens, got {num_landmarks}"
+        )

@@ -7,10 +7,9 @@ the scaled space:
 
     a'_nc = alpha_nc N(w_c;0,I) / q_c(w_c)
 
-and the estimate is that of importance.py. In eval mode w_c is the mean of its
-proposal. alpha is clamped at 1e-8, since its correction may be negative. In the
-paper's "mixed" equation the summed landmark
-has the wrong index; the sum runs over the key landmarks, as its text says.
+and the estimate is that of importance_sampling.py. In eval mode w_c is the mean of its
+proposal. alpha is clamped at 1e-8, since its correction may be negative. The paper's
+"mixed" equation has a wrong index; its text, followed here, sums over the key landmarks.
 
 Shapes: B batch, h heads, N queries, F frames, P tokens of a frame, C landmarks,
 d head size. In `log_q` [B,h,C,C'], row c, column c' is log(q_c'(w_c) / N(w_c;0,I)).
@@ -24,14 +23,24 @@ from typing import Annotated, Any, Literal, get_args
 import torch
 from torch import Tensor, nn
 
-from slowfast_lara.attention.importance import estimate, log_xi
-from slowfast_lara.attention.kernels.choice import Kernels, missing_sizes, takes_triton
+from slowfast_lara.attention.importance_sampling import estimate, log_xi
+from slowfast_lara.attention.kernels import choice
+from slowfast_lara.attention.kernels.choice import Kernels
+from slowfast_lara.attention.kernels.key_stats import key_stats
+from slowfast_lara.attention.kernels.landmarks import landmarks as triton_landmarks
+from slowfast_lara.attention.kernels.proposals import proposals as triton_proposals
 from slowfast_lara.attention.landmarks import farthest_tokens, segment_means
-from slowfast_lara.attention.precision import to_float32, without_autocast
 from slowfast_lara.attention.registry import Estimator, register
-from slowfast_lara.attention.samples import SMALLEST_ALPHA, QueryWeights, Samples, scaled
-from slowfast_lara.attention.sampling import Noise, draw_components, noise_size, take_tokens
+from slowfast_lara.attention.samples import (
+    MIN_ALPHA,
+    Noise,
+    QueryWeights,
+    Samples,
+    draw_components,
+    noise_scale,
+)
 from slowfast_lara.attention.softmax import softmax_attention
+from slowfast_lara.attention.tensors import gather_tokens, scaled, to_float32, without_autocast
 
 Proposal = Literal["local", "global", "mixed", "mixture", "single"]
 Landmarks = Literal["means", "farthest"]
@@ -57,20 +66,19 @@ def lara_attention(
     q [B,h,N,d]; k, v [B,h,F*P,d]; landmarks and noise [B,h,C,d] -> [B,h,N,F,d].
     """
 
-    def samples(k: Tensor, q_landmarks: Tensor, k_landmarks: Tensor, noise: Tensor | None):
-        if takes_triton(kernels, k, missing_sizes(k.shape[-1], q_landmarks.shape[2])):
-            from slowfast_lara.attention.kernels.proposals import proposals
-
-            points, q_landmarks, own, balance = proposals(q_landmarks, k_landmarks, noise)
-            return weighted(points, q_landmarks, own, balance, weighting, beta)
+    def samples(
+        k: Tensor, q_landmarks: Tensor, k_landmarks: Tensor, noise: Tensor | None, *, triton: bool
+    ) -> Samples:
+        if triton:
+            w, q_landmarks, log_own, balance = triton_proposals(q_landmarks, k_landmarks, noise)
+            return weighted(w, q_landmarks, log_own, balance, weighting, beta)
         q_landmarks = scaled(q_landmarks)
-        means = q_landmarks + scaled(k_landmarks)
-        points = means if noise is None else means + noise
-        own, balance = own_shares(log_xi(means, points))
-        return weighted(points, q_landmarks, own, balance, weighting, beta)
+        mu = q_landmarks + scaled(k_landmarks)
+        w = mu if noise is None else mu + noise
+        return weighted(w, q_landmarks, *own_densities(log_xi(mu, w)), weighting, beta)
 
     given = (q_landmarks, k_landmarks, noise)
-    return estimate(samples, q, k, v, *given, frames=num_frames, kernels=kernels)
+    return estimate(samples, q, k, v, *given, num_frames=num_frames, kernels=kernels)
 
 
 def lara_mixture_attention(
@@ -88,56 +96,64 @@ def lara_mixture_attention(
 ) -> Tensor:
     """LARA with the Gaussian mixtures sum_m softmax_m(q~_c.k_m) N(q~_c + k_m, I).
 
-    Components are drawn by `uniform` [B,h,C,1] in [0, 1), or their mean is taken; noise
-    [B,h,C,d] is added. Without both, the samples are the mixtures' means.
+    `uniform` [B,h,C,1] in [0, 1) draws the components; without it, the mean component is taken.
+    `noise` [B,h,C,d] is added. Without both, the samples are the means of the mixtures.
     """
 
-    def samples(k: Tensor, q_landmarks: Tensor, uniform: Tensor | None, noise: Tensor | None):
+    def samples(
+        k: Tensor,
+        q_landmarks: Tensor,
+        uniform: Tensor | None,
+        noise: Tensor | None,
+        *,
+        triton: bool,
+    ) -> Samples:
         k, q_landmarks = scaled(to_float32(k)), scaled(q_landmarks)
         logits = q_landmarks @ k.mT  # [B,h,C,F*P]
         if uniform is None:
-            points = q_landmarks + logits.softmax(-1) @ k
+            w = q_landmarks + logits.softmax(-1) @ k
         else:
-            points = q_landmarks + take_tokens(k, draw_components(logits.softmax(-1), uniform))
+            w = q_landmarks + gather_tokens(k, draw_components(logits.softmax(-1), uniform))
         if noise is not None:
-            points = points + noise
+            w = w + noise
         # Prop. 1: the mixture's density is N(w;0,I) xi(q~,w) sum_m xi(k_m,w) / sum_m exp(q~.k_m).
-        seen = log_xi(k, points).logsumexp(-1).unsqueeze(-1)
-        log_q = log_xi(q_landmarks, points) + seen - logits.logsumexp(-1).unsqueeze(-2)
-        return weighted(points, q_landmarks, *own_shares(log_q), weighting, beta)
+        log_sums = log_xi(k, w).logsumexp(-1).unsqueeze(-1)
+        log_q = log_xi(q_landmarks, w) + log_sums - logits.logsumexp(-1).unsqueeze(-2)
+        return weighted(w, q_landmarks, *own_densities(log_q), weighting, beta)
 
     given = (q_landmarks, uniform, noise)
-    return estimate(samples, q, k, v, *given, frames=num_frames, kernels=kernels)
+    return estimate(samples, q, k, v, *given, num_frames=num_frames, kernels=kernels)
 
 
-def own_shares(log_q: Tensor) -> tuple[Tensor, Tensor]:
-    """Of each w_c, log(q_c(w_c) / N(w_c;0,I)) and the share of q_c(w_c) in sum_c' q_c'(w_c)."""
-    own = log_q.diagonal(dim1=-2, dim2=-1)
-    return own, (own - log_q.logsumexp(-1)).exp()
+def own_densities(log_q: Tensor) -> tuple[Tensor, Tensor]:
+    """log(q_c(w_c) / N(w_c;0,I)), and the balance heuristic q_c(w_c) / sum_c' q_c'(w_c)."""
+    log_own = log_q.diagonal(dim1=-2, dim2=-1)
+    return log_own, (log_own - log_q.logsumexp(-1)).exp()
 
 
 def weighted(
-    points: Tensor,
+    w: Tensor,
     q_landmarks: Tensor,
-    own: Tensor,
+    log_own: Tensor,
     balance: Tensor,
     weighting: Weighting,
     beta: float,
 ) -> Samples:
-    """The samples with their weights; for equal w_c, the alphas before the clamp sum to one.
+    """The samples w with their weights; `log_own` and `balance` as from `own_densities`.
 
-    `own` and `balance` [B,h,C] are those of `own_shares`.
+    For equal w_c, the alphas before the clamp sum to one.
     """
     if weighting not in WEIGHTINGS:
-        raise ValueError(f"unknown weighting {weighting!r}; known: {', '.join(WEIGHTINGS)}")
+        raise ValueError(f"weighting is {weighting!r}; must be one of {', '.join(WEIGHTINGS)}")
     if weighting == "balance":
-        return Samples(points, balance.clamp(min=SMALLEST_ALPHA).log() - own)
+        return Samples(w, balance.clamp(min=MIN_ALPHA).log() - log_own)
     if weighting == "decoupled":
-        gain, shares = torch.full_like(balance, beta), torch.full_like(balance, 1 / own.shape[-1])
+        gain = torch.full_like(balance, beta)
+        shares = torch.full_like(balance, 1 / balance.shape[-1])
     else:
-        log_normal = -points.square().sum(-1) / 2 - points.shape[-1] * math.log(2 * math.pi) / 2
-        gain, shares = (own + log_normal).exp(), balance  # q_c(w_c)
-    return Samples(points, -own, QueryWeights(q_landmarks, balance, gain, shares))
+        log_normal = -w.square().sum(-1) / 2 - w.shape[-1] * math.log(2 * math.pi) / 2
+        gain, shares = (log_own + log_normal).exp(), balance  # the gain is q_c(w_c)
+    return Samples(w, -log_own, QueryWeights(q_landmarks, balance, gain, shares))
 
 
 @register("lara")
@@ -178,11 +194,9 @@ class LaraAttention(Estimator):
         kernels: Kernels = "auto",
     ) -> None:
         super().__init__()
-        self.num_landmarks, self.proposal = num_landmarks, proposal
-        self.landmarks = landmarks
+        self.num_landmarks, self.proposal, self.landmarks = num_landmarks, proposal, landmarks
         self.kernels, self.kernel_sizes = kernels, (head_dim, num_landmarks)
-        self.weighting, self.beta = weighting, beta
-        self.noise = noise_size(noise, head_dim)
+        self.weighting, self.beta, self.noise = weighting, beta, noise_scale(noise, head_dim)
         self.project_q, self.project_k = (
             nn.Sequential(nn.Linear(head_dim, head_dim), nn.LayerNorm(head_dim))
             if wanted
@@ -192,7 +206,8 @@ class LaraAttention(Estimator):
 
     def forward(self, q: Tensor, k: Tensor, v: Tensor, *, num_frames: int = 1) -> Tensor:
         with without_autocast(q.device.type):
-            q_landmarks = self.query_landmarks(q, num_frames)
+            triton = choice.uses_triton(self.kernels, q, self.unsupported)
+            q_landmarks = self._query_landmarks(q, num_frames, triton)
             noise = torch.randn_like(q_landmarks) * self.noise if self.training else None
             options: dict[str, Any] = {
                 "num_frames": num_frames,
@@ -205,34 +220,36 @@ class LaraAttention(Estimator):
                 return lara_mixture_attention(
                     q, k, v, q_landmarks, uniform=uniform, noise=noise, **options
                 )
-            k_landmarks = self.key_landmarks(q_landmarks, k, num_frames)
+            k_landmarks = self._key_landmarks(q_landmarks, k, num_frames, triton)
             return lara_attention(q, k, v, q_landmarks, k_landmarks, noise=noise, **options)
 
-    def query_landmarks(self, q: Tensor, num_frames: int) -> Tensor:
-        """q~ [B,h,C,d], float32 of half precision; so are the keys'."""
+    def _query_landmarks(self, q: Tensor, num_frames: int, triton: bool) -> Tensor:
+        """q~ [B,h,C,d], in float32 for half-precision queries."""
         if self.proposal == "single":
             mean = to_float32(q).mean(2, keepdim=True)
             return self.project_q(mean.expand(-1, -1, self.num_landmarks, -1))
-        return self.project_q(self.landmarks_of(q, num_frames))
+        return self.project_q(self._segment_landmarks(q, num_frames, triton))
 
-    def landmarks_of(self, x: Tensor, num_frames: int) -> Tensor:
-        farthest = self.landmarks == "farthest"
-        if takes_triton(self.kernels, x, self.without_kernel):
-            from slowfast_lara.attention.kernels.landmarks import landmarks
-
-            return landmarks(x, self.num_landmarks, num_frames, farthest)[0]
-        of_segments = farthest_tokens if farthest else segment_means
-        return of_segments(x, self.num_landmarks, num_frames=num_frames)
-
-    def key_landmarks(self, q_landmarks: Tensor, k: Tensor, num_frames: int) -> Tensor:
+    def _key_landmarks(
+        self, q_landmarks: Tensor, k: Tensor, num_frames: int, triton: bool
+    ) -> Tensor:
+        """k~ [B,h,C,d], in float32 for half-precision keys."""
         if self.proposal == "global":
-            if takes_triton(self.kernels, k, self.without_kernel):
-                from slowfast_lara.attention.kernels.estimates import attention_of_landmarks
-
-                return attention_of_landmarks(q_landmarks, k)
+            if triton:
+                _, means, remainder, _ = key_stats(scaled(q_landmarks), k, None, 1, False)
+                # The samples are part of an exponent: add back what rounding removed.
+                means = means if remainder.numel() == 0 else means.float() + remainder
+                return means.squeeze(2)
             k = to_float32(k)
             return softmax_attention(q_landmarks, k, k).squeeze(3)
-        landmarks = self.project_k(self.landmarks_of(k, num_frames))
+        landmarks = self.project_k(self._segment_landmarks(k, num_frames, triton))
         if self.proposal == "mixed":
             return softmax_attention(landmarks, landmarks, landmarks).squeeze(3)
         return landmarks
+
+    def _segment_landmarks(self, x: Tensor, num_frames: int, triton: bool) -> Tensor:
+        farthest = self.landmarks == "farthest"
+        if triton:
+            return triton_landmarks(x, self.num_landmarks, num_frames, farthest)[0]
+        function = farthest_tokens if farthest else segment_means
+        return function(x, self.num_landmarks, num_frames=num_frames)

@@ -1,13 +1,13 @@
-"""Nyström attention: a low-rank form through segment means.
+"""Nyström attention: a low-rank approximation through segment means.
 
-Xiong et al., "Nystromformer", AAAI 2021, with landmarks shared by all frames, as
-Motionformer has it:
+Xiong et al., "Nystromformer", AAAI 2021, with landmarks shared by all frames as in
+Motionformer:
 
     softmax(q.k~) pinv(softmax(q~.k~)) softmax_f(q~.k_f) v_f
 
-The pseudo-inverse is iterated (Newton-Schulz, third order). Its start is scaled
-for each matrix by itself, so that a result does not depend on the rest of the
-batch. Weights may be negative: outputs can leave the range of the values.
+Third-order Newton-Schulz iterations compute the pseudo-inverse. The initial value is
+scaled per matrix, so that a result does not depend on the rest of the batch. Weights may
+be negative: outputs can leave the range of the values.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ import torch
 from torch import Tensor
 
 from slowfast_lara.attention.landmarks import segment_means
-from slowfast_lara.attention.precision import at_least_float32
 from slowfast_lara.attention.registry import Estimator, register
-from slowfast_lara.attention.softmax import softmax_attention, softmax_weights, spread_frames
+from slowfast_lara.attention.softmax import combine_landmarks, softmax_attention, softmax_weights
+from slowfast_lara.attention.tensors import at_least_float32
 
 
 @at_least_float32
@@ -36,9 +36,9 @@ def nystrom_attention(
 ) -> Tensor:
     """q [B,h,N,d]; k, v [B,h,F*P,d]; landmarks [B,h,C,d] -> [B,h,N,F,d]."""
     inverse = pseudo_inverse(softmax_weights(q_landmarks, k_landmarks), pinv_iterations)
-    seen = softmax_attention(q_landmarks, k, v, num_frames=num_frames)  # [B,h,C,F,d]
-    mixed = inverse @ seen.flatten(3)
-    return spread_frames(softmax_weights(q, k_landmarks), mixed, num_frames)
+    means = softmax_attention(q_landmarks, k, v, num_frames=num_frames)  # [B,h,C,F,d]
+    means = inverse @ means.flatten(3)
+    return combine_landmarks(softmax_weights(q, k_landmarks), means, num_frames)
 
 
 def pseudo_inverse(x: Tensor, iterations: int) -> Tensor:

@@ -1,12 +1,12 @@
-"""Orthoformer attention: through the most orthogonal queries.
+"""Orthoformer attention: landmarks are the most orthogonal queries.
 
 Patrick et al., "Keeping Your Eye on the Ball", NeurIPS 2021, sec. 3.3: C query
-tokens are chosen one after the other, each the one whose largest |cosine| to
-those already chosen is smallest. With these landmarks l:
+tokens are selected greedily, each the one whose largest |cosine| to the selected
+ones is smallest. With these landmarks l:
 
     softmax(q.l) softmax_f(l.k_f) v_f
 
-The first one is drawn at random in training and is token 0 in eval mode.
+The first landmark is random in training and token 0 in eval mode.
 """
 
 from __future__ import annotations
@@ -16,10 +16,9 @@ from torch import Tensor
 from torch.nn import functional
 
 from slowfast_lara.attention.landmarks import check_landmarks
-from slowfast_lara.attention.precision import at_least_float32
 from slowfast_lara.attention.registry import Estimator, register
-from slowfast_lara.attention.sampling import take_tokens
-from slowfast_lara.attention.softmax import softmax_attention, softmax_weights, spread_frames
+from slowfast_lara.attention.softmax import combine_landmarks, softmax_attention, softmax_weights
+from slowfast_lara.attention.tensors import at_least_float32, gather_tokens
 
 
 @at_least_float32
@@ -32,31 +31,31 @@ def orthoformer_attention(
     num_frames: int = 1,
     first_landmark: int | None = None,
 ) -> Tensor:
-    """q [B,h,N,d]; k, v [B,h,F*P,d] -> [B,h,N,F,d]. No first landmark: a random one."""
-    # Not by no_grad: torch.export fails at such a region within one without autocast.
+    """q [B,h,N,d]; k, v [B,h,F*P,d] -> [B,h,N,F,d]; first_landmark None is random."""
+    # detach, not no_grad: torch.export fails at a no_grad region inside an autocast region.
     chosen = orthogonal_tokens(q.detach(), num_landmarks, first_landmark)
-    landmarks = take_tokens(q, chosen)
-    seen = softmax_attention(landmarks, k, v, num_frames=num_frames)  # [B,h,C,F,d]
-    return spread_frames(softmax_weights(q, landmarks), seen.flatten(3), num_frames)
+    landmarks = gather_tokens(q, chosen)
+    means = softmax_attention(landmarks, k, v, num_frames=num_frames)  # [B,h,C,F,d]
+    return combine_landmarks(softmax_weights(q, landmarks), means.flatten(3), num_frames)
 
 
 def orthogonal_tokens(q: Tensor, num_landmarks: int, first_landmark: int | None) -> Tensor:
-    """The chosen tokens' indices [B,h,C,1]."""
+    """Indices [B,h,C,1] of the selected tokens."""
     B, h, N, _ = q.shape
     check_landmarks(num_landmarks, N)
     if first_landmark is None:
         chosen = torch.randint(N, (B, h, 1, 1), device=q.device)
     else:
         if not 0 <= first_landmark < N:
-            raise ValueError(f"first landmark {first_landmark} of {N} tokens; 0 to {N - 1} allowed")
+            raise ValueError(f"expected first_landmark from 0 to {N - 1}, got {first_landmark}")
         chosen = torch.full((B, h, 1, 1), first_landmark, device=q.device)
-    # Contiguous, or each of the products below would copy them.
+    # Contiguous: each matmul below would copy it otherwise.
     directions = functional.normalize(q, dim=-1).contiguous()
     indices, nearest = [chosen], q.new_zeros(B, h, N, 1)
     for _ in range(num_landmarks - 1):
-        cosines = directions @ take_tokens(directions, chosen).mT  # [B,h,N,1]
+        cosines = directions @ gather_tokens(directions, chosen).mT  # [B,h,N,1]
         nearest = torch.maximum(nearest, cosines.abs())
-        # A chosen token gets 2, which no |cosine| reaches: it is not chosen again.
+        # 2 is above any |cosine|: a selected token is not selected again.
         nearest = nearest.scatter(2, chosen, 2.0)
         chosen = nearest.argmin(2, keepdim=True)
         indices.append(chosen)

@@ -3,8 +3,8 @@
 Choromanski et al., "Rethinking Attention with Performers", ICLR 2021; here as
 self-normalised importance sampling with the proposal N(0, I), eq. 2 of the LARA
 paper: S samples for each head, shared by all queries and frames. As in the
-paper's appendix G.1, samples are drawn anew at every training step, one fixed set
-serves in eval mode, and they are not orthogonal unless asked for.
+paper's appendix G.1, every training step draws new samples, eval mode uses one
+fixed set, and the samples are not orthogonal by default.
 """
 
 from __future__ import annotations
@@ -14,11 +14,10 @@ from typing import Annotated, Literal
 import torch
 from torch import Tensor
 
-from slowfast_lara.attention.importance import estimate
+from slowfast_lara.attention.importance_sampling import estimate
 from slowfast_lara.attention.kernels.choice import Kernels
 from slowfast_lara.attention.registry import Estimator, register
-from slowfast_lara.attention.samples import Samples
-from slowfast_lara.attention.sampling import seeded_normal
+from slowfast_lara.attention.samples import Samples, seeded_normal
 
 
 def performer_attention(
@@ -31,13 +30,14 @@ def performer_attention(
     kernels: Kernels = "auto",
 ) -> Tensor:
     """q [B,h,N,d]; k, v [B,h,F*P,d]; projection [h,S,d], the samples -> [B,h,N,F,d]."""
-    points = projection.expand(*q.shape[:2], *projection.shape[-2:])
-    given = (lambda _, points: Samples(points), q, k, v, points)
-    return estimate(*given, frames=num_frames, kernels=kernels)
+    w = projection.expand(*q.shape[:2], *projection.shape[-2:])
+    return estimate(
+        lambda k, w, *, triton: Samples(w), q, k, v, w, num_frames=num_frames, kernels=kernels
+    )
 
 
 def orthogonalise(gaussian: Tensor) -> Tensor:
-    """Samples [h,S,d] that are orthogonal in blocks of d, with the lengths they had."""
+    """Make samples [h,S,d] orthogonal in blocks of d, and keep their lengths."""
     blocks = gaussian.split(gaussian.shape[-1], dim=-2)
     directions = [torch.linalg.qr(block.mT)[0].mT for block in blocks]
     return torch.cat(directions, dim=-2) * gaussian.norm(dim=-1, keepdim=True)
@@ -45,7 +45,7 @@ def orthogonalise(gaussian: Tensor) -> Tensor:
 
 @register("performer")
 class PerformerAttention(Estimator):
-    projection: Tensor  # the samples of eval mode, [h,S,d]; a buffer, so that checkpoints have it
+    projection: Tensor  # the samples of eval mode, [h,S,d]: a buffer, saved in checkpoints
 
     def __init__(
         self,
@@ -79,5 +79,4 @@ class PerformerAttention(Estimator):
                 samples = orthogonalise(samples)
         if self.features == "hyperbolic":
             samples = torch.cat((samples, -samples), dim=-2)
-        given = (q, k, v, samples)
-        return performer_attention(*given, num_frames=num_frames, kernels=self.kernels)
+        return performer_attention(q, k, v, samples, num_frames=num_frames, kernels=self.kernels)

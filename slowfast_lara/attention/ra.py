@@ -7,11 +7,11 @@ sec. 3.2 and appendix G.2. Per query and frame, in the scaled space:
     f(w) = sum_p softmax_p(w.k_fp - |k_fp|^2/2) v_fp
 
 averaged over S samples. The biased variant takes the expected component,
-w = q_n + sum_p pi_p k_fp + eps, and eps = 0 in eval mode. In training eps may have
-another size, as in the authors' image code, which loses the unbiasedness.
+w = q_n + sum_p pi_p k_fp + eps, and eps = 0 in eval mode. An option scales eps in
+training, as the authors' image code does; the estimate is then biased.
 
-Time is quadratic in the number of tokens. The unbiased variant makes the N x P
-probabilities of one frame at a time, the biased one none.
+Time is quadratic in the number of tokens. The unbiased variant holds the N x P
+probabilities of one frame at a time, the biased one never does.
 """
 
 from __future__ import annotations
@@ -24,17 +24,9 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from slowfast_lara.attention.frames import split_frames
-from slowfast_lara.attention.precision import at_least_float32
 from slowfast_lara.attention.registry import Estimator, register
-from slowfast_lara.attention.samples import scaled
-from slowfast_lara.attention.sampling import (
-    Noise,
-    draw_components,
-    noise_size,
-    seeded_normal,
-    take_tokens,
-)
+from slowfast_lara.attention.samples import Noise, draw_components, noise_scale, seeded_normal
+from slowfast_lara.attention.tensors import at_least_float32, gather_tokens, scaled, split_frames
 
 Draw = Callable[[Tensor], Tensor]  # standard normal numbers, shaped like a tensor
 
@@ -51,7 +43,7 @@ def ra_attention(
 ) -> Tensor:
     """q [B,h,N,d]; k, v [B,h,F*P,d] -> [B,h,N,F,d].
 
-    Draws come from `generator`. Without one, the unbiased estimate uses torch's
+    `generator` draws the samples. Without one, the unbiased estimate uses torch's
     global generator, and the biased one has no noise, as in eval mode.
     """
 
@@ -59,11 +51,13 @@ def ra_attention(
         return torch.randn(like.shape, generator=generator, device=like.device, dtype=like.dtype)
 
     noise = None if biased and generator is None else draw
-    return _ra(q, k, v, num_frames=num_frames, num_samples=num_samples, biased=biased, draw=noise)
+    return ra_with_draws(
+        q, k, v, num_frames=num_frames, num_samples=num_samples, biased=biased, draw=noise
+    )
 
 
 @at_least_float32
-def _ra(
+def ra_with_draws(
     q: Tensor,
     k: Tensor,
     v: Tensor,
@@ -74,9 +68,10 @@ def _ra(
     draw: Draw | None,
     noise: float = 1.0,
 ) -> Tensor:
+    """`ra_attention` with standard normal numbers from `draw`, times `noise`."""
     q, k = scaled(q), scaled(k)
-    # The fused kernels of GPUs want a multiple of 8 components, one of which is the norms';
-    # without one, PyTorch makes the N x P matrix. A CPU would lose a tenth of its time.
+    # Fused GPU kernels require a multiple of 8 components, one of them for the norms; with any
+    # other number PyTorch materialises the N x P matrix. On a CPU the zeros cost 10 % of the time.
     zeros = 0 if q.device.type == "cpu" else -(q.shape[-1] + 1) % 8
     frames = zip(split_frames(k, num_frames).unbind(2), split_frames(v, num_frames).unbind(2))
     out = []
@@ -88,31 +83,31 @@ def _ra(
         estimates = []
         for _ in range(num_samples):
             if not biased:
-                assert draw is not None  # only the biased estimate has a form without noise
+                assert draw is not None  # only the biased estimate works without noise
                 uniform = torch.special.ndtr(draw(q[..., :1]))
-                centre = take_tokens(k_frame, draw_components(probabilities, uniform))
+                centre = gather_tokens(k_frame, draw_components(probabilities, uniform))
             samples = q + centre
             if draw is not None:
                 samples = samples.add(draw(q), alpha=noise)
-            estimates.append(_mean_seen_by(samples, k_frame, v_frame, zeros))
+            estimates.append(sample_attention(samples, k_frame, v_frame, zeros))
         out.append((sum(estimates[1:], estimates[0]) / num_samples).transpose(1, 2))
-    # The layout that the temporal stage of trajectory attention reads.
+    # The memory layout that the temporal stage of trajectory attention reads.
     return torch.stack(out, dim=1).permute(0, 3, 2, 1, 4)
 
 
 def _expected_key(q: Tensor, k: Tensor) -> Tensor:
     """sum_p softmax_p(q_n.k_p) k_p: q [B,h,N,d]; k [B,h,P,d]."""
     d = k.shape[-1]
-    if q.device.type != "cpu" and d % 8:  # as GPUs want it
+    if q.device.type != "cpu" and d % 8:  # required by fused GPU kernels
         q, k = (functional.pad(x, (0, -d % 8)) for x in (q, k))
     return functional.scaled_dot_product_attention(q, k, k, scale=1.0)[..., :d]
 
 
-def _mean_seen_by(samples: Tensor, k: Tensor, v: Tensor, zeros: int) -> Tensor:
+def sample_attention(samples: Tensor, k: Tensor, v: Tensor, zeros: int) -> Tensor:
     """sum_p softmax_p(w.k_p - |k_p|^2/2) v_p: samples [B,h,N,d]; k, v [B,h,P,d].
 
-    The norms ride along as one more component of the keys, which the fused
-    kernels can differentiate; as a mask they could not. So many zeros follow it.
+    The norms are an extra component of the keys, followed by `zeros` zeros: the fused kernels
+    differentiate keys, but not a mask.
     """
     half_norms = k.square().sum(-1, keepdim=True) / 2
     minus = samples.new_full((*samples.shape[:-1], 1 + zeros), -1.0)
@@ -140,20 +135,21 @@ class RandomizedAttention(Estimator):
     ) -> None:
         super().__init__()
         self.seed, self.num_samples, self.biased = seed, num_samples, biased
-        self.noise = noise_size(noise, head_dim)
+        self.noise = noise_scale(noise, head_dim)
 
     def forward(self, q: Tensor, k: Tensor, v: Tensor, *, num_frames: int = 1) -> Tensor:
         options = {"num_frames": num_frames, "num_samples": self.num_samples}
         if self.training:
             drawn = {"draw": torch.randn_like, "noise": self.noise}
-            return _ra(q, k, v, biased=self.biased, **drawn, **options)
+            return ra_with_draws(q, k, v, biased=self.biased, **drawn, **options)
         if self.biased:
-            return _ra(q, k, v, biased=True, draw=None, num_frames=num_frames, num_samples=1)
-        # One set of draws for each sample of a batch: a score does not depend on
-        # what else is in the batch. Seeds of layers are neighbours, hence the factor.
+            options["num_samples"] = 1
+            return ra_with_draws(q, k, v, biased=True, draw=None, **options)
+        # All clips of a batch share their draws, so that a score does not depend on the rest of
+        # the batch. The factor keeps the seeds of neighbouring layers apart.
         seeds = itertools.count(self.seed * 1_000_003)
 
         def draw(like: Tensor) -> Tensor:
             return seeded_normal(like[:1].detach(), next(seeds)).expand(like.shape)
 
-        return _ra(q, k, v, biased=False, draw=draw, **options)
+        return ra_with_draws(q, k, v, biased=False, draw=draw, **options)

@@ -1,16 +1,16 @@
-"""The estimators by name, and what they have in common.
+"""Registry of the estimators, and their common base class.
 
 Shapes everywhere: B batch, h heads, N queries, F frames, P tokens of a frame,
-C landmarks, S samples, d head size. Frame-major means that the F*P tokens come
-frame after frame.
+C landmarks, S samples, d head size. Frame-major tokens [F*P] are ordered by frame
+first, then by position.
 
 An estimator is a module `est(q, k, v, num_frames=F)`: q [B,h,N,d] and k, v
 [B,h,F*P,d] to [B,h,N,F,d], an estimate of each query's softmax attention over
-the keys of each frame, with the 1/sqrt(d) scaling inside. Its constructor names
-those of `GIVEN_BY_THE_MODEL` that it needs; every other argument is an option with
-a default, which becomes a config key, VIT.<ESTIMATOR>.<OPTION>. Its annotation
-tells the rest: Annotated[type, "what it means"], where a Literal type lists the
-choices, and float | Literal["word"] a word that may stand for a number.
+the keys of each frame, with the 1/sqrt(d) scaling inside. The model passes the
+constructor arguments in `MODEL_ARGUMENTS`; every other argument is an option with
+a default, which becomes the config key VIT.<ESTIMATOR>.<OPTION>. The annotation
+Annotated[type, "meaning"] documents it: a Literal type lists the allowed values,
+and float | Literal["word"] allows a word in place of a number.
 """
 
 from __future__ import annotations
@@ -23,37 +23,37 @@ from typing import Any
 
 from torch import nn
 
-from slowfast_lara.attention.kernels.choice import KERNELS, missing_sizes
+from slowfast_lara.attention.kernels.choice import KERNELS, unsupported_sizes
 
-# What the model passes to the constructor of any estimator that asks for it: sizes,
-# the dropout of attention, the seed of draws in eval mode, and whether GPUs run kernels of
-# ours. `num_landmarks` is the number of landmarks C or of samples S.
-GIVEN_BY_THE_MODEL = ("head_dim", "num_heads", "num_landmarks", "dropout", "seed", "kernels")
+# Constructor arguments that the model passes to every estimator that has them: sizes, attention
+# dropout, the seed of draws in eval mode, and the choice of kernels. `num_landmarks` is the number
+# of landmarks C or of samples S.
+MODEL_ARGUMENTS = ("head_dim", "num_heads", "num_landmarks", "dropout", "seed", "kernels")
 
 ESTIMATORS: dict[str, type[Estimator]] = {}
 
 
 class Estimator(nn.Module):
-    """What the registry asks of an estimator's class."""
+    """Base class of the estimators."""
 
-    # It is softmax attention itself, which may count the CLS token as a key.
+    # Exact softmax attention, which may have the CLS token as a key.
     exact = False
-    # Its landmarks are made of tokens: there can be no more of them.
+    # Landmarks are made of tokens: there can be no more landmarks than tokens.
     landmarks_are_tokens = False
-    # What its kernels are made for: the width of a head, and the number of samples.
+    # Head size and number of samples, by which Triton kernels are compiled.
     kernel_sizes: tuple[int, int] | None = None
 
     @property
-    def without_kernel(self) -> str:
-        """What of its sizes its kernels cannot do."""
-        return "" if self.kernel_sizes is None else missing_sizes(*self.kernel_sizes)
+    def unsupported(self) -> str:
+        """Sizes of this estimator that its Triton kernels do not support, or an empty string."""
+        return "" if self.kernel_sizes is None else unsupported_sizes(*self.kernel_sizes)
 
 
 @dataclass(frozen=True)
 class Option:
-    """An estimator's own setting: its default, its choices if listed, what it means.
+    """An option of an estimator: default, allowed values if listed, and meaning.
 
-    A number may also be one of some `words`.
+    `words` are allowed in place of a number.
     """
 
     default: Any
@@ -62,28 +62,26 @@ class Option:
     words: tuple[str, ...] = ()
 
     def problem(self, value: Any) -> str | None:
-        """What is wrong with a value, or None."""
+        """The rule that a value violates ("must be ..."), or None."""
         if self.choices:
-            known = ", ".join(map(str, self.choices))
-            return None if value in self.choices else f"allowed: {known}"
+            return None if value in self.choices else f"must be one of {_joined(self.choices)}"
         if value in self.words:
             return None
         if type(value) is not type(self.default):
-            expected = " or ".join((f"a value of type {type(self.default).__name__}", *self.words))
-            return f"{expected} is expected"
+            return f"must be {' or '.join((type(self.default).__name__, *self.words))}"
         if type(value) is int and value < 1:
-            return "at least 1 is expected"
+            return "must be at least 1"
         if type(value) is float and not 0 <= value < float("inf"):
-            return "a finite number of at least 0 is expected"
+            return "must be a finite number of at least 0"
         return None
 
 
 def register(name: str) -> Callable[[type[Estimator]], type[Estimator]]:
-    """Class decorator that adds an estimator under a name."""
+    """Class decorator that adds an estimator to the registry."""
 
     def add(cls: type[Estimator]) -> type[Estimator]:
         if name in ESTIMATORS:
-            raise ValueError(f"an estimator named {name!r} is registered already")
+            raise ValueError(f"estimator {name!r} is already registered")
         ESTIMATORS[name] = cls
         return cls
 
@@ -92,19 +90,23 @@ def register(name: str) -> Callable[[type[Estimator]], type[Estimator]]:
 
 def estimator_class(name: str) -> type[Estimator]:
     if name not in ESTIMATORS:
-        known = ", ".join(ESTIMATORS)
-        raise ValueError(f"unknown estimator {name!r}; known: {known}")
+        raise ValueError(f"estimator is {name!r}; must be one of {_joined(ESTIMATORS)}")
     return ESTIMATORS[name]
 
 
+def has_kernels(name: str) -> bool:
+    """Whether an estimator has Triton kernels."""
+    return "kernels" in inspect.signature(estimator_class(name)).parameters
+
+
 def estimator_options(name: str) -> dict[str, Option]:
-    """The settings of an estimator's own: arguments that the model does not give."""
+    """The options of an estimator: constructor arguments that the model does not pass."""
     cls = estimator_class(name)
     hints = typing.get_type_hints(cls.__init__, include_extras=True)
     return {
         key: _option(parameter.default, hints.get(key))
         for key, parameter in inspect.signature(cls).parameters.items()
-        if key not in GIVEN_BY_THE_MODEL
+        if key not in MODEL_ARGUMENTS
     }
 
 
@@ -113,13 +115,13 @@ def _option(default: Any, hint: Any) -> Option:
     if typing.get_origin(hint) is typing.Annotated:
         hint, meaning = typing.get_args(hint)
     parts = typing.get_args(hint) if typing.get_origin(hint) is typing.Union else (hint,)
-    listed = tuple(
-        choice
+    literals = tuple(
+        value
         for part in parts
         if typing.get_origin(part) is typing.Literal
-        for choice in typing.get_args(part)
+        for value in typing.get_args(part)
     )
-    return Option(default, meaning=meaning, **{"words" if len(parts) > 1 else "choices": listed})
+    return Option(default, meaning=meaning, **{"words" if len(parts) > 1 else "choices": literals})
 
 
 def build_estimator(
@@ -133,39 +135,50 @@ def build_estimator(
     kernels: str = "auto",
     **options: Any,
 ) -> Estimator:
-    """An estimator by name. `num_heads` 1 shares per-head samples by all heads.
+    """Build an estimator by name.
 
-    `kernels` is as kernels/choice.py says; triton is an error where there is no kernel.
+    Args:
+        name: a key of ESTIMATORS.
+        head_dim: head size d.
+        num_heads: heads with samples of their own (Performer); 1 shares the samples.
+        num_landmarks: number of landmarks C or of samples S.
+        dropout: dropout of the attention weights (exact attention only).
+        seed: seed of the draws in eval mode.
+        kernels: "auto", "torch" or "triton" (kernels/choice.py).
+        options: options of this estimator, as listed by `estimator_options`.
+
+    Raises:
+        ValueError: a name or value is not allowed, or "triton" has no kernel for it.
+        TypeError: an option is unknown.
     """
     known = estimator_options(name)
     for key, value in options.items():
         if key not in known:
-            allowed = ", ".join(known) or "none"
-            raise TypeError(f"unknown option {key!r} of estimator {name}; allowed: {allowed}")
-        # From Python, 2 is as good a coefficient as 2.0.
+            raise TypeError(f"unknown option {key!r} of {name}; must be one of {_joined(known)}")
         if type(known[key].default) is float and type(value) is int:
             options[key] = value = float(value)
         problem = known[key].problem(value)
         if problem:
-            raise ValueError(f"option {key} of estimator {name} is {value!r}; {problem}")
+            raise ValueError(f"option {key} of {name} is {value!r}; {problem}")
     sizes = {"head_dim": head_dim, "num_heads": num_heads, "num_landmarks": num_landmarks}
     for key, size in sizes.items():
         if type(size) is not int or size < 1:
-            raise ValueError(f"{key} is {size!r}; a whole number of at least 1 is expected")
+            raise ValueError(f"{key} is {size!r}; must be an integer of at least 1")
     if kernels not in KERNELS:
-        raise ValueError(f"kernels is {kernels!r}; allowed: {', '.join(KERNELS)}")
+        raise ValueError(f"kernels is {kernels!r}; must be one of {_joined(KERNELS)}")
+    if kernels == "triton" and not has_kernels(name):
+        raise ValueError(f"kernels='triton' does not support {name}; use 'auto' or 'torch'")
+    arguments = {**sizes, "dropout": dropout, "seed": seed, "kernels": kernels}
     wanted = inspect.signature(ESTIMATORS[name]).parameters
-    if kernels == "triton" and "kernels" not in wanted:
-        raise ValueError(f"kernels='triton': there is no kernel for {name}; 'auto' does without")
-    given = {**sizes, "dropout": dropout, "seed": seed, "kernels": kernels}
-    built = ESTIMATORS[name](**{key: given[key] for key in wanted if key in given}, **options)
-    if kernels == "triton" and built.without_kernel:
+    estimator = ESTIMATORS[name](
+        **{key: value for key, value in arguments.items() if key in wanted}, **options
+    )
+    if kernels == "triton" and estimator.unsupported:
         raise ValueError(
-            f"kernels='triton': there is no kernel for {built.without_kernel}; 'auto' does without"
+            f"kernels='triton' does not support {estimator.unsupported}; use 'auto' or 'torch'"
         )
-    return built
+    return estimator
 
 
-def has_kernels(name: str) -> bool:
-    """Whether an estimator has kernels of its own."""
-    return "kernels" in inspect.signature(estimator_class(name)).parameters
+def _joined(names: typing.Iterable[Any]) -> str:
+    return ", ".join(map(str, names)) or "(none)"

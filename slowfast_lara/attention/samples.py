@@ -1,38 +1,70 @@
-"""Samples with their weights: what Performer and LARA tell importance sampling.
+"""Weighted samples of an importance-sampling estimate, and random draws.
 
-In the scaled space (q and k times d**-0.25), log a'_nc = log_weights_c + log alpha_nc, where
+In the scaled space (q and k times d**-0.25), log a'_nc = log_weights_c + log alpha_nc, with
 
-    alpha_nc = balance_c + gain_c (r_nc - sum_c' shares_c' r_nc'),   at least 1e-8
+    alpha_nc = max(balance_c + gain_c (r_nc - rbar_n), 1e-8)
+    r_nc = softmax_n(q_n.q~_c),   rbar_n = sum_c shares_c r_nc
 
-and r_nc, the softmax over all queries n of q_n.q~_c, tells how much sample c favours query n.
+r_nc is the alignment score of query n and landmark q~_c: a softmax over all queries.
+
+Training draws from torch's global generators, as dropout does. Eval mode draws from a seed and
+leaves the global random state unchanged.
 """
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Annotated, Literal, NamedTuple
 
+import torch
 from torch import Tensor
 
-SMALLEST_ALPHA = 1e-8
+MIN_ALPHA = 1e-8
+
+Noise = Annotated[
+    float | Literal["code"],
+    "the size of the noise in training, as a factor of the paper's; code is that of the "
+    "authors' public code, d**-0.25, which adds the noise before it scales q and k",
+]
 
 
 class QueryWeights(NamedTuple):
-    """What alpha_nc is made of, where it is not the same for all queries."""
+    """Terms of alpha_nc, for weightings that differ between queries."""
 
     landmarks: Tensor  # q~_c, [B,h,C,d]
-    balance: Tensor  # [B,h,C], as the two others
+    balance: Tensor  # [B,h,C], as the next two
     gain: Tensor
     shares: Tensor
 
 
 class Samples(NamedTuple):
-    """Samples and their weights; None is zero."""
+    """Samples and their weights; None means zero."""
 
-    points: Tensor  # w_c, [B,h,C,d]
+    w: Tensor  # [B,h,C,d]
     log_weights: Tensor | None = None  # [B,h,C]
     query_weights: QueryWeights | None = None
 
 
-def scaled(x: Tensor) -> Tensor:
-    """Into the scaled space, where q.k is the usual logit."""
-    return x * x.shape[-1] ** -0.25
+def noise_scale(noise: float | Literal["code"], head_dim: int) -> float:
+    return head_dim**-0.25 if noise == "code" else noise
+
+
+# A custom operator: torch.compile cannot trace a generator, and the meta device has none.
+@torch.library.custom_op("slowfast_lara::seeded_normal", mutates_args=())
+def seeded_normal(like: Tensor, seed: int) -> Tensor:
+    """Standard normal numbers from a seed, with the shape, dtype and device of `like`."""
+    generator = torch.Generator(like.device).manual_seed(seed)
+    return torch.randn(like.shape, generator=generator, device=like.device, dtype=like.dtype)
+
+
+@seeded_normal.register_fake
+def _(like: Tensor, seed: int) -> Tensor:
+    return torch.empty_like(like, memory_format=torch.contiguous_format)
+
+
+def draw_components(probabilities: Tensor, uniform: Tensor) -> Tensor:
+    """Draw indices [...,1] from probabilities [...,M] by inverting the CDF at uniform [...,1]."""
+    cdf = probabilities.detach().cumsum(-1)
+    # Rounding leaves the last entry close to 1, not at 1.
+    target = (uniform * cdf[..., -1:]).contiguous()
+    index = torch.searchsorted(cdf, target, right=True)
+    return index.clamp(max=probabilities.shape[-1] - 1)

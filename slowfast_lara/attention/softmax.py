@@ -1,9 +1,9 @@
 """Exact softmax attention per frame, without the N x N matrix.
 
-The frames are the batch of `scaled_dot_product_attention`, the clips and their heads its
-heads: so q, the same for all frames, is not copied for each of them, and the output has the
-layout that the temporal stage of trajectory attention reads. This is the reference of all
-estimators, and Motionformer's own spatial attention.
+The batch dimension of `scaled_dot_product_attention` holds the frames, its head dimension the
+clips and their heads: q is then not copied for each frame, and the output has the memory layout
+that the temporal stage of trajectory attention reads. All estimators approximate this function,
+the spatial stage of Motionformer.
 """
 
 from __future__ import annotations
@@ -11,8 +11,8 @@ from __future__ import annotations
 from torch import Tensor
 from torch.nn import functional
 
-from slowfast_lara.attention.frames import split_frames
 from slowfast_lara.attention.registry import Estimator, register
+from slowfast_lara.attention.tensors import split_frames
 
 
 def softmax_attention(
@@ -30,7 +30,7 @@ def softmax_attention(
 def frames_first(x: Tensor) -> Tensor:
     """[B,h,F,M,d] -> [F,B*h,M,d], tokens before clips and heads in memory.
 
-    Fused kernels lay their output out like q.
+    Fused kernels write their output with the strides of q.
     """
     return x.permute(2, 3, 0, 1, 4).flatten(2, 3).transpose(1, 2)
 
@@ -41,13 +41,13 @@ def frames_last(x: Tensor, heads: int) -> Tensor:
 
 
 def softmax_weights(q: Tensor, k: Tensor) -> Tensor:
-    """The weights themselves, [B,h,N,C], where one side has few tokens."""
+    """The attention weights as a tensor [B,h,N,C], for few queries or keys."""
     return (q @ k.mT * q.shape[-1] ** -0.5).softmax(-1)
 
 
-def spread_frames(weights: Tensor, seen: Tensor, num_frames: int) -> Tensor:
-    """weights [B,h,N,C] times what landmarks saw in each frame [B,h,C,F*d] -> [B,h,N,F,d]."""
-    return (weights @ seen).unflatten(3, (num_frames, -1))
+def combine_landmarks(weights: Tensor, means: Tensor, num_frames: int) -> Tensor:
+    """weights [B,h,N,C] @ mean values of each landmark and frame [B,h,C,F*d] -> [B,h,N,F,d]."""
+    return (weights @ means).unflatten(3, (num_frames, -1))
 
 
 @register("softmax")

@@ -125,8 +125,8 @@ def _check_attention(cfg: CfgNode) -> None:
         with torch.device("meta"):  # allocates nothing, draws no random numbers
             head_dim = vit.EMBED_DIM // vit.NUM_HEADS
             estimator = build_estimator(name, head_dim=head_dim, **estimator_settings(cfg, name))
-        if estimator.without_kernel:
-            _fail(cfg, "VIT.KERNELS", f"no kernel for {estimator.without_kernel}; set auto")
+        if estimator.unsupported:
+            _fail(cfg, "VIT.KERNELS", f"no kernel for {estimator.unsupported}; set auto")
     if vit.ATTN_DROPOUT > 0 and not ESTIMATORS[name].exact:
         _fail(cfg, "VIT.ATTN_DROPOUT", f"must be 0 with {name}: only exact attention has dropout")
     if ESTIMATORS[name].landmarks_are_tokens:

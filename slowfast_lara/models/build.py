@@ -1,4 +1,4 @@
-"""A model from a config, where it is to run."""
+"""Building a model from a config, on the device of the process."""
 
 from __future__ import annotations
 
@@ -8,18 +8,19 @@ from torch import distributed, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from slowfast_lara.attention import Estimator, has_kernels
+from slowfast_lara.attention.kernels import choice
 from slowfast_lara.models.attention_config import chosen_estimator
 from slowfast_lara.models.registry import MODEL_REGISTRY
 
 
 def build_model(cfg: CfgNode) -> nn.Module:
-    """The config's model, on the process's device, in DDP if distributed."""
+    """Build the config's model on the process's device, wrapped in DDP if distributed."""
     device = device_of(cfg)
     model = MODEL_REGISTRY.get(cfg.MODEL.MODEL_NAME).from_config(cfg)
-    if device.type != "cpu":  # a model that is built on the meta device stays there
+    if device.type != "cpu":  # a model built on the meta device stays there
         model = model.to(device)
     if device.type == "cuda":
-        _agree_on_kernels(model, cfg, device)
+        resolve_kernels(model, cfg, device)
     if cfg.MODEL.COMPILE:
         model.compile()  # in place: parameter names stay
     if distributed.is_initialized() and distributed.get_world_size() > 1:
@@ -29,19 +30,17 @@ def build_model(cfg: CfgNode) -> nn.Module:
 
 
 def device_of(cfg: CfgNode) -> torch.device:
-    """Where this process computes."""
+    """The device that this process computes on."""
     if cfg.NUM_GPUS > 0:
         return torch.device("cuda", torch.cuda.current_device())
     return torch.device("mps" if cfg.DEVICE == "mps" else "cpu")
 
 
-def _agree_on_kernels(model: nn.Module, cfg: CfgNode, device: torch.device) -> None:
-    """Before the first step: all processes of a run compute with the same kernels."""
+def resolve_kernels(model: nn.Module, cfg: CfgNode, device: torch.device) -> None:
+    """Decide what VIT.KERNELS auto means before the first step, on all ranks alike."""
     in_use = cfg.VIT.ATTN_LAYER == "trajectory" or has_kernels(chosen_estimator(cfg))
     if cfg.VIT.KERNELS == "auto" and in_use:
-        from slowfast_lara.attention.kernels.self_check import agree
-
         mixed = cfg.SOLVER.USE_MIXED_PRECISION
         dtype = getattr(torch, cfg.SOLVER.PRECISION) if mixed else torch.float32
         sizes = (x.kernel_sizes for x in model.modules() if isinstance(x, Estimator))
-        agree(device, dtype, next(sizes, None))
+        choice.resolve(device, dtype, next(sizes, None), all_ranks=True)

@@ -1,9 +1,9 @@
-"""Space-time attention layers: the weights, around an estimator.
+"""Space-time attention layers: projections around an estimator.
 
 Token 0 is CLS; the others are the patches, frame-major. CLS attends exactly, to
-all tokens. In trajectory attention it is no key of the patches. In joint and
-divided attention Motionformer lets the patches see it: so does exact attention
-here; the estimators, which group patches into landmarks, leave it out.
+all tokens. In trajectory attention CLS is not a key of the patches. In joint and
+divided attention it is, as in Motionformer, if attention is exact; estimators group
+patches into landmarks and leave it out.
 
 Shapes: B batch, h heads, N = F*P patches, F frames, P tokens of a frame, d head
 size, D = h*d.
@@ -20,7 +20,7 @@ from slowfast_lara.models.temporal import temporal_attention
 
 
 class SpaceTimeAttention(nn.Module):
-    """The projections that all three layers share."""
+    """Projections shared by the three layers."""
 
     def __init__(
         self, dim: int, num_heads: int, estimator: Estimator, qkv_bias: bool, drop: float
@@ -44,12 +44,12 @@ class SpaceTimeAttention(nn.Module):
 
 
 def cls_attention(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-    """CLS attends to all tokens, exactly: [B,h,1,d]."""
+    """Exact attention of CLS over all tokens: [B,h,1,d]."""
     return functional.scaled_dot_product_attention(q[:, :, :1], k, v)
 
 
 class JointAttention(SpaceTimeAttention):
-    """Each patch attends to the patches of all frames at once."""
+    """Each patch attends to the patches of all frames."""
 
     def forward(self, x: Tensor, num_frames: int) -> Tensor:
         q, k, v = self.queries_keys_values(x)
@@ -61,7 +61,7 @@ class JointAttention(SpaceTimeAttention):
 
 
 class DividedAttention(SpaceTimeAttention):
-    """Each patch attends to its frame (over_time False) or to its position."""
+    """Each patch attends to its frame (over_time False) or to its spatial position."""
 
     def __init__(
         self,
@@ -97,7 +97,7 @@ class DividedAttention(SpaceTimeAttention):
 
 
 class TrajectoryAttention(SpaceTimeAttention):
-    """Each patch looks for itself in every frame, then attends along this path."""
+    """Each patch attends to every frame separately, then to its F results over time."""
 
     def __init__(
         self,
@@ -118,11 +118,11 @@ class TrajectoryAttention(SpaceTimeAttention):
         q, k, v = self.queries_keys_values(x)
         paths = self.estimator(q[:, :, 1:], k[:, :, 1:], v[:, :, 1:], num_frames=num_frames)
         paths = paths.permute(0, 3, 2, 1, 4).flatten(3)  # [B,F,N,D]
-        # The patch's own frame on its path is the query of the temporal stage.
+        # The result of the patch's own frame is the query of the temporal stage.
         own = paths.unflatten(2, (num_frames, -1)).diagonal(dim1=1, dim2=2)  # [B,P,D,F]
         own = own.permute(0, 3, 1, 2).flatten(1, 2)
         own_q = self.proj_q(own).unflatten(2, (self.num_heads, -1))
-        # Under autocast, `paths` has its dtype and the weights do not.
+        # Autocast converts `paths`, but not the weights, to its dtype.
         weight = self.proj_kv.weight.to(own_q.dtype)
         bias = None if self.proj_kv.bias is None else self.proj_kv.bias.to(own_q.dtype)
         patches = temporal_attention(

@@ -1,19 +1,19 @@
-"""The temporal stage of trajectory attention, exact, with F times less work.
+"""Temporal stage of trajectory attention, exact, with F times fewer MACs.
 
-Query n has one pooled token x_nf for every frame f. The stage is
+Query n has one pooled token x_nf for every frame f. The stage computes
 
     a_nhf = softmax_f(q_nh . (W_k x_nf + b_k)_h),   y_nh = sum_f a_nhf v_nfh
 
-with v = W_v x + b_v, or v = x itself. Projecting all N*F tokens costs 2 F D^2 a
-token; two identities avoid it:
+with v = W_v x + b_v, or v = x itself. Projecting all N*F tokens costs 2 F D^2 MACs
+per token; two identities avoid it:
 
     q_nh . W_k,h x_nf = (W_k,h^T q_nh) . x_nf          project the query instead
     sum_f a_nhf W_v,h x_nf = W_v,h (sum_f a_nhf x_nf)  aggregate, then project
 
 b_k adds the same to every f and cancels in the softmax. The absorbed queries
-u_nh = W_k,h^T q_nh are the largest tensor left, [N,h,D]. The forward and the
-backward pass go through the tokens in chunks and make them anew, so that they
-never exist as a whole; that is why this is a Function with a backward of its own.
+u_nh = W_k,h^T q_nh, [N,h,D], are the largest tensor left. The forward and the
+backward pass both compute them chunk by chunk, so that the whole tensor never
+exists; hence a torch.autograd.Function.
 
 Shapes: B batch, h heads, N queries, F frames, d head size, D = h*d.
 """
@@ -27,13 +27,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from slowfast_lara.attention.exporting import is_exporting
-from slowfast_lara.attention.kernels.choice import takes_triton
+from slowfast_lara.attention.kernels import choice
+from slowfast_lara.attention.kernels.temporal import temporal
+from slowfast_lara.attention.tensors import is_exporting
 
-# Absorbed queries of so many tokens stay in a CPU's cache; an accelerator wants
-# few, large products instead.
-_CPU_CHUNK = 128
-_ACCELERATOR_CHUNK = 16384
+# Tokens per chunk: on a CPU the absorbed queries of a chunk stay in the cache; accelerators are
+# faster with few, large matmuls.
+CPU_CHUNK = 128
+ACCELERATOR_CHUNK = 16384
 
 
 def temporal_attention(
@@ -49,10 +50,8 @@ def temporal_attention(
     `weight` [2D,D] and `bias` [2D] project to keys and values, in this order.
     With `project_values` False the values are x, and the lower half is unused.
     """
-    # The kernels count the numbers of a clip in 32 bits.
-    if takes_triton(kernels, x, "so long a clip" if math.prod(x.shape[1:]) >= 2**31 else ""):
-        from slowfast_lara.attention.kernels.temporal import temporal
-
+    too_long = "clips of 2**31 elements or more" if math.prod(x.shape[1:]) >= 2**31 else ""
+    if choice.uses_triton(kernels, x, too_long):
         return temporal(q, x, weight, bias, project_values)[0]
     q = q * q.shape[-1] ** -0.5
     if is_exporting():
@@ -61,7 +60,7 @@ def temporal_attention(
 
 
 def _chunks(x: Tensor) -> Iterator[slice]:
-    budget = _CPU_CHUNK if x.device.type == "cpu" else _ACCELERATOR_CHUNK
+    budget = CPU_CHUNK if x.device.type == "cpu" else ACCELERATOR_CHUNK
     size = max(1, budget // max(1, x.shape[0]))
     for start in range(0, x.shape[2], size):
         yield slice(start, min(start + size, x.shape[2]))
@@ -77,7 +76,7 @@ def _heads_first(x: Tensor, part: slice) -> Tensor:
     return x[:, part].flatten(0, 1).transpose(0, 1)
 
 
-def _weights_of_frames(q: Tensor, x: Tensor, w_k: Tensor) -> tuple[Tensor, Tensor]:
+def _frame_weights(q: Tensor, x: Tensor, w_k: Tensor) -> tuple[Tensor, Tensor]:
     """Absorbed queries [n,h,D] and their attention over the frames [n,h,F]."""
     absorbed = torch.bmm(q, w_k).transpose(0, 1)
     logits = torch.bmm(absorbed, x.mT)
@@ -93,7 +92,7 @@ def _attend(
     h, d = q.shape[2:]
     w_k, w_v = weight.unflatten(0, (2, h, d))  # [h,d,D] each
     tokens = _tokens(x, part)
-    _, attention = _weights_of_frames(_heads_first(q, part), tokens, w_k)
+    _, attention = _frame_weights(_heads_first(q, part), tokens, w_k)
     if project_values:
         pooled = torch.bmm(attention, tokens)  # [n,h,D]
         y = torch.bmm(pooled.transpose(0, 1), w_v.mT).transpose(0, 1)
@@ -122,14 +121,14 @@ class _TemporalAttention(torch.autograd.Function):
         h, d = q.shape[2:]
         w_k, w_v = weight.unflatten(0, (2, h, d))
         grad_q, grad_x = torch.empty_like(q), torch.empty_like(x)
-        # Summed over the chunks, which half precision would not survive.
+        # Sums over many chunks lose too many digits in half precision.
         wide = torch.promote_types(weight.dtype, torch.float32)
         grad_weight = torch.zeros_like(weight, dtype=wide)
         grad_k, grad_v = grad_weight.unflatten(0, (2, h, d))
         for part in _chunks(x):
             sizes = (-1, part.stop - part.start)
             tokens, q_part = _tokens(x, part), _heads_first(q, part)
-            absorbed, attention = _weights_of_frames(q_part, tokens, w_k)
+            absorbed, attention = _frame_weights(q_part, tokens, w_k)
             g = grad[:, part].flatten(0, 1)  # [n,h,d]
             if ctx.project_values:
                 g_heads = g.transpose(0, 1)

@@ -23,14 +23,8 @@ from slowfast_lara.analysis.model_errors import (
     setting_macs,
     token_weights,
 )
-from slowfast_lara.attention import (
-    ESTIMATORS,
-    Estimator,
-    build_estimator,
-    estimator_options,
-    importance,
-    lara,
-)
+from slowfast_lara.attention import ESTIMATORS, Estimator, build_estimator, estimator_options
+from slowfast_lara.attention.kernels import choice
 from slowfast_lara.config import get_cfg, load_config
 from slowfast_lara.inference.layers import layer_inputs, middle_view
 from slowfast_lara.inference.load import load
@@ -186,8 +180,7 @@ def test_macs_are_counted_without_gpu_kernels(monkeypatch):
     """`auto` chooses them on a GPU, and the counter cannot see into them."""
     settings, inputs = all_settings(["lara", "performer"], [5]), smooth_inputs(2, 6, d=8)
     expected = setting_macs(settings, inputs, get_cfg(), [])
-    for module in (importance, lara):
-        monkeypatch.setattr(module, "takes_triton", lambda choice, *_: choice != "torch")
+    monkeypatch.setattr(choice, "uses_triton", lambda kernels, *_: kernels != "torch")
     assert setting_macs(settings, inputs, get_cfg(), []) == expected
 
 

@@ -1,4 +1,4 @@
-"""The estimators equal the public implementations on their figures."""
+"""The estimators reproduce recorded outputs of the public implementations."""
 
 from pathlib import Path
 

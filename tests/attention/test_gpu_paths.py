@@ -1,4 +1,4 @@
-"""The paths that PyTorch takes on GPUs alone, run here on the CPU: outputs and gradients."""
+"""Code paths that only GPUs take, run on the CPU: outputs and gradients."""
 
 import pytest
 import torch
@@ -6,11 +6,12 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 from benchmarks.kernel_counts import count_kernels
 from slowfast_lara import attention
-from slowfast_lara.attention import importance, importance_gpu, lara, ra
+from slowfast_lara.attention import importance_sampling, importance_sdpa, lara, ra
 from slowfast_lara.attention.landmarks import farthest_tokens, segment_means
-from tests.attention.test_estimators import SIZES, normal, qkv
+from slowfast_lara.attention.tensors import to_float32
 from tests.helpers import reference
 from tests.helpers.comparing import assert_close, assert_same_function
+from tests.helpers.qkv import SIZES, normal, qkv, qkv_of_layer
 
 over_sizes = pytest.mark.parametrize("sizes", SIZES, ids=str)
 
@@ -18,52 +19,46 @@ over_sizes = pytest.mark.parametrize("sizes", SIZES, ids=str)
 @over_sizes
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
 @pytest.mark.parametrize("zeros", [3, 7])
-def test_ra_with_components_of_zeros(sizes, dtype, zeros):
+def test_ra_with_padded_components(sizes, dtype, zeros):
     B, h, F, P, d, _ = sizes
     samples, (_, k, v) = normal(B, h, F * P, d, seed=5), qkv(B, h, 1, P, d)
     assert_same_function(
-        lambda w, k, v: ra._mean_seen_by(w, k, v, zeros),
+        lambda w, k, v: ra.sample_attention(w, k, v, zeros),
         lambda w, k, v: reference.ra_sample(None, k, v, w),
         [samples, k, v],
         dtype,
     )
 
 
-def test_biased_ra_of_an_odd_width_makes_no_matrices():
+def test_biased_ra_with_an_odd_head_size_makes_no_attention_matrix():
     q = torch.empty(2, 3, 40, 18, device="meta")
     kernels, out = count_kernels(lambda: attention.ra_attention(q, q, q, num_frames=2, biased=True))
     assert out.shape == (2, 3, 40, 2, 18)
     assert "bmm" not in {kernel.name for kernel in kernels}
 
 
-def of_a_layer(B, h, F, P, d):
-    """q, k, v as a layer's projection lays them out, without CLS: three of [B,h,F*P,d]."""
-    projected = normal(B, 1 + F * P, 3, h, d)
-    return [x[:, :, 1:] for x in projected.permute(2, 0, 3, 1, 4)]
-
-
 @pytest.mark.parametrize("batch", [1, 3])
-def test_exact_attention_writes_what_the_temporal_stage_reads(batch):
-    """[B,F,N,D], with the heads of a token side by side: as a view, nothing is copied."""
-    out = attention.softmax_attention(*of_a_layer(batch, 2, 4, 5, 8), num_frames=4)
+def test_exact_attention_has_the_layout_of_the_temporal_stage(batch):
+    """[B,F,N,D] is a view of the output: nothing is copied."""
+    out = attention.softmax_attention(*qkv_of_layer(batch, 2, 4, 5, 8), num_frames=4)
     paths = out.permute(0, 3, 2, 1, 4).flatten(3)
     assert paths.untyped_storage().data_ptr() == out.untyped_storage().data_ptr()
 
 
 @pytest.fixture
 def on_gpu(monkeypatch):
-    """Importance sampling takes the path of GPUs."""
+    """Make importance sampling take the path of GPUs."""
 
-    def estimate(make_samples, q, k, v, *given, frames, kernels):
-        given = map(importance.to_float32, given)
-        return importance_gpu.as_attention(q, k, v, make_samples(k, *given), frames)
+    def estimate(make_samples, q, k, v, *given, num_frames, kernels):
+        samples = make_samples(k, *map(to_float32, given), triton=False)
+        return importance_sdpa.estimate_by_sdpa(q, k, v, samples, num_frames)
 
     monkeypatch.setattr(attention.lara, "estimate", estimate)
     monkeypatch.setattr(attention.performer, "estimate", estimate)
 
 
 def lara_of(F, weighting, beta, noise):
-    """LARA and its plain form, as functions of q, k, v and the landmarks."""
+    """LARA and its reference, as functions of q, k, v and the landmarks."""
     return (
         lambda *inputs: attention.lara_attention(
             *inputs,
@@ -86,7 +81,7 @@ over_weightings = pytest.mark.parametrize(
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
 def test_lara_as_attention(on_gpu, sizes, weighting, beta, dtype):
     B, h, F, P, d, C = sizes
-    q, k, v = of_a_layer(B, h, F, P, d)
+    q, k, v = qkv_of_layer(B, h, F, P, d)
     landmarks = [segment_means(x, C, num_frames=F) for x in (q, k)]
     function, expected = lara_of(F, weighting, beta, normal(B, h, C, d, seed=3))
     assert_same_function(function, expected, [q, k, v, *landmarks], dtype)
@@ -99,26 +94,26 @@ def test_performer_as_attention(on_gpu, sizes, dtype):
     assert_same_function(
         lambda q, k, v, w: attention.performer_attention(q, k, v, w, num_frames=F),
         lambda q, k, v, w: reference.performer(q, k, v, w, F),
-        [*of_a_layer(B, h, F, P, d), normal(h, C, d, seed=1)],
+        [*qkv_of_layer(B, h, F, P, d), normal(h, C, d, seed=1)],
         dtype,
     )
 
 
-def test_only_where_pytorch_has_the_operator(monkeypatch):
-    """Apple's GPUs do not have it, and no device has it for float64."""
+def test_sdpa_only_where_pytorch_has_the_operator(monkeypatch):
+    """Apple's GPUs lack it, and no device has it for float64."""
     with FakeTensorMode():
         for device in ("cuda", "mps", "cpu"):
             half, double = torch.empty(2, device=device).half(), torch.empty(2, device=device)
-            assert importance_gpu.has_operators(half) is (device == "cuda")
-            assert not importance_gpu.has_operators(double.double())
-    monkeypatch.setattr(importance, "as_attention", None)
+            assert importance_sdpa.sdpa_supports(half) is (device == "cuda")
+            assert not importance_sdpa.sdpa_supports(double.double())
+    monkeypatch.setattr(importance_sampling, "estimate_by_sdpa", None)
     q, w = torch.empty(1, 2, 12, 8, device="meta").double(), torch.empty(2, 5, 8, device="meta")
     out = attention.performer_attention(q, q, q, w.double(), num_frames=3)
     assert out.shape == (1, 2, 12, 3, 8)
 
 
-def test_values_of_another_precision_or_width(on_gpu):
-    (q, k, v), w = of_a_layer(2, 2, 3, 5, 8), normal(2, 6, 8, seed=1)
+def test_values_with_another_dtype_or_size(on_gpu):
+    (q, k, v), w = qkv_of_layer(2, 2, 3, 5, 8), normal(2, 6, 8, seed=1)
     out = attention.performer_attention(q.half(), k.half(), v.float(), w.half(), num_frames=3)
     assert out.dtype == torch.float16
     assert_close(out, reference.performer(q, k, v, w, 3), 1e-2)
@@ -126,22 +121,22 @@ def test_values_of_another_precision_or_width(on_gpu):
     assert attention.performer_attention(q, k, v, w, num_frames=3).shape == (2, 2, 15, 3, 16)
 
 
-def test_the_farthest_tokens_of_half_precision_are_those_of_float32():
-    """Neighbours in time that differ less than half precision tells apart from their mean."""
+def test_farthest_tokens_in_half_precision_equal_float32():
+    """Neighbours in time whose distances to their mean are equal in half precision."""
     x = (10 + normal(1, 2, 4 * 16, 8) / 10).bfloat16()
     chosen = farthest_tokens(x, 16, num_frames=4)
     assert torch.equal(chosen, farthest_tokens(x.float(), 16, num_frames=4))
 
 
-# With a larger beta, a rounding decides whether an alpha is clamped, and so has no gradient.
+# With a larger beta, rounding decides whether an alpha is clamped and its gradient zero.
 @pytest.mark.parametrize(
     "weighting, beta", [("balance", 1.0), ("decoupled", 1.0), ("decoupled", 2.0), ("coupled", 1.0)]
 )
 @pytest.mark.parametrize("dtype, error", [(torch.float16, 1e-2), (torch.bfloat16, 4e-2)])
 def test_lara_in_half_precision(on_gpu, weighting, beta, dtype, error):
-    """Outputs and gradients, relative to the largest, against float64 on the same numbers."""
+    """Outputs and gradients against float64 on the same numbers, relative to the largest."""
     B, h, F, P, d, C = sizes = (2, 2, 4, 36, 32, 16)
-    inputs = [x.to(dtype) for x in of_a_layer(*sizes[:5])]
+    inputs = [x.to(dtype) for x in qkv_of_layer(*sizes[:5])]
     inputs += [segment_means(x, C, num_frames=F) for x in inputs[:2]]
     function, expected = lara_of(F, weighting, beta, normal(B, h, C, d, seed=3).float())
     direction = normal(B, h, F * P, F, d, seed=4)
@@ -156,9 +151,9 @@ def test_lara_in_half_precision(on_gpu, weighting, beta, dtype, error):
     exact = results(expected, [x.double() for x in inputs])
     names = ("output", "q", "k", "v", "q landmarks", "k landmarks")
     assert actual[0].dtype == dtype
-    for name, got, wanted in zip(names, actual, exact):
-        size = wanted.abs().max()
-        assert_close(got / size, wanted / size, error, name)
+    for name, ours, theirs in zip(names, actual, exact):
+        size = theirs.abs().max()
+        assert_close(ours / size, theirs / size, error, name)
 
 
 @pytest.mark.parametrize("scale", [10, 100, 1000])
@@ -169,7 +164,7 @@ def test_any_scale_is_finite_and_inside_the_range_of_the_values(on_gpu, scale, d
         "lara", head_dim=8, num_heads=2, num_landmarks=6, weighting=weighting
     )
     torch.manual_seed(1)
-    q, k, v = of_a_layer(2, 2, 3, 7, 8)
+    q, k, v = qkv_of_layer(2, 2, 3, 7, 8)
     given = [x.to(dtype).requires_grad_() for x in (q * scale, k * scale, v)]
     out = estimator(*given, num_frames=3)
     assert out.dtype == dtype

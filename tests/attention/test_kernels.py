@@ -1,4 +1,4 @@
-"""The Triton kernels, without a GPU: in Triton's interpreter, and compiled ahead of time."""
+"""The Triton kernels without a GPU: in Triton's interpreter, and compiled ahead of time."""
 
 from __future__ import annotations
 
@@ -12,21 +12,22 @@ import pytest
 import torch
 
 from benchmarks import kernel_traffic as traffic
-from slowfast_lara.attention import ESTIMATORS, build_estimator
-from slowfast_lara.attention.kernels import choice, estimates, self_check, temporal
-from slowfast_lara.attention.kernels import key_stats as seen
+from slowfast_lara.attention import ESTIMATORS, build_estimator, importance_sampling
+from slowfast_lara.attention.kernels import choice, temporal
+from slowfast_lara.attention.kernels.key_stats import key_stats
+from slowfast_lara.attention.kernels.tiles import tile
 from slowfast_lara.config import get_cfg, load_config
 from slowfast_lara.errors import ConfigError
 from slowfast_lara.models import VisionTransformer, build
 from tests.helpers.small_models import small_config
 
 ROOT = Path(__file__).resolve().parents[2]
-# The names of the cases, without importing Triton here: in this process it is not interpreted.
+# Not imported: it imports Triton, which in this process has no interpreter.
 INTERPRETED = "tests.helpers.interpreted"
 
 
 def interpreted(group: str) -> dict[str, str]:
-    """What became of each case of a group, in a process with the interpreter."""
+    """The result of each case of a group, from a process with the interpreter."""
     code = f"from {INTERPRETED} import *; main(list({group}))"
     command = [sys.executable, "-W", "ignore", "-c", code]
     environment = {**os.environ, "TRITON_INTERPRET": "1", "PYTHONPATH": str(ROOT)}
@@ -37,8 +38,8 @@ def interpreted(group: str) -> dict[str, str]:
 
 def assert_passed(results: dict[str, str], least: int) -> None:
     assert len(results) >= least
-    failed = {name: said for name, said in results.items() if said != "passed"}
-    assert not failed, "\n".join(f"{name}: {said}" for name, said in failed.items())
+    failed = {name: result for name, result in results.items() if result != "passed"}
+    assert not failed, "\n".join(f"{name}: {result}" for name, result in failed.items())
 
 
 def test_small_cases_in_the_interpreter():
@@ -51,8 +52,8 @@ def test_all_cases_in_the_interpreter():
 
 
 @pytest.mark.slow
-def test_two_processes_fall_back_alike(tmp_path):
-    """One has a kernel that fails: both say in one line that PyTorch's operations are used."""
+def test_both_ranks_fall_back_if_one_kernel_fails(tmp_path):
+    """Each rank logs in one line that it uses PyTorch's kernels, and why."""
     environment = {**os.environ, "TRITON_INTERPRET": "1", "PYTHONPATH": str(ROOT)}
     started = [
         subprocess.Popen(
@@ -64,43 +65,45 @@ def test_two_processes_fall_back_alike(tmp_path):
         )
         for call in (f"as_rank({rank}, {str(tmp_path / 'store')!r})" for rank in (0, 1))
     ]
-    said = [process.communicate(timeout=600)[0].splitlines() for process in started]
-    assert [process.returncode for process in started] == [0, 0], said
-    for lines, reason in zip(said, ("another process of this run cannot", "LARA: TypeError")):
-        assert "agreed False False" in lines
-        (line,) = (line for line in lines if line.startswith("log kernels on"))
-        assert "PyTorch's, not ours" in line and reason in line, line
+    output = [process.communicate(timeout=600)[0].splitlines() for process in started]
+    assert [process.returncode for process in started] == [0, 0], output
+    for lines, reason in zip(output, ("another rank", "combine: AttributeError")):
+        assert "decision False" in lines
+        (line,) = (line for line in lines if line.startswith("log Using"))
+        assert "PyTorch kernels" in line and reason in line, line
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("arch", [80, 90, 100])
-def test_some_kernels_compile_without_spills(arch):
+def test_kernels_compile_without_spills(arch):
     from benchmarks.compiled_kernels import compiled_kernels
 
-    rows = compiled_kernels(["mix_forward", "seen_forward", "temporal_scores"], [arch]).kernels
+    rows = compiled_kernels(
+        ["combine_forward", "key_stats_forward", "temporal_scores"], [arch]
+    ).kernels
     assert len(rows) == 38 and all(row.fits() for row in rows), rows
 
 
-def test_the_committed_table_is_without_spills():
+def test_the_committed_table_has_no_spills():
     text = (ROOT / "results" / "kernels_ahead_of_time.csv").read_text()
     rows = [line.split(",") for line in text.splitlines() if not line.startswith("#")][1:]
     assert {row[1] for row in rows} == {"sm_80", "sm_90", "sm_100"}
     assert {row[2] for row in rows} == {"bf16", "fp16", "fp32"}
-    assert "mix_forward FAVOURED=False" in {row[0] for row in rows}
-    smallest = 99 * 1024  # what GPUs of 8.6 and 8.9 have
+    assert "combine_forward ALIGNED=False" in {row[0] for row in rows}
+    smallest = 99 * 1024  # of compute capability 8.6 and 8.9
     for row in rows:
         assert int(row[6]) == 0 and int(row[7]) <= smallest, row
 
 
 @pytest.mark.parametrize("frames", [3, 20, 40])
-def test_tiles_of_many_frames_are_those_that_were_compiled(frames, monkeypatch):
-    """16 of them, but for scores, whose softmax is over all."""
+def test_temporal_tiles_have_16_frames_except_for_the_scores(frames, monkeypatch):
     blocks = {}
 
-    def noted(kernel, *args, **constants):
-        blocks[kernel.__name__] = constants.get("BLOCK_F")
+    def record(kernel, on, *args, **constants):
+        name = kernel.removeprefix("temporal.")
+        blocks[name] = {**tile(name, element_size=on.element_size()), **constants}.get("BLOCK_F")
 
-    monkeypatch.setattr(temporal, "run", noted)
+    monkeypatch.setattr(temporal, "launch", record)
     tokens = (torch.zeros(1, 5, 2, 8), torch.zeros(1, frames, 5, 16))
     weights = (torch.zeros(32, 16), torch.zeros(32), True)
     attention = temporal.temporal(*tokens, *weights)[1]
@@ -110,34 +113,41 @@ def test_tiles_of_many_frames_are_those_that_were_compiled(frames, monkeypatch):
 
 
 def test_a_model_is_checked_at_its_own_sizes(monkeypatch):
-    asked = []
-    monkeypatch.setattr(self_check, "agree", lambda *given: asked.append(given))
+    calls = []
+    monkeypatch.setattr(choice, "resolve", lambda *args, all_ranks: calls.append(args))
     sizes = {"dim": 24, "depth": 1, "num_heads": 2, "num_classes": 3}
     hyperbolic = {"num_landmarks": 5, "features": "hyperbolic"}
     for name, options in (("softmax", {}), ("performer", hyperbolic)):
         model = VisionTransformer(estimator=name, estimator_args=options, **sizes)
-        build._agree_on_kernels(model, get_cfg(), torch.device("cpu"))
-    run = (torch.device("cpu"), torch.float32)
-    assert asked == [(*run, None), (*run, (12, 10))]
+        build.resolve_kernels(model, get_cfg(), torch.device("cpu"))
+    device = (torch.device("cpu"), torch.float32)
+    assert calls == [(*device, None), (*device, (12, 10))]
 
 
-def test_torch_compile_asks_for_the_choice_and_does_not_look_into_it():
-    @choice._answer_for_compile
-    def asked(name: str) -> bool:
-        torch._dynamo.graph_break()  # as much as anything that cannot be compiled
-        return name == "triton"
+@pytest.mark.parametrize("kernels", choice.KERNELS)
+def test_torch_compile_traces_the_choice_in_one_graph(kernels):
+    def chosen(x: torch.Tensor) -> torch.Tensor:
+        return x + 1 if choice.uses_triton(kernels, x) else x
+
+    whole = torch.compile(chosen, fullgraph=True, backend="eager")
+    assert whole(torch.zeros(2)).tolist() == ([1, 1] if kernels == "triton" else [0, 0])
+
+
+def test_torch_compile_takes_the_decision_of_the_model(monkeypatch):
+    cpu = torch.device("cpu")
+    monkeypatch.setattr(choice, "DECISIONS", {(cpu, torch.float32): choice.Decision(True, "")})
 
     def chosen(x: torch.Tensor) -> torch.Tensor:
-        return x + 1 if asked("triton") else x
+        return x + 1 if choice.resolved(x) else x
 
     whole = torch.compile(chosen, fullgraph=True, backend="eager")
     assert whole(torch.zeros(2)).tolist() == [1, 1]
+    assert whole(torch.zeros(2).double()).tolist() == [0, 0]
 
 
-def test_nothing_here_needs_triton():
+def test_estimators_work_without_triton():
     code = (
         "import sys; sys.modules['triton'] = None; import slowfast_lara.attention as a, torch;"
-        "import slowfast_lara.attention.kernels.self_check;"
         "estimator = a.build_estimator('lara', head_dim=8, num_landmarks=4);"
         "print(estimator(*torch.ones(3, 1, 1, 8, 8)).shape)"
     )
@@ -145,28 +155,28 @@ def test_nothing_here_needs_triton():
     assert "torch.Size([1, 1, 8, 1, 8])" in done.stdout, done.stderr
 
 
-def test_where_there_is_no_kernel(monkeypatch):
+def test_unsupported_kernels(monkeypatch):
     monkeypatch.delenv("TRITON_INTERPRET", raising=False)
     q = torch.ones(1, 1, 8, 8)
     for name in ESTIMATORS:
-        for kernels in ("auto", "torch"):  # on a CPU both are PyTorch's operations
+        for kernels in ("auto", "torch"):  # on a CPU both run PyTorch's operations
             estimator = build_estimator(name, head_dim=8, num_landmarks=4, kernels=kernels)
             assert estimator(q, q, q).shape == (1, 1, 8, 1, 8)
-    with pytest.raises(ValueError, match="no kernel for nystrom"):
+    with pytest.raises(ValueError, match="triton.* does not support nystrom"):
         build_estimator("nystrom", head_dim=8, kernels="triton")
-    with pytest.raises(ValueError, match="'fast'; allowed: auto, torch, triton"):
+    with pytest.raises(ValueError, match="'fast'; must be one of auto, torch, triton"):
         build_estimator("lara", head_dim=8, kernels="fast")
     with pytest.raises(ValueError, match="more than 256 landmarks or samples \\(400\\)"):
         options = {"num_landmarks": 200, "features": "hyperbolic"}
         build_estimator("performer", head_dim=8, kernels="triton", **options)
-    with pytest.raises(ValueError, match="heads of more than 128"):
+    with pytest.raises(ValueError, match="head size above 128"):
         build_estimator("lara", head_dim=160, kernels="triton")
     estimator = build_estimator("lara", head_dim=8, num_landmarks=4, kernels="triton")
-    with pytest.raises(ValueError, match="not on the device 'cpu' without TRITON_INTERPRET=1"):
+    with pytest.raises(ValueError, match="NVIDIA GPU, got device 'cpu' .*TRITON_INTERPRET=1"):
         estimator(q, q, q)
-    with pytest.raises(ValueError, match="no kernel for float64"):
+    with pytest.raises(ValueError, match="does not support float64"):
         estimator(q.double(), q.double(), q.double())
-    assert not choice.takes_triton("auto", q.to("meta"))
+    assert not choice.uses_triton("auto", q.to("meta"))
 
 
 @pytest.mark.parametrize(
@@ -179,7 +189,7 @@ def test_where_there_is_no_kernel(monkeypatch):
         ("divided", "none", False),
     ],
 )
-def test_the_config_key(tmp_path, layer, attention, allowed):
+def test_the_config_key_needs_a_kernel(tmp_path, layer, attention, allowed):
     import yaml
 
     file = tmp_path / "config.yaml"
@@ -193,7 +203,7 @@ def test_the_config_key(tmp_path, layer, attention, allowed):
 
 
 @pytest.mark.parametrize(
-    "vit, said",
+    "vit, size",
     [
         ({"APPROX_ATTN_TYPE": "performer", "APPROX_ATTN_DIM": 300}, "samples \\(300\\)"),
         (
@@ -204,20 +214,20 @@ def test_the_config_key(tmp_path, layer, attention, allowed):
             },
             "samples \\(400\\)",
         ),
-        ({"APPROX_ATTN_TYPE": "lara", "EMBED_DIM": 320, "NUM_HEADS": 2}, "128 numbers \\(160\\)"),
+        ({"APPROX_ATTN_TYPE": "lara", "EMBED_DIM": 320, "NUM_HEADS": 2}, "128 \\(160\\)"),
     ],
 )
-def test_sizes_without_a_kernel_are_seen_in_the_config(tmp_path, vit, said):
+def test_the_config_rejects_sizes_without_a_kernel(tmp_path, vit, size):
     import yaml
 
     file = tmp_path / "config.yaml"
     file.write_text(yaml.safe_dump(small_config(**{"APPROX_ATTN_DIM": 8, **vit})))
     load_config(file)
-    with pytest.raises(ConfigError, match=f"VIT.KERNELS is 'triton'; there is no kernel .*{said}"):
+    with pytest.raises(ConfigError, match=f"VIT.KERNELS is 'triton'.*{size}"):
         load_config(file, ["VIT.KERNELS", "triton"])
 
 
-def test_kernels_are_for_nvidia(monkeypatch):
+def test_amd_gpus_are_rejected(monkeypatch):
     monkeypatch.delenv("TRITON_INTERPRET", raising=False)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: (9, 0))
@@ -226,12 +236,12 @@ def test_kernels_are_for_nvidia(monkeypatch):
     assert "AMD" in choice.obstacle(torch.device("cuda", 0))
 
 
-def test_bfloat16_is_not_interpreted(monkeypatch):
+def test_the_interpreter_rejects_bfloat16(monkeypatch):
     monkeypatch.setenv("TRITON_INTERPRET", "1")
     q = torch.ones(1, 1, 8, 8)
-    assert choice.takes_triton("triton", q)
-    with pytest.raises(ValueError, match="interpreter multiplies bfloat16 wrongly"):
-        choice.takes_triton("triton", q.bfloat16())
+    assert choice.uses_triton("triton", q)
+    with pytest.raises(ValueError, match="interpreter .*bfloat16"):
+        choice.uses_triton("triton", q.bfloat16())
 
 
 def operators_of(model: torch.nn.Module, inputs: Iterable[torch.Tensor]) -> list[str]:
@@ -253,27 +263,27 @@ def operators_of(model: torch.nn.Module, inputs: Iterable[torch.Tensor]) -> list
     return found
 
 
-def test_every_operator_states_its_traffic():
+def test_every_operator_has_a_traffic_model():
     q, k, v = (torch.empty(2, 2, 12, 8, device="meta", requires_grad=True) for _ in range(3))
     lara = build_estimator("lara", head_dim=8, num_landmarks=5, kernels="triton")
-    forward = ["landmarks", "landmarks", "proposals", "seen", "mix"]
+    forward = ["landmarks", "landmarks", "proposals", "key_stats", "combine"]
     backward = [f"{name}_backward" for name in reversed(forward)]
     expected = [f"slowfast_lara::{name}" for name in forward + backward]
     assert operators_of(lara, (q, k, v)) == expected
-    wide, half = (traffic.mix_forward(8, 12, 1568, 8, 128, 64, size, True) for size in (4, 2))
+    wide, half = (traffic.combine_forward(8, 12, 1568, 8, 128, 64, size, True) for size in (4, 2))
     assert sum(x.bytes for x in half) < 0.6 * sum(x.bytes for x in wide)
 
 
-def test_kernels_are_given_one_precision(monkeypatch):
-    """They do not compile with two; PyTorch's operations take float32 values with half queries."""
-    given = []
+def test_kernels_get_one_dtype(monkeypatch):
+    """They do not compile for half-precision queries with float32 values."""
+    dtypes = []
 
-    def noted(samples, k, v, *rest):
-        given.extend([k.dtype, v.dtype])
-        return seen.seen(samples, k, v, *rest)
+    def record(w, k, v, *rest):
+        dtypes.extend([k.dtype, v.dtype])
+        return key_stats(w, k, v, *rest)
 
-    monkeypatch.setattr(estimates, "seen", noted)
+    monkeypatch.setattr(importance_sampling, "key_stats", record)
     q, k, v = torch.empty(3, 1, 2, 12, 8, device="meta").unbind()
     lara = build_estimator("lara", head_dim=8, num_landmarks=5, kernels="triton")
     assert lara(q.half(), k.half(), v, num_frames=2).dtype == torch.float16
-    assert given == [torch.float16] * 2
+    assert dtypes == [torch.float16] * 2

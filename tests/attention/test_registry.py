@@ -1,4 +1,4 @@
-"""What holds for every estimator there is, with each of its options."""
+"""Properties of every registered estimator, with each of its options."""
 
 import itertools
 import re
@@ -19,7 +19,7 @@ from tests.helpers.comparing import assert_close
 
 
 def all_options(name):
-    """Every combination of the options that are choices or switches."""
+    """Every combination of the options with listed values and of the booleans."""
     options = estimator_options(name)
     values = {
         key: option.choices or ((False, True) if isinstance(option.default, bool) else ())
@@ -48,7 +48,7 @@ def inputs(scale=1.0, B=2, h=2, F=3, P=7, d=8, seed=0):
 
 @over_all
 @pytest.mark.parametrize("training", [True, False])
-def test_output_has_the_agreed_shape(name, options, training):
+def test_output_shape_and_dtype(name, options, training):
     estimator = build(name, options).train(training)
     q, k, v = inputs()
     for num_frames in (1, 3):
@@ -88,10 +88,10 @@ def test_same_seed_same_output(name, options, training):
 
 
 @over_all
-def test_eval_repeats_and_leaves_the_global_random_state_alone(name, options):
+def test_eval_is_deterministic_and_keeps_the_global_random_state(name, options):
     before = torch.random.get_rng_state()
     estimator = build_estimator(name, head_dim=8, num_heads=2, num_landmarks=6, **options).eval()
-    if not list(estimator.parameters()):  # what has weights initialises them
+    if not list(estimator.parameters()):  # parameters are drawn from the global generator
         assert torch.equal(torch.random.get_rng_state(), before)
     before = torch.random.get_rng_state()
     first = estimator(*inputs(), num_frames=3)
@@ -100,8 +100,8 @@ def test_eval_repeats_and_leaves_the_global_random_state_alone(name, options):
 
 
 @over_all
-def test_no_estimator_reseeds_the_global_random_state(name, options):
-    """After the same number of draws, different seeds still give different numbers."""
+def test_training_does_not_reseed_the_global_random_state(name, options):
+    """After the same number of draws, different seeds give different numbers."""
     after = []
     for seed in (1, 2):
         estimator = build(name, options)
@@ -125,7 +125,7 @@ RANDOM = [case for case in CASES if case[0] in ("lara", "ra", "performer")]
 
 
 @pytest.mark.parametrize("name, options", RANDOM)
-def test_samples_are_drawn_anew_in_training(name, options):
+def test_every_training_call_draws_new_samples(name, options):
     estimator = build(name, options)
     torch.manual_seed(0)
     first, second = (estimator(*inputs(), num_frames=3) for _ in range(2))
@@ -133,20 +133,20 @@ def test_samples_are_drawn_anew_in_training(name, options):
 
 
 @over_all
-def test_half_precision_is_float32_inside(name, options):
-    """On the same rounded numbers, bfloat16 in gives float32's result, rounded once."""
+def test_half_precision_computes_in_float32(name, options):
+    """bfloat16 inputs give float32's result on the same numbers, rounded once."""
     estimator = build(name, options).eval()
     rounded = [x.bfloat16() for x in inputs()]
     expected = estimator(*(x.float() for x in rounded), num_frames=3)
     out = estimator(*rounded, num_frames=3)
     assert out.dtype == torch.bfloat16
-    atol = 4e-2 if name == "softmax" else 1e-2  # softmax has a kernel of its own
+    atol = 4e-2 if name == "softmax" else 1e-2  # softmax calls a bfloat16 kernel
     assert_close(out, expected, atol)
     with torch.autocast("cpu", torch.bfloat16):
         assert_close(estimator(*rounded, num_frames=3), expected, atol)
 
 
-def test_state_survives_a_checkpoint():
+def test_performer_samples_are_in_the_state_dict():
     one = build("performer", {}, seed=1).eval()
     other = build("performer", {}, seed=2).eval()
     assert (one(*inputs()) - other(*inputs())).abs().max() > 1e-3
@@ -154,20 +154,19 @@ def test_state_survives_a_checkpoint():
     assert_close(other(*inputs()), one(*inputs()), 0.0)
 
 
-def test_unknown_names_and_options_list_the_known_ones():
-    with pytest.raises(ValueError, match="unknown estimator 'laura'; known: softmax, lara, ra"):
+def test_errors_list_the_allowed_names_and_values():
+    with pytest.raises(ValueError, match="'laura'; must be one of softmax, lara, ra"):
         build_estimator("laura", head_dim=8)
-    with pytest.raises(TypeError, match="unknown option 'betta' of estimator lara; allowed: propo"):
+    with pytest.raises(TypeError, match="'betta' of lara; must be one of proposal"):
         build_estimator("lara", head_dim=8, betta=2.0)
-    with pytest.raises(ValueError, match="option proposal of estimator lara is 'loca'; allow"):
+    with pytest.raises(ValueError, match="proposal of lara is 'loca'; must be one of local"):
         build_estimator("lara", head_dim=8, proposal="loca")
-    with pytest.raises(ValueError, match="num_landmarks is 0; a whole number of at least 1"):
+    with pytest.raises(ValueError, match="num_landmarks is 0; must be .* at least 1"):
         build_estimator("lara", head_dim=8, num_landmarks=0)
     assert build_estimator("lara", head_dim=8, beta=2).beta == 2.0
 
 
-def test_registering_is_all_it_takes(tmp_path):
-    """A new class gets its config node, and the model runs it."""
+def test_a_registered_class_gets_config_keys_and_runs_in_the_model(tmp_path):
     from slowfast_lara.config import load_config
     from slowfast_lara.errors import ConfigError
     from slowfast_lara.models import build_model
@@ -191,15 +190,15 @@ def test_registering_is_all_it_takes(tmp_path):
         model = build_model(load_config(path))
         assert model.blocks[0].attn.estimator.sharpness == 3.0
         assert model([torch.zeros(1, 3, 4, 32, 32)]).isfinite().all()
-        with pytest.raises(ConfigError, match="VIT.MEAN.SHARPNESS is -1.0; a finite number"):
+        with pytest.raises(ConfigError, match="VIT.MEAN.SHARPNESS is -1.0; .*finite number"):
             load_config(path, ["VIT.MEAN.SHARPNESS", "-1"])
-        with pytest.raises(ValueError, match="registered already"):
+        with pytest.raises(ValueError, match="already registered"):
             register("mean")(MeanAttention)
     finally:
         del ESTIMATORS["mean"]
 
 
-def test_the_readmes_recipe_works():
+def test_the_recipe_in_the_readme_works():
     readme = Path(attention.__file__).with_name("README.md").read_text()
     code = re.search(r'```python\n("""Strided.*?)```', readme, re.DOTALL).group(1)
     try:

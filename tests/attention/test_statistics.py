@@ -1,15 +1,15 @@
-"""What the paper claims of the estimators as random variables. Seeds are fixed."""
+"""Statistical properties of the estimators that the paper claims. Seeds are fixed."""
 
 import pytest
 import torch
 
 from slowfast_lara import attention
-from slowfast_lara.attention import importance
+from slowfast_lara.attention import importance_sampling
 from slowfast_lara.attention.landmarks import segment_means
-from slowfast_lara.attention.lara import WEIGHTINGS, own_shares, weighted
+from slowfast_lara.attention.lara import WEIGHTINGS, own_densities, weighted
 from slowfast_lara.attention.performer import orthogonalise
-from slowfast_lara.attention.samples import Samples, scaled
-from slowfast_lara.attention.sampling import draw_components
+from slowfast_lara.attention.samples import Samples, draw_components
+from slowfast_lara.attention.tensors import scaled
 from tests.helpers import reference
 from tests.helpers.comparing import assert_close
 
@@ -40,11 +40,11 @@ def test_ra_is_unbiased(num_samples):
 
 
 def test_the_mean_test_can_fail():
-    """Noise shrunk as in the authors' image code is found out by the same test."""
+    """The same test rejects the smaller noise of the authors' image code."""
     q, k, v = qkv(1, 1, 6, 4)
     many = (x.expand(DRAWS, -1, -1, -1) for x in (q, k, v))
     torch.manual_seed(1)
-    draws = attention.ra._ra(
+    draws = attention.ra.ra_with_draws(
         *many,
         num_frames=2,
         num_samples=1,
@@ -66,11 +66,11 @@ def test_the_mean_test_can_fail():
         ("ra", {}, 1),
     ],
 )
-def test_the_noise_in_training_has_its_size(name, options, spread, noise, size):
+def test_training_noise_has_the_requested_size(name, options, spread, noise, size):
     """Two keys k and -k with values 1 and 0: the output is the logistic of 2 k.w.
 
-    For a query of 0, w has the mean 0, and along k the noise's variance, to which that of a
-    drawn key (k or -k) is added. The deviation of n draws has an error of 1 / sqrt(2 n).
+    For a query of 0, w has mean 0. Its variance along k is that of the noise, plus that of a drawn
+    key (k or -k). The standard deviation of n draws has a relative error of 1 / sqrt(2 n).
     """
     estimator = attention.build_estimator(
         name, head_dim=16, num_landmarks=1, noise=noise, **options
@@ -88,7 +88,7 @@ def test_the_noise_in_training_has_its_size(name, options, spread, noise, size):
     assert abs(along.std().item() - expected) <= 4 * error + 1e-12
 
 
-def test_noise_is_of_training_alone():
+def test_eval_mode_has_no_noise():
     q, k, v = qkv(1, 1, 6, 16)
     for name, options in (("lara", {}), ("ra", {}), ("ra", {"biased": True})):
         outs = [
@@ -116,7 +116,7 @@ def squared_error(out, q, k, v, num_frames):
     return (out - reference.softmax(q, k, v, num_frames)).square().mean().item()
 
 
-REPEATS = 32  # heads with the same q, k, v and draws of their own
+REPEATS = 32  # heads with the same q, k, v and independent draws
 
 
 def repeated_qkv():
@@ -129,7 +129,7 @@ def draws_of(*shape):
 
 
 def test_performer_is_consistent():
-    """Mean squared error over 32 repeats; eight times the samples, at most half of it."""
+    """Eight times the samples at least halve the mean squared error over 32 repeats."""
     q, k, v = repeated_qkv()
     errors = []
     for samples in (32, 256, 2048):
@@ -142,7 +142,7 @@ def test_performer_is_consistent():
 
 @pytest.mark.parametrize("weighting", ["balance", "coupled"])
 def test_lara_is_consistent(weighting):
-    """The same with several draws of each proposal: proposals repeated, with own noise."""
+    """The same with several draws per proposal: repeated proposals with independent noise."""
     q, k, v = repeated_qkv()
     landmarks = [segment_means(x, 4, num_frames=3) for x in (q, k)]
     errors = []
@@ -176,33 +176,34 @@ def test_lara_with_a_proposal_for_each_query_and_delta_weights_is_ra():
     noise = torch.randn(q.shape, generator=generator, dtype=torch.float64)
     samples = q + k.gather(2, component) + noise
     delta = torch.eye(10, dtype=torch.float64).log().expand(2, 3, 10, 10)
-    statistics = importance._statistics(unscaled_q, unscaled_k, v, Samples(samples), 1)
-    out = importance._mix_frames(statistics._replace(scores=statistics.scores + delta))
+    statistics = importance_sampling.statistics(unscaled_q, unscaled_k, v, Samples(samples), 1)
+    statistics = statistics._replace(scores=statistics.scores + delta)
+    out = importance_sampling.combine_frames(statistics)
     assert_close(out.squeeze(3), reference.ra_sample(q, k, v, samples), 1e-12)
 
 
 @pytest.mark.parametrize("weighting", WEIGHTINGS)
 def test_weights_sum_to_one(weighting):
-    """As functions of one and the same sample: so they are normalised in the paper."""
+    """For one common sample, as the paper normalises them."""
     q, q_landmarks, k_landmarks = qkv(2, 3, 6, 4, seed=8)
     mean = q_landmarks + k_landmarks
     sample = mean[:, :, :1].expand_as(mean) + 0.3
     log_q = reference.log_normal(sample, mean) - reference.log_normal(
         sample, torch.zeros_like(mean)
     )
-    if weighting == "balance":  # the part that all have, before the clamp
-        corrected = weighted(sample, q_landmarks, *own_shares(log_q), "coupled", 2.0)
+    if weighting == "balance":  # the common term, before the clamp
+        corrected = weighted(sample, q_landmarks, *own_densities(log_q), "coupled", 2.0)
         alpha = corrected.query_weights.balance.unsqueeze(-2)
     else:
-        samples = weighted(sample, q_landmarks, *own_shares(log_q), weighting, 2.0)
-        alpha = importance.alpha(q, samples.query_weights)
+        samples = weighted(sample, q_landmarks, *own_densities(log_q), weighting, 2.0)
+        alpha = importance_sampling.alpha(q, samples.query_weights)
     assert_close(alpha.sum(-1), torch.ones_like(alpha[..., 0]), 1e-12)
     expected = reference.alpha(q, q_landmarks, reference.log_normal(sample, mean), weighting, 2.0)
     assert_close(alpha.expand_as(expected), expected, 1e-12)
 
 
 def smooth_field(F=4, side=12, d=16, seed=0):
-    """q, k, v of tokens that are like their neighbours in space and time."""
+    """q, k, v of tokens that resemble their neighbours in space and time."""
     generator = torch.Generator().manual_seed(seed)
     coarse = torch.randn(3 * 2 * d, 1, 2, 4, 4, generator=generator)
     field = torch.nn.functional.interpolate(coarse, size=(F, side, side), mode="trilinear")
@@ -212,7 +213,7 @@ def smooth_field(F=4, side=12, d=16, seed=0):
 
 @pytest.mark.parametrize("num_samples", [16, 64, 256])
 @pytest.mark.parametrize("seed", [0, 1, 2])
-def test_the_order_of_the_papers_figure(num_samples, seed):
+def test_error_order_of_the_papers_figure(num_samples, seed):
     """Error of biased RA below LARA, LARA below Performer."""
     q, k, v = smooth_field(seed=seed)
     errors = {}

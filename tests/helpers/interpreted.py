@@ -1,7 +1,7 @@
-"""The kernels in Triton's interpreter: python -m tests.helpers.interpreted CASE ...
+"""Kernel tests in Triton's interpreter: python -m tests.helpers.interpreted CASE ...
 
-The interpreter is chosen when Triton is imported, so this is a program of its own, which
-test_kernels.py starts. A line for each case says that it passed, or what was wrong.
+Triton selects the interpreter when it is imported, so test_kernels.py runs this file as a program
+of its own. It prints one line per case: "passed", or the error.
 """
 
 from __future__ import annotations
@@ -17,21 +17,22 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 from slowfast_lara.attention import build_estimator
 from slowfast_lara.attention.kernels import (
+    choice,
     self_check,
+    triton_combine,
+    triton_key_stats,
     triton_landmarks,
-    triton_mix,
-    triton_mix_backward,
     triton_proposals,
     triton_temporal,
 )
-from slowfast_lara.attention.kernels.combine import mix
-from slowfast_lara.attention.kernels.key_stats import seen
+from slowfast_lara.attention.kernels.combine import combine
+from slowfast_lara.attention.kernels.key_stats import key_stats
 from slowfast_lara.attention.kernels.landmarks import landmarks as landmarks_operator
 from slowfast_lara.attention.kernels.proposals import proposals
 from slowfast_lara.attention.kernels.temporal import temporal
 from slowfast_lara.models.temporal import temporal_attention
 
-# Largest difference to float64, as a share of the largest number.
+# Largest difference from float64, relative to the largest element.
 ALLOWED = {torch.float32: 1e-5, torch.float16: 1e-2}
 CPU = torch.device("cpu")
 FAST: dict[str, Callable[[], None]] = {}
@@ -50,8 +51,8 @@ def with_gradients(function: Callable[..., Tensor], inputs: list[Tensor]) -> lis
     return [out.detach(), *(torch.zeros_like(x) if g is None else g for g, x in zip(grads, given))]
 
 
-def shares(actual: list[Tensor], expected: list[Tensor]) -> list[float]:
-    # A saturated softmax has gradients so small that half precision does not have them.
+def relative_errors(actual: list[Tensor], expected: list[Tensor]) -> list[float]:
+    # Gradients of a saturated softmax underflow in half precision.
     smallest = [
         1e-12 if ours.dtype == torch.float32 else torch.finfo(ours.dtype).smallest_normal
         for ours in actual
@@ -65,14 +66,14 @@ def shares(actual: list[Tensor], expected: list[Tensor]) -> list[float]:
 def compare(
     kernel: Callable[..., Tensor], reference: Callable[..., Tensor], inputs: list[Tensor]
 ) -> None:
-    """Against float64, and against what float32 without a kernel makes of the same numbers.
+    """Compare a kernel with a float64 reference.
 
-    Scores of inputs ten times as large have errors of 1e-5 themselves, and their exponentials
-    larger ones. There each result may be five times as far from float64 as PyTorch's float32 is.
+    Scores of large inputs have rounding errors that their exponentials amplify. So each result may
+    have up to five times the error of the same reference in float32.
     """
     expected = with_gradients(reference, [x.double() for x in inputs])
-    plain = shares(with_gradients(reference, [x.float() for x in inputs]), expected)
-    found = shares(with_gradients(kernel, inputs), expected)
+    plain = relative_errors(with_gradients(reference, [x.float() for x in inputs]), expected)
+    found = relative_errors(with_gradients(kernel, inputs), expected)
     for i, (ours, theirs) in enumerate(zip(found, plain)):
         allowed = max(ALLOWED[inputs[0].dtype], 5 * theirs)
         assert ours <= allowed, f"result {i}: {ours:.1e}, PyTorch {theirs:.1e}"
@@ -82,7 +83,7 @@ def estimator_case(
     name: str, sizes: tuple[int, ...], dtype: torch.dtype, factor: float = 1.0, **options: object
 ) -> None:
     B, h, F, P, C, d = sizes
-    # Views of one tensor, as in a layer: strided, and not from its beginning.
+    # Views of one tensor, as in a layer: strided and with an offset.
     whole = (normal(B, 1 + F * P, 3, h, d) * factor).to(dtype)
     qkv = [x[:, :, 1:] for x in whole.permute(2, 0, 3, 1, 4)]
     built = {
@@ -119,7 +120,7 @@ def temporal_case(
     def reference(q: Tensor, x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
         return temporal_attention(q, x, weight, bias, project, "torch")
 
-    if len(inputs) == 4:  # the keys' part has no gradient, so that its size says nothing
+    if len(inputs) == 4:  # the bias of the keys has no gradient: compare that of the values only
         given, only_values = inputs.pop(), torch.arange(2 * D) >= D
         inputs.append(given[only_values])
 
@@ -192,8 +193,8 @@ def operator_inputs() -> list[tuple]:
     q, k, v = (x.requires_grad_() for x in normal(3, B, h, F * P, d).unbind())
     w, landmarks = (x.requires_grad_() for x in normal(2, B, h, C, d, seed=1).unbind())
     noise = normal(B, h, C, d, seed=3).requires_grad_()
-    numbers = [x.requires_grad_() for x in normal(3, B, h, C, seed=2).abs().unbind()]
-    log_sums, means, *_ = (x.detach().requires_grad_() for x in seen(w, k, v, F, True))
+    columns = [x.requires_grad_() for x in normal(3, B, h, C, seed=2).abs().unbind()]
+    log_sums, means, *_ = (x.detach().requires_grad_() for x in key_stats(w, k, v, F, True))
     tokens = [normal(1, 5, 2, 8).requires_grad_(), normal(1, 3, 5, 16).requires_grad_()]
     weights = [normal(32, 16).requires_grad_(), normal(32).requires_grad_()]
     return [
@@ -201,22 +202,22 @@ def operator_inputs() -> list[tuple]:
         (landmarks_operator, (k, C, F, True)),
         (proposals, (w, landmarks, None)),
         (proposals, (w, landmarks, noise)),
-        (seen, (w, k, v, F, True)),
-        (seen, (w, k, None, F, False)),
-        (mix, (q, w, log_sums, means, landmarks, *numbers)),
-        (mix, (q, w, log_sums, means, None, None, None, None)),
+        (key_stats, (w, k, v, F, True)),
+        (key_stats, (w, k, None, F, False)),
+        (combine, (q, w, log_sums, means, landmarks, *columns)),
+        (combine, (q, w, log_sums, means, None, None, None, None)),
         (temporal, (*tokens, *weights, True)),
         (temporal, (*tokens, weights[0], None, False)),
     ]
 
 
-def citizens() -> None:
-    """torch's own check of operators: schema, fake tensors, autograd, tracing."""
+def operators_pass_opcheck() -> None:
+    """PyTorch's check of custom operators: schema, fake tensors, autograd, tracing."""
     for operator, args in operator_inputs():
         torch.library.opcheck(operator, args)
 
 
-def backward_citizens() -> None:
+def backward_operators_pass_opcheck() -> None:
     for operator, args in operator_inputs():
         args = [x.detach() if isinstance(x, Tensor) else x for x in args]
         out = operator(*args)
@@ -224,10 +225,10 @@ def backward_citizens() -> None:
             given = (args[0], out[1], args[2], torch.ones_like(out[0]))
         elif operator is proposals:
             w, landmarks, noise = args
-            points, _, *numbers = out
-            kept = (w, landmarks, points, *numbers, noise is not None)
+            samples, _, *columns = out
+            kept = (w, landmarks, samples, *columns, noise is not None)
             given = (*kept, *(torch.ones_like(x) for x in out))
-        elif operator is seen:
+        elif operator is key_stats:
             given = (*args, *out, torch.ones_like(out[0]), torch.ones_like(out[1]))
         else:
             given = (*args, out[1], torch.ones_like(out[0]))
@@ -237,7 +238,7 @@ def backward_citizens() -> None:
         )
 
 
-def equal_bits() -> None:
+def results_are_deterministic() -> None:
     for operator, args in operator_inputs():
         given = [x for x in args if isinstance(x, Tensor)]
         runs = []
@@ -249,8 +250,8 @@ def equal_bits() -> None:
         assert all(a is b or torch.equal(a, b) for a, b in zip(*runs))
 
 
-def same_draws() -> None:
-    """In training the noise of a seed is the same with and without kernels."""
+def same_draws_as_pytorch() -> None:
+    """In training, a seed draws the same noise with both kinds of kernels."""
     q, k, v = normal(3, 1, 2, 12, 8)
     for options in ({}, {"proposal": "mixture"}):
         outs = []
@@ -260,7 +261,7 @@ def same_draws() -> None:
                 "lara", head_dim=8, num_landmarks=5, kernels=kernels, **options
             )
             outs.append(estimator.train()(q, k, v, num_frames=2))
-        assert shares(outs[:1], outs[1:])[0] < 1e-5
+        assert relative_errors(outs[:1], outs[1:])[0] < 1e-5
 
 
 def small_model(kernels: str = "triton", **vit: object) -> torch.nn.Module:
@@ -289,7 +290,7 @@ def compiled() -> None:
 
 
 def step(model: torch.nn.Module, autocast: bool = False) -> list[Tensor]:
-    """A training step's logits and gradients, with the draws of one seed."""
+    """Logits and gradients of a training step with a fixed seed."""
     torch.manual_seed(3)
     with torch.autocast("cpu", torch.float16, enabled=autocast):
         out = model.train()([normal(2, 3, 4, 16, 16)])
@@ -298,14 +299,14 @@ def step(model: torch.nn.Module, autocast: bool = False) -> list[Tensor]:
 
 
 def autocast() -> None:
-    """A float32 model gives the kernels half precision, and gets float32 gradients."""
+    """Under autocast the kernels run in half precision, and the gradients are float32."""
     ours, theirs = (step(small_model(kernels), True) for kernels in ("triton", "torch"))
     assert ours[0].dtype == torch.float16 and {x.dtype for x in ours[1:]} == {torch.float32}
-    assert max(shares(ours, [x.double() for x in theirs])) < 2e-2
+    assert max(relative_errors(ours, [x.double() for x in theirs])) < 2e-2
 
 
 def checkpointing() -> None:
-    """Blocks that are run again in the backward pass give the same bits."""
+    """Activation checkpointing does not change a bit."""
     plain, again = small_model(), small_model()
     again.act_checkpoint = True
     results = [step(model) for model in (plain, again)]
@@ -313,7 +314,7 @@ def checkpointing() -> None:
 
 
 def as_rank(rank: int, store: str) -> None:
-    """One of two processes: gradients under DDP, then a kernel that is wrong in the second."""
+    """One of two ranks: gradients under DDP, then a broken kernel on rank 1."""
     from torch import distributed
 
     torch.set_num_threads(1)
@@ -321,10 +322,12 @@ def as_rank(rank: int, store: str) -> None:
     distributed.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=2)
     alone = step(small_model())
     together = step(torch.nn.parallel.DistributedDataParallel(small_model()))
-    assert max(shares(together, [x.double() for x in alone])) < 1e-5  # both see the same clips
+    assert (
+        max(relative_errors(together, [x.double() for x in alone])) < 1e-5
+    )  # both ranks have the same clips
     if rank == 1:
-        triton_mix.mix_forward = None
-    print("agreed", self_check.agree(CPU, torch.float32), self_check.works_here(CPU, torch.float32))
+        triton_combine.combine_forward = None
+    print("decision", choice.resolve(CPU, torch.float32, all_ranks=True).triton)
     distributed.destroy_process_group()
 
 
@@ -346,8 +349,8 @@ def meta() -> None:
     assert out.shape == (2, 2, 12, 3, 8) and q.grad is not None
 
 
-def refused() -> None:
-    """What PyTorch's operations cannot split into frames, in the same words, and other values."""
+def invalid_inputs() -> None:
+    """Invalid numbers of frames raise PyTorch's error; unsupported values raise too."""
     q = normal(1, 2, 12, 8)
     for device in ("cpu", "meta"):
         x = q.to(device)
@@ -364,7 +367,7 @@ def refused() -> None:
         assert "12 tokens cannot be split into 5" in error_of(performer, x, x, x, num_frames=5)
         for v in (x[:, :, :6], x[..., :4]):
             said = error_of(performer, x, x, v, num_frames=3)
-            assert "no kernel for values of another shape" in said, said
+            assert "does not support values with a shape different" in said, said
 
 
 def error_of(function: Callable[..., Tensor], *args: Tensor, **options: int) -> str:
@@ -372,88 +375,91 @@ def error_of(function: Callable[..., Tensor], *args: Tensor, **options: int) -> 
         function(*args, **options)
     except ValueError as error:
         return str(error)
-    raise AssertionError("nothing was raised")
+    raise AssertionError("no error was raised")
 
 
 def self_check_passes() -> None:
-    assert self_check.agree(CPU, torch.float32)
+    assert choice.resolve(CPU, torch.float32).triton
 
 
-class Wrong:
-    """A kernel that is changed when it is started."""
+class BrokenKernel:
+    """A kernel whose launch is replaced by `change(kernel, args, options)`."""
 
     def __init__(self, kernel, change):
-        self.kernel, self.change = kernel, change
+        self.kernel, self.change, self.arg_names = kernel, change, kernel.arg_names
 
     def __getitem__(self, grid):
         return lambda *args, **options: self.change(self.kernel[grid], args, options)
 
 
-def too_large_for_this_gpu() -> None:
-    """A kernel that has no room at the sizes of a run, and has it for the small case."""
+def too_large_for_shared_memory() -> None:
+    """A kernel that fits at the sizes of the small case, but not at those of the model."""
 
-    def with_little_room(kernel, args, options):
+    def limited(kernel, args, options):
         if options["BLOCK_C"] > 32:
             raise RuntimeError("out of resource: shared memory")
         kernel(*args, **options)
 
-    right = triton_mix.mix_forward
-    triton_mix.mix_forward = Wrong(right, with_little_room)
-    assert self_check.agree(CPU, torch.float32)
+    right = triton_combine.combine_forward
+    triton_combine.combine_forward = BrokenKernel(right, limited)
+    assert choice.resolve(CPU, torch.float32).triton
     problem = self_check.first_difference(CPU, torch.float32, (8, 33))
-    assert problem == "LARA: RuntimeError: out of resource: shared memory", problem
-    assert not self_check.agree(CPU, torch.float32, (8, 33))
-    assert self_check.agree(CPU, torch.float32, (8, 300))  # for which there is no kernel
-    triton_mix.mix_forward = right
+    assert problem == "combine: RuntimeError: out of resource: shared memory", problem
+    assert not choice.resolve(CPU, torch.float32, (8, 33)).triton
+    assert choice.resolve(CPU, torch.float32, (8, 300)).triton  # unsupported, so not checked
+    triton_combine.combine_forward = right
 
 
-def wrong_kernels_are_caught() -> None:
-    """A kernel whose scale is off by 1 %, one that does nothing, and one that raises."""
+def self_check_detects_broken_kernels() -> None:
+    """A scale that is off by 1 %, an output that stays zero, and a launch that raises."""
 
-    def off_by_a_little(kernel, args, options):
+    def scaled_by_1_percent(kernel, args, options):
         scale = next(i for i, x in enumerate(args) if isinstance(x, float))
         kernel(*args[:scale], args[scale] * 1.01, *args[scale + 1 :], **options)
 
     def raising(kernel, args, options):
         raise RuntimeError("out of resource: shared memory")
 
-    def zeros(place):
-        return lambda kernel, args, options: args[place].zero_()
+    def zeros(index):
+        return lambda kernel, args, options: args[index].zero_()
 
     def without_noise(kernel, args, options):
         kernel(*args, **{**options, "NOISE": False})
 
     changes = (
-        (triton_proposals, "proposals_forward", without_noise, "LARA with noise"),
-        (triton_mix_backward, "mix_backward_means", zeros(9), "LARA"),
-        (triton_landmarks, "farthest_of_segment", zeros(3), "landmarks"),
-        (triton_proposals, "proposals_forward", off_by_a_little, "LARA"),
-        (triton_mix, "mix_forward", off_by_a_little, "LARA"),
-        (triton_temporal, "temporal_scores", raising, "temporal stage, projected"),
+        (triton_proposals, "proposals_forward", without_noise, "proposals (noise)"),
+        (triton_combine, "combine_backward_means", zeros(9), "combine"),
+        (triton_landmarks, "farthest_of_segment", zeros(3), "landmarks (farthest)"),
+        (triton_proposals, "proposals_forward", scaled_by_1_percent, "proposals"),
+        (triton_key_stats, "key_stats_forward", scaled_by_1_percent, "key_stats"),
+        (triton_combine, "combine_forward", scaled_by_1_percent, "combine"),
+        (triton_temporal, "temporal_scores", raising, "temporal (projected)"),
     )
-    for module, name, change, said in changes:
+    for module, name, change, operator in changes:
         right = getattr(module, name)
-        setattr(module, name, Wrong(right, change))
+        setattr(module, name, BrokenKernel(right, change))
         problem = self_check.first_difference(CPU, torch.float32)
-        assert said in problem, problem
-        assert not self_check.agree(CPU, torch.float32)
+        assert problem.startswith(f"{operator}: "), problem
+        assert not choice.resolve(CPU, torch.float32).triton
         setattr(module, name, right)
 
 
 add_cases()
-FAST |= {function.__name__: function for function in (same_draws, fake, meta, refused)}
+FAST |= {
+    function.__name__: function for function in (same_draws_as_pytorch, fake, meta, invalid_inputs)
+}
 SLOW |= {
     function.__name__: function
     for function in (
-        citizens,
-        backward_citizens,
-        equal_bits,
+        operators_pass_opcheck,
+        backward_operators_pass_opcheck,
+        results_are_deterministic,
         autocast,
         checkpointing,
         compiled,
         self_check_passes,
-        too_large_for_this_gpu,
-        wrong_kernels_are_caught,
+        too_large_for_shared_memory,
+        self_check_detects_broken_kernels,
     )
 }
 

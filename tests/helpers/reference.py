@@ -1,8 +1,8 @@
-"""The estimators as slowly and plainly as possible: every weight is written out.
+"""Reference estimators: slow and explicit, with every attention weight materialised.
 
-A kernel estimate of exp(q_n.k_p) is a sum over samples; its logarithm, by
-log-sum-exp, gives the weights of the keys of each frame as a softmax. All in
-the scaled space, for one frame after the other.
+An estimate of exp(q_n.k_p) is a sum over samples. Its logarithm, by log-sum-exp,
+is the logit of a softmax over the keys of each frame. All in the scaled space,
+frame by frame.
 """
 
 import math
@@ -37,8 +37,8 @@ def kernel(q, k, v, w, log_weights, num_frames):
     """log_weights broadcasts to [B,h,N,C]; q and k are scaled."""
 
     def logits(k_f):
-        of_queries = (log_feature(q, w) + log_weights).unsqueeze(3)  # [B,h,N,1,C]
-        return (of_queries + log_feature(k_f, w).unsqueeze(2)).logsumexp(-1)
+        query_terms = (log_feature(q, w) + log_weights).unsqueeze(3)  # [B,h,N,1,C]
+        return (query_terms + log_feature(k_f, w).unsqueeze(2)).logsumexp(-1)
 
     return per_frame(k, v, num_frames, logits)
 
@@ -100,7 +100,7 @@ def _lara(q, k, v, w, log_density, q_landmarks, num_frames, weighting, beta):
 
 
 def ra_sample(q, k_f, v_f, w):
-    """f(w) for one sample w [B,h,N,d] a query, on one frame; q is not needed: it cancels."""
+    """f(w) for one sample w [B,h,N,d] per query, on one frame; q cancels."""
     logits = torch.einsum("bhnd,bhpd->bhnp", w, k_f) - k_f.square().sum(-1).unsqueeze(2) / 2
     return logits.softmax(-1) @ v_f
 
@@ -117,7 +117,9 @@ def ra_biased(q, k, v, num_frames, noise=None):
 
 def segments(x, num_landmarks, num_frames):
     """The C segments of the space-major tokens, each [B,h,tokens,d]."""
-    tokens = [t for place in zip(*(f.unbind(2) for f in frames(x, num_frames))) for t in place]
+    tokens = [
+        t for position in zip(*(f.unbind(2) for f in frames(x, num_frames))) for t in position
+    ]
     length = len(tokens) // num_landmarks
     short = (length + 1) * num_landmarks - len(tokens)
     sizes = [length] * short + [length + 1] * (num_landmarks - short)
@@ -135,14 +137,14 @@ def segment_means(x, num_landmarks, num_frames):
 
 
 def farthest_tokens(x, num_landmarks, num_frames):
-    """Of each segment, head and sample, the token farthest from its mean, one by one."""
+    """The token of each segment, head and clip that is farthest from the mean."""
     B, h, _, d = x.shape
     out = torch.zeros(B, h, num_landmarks, d, dtype=x.dtype)
     for c, part in enumerate(segments(x, num_landmarks, num_frames)):
         for b in range(B):
             for head in range(h):
-                tokens, everywhere = part[b, head], x[b, head].mean(0)
-                mean = tokens.mean(0) * 7 / 8 + everywhere / 8
+                tokens, global_mean = part[b, head], x[b, head].mean(0)
+                mean = tokens.mean(0) * 7 / 8 + global_mean / 8
                 distances = [(token - mean).norm().item() for token in tokens]
                 out[b, head, c] = part[b, head, distances.index(max(distances))]
     return out
@@ -152,19 +154,19 @@ LANDMARKS = {"means": segment_means, "farthest": farthest_tokens}
 
 
 def lara_module(q, k, v, num_landmarks, num_frames, proposal, landmarks):
-    """LARA in eval mode with all its parts, as VIT.LARA's options name them."""
-    of_segments = LANDMARKS[landmarks]
+    """LARA in eval mode, by the names of the VIT.LARA options."""
+    landmarks_of = LANDMARKS[landmarks]
     rest = (num_frames, "decoupled", 1.0)
     if proposal == "single":
         mean = q.mean(2, keepdim=True).expand(-1, -1, num_landmarks, -1)
         return lara_mixture(q, k, v, mean, *rest)
-    q_landmarks = of_segments(q, num_landmarks, num_frames)
+    q_landmarks = landmarks_of(q, num_landmarks, num_frames)
     if proposal == "mixture":
         return lara_mixture(q, k, v, q_landmarks, *rest)
     if proposal == "global":
         k_landmarks = (scaled(q_landmarks) @ scaled(k).mT).softmax(-1) @ k
     else:
-        k_landmarks = of_segments(k, num_landmarks, num_frames)
+        k_landmarks = landmarks_of(k, num_landmarks, num_frames)
     if proposal == "mixed":
         own = scaled(k_landmarks)
         k_landmarks = (own @ own.mT).softmax(-1) @ k_landmarks
@@ -184,7 +186,7 @@ def nystrom(q, k, v, q_landmarks, k_landmarks, num_frames, iterations=6):
         (q_landmarks @ k_f.mT).softmax(-1) @ v_f
         for k_f, v_f in zip(frames(k, num_frames), frames(v, num_frames))
     ]
-    return torch.stack([left @ z @ seen for seen in right], dim=3)
+    return torch.stack([left @ z @ means for means in right], dim=3)
 
 
 def orthoformer(q, k, v, num_landmarks, num_frames, first):
@@ -205,4 +207,4 @@ def orthoformer(q, k, v, num_landmarks, num_frames, first):
         (landmarks @ k_f.mT).softmax(-1) @ v_f
         for k_f, v_f in zip(frames(k, num_frames), frames(v, num_frames))
     ]
-    return torch.stack([left @ seen for seen in right], dim=3)
+    return torch.stack([left @ means for means in right], dim=3)

@@ -188,7 +188,7 @@ def test_traced_operations_equal_eager_ones(tmp_path, clips, monkeypatch, attent
     views = load_views(clips[0], model.cfg)
     with torch.no_grad():
         expected = model.network([views])
-        for module in ("attention.importance", "attention.landmarks", "models.temporal"):
+        for module in ("attention.importance_sampling", "attention.landmarks", "models.temporal"):
             monkeypatch.setattr(f"slowfast_lara.{module}.is_exporting", lambda: True)
         np.testing.assert_allclose(model.network([views]), expected, atol=1e-6)
 

@@ -1,4 +1,4 @@
-"""The fast layers against plain ones: outputs and gradients."""
+"""The space-time attention layers against textbook forms: outputs and gradients."""
 
 import pytest
 import torch
@@ -40,7 +40,7 @@ def make(kind, dim, heads, qkv_bias=True, **options):
     layer = kind(
         dim, heads, build_estimator("softmax", head_dim=dim // heads), qkv_bias, 0.0, **options
     )
-    for parameter in layer.parameters():  # biases are zero at the start
+    for parameter in layer.parameters():  # biases are zero initially
         nn.init.normal_(parameter, std=0.3)
     return layer.double()
 
@@ -65,7 +65,7 @@ def test_trajectory_equals_the_textbook(B, F, P, heads, head_dim, qkv_bias, proj
 
 @pytest.mark.parametrize("layer", ATTENTION_LAYERS)
 @pytest.mark.parametrize("name", ESTIMATORS)
-def test_a_batch_of_nothing(layer, name):
+def test_empty_batch(layer, name):
     estimator = build_estimator(name, head_dim=8, num_heads=2, num_landmarks=2)
     built = ATTENTION_LAYERS[layer](16, 2, estimator, True, 0.0)
     x = torch.empty(0, 1 + 3 * 4, 16, requires_grad=True)
@@ -76,11 +76,11 @@ def test_a_batch_of_nothing(layer, name):
 
 
 @pytest.mark.parametrize("chunk", [1, 3, 1000])
-def test_temporal_stage_does_not_depend_on_the_chunk(monkeypatch, chunk):
+def test_temporal_stage_does_not_depend_on_the_chunk_size(monkeypatch, chunk):
     layer = make(TrajectoryAttention, 12, 2, project_values=True)
     x = torch.randn(2, 1 + 3 * 4, 12, dtype=torch.float64)
     expected = outputs_and_gradients(layer, x, 3)
-    monkeypatch.setattr(temporal, "_CPU_CHUNK", chunk)
+    monkeypatch.setattr(temporal, "CPU_CHUNK", chunk)
     for name, value in outputs_and_gradients(layer, x, 3).items():
         assert_close(value, expected[name], 1e-12, name)
 
@@ -88,9 +88,10 @@ def test_temporal_stage_does_not_depend_on_the_chunk(monkeypatch, chunk):
 class PlainAttention(nn.Module):
     """Joint or divided attention by a mask over all pairs of tokens."""
 
-    def __init__(self, layer, sees):
+    def __init__(self, layer, attends):
         super().__init__()
-        self.qkv, self.proj, self.sees, self.heads = layer.qkv, layer.proj, sees, layer.num_heads
+        self.qkv, self.proj, self.heads = layer.qkv, layer.proj, layer.num_heads
+        self.attends = attends
 
     def forward(self, x, num_frames):
         parts = self.qkv(x).chunk(3, dim=-1)
@@ -98,28 +99,32 @@ class PlainAttention(nn.Module):
         N = x.shape[1] - 1
         mask = torch.zeros(1 + N, 1 + N, dtype=torch.bool)
         mask[0], mask[:, 0] = True, True
-        frame, place = torch.arange(N) // (N // num_frames), torch.arange(N) % (N // num_frames)
-        mask[1:, 1:] = self.sees(frame, place)
+        frame, position = torch.arange(N) // (N // num_frames), torch.arange(N) % (N // num_frames)
+        mask[1:, 1:] = self.attends(frame, position)
         logits = (q @ k.mT * q.shape[-1] ** -0.5).masked_fill(~mask, -torch.inf)
         return self.proj((logits.softmax(-1) @ v).transpose(1, 2).flatten(2))
 
 
 @pytest.mark.parametrize(
-    "kind, options, sees",
+    "kind, options, attends",
     [
-        (JointAttention, {}, lambda frame, place: torch.ones(len(frame), len(frame)).bool()),
-        (DividedAttention, {}, lambda frame, place: frame[:, None] == frame),
-        (DividedAttention, {"over_time": True}, lambda frame, place: place[:, None] == place),
+        (JointAttention, {}, lambda frame, position: torch.ones(len(frame), len(frame)).bool()),
+        (DividedAttention, {}, lambda frame, position: frame[:, None] == frame),
+        (
+            DividedAttention,
+            {"over_time": True},
+            lambda frame, position: position[:, None] == position,
+        ),
     ],
     ids=["joint", "space", "time"],
 )
-def test_joint_and_divided_equal_masked_attention(kind, options, sees):
+def test_joint_and_divided_equal_masked_attention(kind, options, attends):
     layer = make(kind, 15, 3, **options)
     x = torch.randn(2, 1 + 4 * 5, 15, dtype=torch.float64)
-    assert_same(layer, PlainAttention(layer, sees), x, 4)
+    assert_same(layer, PlainAttention(layer, attends), x, 4)
 
 
-def test_gradients_in_half_precision_do_not_suffer_from_the_chunks(monkeypatch):
+def test_half_precision_gradients_are_accurate_with_small_chunks(monkeypatch):
     layer = make(TrajectoryAttention, 16, 2, project_values=True).float()
     x = torch.randn(1, 1 + 2 * 400, 16)
 
@@ -129,8 +134,8 @@ def test_gradients_in_half_precision_do_not_suffer_from_the_chunks(monkeypatch):
             layer(x, 2).float().sum().backward()
         return layer.proj_kv.weight.grad
 
-    monkeypatch.setattr(temporal, "_CPU_CHUNK", 10**6)
+    monkeypatch.setattr(temporal, "CPU_CHUNK", 10**6)
     expected = gradient()
-    monkeypatch.setattr(temporal, "_CPU_CHUNK", 4)
+    monkeypatch.setattr(temporal, "CPU_CHUNK", 4)
     difference = (gradient() - expected).abs().max() / expected.abs().max()
-    assert difference < 0.01  # 0.03 if summed in bfloat16
+    assert difference < 0.01  # 0.03 with a bfloat16 accumulator

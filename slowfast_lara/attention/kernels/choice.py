@@ -1,108 +1,142 @@
-"""Whether a layer computes with PyTorch's operations or with our Triton kernels.
+"""Choice between PyTorch's operations and the Triton kernels.
 
-`torch` and `triton` say so. `auto` takes Triton on an NVIDIA GPU that its kernels are made for,
-after they were seen there to give what PyTorch's operations give (self_check.py), and falls
-back to PyTorch without a word where there is no kernel. Triton itself is imported only when a
-kernel runs: GPU builds of PyTorch bring it, and nothing else needs it.
+`torch` and `triton` force one of them; forcing `triton` where it cannot run is an error. `auto`
+selects Triton on an NVIDIA GPU whose results agreed with PyTorch's in a check (self_check.py),
+and PyTorch everywhere else. `resolve` makes that decision once per device and dtype: when
+build_model moves a model to a GPU, or at the first call. A choice by measured speed, or one per
+operator, belongs in `resolve` too.
 """
 
 from __future__ import annotations
 
+import logging
 import os
-from collections.abc import Callable
 from importlib.util import find_spec
-from typing import Literal, get_args
+from typing import Literal, NamedTuple, get_args
 
 import torch
-from torch import Tensor
+from torch import Tensor, distributed
 from torch._subclasses.fake_tensor import FakeTensor
 
-from slowfast_lara.attention.exporting import is_exporting
+from slowfast_lara.attention.kernels.self_check import first_difference
+from slowfast_lara.attention.tensors import is_exporting
+
+logger = logging.getLogger(__name__)
 
 Kernels = Literal["auto", "torch", "triton"]
 KERNELS = get_args(Kernels)
 DTYPES = (torch.float16, torch.bfloat16, torch.float32)
-LARGEST_HEAD = 128
-MOST_SAMPLES = 256
-LEAST_CAPABILITY = (8, 0)
+MAX_HEAD_DIM = 128
+MAX_SAMPLES = 256
+MIN_CAPABILITY = (8, 0)
 
 
-def missing_sizes(head_dim: int, num_samples: int) -> str:
-    """What keeps the kernels of LARA and Performer from these sizes, or nothing."""
-    if head_dim > LARGEST_HEAD:
-        return f"heads of more than {LARGEST_HEAD} numbers ({head_dim})"
-    if num_samples > MOST_SAMPLES:
-        return f"more than {MOST_SAMPLES} landmarks or samples ({num_samples})"
+class Decision(NamedTuple):
+    """Whether Triton kernels run, with the reason."""
+
+    triton: bool
+    reason: str
+
+
+DECISIONS: dict[tuple[torch.device, torch.dtype], Decision] = {}
+
+
+def unsupported_sizes(head_dim: int, num_samples: int) -> str:
+    """Sizes that the kernels of LARA and Performer do not support, or an empty string."""
+    if head_dim > MAX_HEAD_DIM:
+        return f"a head size above {MAX_HEAD_DIM} ({head_dim})"
+    if num_samples > MAX_SAMPLES:
+        return f"more than {MAX_SAMPLES} landmarks or samples ({num_samples})"
     return ""
 
 
-def takes_triton(choice: str, x: Tensor, missing: str = "") -> bool:
-    """Whether kernels are to work on tensors like x; `missing`: what there is no kernel for."""
-    if choice == "torch" or is_exporting():
+def uses_triton(kernels: str, x: Tensor, unsupported: str = "") -> bool:
+    """Whether Triton kernels run on tensors like x; `unsupported` names sizes without a kernel."""
+    if kernels == "torch" or is_exporting():
         return False
     if x.dtype not in DTYPES:
-        missing = missing or str(x.dtype).removeprefix("torch.")
-    if choice == "auto":
-        return not missing and x.device.type == "cuda" and _trusted(x)
-    if missing:
-        raise ValueError(f"kernels='triton': there is no kernel for {missing}; 'auto' does without")
-    # On the meta device and with fake tensors nothing runs.
-    if x.device.type != "meta" and not isinstance(x, FakeTensor):
-        problem = _obstacle(x.device.type, x.device.index)
+        unsupported = unsupported or str(x.dtype).removeprefix("torch.")
+    if kernels == "auto":
+        return not unsupported and x.device.type == "cuda" and resolved(x)
+    if unsupported:
+        raise ValueError(f"kernels='triton' does not support {unsupported}; use 'auto' or 'torch'")
+    # Nothing runs on the meta device, on fake tensors, or while torch.compile traces.
+    if not (torch.compiler.is_compiling() or x.device.type == "meta" or isinstance(x, FakeTensor)):
+        problem = obstacle(x.device)
         if interpreted() and x.dtype == torch.bfloat16:
-            problem = problem or "Triton's interpreter multiplies bfloat16 wrongly"
+            problem = problem or "Triton's interpreter computes wrong bfloat16 matmuls"
         if problem:
-            raise ValueError(f"kernels='triton': {problem}; 'auto' and 'torch' do without")
+            raise ValueError(f"kernels='triton' cannot run: {problem}; use 'auto' or 'torch'")
     return True
 
 
-def _trusted(x: Tensor) -> bool:
-    if isinstance(x, FakeTensor):  # nothing can be tried here
-        return not _obstacle("cuda", x.device.index)
-    return _seen_to_work(x.device.index, str(x.dtype))
+def resolved(x: Tensor) -> bool:
+    """The decision of `resolve` for tensors like x; the first call makes it."""
+    if torch.compiler.is_compiling():  # the check cannot run while torch.compile traces
+        decision = DECISIONS.get((x.device, x.dtype))
+        return decision is not None and decision.triton
+    if isinstance(x, FakeTensor):
+        return not obstacle(x.device)
+    if (x.device, x.dtype) not in DECISIONS:
+        resolve(x.device, x.dtype)
+    return DECISIONS[x.device, x.dtype].triton
 
 
-def _answer_for_compile(function: Callable) -> Callable:
-    """torch.compile shall take its answer as it is, and not look into how it is found.
+def resolve(
+    device: torch.device,
+    dtype: torch.dtype,
+    sizes: tuple[int, int] | None = None,
+    *,
+    all_ranks: bool = False,
+) -> Decision:
+    """Decide what `auto` means for a device and dtype, and log it.
 
-    What torch.compiler.assume_constant_result does, without importing the compiler at every start.
+    Args:
+        sizes: head size and number of samples of the model; the check also runs at these sizes,
+            at which some GPUs run out of shared memory.
+        all_ranks: reduce the decision over the process group, so that all ranks run the same
+            kernels. Every rank has to make this call.
     """
-    function._dynamo_marked_constant = True  # type: ignore[attr-defined]
-    return function
+    reason, level = obstacle(device), logging.INFO
+    if not reason:
+        if sizes is not None and unsupported_sizes(*sizes):
+            sizes = None
+        reason, level = first_difference(device, dtype, sizes), logging.WARNING
+    triton = not reason
+    if all_ranks and distributed.is_initialized() and distributed.get_world_size() > 1:
+        on = device if distributed.get_backend() == "nccl" else torch.device("cpu")
+        votes = torch.tensor(int(triton), device=on)
+        distributed.all_reduce(votes, distributed.ReduceOp.MIN)
+        if triton and not votes.item():
+            triton, reason, level = False, "another rank cannot use Triton", logging.INFO
+    if triton:
+        reason, level = "results agree with PyTorch's", logging.INFO
+    library, name = "Triton" if triton else "PyTorch", str(dtype).removeprefix("torch.")
+    logger.log(level, "Using %s kernels on %s (%s): %s", library, device, name, reason)
+    DECISIONS[device, dtype] = Decision(triton, reason)
+    return DECISIONS[device, dtype]
 
 
-@_answer_for_compile
-def _seen_to_work(index: int, dtype: str) -> bool:
-    from slowfast_lara.attention.kernels.self_check import works_here
-
-    name = dtype.removeprefix("torch.")
-    return works_here(torch.device("cuda", index), getattr(torch, name))
-
-
-@_answer_for_compile
-def _obstacle(device_type: str, index: int | None) -> str:
-    """Why Triton's kernels cannot run on a device, or nothing."""
+def obstacle(device: torch.device) -> str:
+    """Reason why Triton kernels cannot run on a device, or an empty string."""
     if find_spec("triton") is None:
         return "the package triton is not installed"
     if interpreted():
         return ""
     if torch.version.hip is not None:
-        return "they run on NVIDIA GPUs, and this PyTorch is for AMD's"
-    if device_type != "cuda" or not torch.cuda.is_available():
+        return "the kernels need an NVIDIA GPU; this PyTorch is built for AMD"
+    if device.type != "cuda" or not torch.cuda.is_available():
         return (
-            f"they run on NVIDIA GPUs, not on the device {device_type!r} without TRITON_INTERPRET=1"
+            f"the kernels need an NVIDIA GPU, got device {device.type!r} (TRITON_INTERPRET=1 "
+            "interprets them on a CPU)"
         )
-    capability = torch.cuda.get_device_capability(index)
-    if capability < LEAST_CAPABILITY:
-        found, least = (".".join(map(str, pair)) for pair in (capability, LEAST_CAPABILITY))
-        return f"they need a GPU of compute capability {least} or more, this one has {found}"
+    capability = torch.cuda.get_device_capability(device.index)
+    if capability < MIN_CAPABILITY:
+        found, least = (".".join(map(str, pair)) for pair in (capability, MIN_CAPABILITY))
+        return f"the kernels need compute capability {least} or higher, got {found}"
     return ""
 
 
-def obstacle(device: torch.device) -> str:
-    return _obstacle(device.type, device.index)
-
-
 def interpreted() -> bool:
-    """Whether Triton is to run kernels in Python, on any device: slow, for tests."""
+    """Whether Triton interprets kernels in Python, on any device (slow, for tests)."""
     return os.environ.get("TRITON_INTERPRET") == "1"

@@ -1,4 +1,4 @@
-"""The operators `mix` and `mix_backward`: the estimate from what the samples saw."""
+"""Operators `combine` and `combine_backward`: the estimate from the key statistics."""
 
 from __future__ import annotations
 
@@ -7,172 +7,139 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from slowfast_lara.attention.kernels.key_stats import add_column_gradient, column_sums
-from slowfast_lara.attention.kernels.launch import (
-    cdiv,
-    power_of_two,
-    precision,
-    rows_in_place,
-    run,
-    tile_for,
-)
-from slowfast_lara.attention.kernels.tiles import FRAME_GROUP
+from slowfast_lara.attention.kernels.key_stats import query_normaliser, query_normaliser_backward
+from slowfast_lara.attention.kernels.launch import block_size, cdiv, launch, with_unit_stride
+from slowfast_lara.attention.kernels.tiles import FRAME_GROUP, tile
 
 
-@torch.library.custom_op("slowfast_lara::mix", mutates_args=())
-def mix(
-    q: Tensor,
-    samples: Tensor,
-    log_sums: Tensor,
-    means: Tensor,
-    landmarks: Tensor | None,
-    base: Tensor | None,
-    gain: Tensor | None,
-    share: Tensor | None,
-) -> tuple[Tensor, Tensor]:
-    """The estimate [B,h,N,F,d] for q [B,h,N,d], with what samples [B,h,C,d] saw of the frames.
+@torch.library.custom_op("slowfast_lara::combine", mutates_args=())
+def combine(
+    q: Tensor, w: Tensor, log_sums: Tensor, means: Tensor,
+    landmarks: Tensor | None, balance: Tensor | None, gain: Tensor | None, shares: Tensor | None,
+) -> tuple[Tensor, Tensor]:  # fmt: skip
+    """The estimate [B,h,N,F,d] for queries q [B,h,N,d] and samples w [B,h,C,d].
 
-    Log-sums are [B,h,F,C], means [B,h,F,C,d]. Landmarks [B,h,C,d] and three numbers of each
-    [B,h,C] make the weights of triton_mix.py, all or none; the second result is the landmarks'
-    log-sums over the queries. All but q and means are float32, samples and landmarks in the
-    scaled space.
+    Args:
+        q: queries, not scaled; samples and landmarks are in the scaled space.
+        log_sums: L [B,h,F,C], plus the samples' log-weights.
+        means: M [B,h,F,C,d], in the dtype of q. All other tensors are float32.
+        landmarks, balance, gain, shares: terms of alpha (samples.py), or all None.
+
+    Returns:
+        The estimate, and the log-normalisers log Z [B,h,C] of the alignment scores (empty without
+        landmarks).
     """
-    from slowfast_lara.attention.kernels.triton_combine import mix_forward
-
-    q, given, sums = _prepared(q, samples, log_sums, means, landmarks, base, gain, share)
+    q, *tensors = _contiguous(q, w, log_sums, means, landmarks, balance, gain, shares)
+    log_z = w.new_empty(0) if landmarks is None else query_normaliser(tensors[3], q)
+    tensors.insert(4, log_z)
     (B, h, N, d), (F, C) = q.shape, log_sums.shape[2:]
     out = q.new_empty(B, F, N, h, d)
-    sizes = tile_for("mix_forward", q, d=d, C=C)
-    run(
-        mix_forward,
-        B * h * cdiv(N, sizes["BLOCK_N"]),
+    launch(
+        "combine.combine_forward",
         q,
-        *(*given, out),
-        *(*q.stride()[:3], d**-0.25, h, N, F, C),
-        **_constants(d, landmarks is not None),
-        BLOCK_C=power_of_two(C),
-        **sizes,
+        *(q, *tensors, out, *q.stride()[:3], d**-0.25, h, N, F, C),
+        programs=B * h,
+        blocks={"N": N},
+        d=d,
+        C=C,
+        BLOCK_C=block_size(C),
+        ALIGNED=landmarks is not None,
     )
-    # The layout that the temporal stage of trajectory attention reads.
-    return out.permute(0, 3, 2, 1, 4), sums
+    # The memory layout that the temporal stage of trajectory attention reads.
+    return out.permute(0, 3, 2, 1, 4), log_z
 
 
-def _prepared(
-    q: Tensor,
-    samples: Tensor,
-    log_sums: Tensor,
-    means: Tensor,
-    landmarks: Tensor | None,
-    *numbers: Tensor | None,
-    sums: Tensor | None = None,
-) -> tuple[Tensor, tuple[Tensor, ...], Tensor]:
-    """q, the tensors that every kernel of the mixing step is given, and the column sums."""
-    q, samples = rows_in_place(q), samples.contiguous()
-    given = (q, samples, log_sums.contiguous(), means.contiguous())
-    if landmarks is None:
-        # A kernel without landmarks reads none of these.
-        return q, (*given, *[samples] * 5), samples.new_empty(0)
-    landmarks = landmarks.contiguous()
-    if sums is None:
-        sums = column_sums(landmarks, q)
-    small = [x.contiguous() for x in numbers if x is not None]
-    return q, (*given, landmarks, sums, *small), sums
+def _contiguous(q: Tensor, w: Tensor, *others: Tensor | None) -> list[Tensor]:
+    """The tensors as the kernels take them; w replaces None, which they do not read."""
+    return [with_unit_stride(q), *((w if x is None else x).contiguous() for x in (w, *others))]
 
 
-def _constants(d: int, favoured: bool) -> dict[str, Any]:
-    return {"D": d, "BLOCK_D": power_of_two(d), "FAVOURED": favoured, "PRECISION": precision()}
-
-
-@mix.register_fake
-def _(
-    q: Tensor, samples: Tensor, log_sums: Tensor, means: Tensor, landmarks: Tensor | None, *_: Any
-) -> tuple[Tensor, Tensor]:
+@combine.register_fake
+def _(q: Tensor, w: Tensor, log_sums: Tensor, means: Tensor, landmarks: Tensor | None, *_: Any):
     (B, h, N, d), F = q.shape, log_sums.shape[2]
-    sums = samples.new_empty(0 if landmarks is None else samples.shape[:3])
-    return q.new_empty(B, F, N, h, d).permute(0, 3, 2, 1, 4), sums
+    log_z = w.new_empty(0 if landmarks is None else w.shape[:3])
+    return q.new_empty(B, F, N, h, d).permute(0, 3, 2, 1, 4), log_z
 
 
-@torch.library.custom_op("slowfast_lara::mix_backward", mutates_args=())
-def mix_backward(
-    q: Tensor,
-    samples: Tensor,
-    log_sums: Tensor,
-    means: Tensor,
-    landmarks: Tensor | None,
-    base: Tensor | None,
-    gain: Tensor | None,
-    share: Tensor | None,
-    sums: Tensor,
-    grad: Tensor,
-) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
-    """Gradients of q, samples, log-sums, means, landmarks, and of the three numbers [B,h,3,C]."""
-    from slowfast_lara.attention.kernels import triton_combine_backward as triton_mix_backward
-
-    favoured = landmarks is not None
-    q, given, _ = _prepared(q, samples, log_sums, means, landmarks, base, gain, share, sums=sums)
+@torch.library.custom_op("slowfast_lara::combine_backward", mutates_args=())
+def combine_backward(
+    q: Tensor, w: Tensor, log_sums: Tensor, means: Tensor,
+    landmarks: Tensor | None, balance: Tensor | None, gain: Tensor | None, shares: Tensor | None,
+    log_z: Tensor, grad: Tensor,
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
+    """Gradients of q, w, log_sums, means, landmarks, and of balance, gain, shares as [B,h,3,C]."""
+    aligned = landmarks is not None
+    tensors = _contiguous(q, w, log_sums, means, landmarks, log_z, balance, gain, shares)
+    q, w, log_sums, means = tensors[:4]
     (B, h, N, d), (F, C) = q.shape, log_sums.shape[2:]
-    grad = rows_in_place(grad.permute(0, 3, 2, 1, 4))  # [B,F,N,h,d]
-    strides = (*q.stride()[:3], *grad.stride()[:4], d**-0.25, h, N, F, C)
-    shared = _constants(d, favoured)
+    grad = with_unit_stride(grad.permute(0, 3, 2, 1, 4))  # [B,F,N,h,d]
+    sizes = (*q.stride()[:3], *grad.stride()[:4], d**-0.25, h, N, F, C)
+    shared: dict[str, Any] = {"d": d, "C": C, "ALIGNED": aligned}
 
-    sizes = tile_for("mix_backward_queries", q, d=d, C=C)
-    blocks = cdiv(N, sizes["BLOCK_N"])
-    rows = samples.new_empty(B, h, N, 3 * F + 2)
-    parts = samples.new_empty(B, h, blocks, C if favoured else 0)
-    grad_q = q.new_empty(q.shape, dtype=torch.float32 if favoured else q.dtype)
-    own = (*given, grad, grad_q, rows, parts)
-    kernel = triton_mix_backward.mix_backward_queries
-    run(kernel, B * h * blocks, q, *own, *strides, **shared, BLOCK_C=power_of_two(C), **sizes)
-    pull = parts.sum(2)
-
-    sizes = tile_for("mix_backward_samples", q, d=d, C=C)
-    grad_samples, grad_log_sums = torch.empty_like(given[1]), torch.empty_like(given[2])
-    grad_landmarks, grad_numbers = _landmark_gradients(samples, favoured)
-    own = (*given, grad, rows, pull, grad_samples, grad_log_sums, grad_landmarks, grad_numbers)
-    programs = B * h * cdiv(C, sizes["BLOCK_C"])
-    kernel = triton_mix_backward.mix_backward_samples
-    # Of more than 64 frames some registers spill, which takes time and no more.
-    run(kernel, programs, q, *own, *strides, **shared, BLOCK_F=power_of_two(F), **sizes)
-
-    sizes = tile_for("mix_backward_means", q, d=d, C=C)
-    grad_means = torch.empty_like(given[3])
-    own = (*given[:3], *given[4:8], grad, rows, grad_means)
-    programs = B * h * cdiv(F, FRAME_GROUP) * cdiv(C, sizes["BLOCK_C"])
-    kernel = triton_mix_backward.mix_backward_means
-    run(kernel, programs, q, *own, *strides, **shared, GROUP=FRAME_GROUP, **sizes)
-    if favoured:
-        grad_q = add_column_gradient(given[4], q, sums, pull, grad_q)
-    return grad_q, grad_samples, grad_log_sums, grad_means, grad_landmarks, grad_numbers
-
-
-def _landmark_gradients(samples: Tensor, favoured: bool) -> tuple[Tensor, Tensor]:
-    B, h, C, d = samples.shape
-    number = C if favoured else 0
-    return samples.new_empty(B, h, number, d), samples.new_empty(B, h, 3, number)
-
-
-@mix_backward.register_fake
-def _(
-    q: Tensor, samples: Tensor, log_sums: Tensor, means: Tensor, landmarks: Tensor | None, *_: Any
-) -> tuple[Tensor, ...]:
-    like = [
-        torch.empty_like(x, memory_format=torch.contiguous_format)
-        for x in (q, samples, log_sums, means)
-    ]
-    return (*like, *_landmark_gradients(samples, landmarks is not None))
+    kernel = "combine_backward_queries"
+    blocks = cdiv(N, tile(kernel, element_size=q.element_size(), d=d, C=C)["BLOCK_N"])
+    query_stats = w.new_empty(B, h, N, 3 * F + 2)
+    partial = w.new_empty(B, h, blocks, C if aligned else 0)
+    grad_q = q.new_empty(q.shape, dtype=torch.float32 if aligned else q.dtype)
+    launch(
+        f"combine.{kernel}",
+        q,
+        *(*tensors, grad, grad_q, query_stats, partial, *sizes),
+        programs=B * h * blocks,
+        BLOCK_C=block_size(C),
+        **shared,
+    )
+    minus_R = partial.sum(2)
+    grad_w, grad_log_sums = torch.empty_like(w), torch.empty_like(log_sums)
+    grad_landmarks, grad_columns = _landmark_gradients(w, aligned)
+    grads = (grad_w, grad_log_sums, grad_landmarks, grad_columns)
+    launch(
+        "combine.combine_backward_samples",
+        q,
+        *(*tensors, grad, query_stats, minus_R, *grads, *sizes),
+        programs=B * h,
+        blocks={"C": C},
+        BLOCK_F=block_size(F),  # above 64 frames the kernel spills registers, which only costs time
+        **shared,
+    )
+    grad_means = torch.empty_like(means)
+    launch(
+        "combine.combine_backward_means",
+        q,
+        *(*tensors[:3], *tensors[4:8], grad, query_stats, grad_means, *sizes),
+        programs=B * h * cdiv(F, FRAME_GROUP),
+        blocks={"C": C},
+        GROUP=FRAME_GROUP,
+        **shared,
+    )
+    if aligned:
+        grad_q = query_normaliser_backward(tensors[4], q, log_z, minus_R, grad_q)
+    return grad_q, grad_w, grad_log_sums, grad_means, grad_landmarks, grad_columns
 
 
-def _keep(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
-    ctx.set_materialize_grads(False)  # the column sums have none
+def _landmark_gradients(w: Tensor, aligned: bool) -> tuple[Tensor, Tensor]:
+    B, h, C, d = w.shape
+    number = C if aligned else 0
+    return w.new_empty(B, h, number, d), w.new_empty(B, h, 3, number)
+
+
+@combine_backward.register_fake
+def _(q: Tensor, w: Tensor, log_sums: Tensor, means: Tensor, landmarks: Tensor | None, *_: Any):
+    grads = (x.new_empty(x.shape) for x in (q, w, log_sums, means))
+    return (*grads, *_landmark_gradients(w, landmarks is not None))
+
+
+def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
+    ctx.set_materialize_grads(False)  # log Z has no gradient
     ctx.save_for_backward(*inputs, output[1])
 
 
 def _backward(ctx: Any, grad: Tensor, _: Tensor) -> tuple[Any, ...]:
-    saved = ctx.saved_tensors  # once: where blocks are checkpointed, it makes them anew
-    *grads, grad_landmarks, grad_numbers = torch.ops.slowfast_lara.mix_backward(*saved, grad)
+    saved = ctx.saved_tensors  # read once: activation checkpointing recomputes it at each access
+    *grads, grad_landmarks, grad_columns = torch.ops.slowfast_lara.combine_backward(*saved, grad)
     if saved[4] is None:
         return (*grads, None, None, None, None)
-    return (*grads, grad_landmarks, *grad_numbers.unbind(2))
+    return (*grads, grad_landmarks, *grad_columns.unbind(2))
 
 
-mix.register_autograd(_backward, setup_context=_keep)
+combine.register_autograd(_backward, setup_context=_save)

@@ -1,4 +1,4 @@
-"""The operators `landmarks` and `landmarks_backward`: one token for each segment of them."""
+"""Operators `landmarks` and `landmarks_backward`: one token per segment of the tokens."""
 
 from __future__ import annotations
 
@@ -7,73 +7,52 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from slowfast_lara.attention.frames import split_frames
-from slowfast_lara.attention.kernels.launch import power_of_two, rows_in_place, run, tile_for
-from slowfast_lara.attention.landmarks import TOWARDS_ALL, check_landmarks
+from slowfast_lara.attention.kernels.launch import launch, with_unit_stride
+from slowfast_lara.attention.landmarks import GLOBAL_MEAN_SHARE, check_landmarks
+from slowfast_lara.attention.tensors import split_frames
 
 
 @torch.library.custom_op("slowfast_lara::landmarks", mutates_args=())
 def landmarks(x: Tensor, number: int, num_frames: int, farthest: bool) -> tuple[Tensor, Tensor]:
-    """landmarks.segment_means or farthest_tokens of x [B,h,F*P,d]: [B,h,C,d] float32.
+    """`segment_means` or `farthest_tokens` of x [B,h,F*P,d]: [B,h,C,d] in float32.
 
-    The second result tells which tokens are the farthest, counted space-major, or nothing.
+    The second result holds the space-major indices of the farthest tokens, or is empty.
     """
-    from slowfast_lara.attention.kernels import triton_landmarks
-
-    x = rows_in_place(x)
-    (B, h, _, _), (out, chosen) = x.shape, _empty(x, number, num_frames, farthest)
-    sizes = _sizes(x, number, num_frames)
-    of_x, constants = (*x.stride()[:3], h), _constants("segment_sums", x)
+    x = with_unit_stride(x)
+    (B, h, _, d), (out, chosen) = x.shape, _empty(x, number, num_frames, farthest)
+    strides, sizes = x.stride()[:3], (h, *_sizes(x, number, num_frames))
     sums = torch.empty_like(out) if farthest else out
-    kernel = triton_landmarks.segment_sums
-    run(kernel, B * h * number, x, x, sums, *of_x, *sizes, **constants, MEANS=not farthest)
+    args, grid = (x, sums, *strides, *sizes), B * h * number
+    launch("landmarks.segment_sums", x, *args, programs=grid, d=d, MEANS=not farthest)
     if farthest:
-        given = (x, sums, sums.mean(2), out, chosen, *of_x[:3], TOWARDS_ALL, h)
-        kernel = triton_landmarks.farthest_of_segment
-        constants = _constants("farthest_of_segment", x)
-        run(kernel, B * h * number, x, *given, *sizes, **constants)
+        args = (x, sums, sums.mean(2), out, chosen, *strides, GLOBAL_MEAN_SHARE, *sizes)
+        launch("landmarks.farthest_of_segment", x, *args, programs=grid, d=d)
     return out, chosen
 
 
+@landmarks.register_fake
 def _empty(x: Tensor, number: int, num_frames: int, farthest: bool) -> tuple[Tensor, Tensor]:
     check_landmarks(number, x.shape[2])
-    split_frames(x, num_frames)  # refuses what cannot be split
+    split_frames(x, num_frames)  # raises if the tokens cannot be split
     B, h, _, d = x.shape
     out = x.new_empty(B, h, number, d, dtype=torch.float32)
     return out, x.new_empty(B, h, number if farthest else 0, dtype=torch.int32)
 
 
 def _sizes(x: Tensor, number: int, num_frames: int) -> tuple[int, ...]:
-    """F, P, C, and how many segments have the shorter length, which is the last."""
+    """F, P, C, the number of shorter segments, and their length."""
     tokens = x.shape[2]
     length = tokens // number
     return num_frames, tokens // num_frames, number, (length + 1) * number - tokens, length
 
 
-def _constants(kernel: str, x: Tensor) -> dict[str, int]:
-    d = x.shape[3]
-    return {"D": d, "BLOCK_D": power_of_two(d), **tile_for(kernel, x)}
-
-
-@landmarks.register_fake
-def _(x: Tensor, number: int, num_frames: int, farthest: bool) -> tuple[Tensor, Tensor]:
-    return _empty(x, number, num_frames, farthest)
-
-
 @torch.library.custom_op("slowfast_lara::landmarks_backward", mutates_args=())
 def landmarks_backward(x: Tensor, chosen: Tensor, num_frames: int, grad: Tensor) -> Tensor:
-    """The gradient of x, whose values do not matter."""
-    from slowfast_lara.attention.kernels.triton_landmarks import spread_over_segments
-
-    out, grad, number = x.new_empty(x.shape), grad.contiguous(), grad.shape[2]
-    run(
-        spread_over_segments,
-        x.shape[0] * x.shape[1] * number,
-        x,
-        *(grad, chosen, out, *_sizes(x, number, num_frames)),
-        **_constants("spread_over_segments", x),
-        MEANS=chosen.numel() == 0,
-    )
+    """The gradient of x; only its shape, dtype and device are read."""
+    (B, h, _, d), number, out = x.shape, grad.shape[2], x.new_empty(x.shape)
+    args = (grad.contiguous(), chosen, out, *_sizes(x, number, num_frames))
+    means = chosen.numel() == 0
+    launch("landmarks.segment_backward", x, *args, programs=B * h * number, d=d, MEANS=means)
     return out
 
 
@@ -82,9 +61,9 @@ def _(x: Tensor, chosen: Tensor, num_frames: int, grad: Tensor) -> Tensor:
     return x.new_empty(x.shape)
 
 
-def _keep(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
+def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
     x, _, ctx.num_frames, _ = inputs
-    ctx.set_materialize_grads(False)  # the numbers of tokens have none
+    ctx.set_materialize_grads(False)  # the indices have no gradient
     ctx.save_for_backward(x, output[1])
 
 
@@ -96,4 +75,4 @@ def _backward(ctx: Any, grad: Tensor | None, _: None) -> tuple[Any, ...]:
     return grad_x, None, None, None
 
 
-landmarks.register_autograd(_backward, setup_context=_keep)
+landmarks.register_autograd(_backward, setup_context=_save)

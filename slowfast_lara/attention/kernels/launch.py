@@ -1,7 +1,8 @@
-"""How the operators start their kernels: one row of programs, on the device of the tensors."""
+"""Launches of the Triton kernels; Triton is imported at the first one."""
 
 from __future__ import annotations
 
+from importlib import import_module
 from typing import Any
 
 import torch
@@ -14,30 +15,55 @@ def cdiv(a: int, b: int) -> int:
     return -(-a // b)
 
 
-def power_of_two(n: int) -> int:
-    """The smallest one that is not below n, and that products of tensor cores take."""
+def block_size(n: int) -> int:
+    """The smallest power of two >= n, and at least 16, the smallest side of a Triton matmul."""
     return max(16, 1 << (n - 1).bit_length())
 
 
-def precision() -> str:
-    """How float32 is multiplied: as PyTorch's own products on a GPU are."""
+def matmul_precision() -> str:
+    """Precision of float32 matmuls, as PyTorch's own on a GPU: "tf32" or "ieee"."""
     matmul = torch.backends.cuda.matmul
-    # Newer versions of PyTorch have a word in place of the flag, and refuse a mixture of both.
-    word = getattr(matmul, "fp32_precision", None)
-    return "tf32" if (matmul.allow_tf32 if word is None else word == "tf32") else "ieee"
+    # Newer PyTorch versions have a string setting and refuse to mix it with the flag.
+    setting = getattr(matmul, "fp32_precision", None)
+    return "tf32" if (matmul.allow_tf32 if setting is None else setting == "tf32") else "ieee"
 
 
-def tile_for(kernel: str, x: Tensor, **sizes: int) -> dict[str, int]:
-    """The tile of a kernel for tensors like x."""
-    return tile(kernel, element_size=x.element_size(), **sizes)
+def launch(
+    kernel: str,
+    on: Tensor,
+    *args: Any,
+    programs: int,
+    blocks: dict[str, int] | None = None,
+    tile_of: str = "",
+    d: int = 0,
+    C: int = 0,
+    **constants: Any,
+) -> None:
+    """Launch a Triton kernel on a one-dimensional grid, on the device of the tensor `on`.
+
+    Args:
+        kernel: FILE.FUNCTION, for a function in triton_FILE.py.
+        args: run-time arguments.
+        programs: size of the grid, times the number of blocks of each axis in `blocks`
+            ({"N": 100} for 100 queries in blocks of BLOCK_N).
+        tile_of: name in tiles.py, if not FUNCTION; the tile fits the element size of `on`.
+        d: head size, passed as D and BLOCK_D if given.
+        C: number of samples, for the choice of the tile.
+        constants: compile-time arguments in addition to the tile.
+    """
+    file, name = kernel.split(".")
+    function = getattr(import_module(f"slowfast_lara.attention.kernels.triton_{file}"), name)
+    if d:
+        constants = {"D": d, "BLOCK_D": block_size(d), **constants}
+    if "PRECISION" in function.arg_names:
+        constants["PRECISION"] = matmul_precision()
+    constants = {**tile(tile_of or name, element_size=on.element_size(), d=d, C=C), **constants}
+    for axis, size in (blocks or {}).items():
+        programs *= cdiv(size, constants[f"BLOCK_{axis}"])
+    with torch.cuda.device_of(on):
+        function[(programs,)](*args, **constants)
 
 
-def run(kernel: Any, programs: int, like: Tensor, *args: Any, **constants: Any) -> None:
-    """Start a Triton kernel where the tensor `like` is."""
-    with torch.cuda.device_of(like):
-        kernel[(programs,)](*args, **constants)
-
-
-def rows_in_place(x: Tensor) -> Tensor:
-    """Kernels take any strides but that of the last dimension."""
+def with_unit_stride(x: Tensor) -> Tensor:
+    """x, copied if its last dimension has a stride: kernels accept any other strides."""
     return x if x.stride(-1) == 1 else x.contiguous()

@@ -1,19 +1,32 @@
-"""The estimate from what the samples saw (importance.py), in Triton.
+"""Kernels of `combine`: the estimate from the key statistics.
 
     out_nf = sum_c p_ncf M_cf,   p_ncf = softmax_c(s_nc + L_cf),   s_nc = q_n.w_c + log alpha_nc
 
-FAVOURED: alpha is not the same for all queries. With r_nc = exp(q_n.q~_c - column sum of c),
-how much landmark c favours query n, and three numbers for each landmark,
+If ALIGNED, alpha differs between queries; LARA's decoupled and coupled weightings have this form:
 
-    alpha_nc = base_c + gain_c (r_nc - mean_n),   mean_n = sum_c share_c r_nc,
+    r_nc = exp(q_n.q~_c - log Z_c),   rbar_n = sum_c shares_c r_nc
+    alpha_nc = max(balance_c + gain_c (r_nc - rbar_n), MIN_ALPHA)
 
-clamped at SMALLEST: LARA's decoupled and coupled weightings are both of this form.
+The program of a block of queries computes their scores for all samples once, in registers, and
+loops over the frames. No tensor of shape [N,C] is in memory. Backward:
 
-Forward, a program owns some queries, makes their scores against all samples once, in
-registers, and goes through the frames. Nothing of shape [N,C] is in memory.
+    dz_ncf = p_ncf (dp_ncf - delta_nf),   dp_ncf = dout_nf.M_cf,   delta_nf = sum_c p_ncf dp_ncf
+    dL_cf = sum_n dz_ncf,   dM_cf = sum_n p_ncf dout_nf
+    ds_nc = sum_f dz_ncf,   dalpha_nc = ds_nc / alpha_nc,   t_n = sum_c gain_c dalpha_nc
+    dr_nc = gain_c dalpha_nc - shares_c t_n
 
-Pointers: q [B,h,N,d] with the strides given; all else is contiguous, out [B,F,N,h,d] included.
-`scale` is d**-0.25.
+    e_nc = r_nc (dr_nc - R_c),   R_c = sum_n r_nc dr_nc: the gradient of q_n.q~_c
+
+`combine_backward_queries` owns a block of queries, as the forward kernel does. It writes dq, the
+query statistics [B,h,N,3F+2] (for each frame max_c(s + L), max_c p and delta, then rbar and t),
+and its partial sum of -R_c, [B,h,blocks,C]. The operator adds up the partial sums for the other
+kernels. R_c is not known before, so dq stays in float32 until its term is added.
+
+`combine_backward_samples` and `combine_backward_means` own a block of samples (the latter of a
+group of frames) and loop over all queries. With the query statistics they need no other samples.
+Each sum has one owner, so results are deterministic.
+
+q [B,h,N,d] and dout [B,F,N,h,d] have any strides; out and all other tensors are contiguous.
 """
 
 from __future__ import annotations
@@ -21,106 +34,324 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from slowfast_lara.attention.kernels.triton_shared import in_two, product
+from slowfast_lara.attention.kernels.triton_shared import (
+    dot_gradient,
+    dot_split_left,
+    dot_split_right,
+    own_block,
+    split_float32,
+)
 
-SMALLEST = tl.constexpr(1e-8)
+MIN_ALPHA = tl.constexpr(1e-8)
 
 
 @triton.jit
-def scores_of(
-    q_rows, n_ok, w_rows, c_ok, scale, D: tl.constexpr, STEP: tl.constexpr, PRECISION: tl.constexpr
-):
-    """q_n.w_c [N,C] from pointers to their rows, STEP of the d numbers at a time."""
-    total = tl.zeros([q_rows.shape[0], w_rows.shape[0]], tl.float32)
+def query_dots(
+    p_q, mask_n, p_w, mask_c, scale,
+    D: tl.constexpr, STEP: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
+    """q_n.w_c [N,C] from row pointers, STEP components at a time to save registers."""
+    total = tl.zeros([p_q.shape[0], p_w.shape[0]], tl.float32)
     for start in tl.range(0, D, STEP, num_stages=1):
-        x = start + tl.arange(0, STEP)
-        x_ok = x < D
-        q = tl.load(q_rows[:, None] + x[None, :], mask=n_ok[:, None] & x_ok[None, :], other=0.0)
-        w = tl.load(w_rows[:, None] + x[None, :], mask=c_ok[:, None] & x_ok[None, :], other=0.0)
-        high, low = in_two(w * scale, q.dtype)
-        total += product(q, tl.trans(high), tl.trans(low), PRECISION)
+        d = start + tl.arange(0, STEP)
+        mask_d = d < D
+        b_q = tl.load(p_q[:, None] + d[None, :], mask=mask_n[:, None] & mask_d[None, :], other=0.0)
+        b_w = tl.load(p_w[:, None] + d[None, :], mask=mask_c[:, None] & mask_d[None, :], other=0.0)
+        hi, lo = split_float32(b_w * scale, b_q.dtype)
+        total += dot_split_right(b_q, tl.trans(hi), tl.trans(lo), PRECISION)
     return total
 
 
 @triton.jit
-def favour_of(
-    q_rows,
-    n_ok,
-    rows,
-    c_ok,
-    sums_ptr,
-    share_ptr,
-    scale,
-    D: tl.constexpr,
-    STEP: tl.constexpr,
-    PRECISION: tl.constexpr,
-):
-    """r_nc [N,C] of landmarks, from pointers to their rows, and mean_n."""
-    logits = scores_of(q_rows, n_ok, rows, c_ok, scale, D, STEP, PRECISION)
-    logits = tl.where(n_ok[:, None], logits, float("-inf"))
-    column_sums = tl.load(sums_ptr, mask=c_ok, other=float("inf"))
-    share = tl.load(share_ptr, mask=c_ok, other=0.0)
-    favour = tl.exp(logits - column_sums[None, :])
-    return favour, tl.sum(share[None, :] * favour, 1)
+def query_alignment(
+    p_q, mask_n, bhc, mask_c, landmarks_ptr, log_z_ptr, shares_ptr, scale,
+    D: tl.constexpr, STEP: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
+    """r_nc [N,C] and rbar_n, for queries at p_q and landmarks bhc."""
+    logits = query_dots(p_q, mask_n, landmarks_ptr + bhc * D, mask_c, scale, D, STEP, PRECISION)
+    logits = tl.where(mask_n[:, None], logits, float("-inf"))
+    b_log_z = tl.load(log_z_ptr + bhc, mask=mask_c, other=float("inf"))
+    b_shares = tl.load(shares_ptr + bhc, mask=mask_c, other=0.0)
+    b_r = tl.exp(logits - b_log_z[None, :])
+    return b_r, tl.sum(b_shares[None, :] * b_r, 1)
 
 
 @triton.jit
-def mix_forward(
-    q_ptr,
-    w_ptr,
-    log_sums_ptr,
-    means_ptr,
-    landmarks_ptr,
-    column_sums_ptr,
-    base_ptr,
-    gain_ptr,
-    share_ptr,
+def combine_forward(
+    q_ptr, w_ptr, L_ptr, M_ptr, landmarks_ptr, log_z_ptr, balance_ptr, gain_ptr, shares_ptr,
     out_ptr,
-    q_batch,
-    q_head,
-    q_token,
-    scale,
-    H,
-    N,
-    F,
-    C,
-    D: tl.constexpr,
-    BLOCK_D: tl.constexpr,
-    BLOCK_C: tl.constexpr,
-    BLOCK_N: tl.constexpr,
-    STEP: tl.constexpr,
-    FAVOURED: tl.constexpr,
-    PRECISION: tl.constexpr,
-):
-    blocks = tl.cdiv(N, BLOCK_N)
-    pid = tl.program_id(0)
-    bh = (pid // blocks).to(tl.int64)
-    b, h = bh // H, bh % H
-    n = pid % blocks * BLOCK_N + tl.arange(0, BLOCK_N)
-    token = n.to(tl.int64)
-    c, x = tl.arange(0, BLOCK_C), tl.arange(0, BLOCK_D)
-    n_ok, c_ok, x_ok = n < N, c < C, x < D
-    nx_ok = n_ok[:, None] & x_ok[None, :]
-    cx_ok = c_ok[:, None] & x_ok[None, :]
-    q_rows = q_ptr + b * q_batch + h * q_head + token * q_token
-    at = bh * C + c
-    scores = scores_of(q_rows, n_ok, w_ptr + at * D, c_ok, scale, D, STEP, PRECISION)
-    if FAVOURED:
-        base = tl.load(base_ptr + at, mask=c_ok, other=0.0)
-        gain = tl.load(gain_ptr + at, mask=c_ok, other=0.0)
-        rows, sums, shares = landmarks_ptr + at * D, column_sums_ptr + at, share_ptr + at
-        favour, mean = favour_of(q_rows, n_ok, rows, c_ok, sums, shares, scale, D, STEP, PRECISION)
-        alpha = base[None, :] + gain[None, :] * (favour - mean[:, None])
-        scores += tl.log(tl.maximum(alpha, SMALLEST))
-    scores = tl.where(c_ok[None, :], scores, float("-inf"))
+    q_stride_b, q_stride_h, q_stride_n, scale, H, N, F, C,
+    D: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_C: tl.constexpr, BLOCK_N: tl.constexpr,
+    STEP: tl.constexpr, ALIGNED: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
+    bh, b, h, _, n = own_block(N, 1, H, BLOCK_N)
+    mask_n, n = n < N, n.to(tl.int64)
+    c, d = tl.arange(0, BLOCK_C), tl.arange(0, BLOCK_D)
+    mask_c, mask_d = c < C, d < D
+    mask_nd = mask_n[:, None] & mask_d[None, :]
+    mask_cd = mask_c[:, None] & mask_d[None, :]
+    p_q = q_ptr + b * q_stride_b + h * q_stride_h + n * q_stride_n
+    bhc = bh * C + c
+    b_s = query_dots(p_q, mask_n, w_ptr + bhc * D, mask_c, scale, D, STEP, PRECISION)
+    if ALIGNED:
+        b_balance = tl.load(balance_ptr + bhc, mask=mask_c, other=0.0)
+        b_gain = tl.load(gain_ptr + bhc, mask=mask_c, other=0.0)
+        b_r, b_rbar = query_alignment(
+            p_q, mask_n, bhc, mask_c, landmarks_ptr, log_z_ptr, shares_ptr, scale,
+            D, STEP, PRECISION,
+        )  # fmt: skip
+        alpha = b_balance[None, :] + b_gain[None, :] * (b_r - b_rbar[:, None])
+        b_s += tl.log(tl.maximum(alpha, MIN_ALPHA))
+    b_s = tl.where(mask_c[None, :], b_s, float("-inf"))
     for f in range(F):
-        log_sums = tl.load(log_sums_ptr + (bh * F + f) * C + c, mask=c_ok, other=0.0)
-        means = tl.load(
-            means_ptr + ((bh * F + f) * C + c[:, None]) * D + x[None, :], mask=cx_ok, other=0.0
-        )
-        logits = scores + log_sums[None, :]
+        fc = (bh * F + f) * C + c
+        b_L = tl.load(L_ptr + fc, mask=mask_c, other=0.0)
+        b_M = tl.load(M_ptr + fc[:, None] * D + d[None, :], mask=mask_cd, other=0.0)
+        logits = b_s + b_L[None, :]
         weights = tl.exp(logits - tl.max(logits, 1)[:, None])
         total = tl.sum(weights, 1)
-        out = tl.dot(weights.to(means.dtype), means, input_precision=PRECISION) / total[:, None]
-        out_cells = (((b * F + f) * N + token[:, None]) * H + h) * D + x[None, :]
-        tl.store(out_ptr + out_cells, out.to(out_ptr.dtype.element_ty), mask=nx_ok)
+        b_out = tl.dot(weights.to(b_M.dtype), b_M, input_precision=PRECISION) / total[:, None]
+        p_out = out_ptr + (((b * F + f) * N + n[:, None]) * H + h) * D + d[None, :]
+        tl.store(p_out, b_out.to(out_ptr.dtype.element_ty), mask=mask_nd)
+
+
+@triton.jit
+def combine_backward_queries(
+    q_ptr, w_ptr, L_ptr, M_ptr, landmarks_ptr, log_z_ptr, balance_ptr, gain_ptr, shares_ptr,
+    dout_ptr, dq_ptr, stats_ptr, partial_ptr,
+    q_stride_b, q_stride_h, q_stride_n, dout_stride_b, dout_stride_f, dout_stride_n, dout_stride_h,
+    scale, H, N, F, C,
+    D: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_C: tl.constexpr, BLOCK_N: tl.constexpr,
+    STEP: tl.constexpr, ALIGNED: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
+    bh, b, h, _, n = own_block(N, 1, H, BLOCK_N)
+    mask_n, n = n < N, n.to(tl.int64)
+    c, d = tl.arange(0, BLOCK_C), tl.arange(0, BLOCK_D)
+    mask_c, mask_d = c < C, d < D
+    mask_nd = mask_n[:, None] & mask_d[None, :]
+    mask_cd = mask_c[:, None] & mask_d[None, :]
+    p_q = q_ptr + b * q_stride_b + h * q_stride_h + n * q_stride_n
+    bhc = bh * C + c
+    b_s = query_dots(p_q, mask_n, w_ptr + bhc * D, mask_c, scale, D, STEP, PRECISION)
+    p_stats = stats_ptr + (bh * N + n) * (3 * F + 2)
+    if ALIGNED:
+        b_balance = tl.load(balance_ptr + bhc, mask=mask_c, other=0.0)
+        b_gain = tl.load(gain_ptr + bhc, mask=mask_c, other=0.0)
+        b_r, b_rbar = query_alignment(
+            p_q, mask_n, bhc, mask_c, landmarks_ptr, log_z_ptr, shares_ptr, scale,
+            D, STEP, PRECISION,
+        )  # fmt: skip
+        alpha = b_balance[None, :] + b_gain[None, :] * (b_r - b_rbar[:, None])
+        b_s += tl.log(tl.maximum(alpha, MIN_ALPHA))
+        tl.store(p_stats + 3 * F, b_rbar, mask=mask_n)
+    b_s = tl.where(mask_c[None, :], b_s, float("-inf"))
+    dtype: tl.constexpr = q_ptr.dtype.element_ty
+    b_ds = tl.zeros([BLOCK_N, BLOCK_C], tl.float32)
+    for f in range(F):
+        fc = (bh * F + f) * C + c
+        b_L = tl.load(L_ptr + fc, mask=mask_c, other=0.0)
+        b_M = tl.load(M_ptr + fc[:, None] * D + d[None, :], mask=mask_cd, other=0.0)
+        p_dout = dout_ptr + b * dout_stride_b + tl.cast(f, tl.int64) * dout_stride_f
+        p_dout = p_dout + h * dout_stride_h + n[:, None] * dout_stride_n + d[None, :]
+        b_dout = tl.load(p_dout, mask=mask_nd, other=0.0)
+        logits = b_s + b_L[None, :]
+        top = tl.max(logits, 1)
+        weights = tl.exp(logits - top[:, None])
+        total = tl.sum(weights, 1)
+        weights = weights / total[:, None]
+        dweights = tl.dot(b_dout, tl.trans(b_M), input_precision=PRECISION)
+        delta = tl.sum(weights * dweights, 1)
+        dlogits = weights * (dweights - delta[:, None])
+        b_ds += tl.where(mask_n[:, None], dlogits, 0.0)
+        tl.store(p_stats + 3 * f, top, mask=mask_n)
+        tl.store(p_stats + 3 * f + 1, 1 / total, mask=mask_n)
+        tl.store(p_stats + 3 * f + 2, delta, mask=mask_n)
+    if ALIGNED:
+        alpha = b_balance[None, :] + b_gain[None, :] * (b_r - b_rbar[:, None])
+        b_e = b_gain[None, :] * b_ds / tl.maximum(alpha, MIN_ALPHA)
+        b_e = tl.where(alpha > MIN_ALPHA, b_e, 0.0)
+        b_t = tl.sum(b_e, 1)
+        b_shares = tl.load(shares_ptr + bhc, mask=mask_c, other=0.0)
+        b_e = b_r * (b_e - b_shares[None, :] * b_t[:, None])  # without R_c
+        tl.store(p_stats + 3 * F + 1, b_t, mask=mask_n)
+        p_partial = partial_ptr + tl.program_id(0).to(tl.int64) * C + c
+        tl.store(p_partial, -tl.sum(b_e, 0), mask=mask_c)
+    for start in tl.range(0, D, STEP, num_stages=1):
+        y = start + tl.arange(0, STEP)
+        mask_cy = mask_c[:, None] & (y < D)[None, :]
+        cy = bhc[:, None] * D + y[None, :]
+        b_w = tl.load(w_ptr + cy, mask=mask_cy, other=0.0) * scale
+        b_dq = dot_gradient(b_ds, b_w.to(dtype), False, PRECISION)
+        if ALIGNED:
+            b_landmarks = tl.load(landmarks_ptr + cy, mask=mask_cy, other=0.0) * scale
+            b_dq += dot_gradient(b_e, b_landmarks.to(dtype), True, PRECISION)
+        p_dq = dq_ptr + (bh * N + n[:, None]) * D + y[None, :]
+        mask_ny = mask_n[:, None] & (y < D)[None, :]
+        tl.store(p_dq, b_dq.to(dq_ptr.dtype.element_ty), mask=mask_ny)
+
+
+@triton.jit
+def sample_alignment(b_q, mask_n, hi, lo, b_log_z, PRECISION: tl.constexpr):
+    """r_nc as [C,N], for split landmarks."""
+    logits = dot_split_left(hi, lo, tl.trans(b_q), PRECISION)
+    # Mask out-of-range queries before summing over them.
+    logits = tl.where(mask_n[None, :], logits, float("-inf"))
+    return tl.exp(logits - b_log_z[:, None])
+
+
+@triton.jit
+def sample_weights(logits, p_stats, mask):
+    """p_ncf as [C,N], normalised by the query statistics of a frame.
+
+    Recomputed logits differ from the forward pass's by rounding, which matters if they are large.
+    A weight well above 1/2 is the largest of its query: that one is in the statistics, exactly.
+    """
+    top = tl.load(p_stats, mask=mask, other=float("inf"))[None, :]
+    largest = tl.load(p_stats + 1, mask=mask, other=0.0)[None, :]
+    weights = tl.exp(logits - top) * largest
+    return tl.where(weights > 0.6, largest, weights)
+
+
+@triton.jit
+def combine_backward_samples(
+    q_ptr, w_ptr, L_ptr, M_ptr, landmarks_ptr, log_z_ptr, balance_ptr, gain_ptr, shares_ptr,
+    dout_ptr, stats_ptr, minus_R_ptr, dw_ptr, dL_ptr, dlandmarks_ptr, dcolumns_ptr,
+    q_stride_b, q_stride_h, q_stride_n, dout_stride_b, dout_stride_f, dout_stride_n, dout_stride_h,
+    scale, H, N, F, C,
+    D: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_C: tl.constexpr, BLOCK_N: tl.constexpr,
+    BLOCK_F: tl.constexpr, ALIGNED: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
+    """`dcolumns` [B,h,3,C] are the gradients of balance, gain and shares."""
+    bh, b, h, _, c = own_block(C, 1, H, BLOCK_C)
+    d, i = tl.arange(0, BLOCK_D), tl.arange(0, BLOCK_N)
+    mask_c, mask_d = c < C, d < D
+    mask_cd = mask_c[:, None] & mask_d[None, :]
+    bhc = bh * C + c
+    cd = bhc[:, None] * D + d[None, :]
+    dtype: tl.constexpr = q_ptr.dtype.element_ty
+    w_hi, w_lo = split_float32(tl.load(w_ptr + cd, mask=mask_cd, other=0.0) * scale, dtype)
+    b_dw = tl.zeros([BLOCK_C, BLOCK_D], tl.float32)
+    frames = tl.arange(0, BLOCK_F)[None, :]
+    b_dL = tl.zeros([BLOCK_C, BLOCK_F], tl.float32)
+    if ALIGNED:
+        b_landmarks = tl.load(landmarks_ptr + cd, mask=mask_cd, other=0.0)
+        landmarks_hi, landmarks_lo = split_float32(b_landmarks * scale, dtype)
+        b_log_z = tl.load(log_z_ptr + bhc, mask=mask_c, other=float("inf"))
+        b_balance = tl.load(balance_ptr + bhc, mask=mask_c, other=0.0)[:, None]
+        b_gain = tl.load(gain_ptr + bhc, mask=mask_c, other=0.0)[:, None]
+        b_shares = tl.load(shares_ptr + bhc, mask=mask_c, other=0.0)[:, None]
+        minus_R = tl.load(minus_R_ptr + bhc, mask=mask_c, other=0.0)[:, None]
+        b_dbalance = tl.zeros([BLOCK_C], tl.float32)
+        b_dgain = tl.zeros([BLOCK_C], tl.float32)
+        b_dshares = tl.zeros([BLOCK_C], tl.float32)
+        b_dlandmarks = tl.zeros([BLOCK_C, BLOCK_D], tl.float32)
+    width = 3 * F + 2
+    for start in range(0, N, BLOCK_N):
+        mask_n = start + i < N
+        mask_nd = mask_n[:, None] & mask_d[None, :]
+        first = tl.cast(start, tl.int64)
+        p_stats = stats_ptr + (bh * N + first) * width + i * width
+        p_q = q_ptr + b * q_stride_b + h * q_stride_h + first * q_stride_n
+        b_q = tl.load(p_q + i[:, None] * q_stride_n + d[None, :], mask=mask_nd, other=0.0)
+        b_s = dot_split_left(w_hi, w_lo, tl.trans(b_q), PRECISION)  # [C,N]
+        if ALIGNED:
+            b_r = sample_alignment(b_q, mask_n, landmarks_hi, landmarks_lo, b_log_z, PRECISION)
+            b_rbar = tl.load(p_stats + 3 * F, mask=mask_n, other=0.0)
+            centred = b_r - b_rbar[None, :]
+            alpha = b_balance + b_gain * centred
+            b_s += tl.log(tl.maximum(alpha, MIN_ALPHA))
+        b_ds = tl.zeros([BLOCK_C, BLOCK_N], tl.float32)
+        p_dout = dout_ptr + b * dout_stride_b + h * dout_stride_h + first * dout_stride_n
+        for f in range(F):
+            fc = (bh * F + f) * C + c
+            b_L = tl.load(L_ptr + fc, mask=mask_c, other=float("-inf"))
+            b_M = tl.load(M_ptr + fc[:, None] * D + d[None, :], mask=mask_cd, other=0.0)
+            p_frame = p_dout + tl.cast(f, tl.int64) * dout_stride_f
+            p_frame = p_frame + i[:, None] * dout_stride_n + d[None, :]
+            b_dout = tl.load(p_frame, mask=mask_nd, other=0.0)
+            weights = sample_weights(b_s + b_L[:, None], p_stats + 3 * f, mask_n)
+            delta = tl.load(p_stats + 3 * f + 2, mask=mask_n, other=0.0)
+            dweights = tl.dot(b_M, tl.trans(b_dout), input_precision=PRECISION)
+            dlogits = weights * (dweights - delta[None, :])
+            # If one sample carries all the weight, the difference is pure rounding error.
+            dlogits = tl.where(weights == 1, 0.0, dlogits)
+            b_ds += dlogits
+            b_dL += tl.where(frames == f, tl.sum(dlogits, 1)[:, None], 0.0)
+        b_dw += dot_gradient(b_ds, b_q, False, PRECISION)
+        if ALIGNED:
+            dalpha = tl.where(alpha > MIN_ALPHA, b_ds / tl.maximum(alpha, MIN_ALPHA), 0.0)
+            b_t = tl.load(p_stats + 3 * F + 1, mask=mask_n, other=0.0)[None, :]
+            b_e = b_r * (b_gain * dalpha - b_shares * b_t + minus_R)
+            b_dlandmarks += dot_gradient(b_e, b_q, False, PRECISION)
+            b_dbalance += tl.sum(dalpha, 1)
+            b_dgain += tl.sum(dalpha * centred, 1)
+            b_dshares -= tl.sum(b_r * b_t, 1)
+    tl.store(dw_ptr + cd, b_dw * scale, mask=mask_cd)
+    p_dL = dL_ptr + (bh * F + frames) * C + c[:, None]
+    tl.store(p_dL, b_dL, mask=mask_c[:, None] & (frames < F))
+    if ALIGNED:
+        tl.store(dlandmarks_ptr + cd, b_dlandmarks * scale, mask=mask_cd)
+        p_dcolumns = dcolumns_ptr + bh * 3 * C + c
+        tl.store(p_dcolumns, b_dbalance, mask=mask_c)
+        tl.store(p_dcolumns + C, b_dgain, mask=mask_c)
+        tl.store(p_dcolumns + 2 * C, b_dshares, mask=mask_c)
+
+
+@triton.jit
+def combine_backward_means(
+    q_ptr, w_ptr, L_ptr, landmarks_ptr, log_z_ptr, balance_ptr, gain_ptr,
+    dout_ptr, stats_ptr, dM_ptr,
+    q_stride_b, q_stride_h, q_stride_n, dout_stride_b, dout_stride_f, dout_stride_n, dout_stride_h,
+    scale, H, N, F, C,
+    GROUP: tl.constexpr, D: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_C: tl.constexpr,
+    BLOCK_N: tl.constexpr, ALIGNED: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
+    """dM_cf = sum_n p_ncf dout_nf for GROUP frames, which share the scores."""
+    bh, b, h, group, c = own_block(C, tl.cdiv(F, GROUP), H, BLOCK_C)
+    d, i = tl.arange(0, BLOCK_D), tl.arange(0, BLOCK_N)
+    mask_c, mask_d = c < C, d < D
+    mask_cd = mask_c[:, None] & mask_d[None, :]
+    bhc = bh * C + c
+    cd = bhc[:, None] * D + d[None, :]
+    dtype: tl.constexpr = q_ptr.dtype.element_ty
+    w_hi, w_lo = split_float32(tl.load(w_ptr + cd, mask=mask_cd, other=0.0) * scale, dtype)
+    if ALIGNED:
+        b_landmarks = tl.load(landmarks_ptr + cd, mask=mask_cd, other=0.0)
+        landmarks_hi, landmarks_lo = split_float32(b_landmarks * scale, dtype)
+        b_log_z = tl.load(log_z_ptr + bhc, mask=mask_c, other=float("inf"))
+        b_balance = tl.load(balance_ptr + bhc, mask=mask_c, other=0.0)[:, None]
+        b_gain = tl.load(gain_ptr + bhc, mask=mask_c, other=0.0)[:, None]
+    totals = ()
+    for _ in tl.static_range(GROUP):
+        totals = totals + (tl.zeros([BLOCK_C, BLOCK_D], tl.float32),)  # type: ignore[assignment]
+    width = 3 * F + 2
+    for start in range(0, N, BLOCK_N):
+        mask_n = start + i < N
+        mask_nd = mask_n[:, None] & mask_d[None, :]
+        first = tl.cast(start, tl.int64)
+        p_stats = stats_ptr + (bh * N + first) * width + i * width
+        p_q = q_ptr + b * q_stride_b + h * q_stride_h + first * q_stride_n
+        b_q = tl.load(p_q + i[:, None] * q_stride_n + d[None, :], mask=mask_nd, other=0.0)
+        b_s = dot_split_left(w_hi, w_lo, tl.trans(b_q), PRECISION)  # [C,N]
+        if ALIGNED:
+            b_r = sample_alignment(b_q, mask_n, landmarks_hi, landmarks_lo, b_log_z, PRECISION)
+            b_rbar = tl.load(p_stats + 3 * F, mask=mask_n, other=0.0)
+            alpha = b_balance + b_gain * (b_r - b_rbar[None, :])
+            b_s += tl.log(tl.maximum(alpha, MIN_ALPHA))
+        p_dout = dout_ptr + b * dout_stride_b + h * dout_stride_h + first * dout_stride_n
+        p_group = p_stats + 3 * group * GROUP
+        new = ()
+        for j in tl.static_range(GROUP):
+            f = group * GROUP + j
+            b_L = tl.load(L_ptr + (bh * F + f) * C + c, mask=mask_c & (f < F), other=float("-inf"))
+            p_frame = p_dout + f.to(tl.int64) * dout_stride_f
+            p_frame = p_frame + i[:, None] * dout_stride_n + d[None, :]
+            b_dout = tl.load(p_frame, mask=mask_nd & (f < F), other=0.0)
+            weights = sample_weights(b_s + b_L[:, None], p_group + 3 * j, mask_n & (f < F))
+            total = tl.dot(weights.to(dtype), b_dout, acc=totals[j], input_precision=PRECISION)
+            new = new + (total,)  # type: ignore[assignment]
+        totals = new
+    for j in tl.static_range(GROUP):
+        f = group * GROUP + j
+        p_dM = dM_ptr + ((bh * F + f) * C + c[:, None]) * D + d[None, :]
+        tl.store(p_dM, totals[j].to(dtype), mask=mask_cd & (f < F))

@@ -1,27 +1,27 @@
-"""What each sample sees of each frame (importance.py), in Triton: L_cf and M_cf.
+"""Kernels of `key_stats`: the statistics L_cf and M_cf of the keys, per sample and frame.
 
-    logit_cp = w_c.k_p - |k_p|^2/2,  L_c = log sum_p exp(logit_cp),  M_c = sum_p share_cp v_p
+    logit_cp = w_c.k_p - |k_p|^2/2,   L_c = log sum_p exp(logit_cp),   M_c = sum_p a_cp v_p
 
-with share_cp = exp(logit_cp - L_c). A program goes through the keys of a frame once, with
-a running maximum. Backward, with slope_c = dL_c - dM_c.M_c,
+with weights a_cp = exp(logit_cp - L_c). A program goes through the keys of a frame once, with a
+running maximum. Backward, with g_c = dL_c - dM_c.M_c,
 
-    dlogit_cp = share_cp (dM_c.v_p + slope_c),   dv_p = sum_c share_cp dM_c
+    dlogit_cp = a_cp (dM_c.v_p + g_c),   dv_p = sum_c a_cp dM_c
     dk_p = sum_c dlogit_cp w_c - k_p sum_c dlogit_cp,   dw_c = sum_p dlogit_cp k_p
 
-one kernel for the keys and one for the samples, so that each sum has one owner and one
-order. Means and their gradients are in the precision of v; `rest` is what rounding took.
+One kernel owns the keys and one the samples, so each sum has one owner and a fixed order. M and dM
+have the dtype of v; M_lo is the remainder that rounding removed from M.
 
-Large logits that are made anew differ by their rounding. A share well above a half is the
-largest of its sample, which is kept: it needs no logit. Where it is 1, M_c is v_p and
-dlogit_cp is dL_c, without a difference that is of rounding alone.
+Recomputed logits differ from the forward pass's by rounding, which matters if they are large. A
+weight above 0.6 is therefore replaced by the saved largest weight of its sample (`peak`). If that
+is 1, M_c is v_p and dlogit_cp is dL_c, without a difference that is pure rounding error.
 
-SAME: the keys are the values, and their gradient is the sum of both.
+TIED: the keys are the values, and dk is the sum of both gradients.
 
-Without NORMS and VALUES, L_c is the log-sum of a landmark over all queries. Backward, the
-kernel for the keys then takes a float32 gradient in place of `grad_v`, and adds to it.
+Without NORMS and VALUES, k are the queries, w the landmarks and L the log-normalisers log Z_c of
+the alignment scores. The backward kernel of the keys then adds its result to the float32 gradient
+that `dv_ptr` points to.
 
-Pointers are to k, v [B,h,F*P,d] with the strides given; all else is contiguous. `scale` is
-d**-0.25: k is taken as it is, the samples w [B,h,C,d] are in the scaled space.
+k, v [B,h,F*P,d] have any strides; all other tensors are contiguous.
 """
 
 from __future__ import annotations
@@ -30,10 +30,11 @@ import triton
 import triton.language as tl
 
 from slowfast_lara.attention.kernels.triton_shared import (
-    gradient_product,
-    in_two,
-    product,
-    product_of_parts,
+    dot_gradient,
+    dot_split_left,
+    dot_split_right,
+    own_block,
+    split_float32,
 )
 
 
@@ -44,273 +45,170 @@ def half_norms(k, scale):
 
 
 @triton.jit
-def along_means(grad, means_ptr, rest_ptr, cells, ok):
-    """dM_c.M_c, with what M_c lost by rounding: the difference to dM_c.v_p may be small."""
-    means = tl.load(means_ptr + cells, mask=ok, other=0.0).to(tl.float32)
-    if grad.dtype != tl.float32:
-        means += tl.load(rest_ptr + cells, mask=ok, other=0.0).to(tl.float32)
-    return tl.sum(grad.to(tl.float32) * means, 1)
+def dot_means(dM, M_ptr, M_lo_ptr, cd, mask):
+    """dM_c.M_c with the remainder of M_c: the difference to dM_c.v_p may be small."""
+    b_M = tl.load(M_ptr + cd, mask=mask, other=0.0).to(tl.float32)
+    if dM.dtype != tl.float32:
+        b_M += tl.load(M_lo_ptr + cd, mask=mask, other=0.0).to(tl.float32)
+    return tl.sum(dM.to(tl.float32) * b_M, 1)
 
 
 @triton.jit
-def seen_forward(
-    w_ptr,
-    k_ptr,
-    v_ptr,
-    log_sums_ptr,
-    largest_ptr,
-    means_ptr,
-    rest_ptr,
-    k_batch,
-    k_head,
-    k_token,
-    v_batch,
-    v_head,
-    v_token,
-    scale,
-    H,
-    F,
-    P,
-    C,
-    D: tl.constexpr,
-    BLOCK_D: tl.constexpr,
-    BLOCK_C: tl.constexpr,
-    BLOCK_N: tl.constexpr,
-    VALUES: tl.constexpr,
-    NORMS: tl.constexpr,
-    PRECISION: tl.constexpr,
-):
-    blocks = tl.cdiv(C, BLOCK_C)
-    pid = tl.program_id(0)
-    f = pid // blocks % F
-    bh = (pid // (blocks * F)).to(tl.int64)
-    b, h = bh // H, bh % H
-    c = pid % blocks * BLOCK_C + tl.arange(0, BLOCK_C)
-    x = tl.arange(0, BLOCK_D)
-    rows = tl.arange(0, BLOCK_N)
-    c_ok, x_ok = c < C, x < D
-    cx_ok = c_ok[:, None] & x_ok[None, :]
-    w = tl.load(w_ptr + (bh * C + c[:, None]) * D + x[None, :], mask=cx_ok, other=0.0) * scale
-    high, low = in_two(w, k_ptr.dtype.element_ty)
-    k_frame = k_ptr + b * k_batch + h * k_head + f.to(tl.int64) * P * k_token
-    v_frame = v_ptr + b * v_batch + h * v_head + f.to(tl.int64) * P * v_token
+def key_stats_forward(
+    w_ptr, k_ptr, v_ptr, L_ptr, peak_ptr, M_ptr, M_lo_ptr,
+    k_stride_b, k_stride_h, k_stride_n, v_stride_b, v_stride_h, v_stride_n, scale, H, F, P, C,
+    D: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_C: tl.constexpr, BLOCK_N: tl.constexpr,
+    VALUES: tl.constexpr, NORMS: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
+    bh, b, h, f, c = own_block(C, F, H, BLOCK_C)
+    d, i = tl.arange(0, BLOCK_D), tl.arange(0, BLOCK_N)
+    mask_c, mask_d = c < C, d < D
+    mask_cd = mask_c[:, None] & mask_d[None, :]
+    b_w = tl.load(w_ptr + (bh * C + c[:, None]) * D + d[None, :], mask=mask_cd, other=0.0) * scale
+    w_hi, w_lo = split_float32(b_w, k_ptr.dtype.element_ty)
+    p_k = k_ptr + b * k_stride_b + h * k_stride_h + f.to(tl.int64) * P * k_stride_n
+    p_v = v_ptr + b * v_stride_b + h * v_stride_h + f.to(tl.int64) * P * v_stride_n
 
     top = tl.full([BLOCK_C], float("-inf"), tl.float32)
     total = tl.zeros([BLOCK_C], tl.float32)
-    seen = tl.zeros([BLOCK_C, BLOCK_D], tl.float32)
+    b_M = tl.zeros([BLOCK_C, BLOCK_D], tl.float32)
     for start in range(0, P, BLOCK_N):
-        ok = start + rows < P
-        nx_ok = ok[:, None] & x_ok[None, :]
+        mask_p = start + i < P
+        mask_pd = mask_p[:, None] & mask_d[None, :]
         first = tl.cast(start, tl.int64)
-        k = tl.load(
-            k_frame + first * k_token + rows[:, None] * k_token + x[None, :], mask=nx_ok, other=0.0
-        )
-        logits = product_of_parts(high, low, tl.trans(k), PRECISION)
+        p_rows = p_k + first * k_stride_n + i[:, None] * k_stride_n + d[None, :]
+        b_k = tl.load(p_rows, mask=mask_pd, other=0.0)
+        logits = dot_split_left(w_hi, w_lo, tl.trans(b_k), PRECISION)
         if NORMS:
-            logits -= half_norms(k, scale)[None, :]
-        logits = tl.where(ok[None, :], logits, float("-inf"))
-        # Finite from the first block on: there every sample sees a key.
+            logits -= half_norms(b_k, scale)[None, :]
+        logits = tl.where(mask_p[None, :], logits, float("-inf"))
+        # Finite from the first block on, which has at least one key.
         new = tl.maximum(top, tl.max(logits, 1))
         weights = tl.exp(logits - new[:, None])
-        kept = tl.exp(top - new)
-        total = total * kept + tl.sum(weights, 1)
+        decay = tl.exp(top - new)
+        total = total * decay + tl.sum(weights, 1)
         if VALUES:
-            v = tl.load(
-                v_frame + first * v_token + rows[:, None] * v_token + x[None, :],
-                mask=nx_ok,
-                other=0.0,
-            )
-            high_weights, low_weights = in_two(weights, v.dtype)
-            seen = seen * kept[:, None]
-            seen += product_of_parts(high_weights, low_weights, v, PRECISION)
+            p_rows = p_v + first * v_stride_n + i[:, None] * v_stride_n + d[None, :]
+            b_v = tl.load(p_rows, mask=mask_pd, other=0.0)
+            weights_hi, weights_lo = split_float32(weights, b_v.dtype)
+            b_M = b_M * decay[:, None]
+            b_M += dot_split_left(weights_hi, weights_lo, b_v, PRECISION)
         top = new
-    at = (bh * F + f) * C + c
-    tl.store(log_sums_ptr + at, top + tl.log(total), mask=c_ok)
+    fc = (bh * F + f) * C + c
+    tl.store(L_ptr + fc, top + tl.log(total), mask=mask_c)
     if VALUES:
-        tl.store(largest_ptr + at, 1 / total, mask=c_ok)
-        means, rest = in_two(seen / total[:, None], v_ptr.dtype.element_ty)
-        cells = at[:, None] * D + x[None, :]
-        tl.store(means_ptr + cells, means, mask=cx_ok)
+        tl.store(peak_ptr + fc, 1 / total, mask=mask_c)
+        M_hi, M_lo = split_float32(b_M / total[:, None], v_ptr.dtype.element_ty)
+        cd = fc[:, None] * D + d[None, :]
+        tl.store(M_ptr + cd, M_hi, mask=mask_cd)
         if v_ptr.dtype.element_ty != tl.float32:
-            tl.store(rest_ptr + cells, rest, mask=cx_ok)
+            tl.store(M_lo_ptr + cd, M_lo, mask=mask_cd)
 
 
 @triton.jit
-def seen_backward_keys(
-    w_ptr,
-    k_ptr,
-    v_ptr,
-    log_sums_ptr,
-    largest_ptr,
-    means_ptr,
-    rest_ptr,
-    grad_log_sums_ptr,
-    grad_means_ptr,
-    grad_k_ptr,
-    grad_v_ptr,
-    k_batch,
-    k_head,
-    k_token,
-    v_batch,
-    v_head,
-    v_token,
-    scale,
-    H,
-    F,
-    P,
-    C,
-    D: tl.constexpr,
-    BLOCK_D: tl.constexpr,
-    BLOCK_C: tl.constexpr,
-    BLOCK_N: tl.constexpr,
-    VALUES: tl.constexpr,
-    SAME: tl.constexpr,
-    NORMS: tl.constexpr,
-    PRECISION: tl.constexpr,
-):
-    blocks = tl.cdiv(P, BLOCK_N)
-    pid = tl.program_id(0)
-    f = pid // blocks % F
-    bh = (pid // (blocks * F)).to(tl.int64)
-    b, h = bh // H, bh % H
-    p = pid % blocks * BLOCK_N + tl.arange(0, BLOCK_N)
-    columns = tl.arange(0, BLOCK_C)
-    x = tl.arange(0, BLOCK_D)
-    x_ok = x < D
-    px_ok = (p < P)[:, None] & x_ok[None, :]
-    token = (f * P + p).to(tl.int64)
-    k = tl.load(
-        k_ptr + b * k_batch + h * k_head + token[:, None] * k_token + x[None, :],
-        mask=px_ok,
-        other=0.0,
-    )
-    norms = half_norms(k, scale)
+def key_stats_backward_keys(
+    w_ptr, k_ptr, v_ptr, L_ptr, peak_ptr, M_ptr, M_lo_ptr, dL_ptr, dM_ptr, dk_ptr, dv_ptr,
+    k_stride_b, k_stride_h, k_stride_n, v_stride_b, v_stride_h, v_stride_n, scale, H, F, P, C,
+    D: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_C: tl.constexpr, BLOCK_N: tl.constexpr,
+    VALUES: tl.constexpr, TIED: tl.constexpr, NORMS: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
+    bh, b, h, f, p = own_block(P, F, H, BLOCK_N)
+    d, i = tl.arange(0, BLOCK_D), tl.arange(0, BLOCK_C)
+    mask_d = d < D
+    mask_pd = (p < P)[:, None] & mask_d[None, :]
+    n = (f * P + p).to(tl.int64)[:, None]
+    p_k = k_ptr + b * k_stride_b + h * k_stride_h + n * k_stride_n + d[None, :]
+    b_k = tl.load(p_k, mask=mask_pd, other=0.0)
+    norms = half_norms(b_k, scale)
     if VALUES:
-        v = tl.load(
-            v_ptr + b * v_batch + h * v_head + token[:, None] * v_token + x[None, :],
-            mask=px_ok,
-            other=0.0,
-        )
-    grad_k = tl.zeros([BLOCK_N, BLOCK_D], tl.float32)
-    grad_v = tl.zeros([BLOCK_N, BLOCK_D], tl.float32)
-    grad_norms = tl.zeros([BLOCK_N], tl.float32)
+        p_v = v_ptr + b * v_stride_b + h * v_stride_h + n * v_stride_n + d[None, :]
+        b_v = tl.load(p_v, mask=mask_pd, other=0.0)
+    b_dk = tl.zeros([BLOCK_N, BLOCK_D], tl.float32)
+    b_dv = tl.zeros([BLOCK_N, BLOCK_D], tl.float32)
+    dnorms = tl.zeros([BLOCK_N], tl.float32)
     for start in range(0, C, BLOCK_C):
-        c = start + columns
-        c_ok = c < C
-        cx_ok = c_ok[:, None] & x_ok[None, :]
-        w = tl.load(w_ptr + (bh * C + c[:, None]) * D + x[None, :], mask=cx_ok, other=0.0) * scale
-        high, low = in_two(w, k.dtype)
-        logits = product(k, tl.trans(high), tl.trans(low), PRECISION)
+        c = start + i
+        mask_c = c < C
+        mask_cd = mask_c[:, None] & mask_d[None, :]
+        p_w = w_ptr + (bh * C + c[:, None]) * D + d[None, :]
+        w_hi, w_lo = split_float32(tl.load(p_w, mask=mask_cd, other=0.0) * scale, b_k.dtype)
+        logits = dot_split_right(b_k, tl.trans(w_hi), tl.trans(w_lo), PRECISION)
         if NORMS:
             logits -= norms[:, None]
         logits = tl.where((p < P)[:, None], logits, float("-inf"))
-        at = (bh * F + f) * C + c
-        log_sums = tl.load(log_sums_ptr + at, mask=c_ok, other=float("inf"))
-        shares = tl.exp(logits - log_sums[None, :])
-        slope = tl.load(grad_log_sums_ptr + at, mask=c_ok, other=0.0)
+        fc = (bh * F + f) * C + c
+        b_L = tl.load(L_ptr + fc, mask=mask_c, other=float("inf"))
+        weights = tl.exp(logits - b_L[None, :])
+        b_dL = tl.load(dL_ptr + fc, mask=mask_c, other=0.0)
         if VALUES:
-            largest = tl.load(largest_ptr + at, mask=c_ok, other=0.0)
-            shares = tl.where(shares > 0.6, largest[None, :], shares)
-            cells = at[:, None] * D + x[None, :]
-            grad_means = tl.load(grad_means_ptr + cells, mask=cx_ok, other=0.0)
-            across = slope - along_means(grad_means, means_ptr, rest_ptr, cells, cx_ok)
-            grad_v = tl.dot(shares.to(v.dtype), grad_means, acc=grad_v, input_precision=PRECISION)
-            along = tl.dot(v, tl.trans(grad_means), input_precision=PRECISION)
-            grad_logits = shares * (along + across[None, :])
-            grad_logits = tl.where(shares == 1, slope[None, :], grad_logits)
+            peak = tl.load(peak_ptr + fc, mask=mask_c, other=0.0)
+            weights = tl.where(weights > 0.6, peak[None, :], weights)
+            cd = fc[:, None] * D + d[None, :]
+            b_dM = tl.load(dM_ptr + cd, mask=mask_cd, other=0.0)
+            g = b_dL - dot_means(b_dM, M_ptr, M_lo_ptr, cd, mask_cd)
+            b_dv = tl.dot(weights.to(b_v.dtype), b_dM, acc=b_dv, input_precision=PRECISION)
+            dweights = tl.dot(b_v, tl.trans(b_dM), input_precision=PRECISION)
+            dlogits = weights * (dweights + g[None, :])
+            dlogits = tl.where(weights == 1, b_dL[None, :], dlogits)
         else:
-            grad_logits = shares * slope[None, :]
-        grad_k += gradient_product(grad_logits, high, not VALUES, PRECISION)
+            dlogits = weights * b_dL[None, :]
+        b_dk += dot_gradient(dlogits, w_hi, not VALUES, PRECISION)
         if NORMS:
-            grad_norms += tl.sum(grad_logits, 1)
+            dnorms += tl.sum(dlogits, 1)
     if NORMS:
-        grad_k -= (grad_norms * scale * scale)[:, None] * k.to(tl.float32)
-    cells = (bh * F * P + token[:, None]) * D + x[None, :]
+        b_dk -= (dnorms * scale * scale)[:, None] * b_k.to(tl.float32)
+    nd = (bh * F * P + n) * D + d[None, :]
     if not VALUES:
-        grad_k += tl.load(grad_v_ptr + cells, mask=px_ok, other=0.0)
-    if SAME:
-        grad_k += grad_v
-    tl.store(grad_k_ptr + cells, grad_k.to(grad_k_ptr.dtype.element_ty), mask=px_ok)
-    if VALUES and not SAME:
-        tl.store(grad_v_ptr + cells, grad_v.to(grad_v_ptr.dtype.element_ty), mask=px_ok)
+        b_dk += tl.load(dv_ptr + nd, mask=mask_pd, other=0.0)
+    if TIED:
+        b_dk += b_dv
+    tl.store(dk_ptr + nd, b_dk.to(dk_ptr.dtype.element_ty), mask=mask_pd)
+    if VALUES and not TIED:
+        tl.store(dv_ptr + nd, b_dv.to(dv_ptr.dtype.element_ty), mask=mask_pd)
 
 
 @triton.jit
-def seen_backward_samples(
-    w_ptr,
-    k_ptr,
-    v_ptr,
-    log_sums_ptr,
-    largest_ptr,
-    means_ptr,
-    rest_ptr,
-    grad_log_sums_ptr,
-    grad_means_ptr,
-    grad_w_ptr,
-    k_batch,
-    k_head,
-    k_token,
-    v_batch,
-    v_head,
-    v_token,
-    scale,
-    H,
-    F,
-    P,
-    C,
-    D: tl.constexpr,
-    BLOCK_D: tl.constexpr,
-    BLOCK_C: tl.constexpr,
-    BLOCK_N: tl.constexpr,
-    NORMS: tl.constexpr,
-    PRECISION: tl.constexpr,
-):
-    blocks = tl.cdiv(C, BLOCK_C)
-    pid = tl.program_id(0)
-    bh = (pid // blocks).to(tl.int64)
-    b, h = bh // H, bh % H
-    c = pid % blocks * BLOCK_C + tl.arange(0, BLOCK_C)
-    x = tl.arange(0, BLOCK_D)
-    rows = tl.arange(0, BLOCK_N)
-    c_ok, x_ok = c < C, x < D
-    cx_ok = c_ok[:, None] & x_ok[None, :]
-    cells = (bh * C + c[:, None]) * D + x[None, :]
-    w = tl.load(w_ptr + cells, mask=cx_ok, other=0.0) * scale
-    high, low = in_two(w, k_ptr.dtype.element_ty)
-    k_head_ptr = k_ptr + b * k_batch + h * k_head
-    v_head_ptr = v_ptr + b * v_batch + h * v_head
-    grad_w = tl.zeros([BLOCK_C, BLOCK_D], tl.float32)
+def key_stats_backward_samples(
+    w_ptr, k_ptr, v_ptr, L_ptr, peak_ptr, M_ptr, M_lo_ptr, dL_ptr, dM_ptr, dw_ptr,
+    k_stride_b, k_stride_h, k_stride_n, v_stride_b, v_stride_h, v_stride_n, scale, H, F, P, C,
+    D: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_C: tl.constexpr, BLOCK_N: tl.constexpr,
+    NORMS: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
+    bh, b, h, _, c = own_block(C, 1, H, BLOCK_C)
+    d, i = tl.arange(0, BLOCK_D), tl.arange(0, BLOCK_N)
+    mask_c, mask_d = c < C, d < D
+    mask_cd = mask_c[:, None] & mask_d[None, :]
+    cd = (bh * C + c[:, None]) * D + d[None, :]
+    b_w = tl.load(w_ptr + cd, mask=mask_cd, other=0.0) * scale
+    w_hi, w_lo = split_float32(b_w, k_ptr.dtype.element_ty)
+    p_k = k_ptr + b * k_stride_b + h * k_stride_h
+    p_v = v_ptr + b * v_stride_b + h * v_stride_h
+    b_dw = tl.zeros([BLOCK_C, BLOCK_D], tl.float32)
     for f in range(F):
-        at = (bh * F + f) * C + c
-        log_sums = tl.load(log_sums_ptr + at, mask=c_ok, other=float("inf"))
-        largest = tl.load(largest_ptr + at, mask=c_ok, other=0.0)[:, None]
-        slope = tl.load(grad_log_sums_ptr + at, mask=c_ok, other=0.0)
-        seen_cells = at[:, None] * D + x[None, :]
-        grad_means = tl.load(grad_means_ptr + seen_cells, mask=cx_ok, other=0.0)
-        across = slope - along_means(grad_means, means_ptr, rest_ptr, seen_cells, cx_ok)
+        fc = (bh * F + f) * C + c
+        b_L = tl.load(L_ptr + fc, mask=mask_c, other=float("inf"))
+        peak = tl.load(peak_ptr + fc, mask=mask_c, other=0.0)[:, None]
+        b_dL = tl.load(dL_ptr + fc, mask=mask_c, other=0.0)
+        fcd = fc[:, None] * D + d[None, :]
+        b_dM = tl.load(dM_ptr + fcd, mask=mask_cd, other=0.0)
+        g = b_dL - dot_means(b_dM, M_ptr, M_lo_ptr, fcd, mask_cd)
         for start in range(0, P, BLOCK_N):
-            ok = start + rows < P
-            nx_ok = ok[:, None] & x_ok[None, :]
+            mask_p = start + i < P
+            mask_pd = mask_p[:, None] & mask_d[None, :]
             first = tl.cast(f, tl.int64) * P + start
-            k = tl.load(
-                k_head_ptr + first * k_token + rows[:, None] * k_token + x[None, :],
-                mask=nx_ok,
-                other=0.0,
-            )
-            logits = product_of_parts(high, low, tl.trans(k), PRECISION)
+            p_rows = p_k + first * k_stride_n + i[:, None] * k_stride_n + d[None, :]
+            b_k = tl.load(p_rows, mask=mask_pd, other=0.0)
+            logits = dot_split_left(w_hi, w_lo, tl.trans(b_k), PRECISION)
             if NORMS:
-                logits -= half_norms(k, scale)[None, :]
-            # A key that is not there must not add to the sum over keys.
-            logits = tl.where(ok[None, :], logits, float("-inf"))
-            shares = tl.exp(logits - log_sums[:, None])
-            shares = tl.where(shares > 0.6, largest, shares)
-            v = tl.load(
-                v_head_ptr + first * v_token + rows[:, None] * v_token + x[None, :],
-                mask=nx_ok,
-                other=0.0,
-            )
-            along = tl.dot(grad_means, tl.trans(v), input_precision=PRECISION)
-            grad_logits = shares * (along + across[:, None])
-            grad_logits = tl.where(shares == 1, slope[:, None], grad_logits)
-            grad_w += gradient_product(grad_logits, k, False, PRECISION)
-    tl.store(grad_w_ptr + cells, grad_w * scale, mask=cx_ok)
+                logits -= half_norms(b_k, scale)[None, :]
+            # Mask out-of-range keys before summing over them.
+            logits = tl.where(mask_p[None, :], logits, float("-inf"))
+            weights = tl.exp(logits - b_L[:, None])
+            weights = tl.where(weights > 0.6, peak, weights)
+            p_rows = p_v + first * v_stride_n + i[:, None] * v_stride_n + d[None, :]
+            b_v = tl.load(p_rows, mask=mask_pd, other=0.0)
+            dweights = tl.dot(b_dM, tl.trans(b_v), input_precision=PRECISION)
+            dlogits = weights * (dweights + g[:, None])
+            dlogits = tl.where(weights == 1, b_dL[:, None], dlogits)
+            b_dw += dot_gradient(dlogits, b_k, False, PRECISION)
+    tl.store(dw_ptr + cd, b_dw * scale, mask=mask_cd)

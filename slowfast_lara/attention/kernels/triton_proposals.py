@@ -1,17 +1,17 @@
-"""LARA's Gaussian proposals and their weights (lara.py), in Triton, all in float32.
+"""Kernels of `proposals`: LARA's Gaussian proposals and their densities, in float32.
 
-With s = d**-0.25, mu_c = s (q~_c + k~_c), w_c = mu_c + noise_c and
+With mu_c = scale (q~_c + k~_c) and w_c = mu_c + noise_c,
 
     l_cj = w_c.mu_j - |mu_j|^2/2,   own_c = l_cc,   balance_c = exp(l_cc - log sum_j exp(l_cj))
 
-Backward, with y_c = balance_c dbalance_c and E_cj = -y_c exp(l_cj - own_c) balance_c, to which
-down_c + y_c is added where j = c,
+Backward, with y_c = balance_c dbalance_c and
+
+    E_cj = -y_c exp(l_cj - own_c) balance_c  (+ down_c + y_c if j = c),
 
     dw_c += sum_j E_cj mu_j,   dmu_c = dw_c + sum_j E_jc (w_j - mu_c)
 
-A program owns some proposals, as c in one sum and as j in the other, and goes through all.
-
-Pointers are to contiguous [B,h,C,d] and [B,h,C].
+A program owns a block of proposals, as c in one sum and as j in the other, and loops over all.
+All tensors are contiguous, [B,h,C,d] or [B,h,C].
 """
 
 from __future__ import annotations
@@ -19,140 +19,109 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-
-@triton.jit
-def load_means(q_ptr, k_ptr, cells, ok, scale):
-    q = tl.load(q_ptr + cells, mask=ok, other=0.0)
-    return (q + tl.load(k_ptr + cells, mask=ok, other=0.0)) * scale
+from slowfast_lara.attention.kernels.triton_shared import own_block
 
 
 @triton.jit
-def half_square(x):
+def load_mu(q_ptr, k_ptr, cd, mask, scale):
+    b_q = tl.load(q_ptr + cd, mask=mask, other=0.0)
+    return (b_q + tl.load(k_ptr + cd, mask=mask, other=0.0)) * scale
+
+
+@triton.jit
+def half_norm(x):
     return tl.sum(x * x, 1) / 2
 
 
 @triton.jit
 def proposals_forward(
-    q_ptr,
-    k_ptr,
-    noise_ptr,
-    points_ptr,
-    landmarks_ptr,
-    own_ptr,
-    balance_ptr,
-    scale,
-    C,
-    D: tl.constexpr,
-    BLOCK_D: tl.constexpr,
-    BLOCK_C: tl.constexpr,
-    NOISE: tl.constexpr,
-    PRECISION: tl.constexpr,
-):
-    blocks = tl.cdiv(C, BLOCK_C)
-    pid = tl.program_id(0)
-    bh = (pid // blocks).to(tl.int64)
-    columns, x = tl.arange(0, BLOCK_C), tl.arange(0, BLOCK_D)
-    c = pid % blocks * BLOCK_C + columns
-    cells = (bh * C + c[:, None]) * D + x[None, :]
-    ok = (c < C)[:, None] & (x < D)[None, :]
-    landmarks = tl.load(q_ptr + cells, mask=ok, other=0.0) * scale
-    means = load_means(q_ptr, k_ptr, cells, ok, scale)
-    points = means
+    q_ptr, k_ptr, noise_ptr, w_ptr, landmarks_ptr, own_ptr, balance_ptr, scale, C,
+    D: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_C: tl.constexpr,
+    NOISE: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
+    """`landmarks` are the scaled q~."""
+    bh, _, _, _, c = own_block(C, 1, 1, BLOCK_C)
+    i, d = tl.arange(0, BLOCK_C), tl.arange(0, BLOCK_D)
+    cd = (bh * C + c[:, None]) * D + d[None, :]
+    mask = (c < C)[:, None] & (d < D)[None, :]
+    landmarks = tl.load(q_ptr + cd, mask=mask, other=0.0) * scale
+    b_mu = load_mu(q_ptr, k_ptr, cd, mask, scale)
+    b_w = b_mu
     if NOISE:
-        points += tl.load(noise_ptr + cells, mask=ok, other=0.0)
-    own = tl.sum(points * means, 1) - half_square(means)
+        b_w += tl.load(noise_ptr + cd, mask=mask, other=0.0)
+    own = tl.sum(b_w * b_mu, 1) - half_norm(b_mu)
     top, total = own, tl.zeros([BLOCK_C], tl.float32)
     for start in range(0, C, BLOCK_C):
-        j = start + columns
-        j_ok = (j < C)[:, None] & (x < D)[None, :]
-        others = load_means(q_ptr, k_ptr, (bh * C + j[:, None]) * D + x[None, :], j_ok, scale)
-        logits = tl.dot(points, tl.trans(others), input_precision=PRECISION)
-        logits -= half_square(others)[None, :]
-        # The same number as `own`, and not one that was rounded otherwise: balance is at most 1.
+        j = start + i
+        mask_jd = (j < C)[:, None] & (d < D)[None, :]
+        mu_j = load_mu(q_ptr, k_ptr, (bh * C + j[:, None]) * D + d[None, :], mask_jd, scale)
+        logits = tl.dot(b_w, tl.trans(mu_j), input_precision=PRECISION)
+        logits -= half_norm(mu_j)[None, :]
+        # Exactly `own`, not the same number rounded differently: balance is at most 1.
         logits = tl.where(c[:, None] == j[None, :], own[:, None], logits)
         logits = tl.where((j < C)[None, :], logits, float("-inf"))
         new = tl.maximum(top, tl.max(logits, 1))
         total = total * tl.exp(top - new) + tl.sum(tl.exp(logits - new[:, None]), 1)
         top = new
-    tl.store(points_ptr + cells, points, mask=ok)
-    tl.store(landmarks_ptr + cells, landmarks, mask=ok)
+    tl.store(w_ptr + cd, b_w, mask=mask)
+    tl.store(landmarks_ptr + cd, landmarks, mask=mask)
     tl.store(own_ptr + bh * C + c, own, mask=c < C)
     tl.store(balance_ptr + bh * C + c, tl.exp(own - top - tl.log(total)), mask=c < C)
 
 
 @triton.jit
 def proposals_backward(
-    q_ptr,
-    k_ptr,
-    points_ptr,
-    own_ptr,
-    balance_ptr,
-    grad_points_ptr,
-    grad_landmarks_ptr,
-    grad_own_ptr,
-    grad_balance_ptr,
-    grad_q_ptr,
-    grad_k_ptr,
-    grad_noise_ptr,
-    scale,
-    C,
-    D: tl.constexpr,
-    BLOCK_D: tl.constexpr,
-    BLOCK_C: tl.constexpr,
-    NOISE: tl.constexpr,
-    LANDMARKS: tl.constexpr,
-    PRECISION: tl.constexpr,
-):
-    """LANDMARKS: there is a gradient of s q~_c. NOISE: that of the noise is written."""
-    blocks = tl.cdiv(C, BLOCK_C)
-    pid = tl.program_id(0)
-    bh = (pid // blocks).to(tl.int64)
-    columns, x = tl.arange(0, BLOCK_C), tl.arange(0, BLOCK_D)
-    c = pid % blocks * BLOCK_C + columns
-    at = bh * C + c
-    cells = at[:, None] * D + x[None, :]
-    c_ok = c < C
-    ok = c_ok[:, None] & (x < D)[None, :]
-    points = tl.load(points_ptr + cells, mask=ok, other=0.0)
-    means = load_means(q_ptr, k_ptr, cells, ok, scale)
-    half_squares = half_square(means)
-    balance = tl.load(balance_ptr + at, mask=c_ok, other=0.0)
-    own = tl.load(own_ptr + at, mask=c_ok, other=0.0)
-    slope = balance * tl.load(grad_balance_ptr + at, mask=c_ok, other=0.0)
-    grad_own = tl.load(grad_own_ptr + at, mask=c_ok, other=0.0)
-    grad_points = tl.load(grad_points_ptr + cells, mask=ok, other=0.0) + grad_own[:, None] * means
-    grad_means = grad_own[:, None] * (points - means)
+    q_ptr, k_ptr, w_ptr, own_ptr, balance_ptr, dw_ptr, dlandmarks_ptr, down_ptr, dbalance_ptr,
+    dq_ptr, dk_ptr, dnoise_ptr, scale, C,
+    D: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_C: tl.constexpr,
+    NOISE: tl.constexpr, LANDMARKS: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
+    """LANDMARKS: the scaled q~ have a gradient. NOISE: write the gradient of the noise."""
+    bh, _, _, _, c = own_block(C, 1, 1, BLOCK_C)
+    i, d = tl.arange(0, BLOCK_C), tl.arange(0, BLOCK_D)
+    bhc = bh * C + c
+    cd = bhc[:, None] * D + d[None, :]
+    mask_c = c < C
+    mask = mask_c[:, None] & (d < D)[None, :]
+    b_w = tl.load(w_ptr + cd, mask=mask, other=0.0)
+    b_mu = load_mu(q_ptr, k_ptr, cd, mask, scale)
+    half_norms = half_norm(b_mu)
+    balance = tl.load(balance_ptr + bhc, mask=mask_c, other=0.0)
+    own = tl.load(own_ptr + bhc, mask=mask_c, other=0.0)
+    y = balance * tl.load(dbalance_ptr + bhc, mask=mask_c, other=0.0)
+    down = tl.load(down_ptr + bhc, mask=mask_c, other=0.0)
+    b_dw = tl.load(dw_ptr + cd, mask=mask, other=0.0) + down[:, None] * b_mu
+    b_dmu = down[:, None] * (b_w - b_mu)
     for start in range(0, C, BLOCK_C):
-        j = start + columns
-        j_at, j_ok = bh * C + j, j < C
-        j_cells, jx_ok = j_at[:, None] * D + x[None, :], j_ok[:, None] & (x < D)[None, :]
+        j = start + i
+        bhj, mask_j = bh * C + j, j < C
+        jd, mask_jd = bhj[:, None] * D + d[None, :], mask_j[:, None] & (d < D)[None, :]
         same = c[:, None] == j[None, :]
-        other_means = load_means(q_ptr, k_ptr, j_cells, jx_ok, scale)
-        logits = tl.dot(points, tl.trans(other_means), input_precision=PRECISION)
-        logits -= half_square(other_means)[None, :]
+        mu_j = load_mu(q_ptr, k_ptr, jd, mask_jd, scale)
+        logits = tl.dot(b_w, tl.trans(mu_j), input_precision=PRECISION)
+        logits -= half_norm(mu_j)[None, :]
         shares = tl.exp(logits - own[:, None] + tl.log(balance)[:, None])
-        # A proposal's own share without what `slope` adds to it, before the products: large
-        # vectors would not cancel.
+        # Add the y_c of the diagonal before the matmul: after it, large vectors would not cancel.
         shares = tl.where(same, balance[:, None] - 1, shares)
-        shares = tl.where(j_ok[None, :], shares, 0.0)
-        grad_points -= tl.dot(slope[:, None] * shares, other_means, input_precision=PRECISION)
+        shares = tl.where(mask_j[None, :], shares, 0.0)
+        b_dw -= tl.dot(y[:, None] * shares, mu_j, input_precision=PRECISION)
 
-        other_points = tl.load(points_ptr + j_cells, mask=jx_ok, other=0.0)
-        other_own = tl.load(own_ptr + j_at, mask=j_ok, other=0.0)
-        other_balance = tl.load(balance_ptr + j_at, mask=j_ok, other=0.0)
-        other_slope = other_balance * tl.load(grad_balance_ptr + j_at, mask=j_ok, other=0.0)
-        logits = tl.dot(means, tl.trans(other_points), input_precision=PRECISION)
-        logits -= half_squares[:, None]
-        # A proposal that is not there has a balance of 0, and the logarithm takes it away.
-        shares = tl.exp(logits - other_own[None, :] + tl.log(other_balance)[None, :])
+        w_j = tl.load(w_ptr + jd, mask=mask_jd, other=0.0)
+        own_j = tl.load(own_ptr + bhj, mask=mask_j, other=0.0)
+        balance_j = tl.load(balance_ptr + bhj, mask=mask_j, other=0.0)
+        y_j = balance_j * tl.load(dbalance_ptr + bhj, mask=mask_j, other=0.0)
+        logits = tl.dot(b_mu, tl.trans(w_j), input_precision=PRECISION)
+        logits -= half_norms[:, None]
+        # Out-of-range proposals have balance 0, so their share is exp(-inf) = 0.
+        shares = tl.exp(logits - own_j[None, :] + tl.log(balance_j)[None, :])
         shares = tl.where(same, balance[:, None] - 1, shares)
-        weights = shares * other_slope[None, :]
-        grad_means -= tl.dot(weights, other_points, input_precision=PRECISION)
-        grad_means += tl.sum(weights, 1)[:, None] * means
+        weights = shares * y_j[None, :]
+        b_dmu -= tl.dot(weights, w_j, input_precision=PRECISION)
+        b_dmu += tl.sum(weights, 1)[:, None] * b_mu
     if NOISE:
-        tl.store(grad_noise_ptr + cells, grad_points, mask=ok)
-    grad_means = (grad_means + grad_points) * scale
-    tl.store(grad_k_ptr + cells, grad_means, mask=ok)
+        tl.store(dnoise_ptr + cd, b_dw, mask=mask)
+    b_dmu = (b_dmu + b_dw) * scale
+    tl.store(dk_ptr + cd, b_dmu, mask=mask)
     if LANDMARKS:
-        grad_means += tl.load(grad_landmarks_ptr + cells, mask=ok, other=0.0) * scale
-    tl.store(grad_q_ptr + cells, grad_means, mask=ok)
+        b_dmu += tl.load(dlandmarks_ptr + cd, mask=mask, other=0.0) * scale
+    tl.store(dq_ptr + cd, b_dmu, mask=mask)

@@ -1,8 +1,26 @@
-"""What the Triton kernels share: products that half precision does not spoil.
+"""Notation of the Triton kernels, and matmuls with operands that half precision must not round.
 
-q, k and v come in half precision and are exact as they are. Samples and landmarks are
-float32, and stand in an exponent: rounded to 8 or 11 bits, inputs ten times as large
-would give other weights. So they are the sum of two rounded numbers, with a product each.
+Names are those of the equations in importance_sampling.py and samples.py:
+
+    w_c             samples             q~_c   landmarks
+    L_cf, M_cf      key statistics: log-sum and mean value of sample c over frame f
+    r_nc, rbar_n    alignment scores and their weighted mean; log Z_c their log-normaliser
+    s_nc            q_n.w_c + log alpha_nc
+    p_ncf           softmax_c(s_nc + L_cf)
+    dx              gradient of x
+
+    x_ptr           pointer argument to a whole tensor, x_stride_n a stride of it
+    p_x, b_x        pointers to, and values of, a block of x
+    n, c, d, f, p   index vectors of queries, samples, head components, frames and keys
+    mask_n, mask_nd which of them are in range
+    B, H, N, F, P, C, D, BLOCK_N   sizes and block sizes
+
+bh is the flat index of clip b and head h. Offsets that may exceed 2**31 are int64. `scale` is
+d**-0.25: q and k are not scaled in memory, samples and landmarks are.
+
+q, k and v are exact in half precision. Samples and landmarks are float32 and part of an exponent:
+rounded to 8 or 11 bits, large ones would change the weights. They are split into a rounded part
+`hi` and a remainder `lo`, with one matmul each.
 """
 
 from __future__ import annotations
@@ -12,34 +30,44 @@ import triton.language as tl
 
 
 @triton.jit
-def in_two(x, dtype: tl.constexpr):
-    """float32 as a rounded number and the rest, in `dtype`; all of it is in the first if wide."""
-    high = x.to(dtype)
-    return high, (x - high.to(tl.float32)).to(dtype)
+def own_block(N, F, H, BLOCK: tl.constexpr):
+    """Indices bh, b, h and f of a program, and the indices of its block of N."""
+    blocks = tl.cdiv(N, BLOCK)
+    pid = tl.program_id(0)
+    bh = (pid // (blocks * F)).to(tl.int64)
+    n = pid % blocks * BLOCK + tl.arange(0, BLOCK)
+    return bh, bh // H, bh % H, pid // blocks % F, n
 
 
 @triton.jit
-def product(x, high, low, PRECISION: tl.constexpr):
-    """x [M,K] times a matrix [K,L] in two parts -> float32."""
+def split_float32(x, dtype: tl.constexpr):
+    """x as hi + lo in `dtype`; lo is zero if dtype is float32."""
+    hi = x.to(dtype)
+    return hi, (x - hi.to(tl.float32)).to(dtype)
+
+
+@triton.jit
+def dot_split_right(x, hi, lo, PRECISION: tl.constexpr):
+    """x [M,K] @ (hi + lo) [K,L] -> float32."""
     if x.dtype == tl.float32:
-        return tl.dot(x, high, input_precision=PRECISION)
-    return tl.dot(x, low, acc=tl.dot(x, high))
+        return tl.dot(x, hi, input_precision=PRECISION)
+    return tl.dot(x, lo, acc=tl.dot(x, hi))
 
 
 @triton.jit
-def product_of_parts(high, low, x, PRECISION: tl.constexpr):
-    """A matrix [M,K] in two parts times x [K,L] -> float32."""
+def dot_split_left(hi, lo, x, PRECISION: tl.constexpr):
+    """(hi + lo) [M,K] @ x [K,L] -> float32."""
     if x.dtype == tl.float32:
-        return tl.dot(high, x, input_precision=PRECISION)
-    return tl.dot(low, x, acc=tl.dot(high, x))
+        return tl.dot(hi, x, input_precision=PRECISION)
+    return tl.dot(lo, x, acc=tl.dot(hi, x))
 
 
 @triton.jit
-def gradient_product(grad, x, TWICE: tl.constexpr, PRECISION: tl.constexpr):
-    """grad [M,K] float32 times x [K,L] -> float32.
+def dot_gradient(grad, x, SPLIT: tl.constexpr, PRECISION: tl.constexpr):
+    """grad [M,K] float32 @ x [K,L] -> float32.
 
-    Gradients may be beyond the range of float16, whose rows are therefore scaled to 1.
-    TWICE: the gradient in two parts, where a second product will take most of it away.
+    Rows of the gradient are normalised to 1 for float16, whose range they may exceed. SPLIT keeps
+    the remainder of the gradient, for results that a later subtraction mostly cancels.
     """
     if x.dtype == tl.float32:
         return tl.dot(grad, x, input_precision=PRECISION)
@@ -47,10 +75,10 @@ def gradient_product(grad, x, TWICE: tl.constexpr, PRECISION: tl.constexpr):
         size = tl.max(tl.abs(grad), 1)
         size = tl.where(size > 0, size, 1.0)[:, None]
         grad = grad / size
-    high, low = in_two(grad, x.dtype)
-    out = tl.dot(high, x)
-    if TWICE:
-        out = tl.dot(low, x, acc=out)
+    hi, lo = split_float32(grad, x.dtype)
+    out = tl.dot(hi, x)
+    if SPLIT:
+        out = tl.dot(lo, x, acc=out)
     if x.dtype == tl.float16:
         out = out * size
     return out

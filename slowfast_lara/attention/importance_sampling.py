@@ -1,0 +1,231 @@
+"""Self-normalised importance sampling, the common form of Performer and LARA.
+
+In the scaled space (q and k times d**-0.25), with log xi(x, w) = w.x - |x|^2/2,
+samples w_c and weights a'_nc, per frame (eq. 2 and the last equation of sec. 4.3):
+
+    sum_c a'_nc xi(q_n,w_c) A_cf / sum_c a'_nc xi(q_n,w_c) B_cf
+    A_cf = sum_p xi(k_fp,w_c) v_fp,   B_cf = sum_p xi(k_fp,w_c)
+
+The factor exp(-|q_n|^2/2) cancels. With the key statistics L_cf = log B_cf and
+M_cf = A_cf / B_cf (a mean of the frame's values), the estimate is
+
+    sum_c softmax_c(log a'_nc + q_n.w_c + L_cf) M_cf:
+
+stable at any scale, and inside the range of the frame's values.
+
+`estimate` computes it with the Triton kernels, as fused attention on a GPU
+(importance_sdpa.py), or here: frame by frame, with weights that the backward pass
+recomputes, so that no tensor of shape [N,F,C] exists.
+
+Shapes: B batch, h heads, N queries, F frames, P tokens of a frame, C samples, d head size.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+from functools import partial
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from slowfast_lara.attention.importance_sdpa import estimate_by_sdpa, sdpa_supports
+from slowfast_lara.attention.kernels import choice
+from slowfast_lara.attention.kernels.combine import combine
+from slowfast_lara.attention.kernels.key_stats import key_stats
+from slowfast_lara.attention.samples import MIN_ALPHA, QueryWeights, Samples
+from slowfast_lara.attention.tensors import (
+    is_exporting,
+    scaled,
+    split_frames,
+    to_float32,
+    without_autocast,
+)
+
+# Two limits for CPUs, in elements; neither changes the result.
+# The weights of a frame, [N,C] for a few heads at once, are used while they are still in the
+# cache (2**18 float32 are 1 MB).
+CPU_CHUNK = 2**18
+# The scores, [B,h,N,C] for a group of heads, stay small enough for the allocator to reuse one
+# block for all groups. It returns a larger block (2**21 float32 are 8 MB) to the operating
+# system, which maps it again, page by page, at every operation.
+CPU_GROUP = 2**21
+
+
+class Statistics(NamedTuple):
+    """Scores of the queries and statistics of the keys, per sample."""
+
+    scores: Tensor  # log a'_nc + q_n.w_c, [B,h,N,C]
+    log_sums: Tensor  # L_cf, [B,h,F,C]
+    means: Tensor  # M_cf, [B,h,F,C,d]
+
+
+def log_xi(x: Tensor, w: Tensor) -> Tensor:
+    """log xi(x_m, w_c) = w_c.x_m - |x_m|^2/2: x [...,M,d], w [...,C,d] -> [...,C,M]."""
+    return add_matmul(-x.square().sum(-1).unsqueeze(-2) / 2, w, x.mT)
+
+
+def add_matmul(x: Tensor, left: Tensor, right: Tensor) -> Tensor:
+    """x + left @ right without a tensor for left @ right; x broadcasts."""
+    batch = left.shape[:-2]
+    shape = (*batch, left.shape[-2], right.shape[-1])
+    parts = (x.expand(shape), left, right.expand(*batch, *right.shape[-2:]))
+    return torch.baddbmm(*(part.flatten(0, -3) for part in parts)).view(shape)
+
+
+def estimate(
+    make_samples: Callable[..., Samples],
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    *given: Any,
+    num_frames: int,
+    kernels: choice.Kernels = "auto",
+) -> Tensor:
+    """The estimate above in the dtype of q: q [B,h,N,d]; k, v [B,h,F*P,d] -> [B,h,N,F,d].
+
+    `make_samples(k, *given, triton=BOOL)` returns the samples; `given` are tensors [B,h,C,...] or
+    None. On a CPU it is called for a few heads at a time.
+    """
+    with without_autocast(q.device.type):
+        given = tuple(map(to_float32, given))
+        C = given[0].shape[2]
+        unsupported = choice.unsupported_sizes(q.shape[-1], C)
+        if k.shape != v.shape:
+            unsupported = unsupported or "values with a shape different from the keys'"
+        if choice.uses_triton(kernels, q, unsupported):
+            return _by_triton(q, k, v, make_samples(k, *given, triton=True), num_frames)
+        make_samples = partial(make_samples, triton=False)
+        if sdpa_supports(q) and not is_exporting():
+            return estimate_by_sdpa(q, k, v, make_samples(k, *given), num_frames)
+        tensors = (*map(to_float32, (q, k, v)), *given)
+
+        def statistics_of(heads: slice) -> Statistics:
+            some: list[Any] = [x if x is None else x[:, heads] for x in tensors]
+            q, k, v, *others = some
+            return statistics(q, k, v, make_samples(k, *others), num_frames)
+
+        h = q.shape[1]
+        if is_exporting():
+            return combine_frames(statistics_of(slice(0, h))).to(q.dtype)
+        size = max(1, CPU_GROUP // max(1, q.shape[0] * q.shape[2] * C))
+        groups = [statistics_of(slice(start, start + size)) for start in range(0, h, size)]
+        return _CombineFrames.apply(*(x for group in groups for x in group)).to(q.dtype)
+
+
+def _by_triton(q: Tensor, k: Tensor, v: Tensor, samples: Samples, num_frames: int) -> Tensor:
+    k, v = k.to(q.dtype), v.to(q.dtype)
+    log_sums, means, *_ = key_stats(samples.w, k, v, num_frames, True)
+    if samples.log_weights is not None:
+        log_sums = log_sums + samples.log_weights.unsqueeze(2)
+    query_weights = samples.query_weights or (None, None, None, None)
+    return combine(q, samples.w, log_sums, means, *query_weights)[0]
+
+
+def statistics(q: Tensor, k: Tensor, v: Tensor, samples: Samples, num_frames: int) -> Statistics:
+    q, w = scaled(q), samples.w
+    if samples.query_weights is None:
+        scores = q @ w.mT
+    else:
+        scores = add_matmul(_ClampedLog.apply(alpha(q, samples.query_weights)), q, w.mT)
+    k_frames, v_frames = split_frames(scaled(k), num_frames), split_frames(v, num_frames)
+    logits = log_xi(k_frames, w.unsqueeze(2).expand(-1, -1, num_frames, -1, -1))  # [B,h,F,C,P]
+    weights = logits.softmax(-1)
+    means = weights @ v_frames
+    # The largest weight is 1 / sum_p exp(logit_p - max logit).
+    log_sums = logits.amax(-1) - weights.amax(-1).log()
+    if samples.log_weights is not None:
+        log_sums = log_sums + samples.log_weights.unsqueeze(2)
+    return Statistics(scores, log_sums, means)
+
+
+def alpha(q: Tensor, weights: QueryWeights) -> Tensor:
+    """alpha_nc before the clamp, [B,h,N,C]; q in the scaled space."""
+    landmarks, *columns = weights
+    balance, gain, shares = (x.unsqueeze(-2) for x in columns)  # [B,h,1,C]
+    r = (q @ landmarks.mT).softmax(-2)
+    return torch.addcmul(balance, gain, r - r @ shares.mT)
+
+
+class _ClampedLog(torch.autograd.Function):
+    """log(max(alpha, 1e-8)), saving only the result for the backward pass."""
+
+    @staticmethod
+    def forward(ctx: Any, alpha: Tensor) -> Tensor:
+        out = alpha.clamp(min=MIN_ALPHA).log_()
+        ctx.save_for_backward(out)
+        return out
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Tensor:
+        (out,) = ctx.saved_tensors
+        unclamped = out > math.log(MIN_ALPHA)
+        return grad * torch.where(unclamped, (-out).exp(), 0.0)
+
+
+def combine_frames(statistics: Statistics) -> Tensor:
+    """The estimate from the statistics, in plain operations on the whole batch."""
+    scores, log_sums, means = statistics
+    frames = [
+        (scores + log_sums[:, :, f, None]).softmax(-1) @ means[:, :, f]
+        for f in range(means.shape[2])
+    ]
+    return torch.stack(frames, dim=3)
+
+
+class _CombineFrames(torch.autograd.Function):
+    """`combine_frames` for groups of heads; the backward pass recomputes the weights."""
+
+    @staticmethod
+    def forward(ctx: Any, *groups: Tensor) -> Tensor:
+        heads = sum(scores.shape[1] for scores in groups[::3])
+        (B, _, N, _), (_, _, F, _, d) = groups[0].shape, groups[2].shape
+        # The memory layout that the temporal stage of trajectory attention reads.
+        out = groups[0].new_empty(B, F, N, heads, d).permute(0, 3, 2, 1, 4)
+        for (scores, log_sums, means), part in _head_groups(groups, out):
+            for b, some in _cache_chunks(scores):
+                for f in range(F):
+                    weights = (scores[b, some] + log_sums[b, some, f, None]).softmax(-1)
+                    part[b, some, :, f] = weights @ means[b, some, f]
+        ctx.save_for_backward(*groups)
+        return out
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, ...]:
+        grads: list[Tensor] = []
+        for (scores, log_sums, means), part in _head_groups(ctx.saved_tensors, grad):
+            grad_scores = torch.zeros_like(scores)
+            grad_log_sums, grad_means = torch.empty_like(log_sums), torch.empty_like(means)
+            for b, some in _cache_chunks(scores):
+                for f in range(means.shape[2]):
+                    weights = (scores[b, some] + log_sums[b, some, f, None]).softmax(-1)
+                    g = part[b, some, :, f]
+                    grad_means[b, some, f] = weights.mT @ g
+                    grad_weights = g @ means[b, some, f].mT
+                    mean_grad = (weights * grad_weights).sum(-1, keepdim=True)
+                    grad_logits = grad_weights.sub_(mean_grad).mul_(weights)
+                    grad_scores[b, some] += grad_logits
+                    grad_log_sums[b, some, f] = grad_logits.sum(-2)
+            grads += [grad_scores, grad_log_sums, grad_means]
+        return tuple(grads)
+
+
+def _head_groups(
+    groups: tuple[Tensor, ...], whole: Tensor
+) -> Iterator[tuple[tuple[Tensor, ...], Tensor]]:
+    """The three tensors of each group of heads, with the same heads of `whole` [B,h,...]."""
+    start = 0
+    for i in range(0, len(groups), 3):
+        end = start + groups[i].shape[1]
+        yield groups[i : i + 3], whole[:, start:end]
+        start = end
+
+
+def _cache_chunks(scores: Tensor) -> Iterator[tuple[slice, slice]]:
+    """Slices of batch and heads."""
+    B, h, N, C = scores.shape
+    size = max(1, CPU_CHUNK // (N * C))
+    for b in range(B):
+        for start in range(0, h, size):
+            yield slice(b, b + 1), slice(start, min(start + size, h))

@@ -1,0 +1,208 @@
+"""Importance sampling on a GPU as fused attention, in the dtype of q.
+
+    sum_c softmax_c(log alpha_nc + q_n.w_c + L_cf) M_cf
+
+is attention with the samples w as keys, the means M as values and log alpha as a mask. L depends
+on the samples only and is appended to the keys as extra components. L and M are results of
+attention too, with the samples as queries, and so are the normalisers of r_nc in alpha. Memory
+traffic dominates on a GPU, and the mask is the only tensor of size [N,C]; weightings with the
+same alpha for all queries need none.
+
+Half precision rounds the samples and landmarks. All terms use the same rounded values, so the
+estimate is exact for slightly different samples, and no rounding error enters an exponential.
+Numbers that must not be rounded (L, norms, log-sums) take two components, the rounded value and
+the remainder. The other side has the constant `_UNIT` there, which keeps them in float16's range.
+
+Shapes: B batch, h heads, N queries, F frames, P tokens of a frame, C samples, d head size; d' is
+d plus the extra components, rounded up to a multiple of 8 as the fused kernels require.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from slowfast_lara.attention.samples import MIN_ALPHA, QueryWeights, Samples
+from slowfast_lara.attention.softmax import frames_last
+from slowfast_lara.attention.tensors import scaled, split_frames
+
+_DTYPES = (torch.float16, torch.bfloat16, torch.float32)
+_UNIT = 256.0
+# Factor of alpha that cancels between the samples: float16 underflows below 6e-8.
+_ALPHA_UNIT = 1024.0
+
+
+def sdpa_supports(x: Tensor) -> bool:
+    """Whether PyTorch has the fused attention of `_attention` for the device and dtype of x."""
+    return x.device.type in ("cuda", "meta") and x.dtype in _DTYPES
+
+
+def estimate_by_sdpa(q: Tensor, k: Tensor, v: Tensor, samples: Samples, num_frames: int) -> Tensor:
+    """q [B,h,N,d]; k, v [B,h,F*P,d] -> [B,h,N,F,d], in the dtype of q."""
+    k, v = k.to(q.dtype), v.to(q.dtype)
+    # q and k are not scaled, so the samples are scaled twice.
+    w = scaled(samples.w).to(q.dtype).flatten(0, 1)  # [B*h,C,d]
+    log_sums, means = _key_stats(k, v, w, num_frames)
+    if samples.log_weights is not None:
+        log_sums = log_sums + samples.log_weights.flatten(0, 1).unsqueeze(1)
+    queries = _with_units(q.permute(2, 0, 1, 3)).flatten(1, 2).transpose(0, 1)  # [B*h,N,d']
+    mask = None
+    if samples.query_weights is not None:
+        mask = _LogAlpha.apply(queries, *_log_alpha_inputs(samples.query_weights, q.dtype))
+        mask = mask.expand(num_frames, -1, -1, -1)
+    out = functional.scaled_dot_product_attention(
+        queries.expand(num_frames, -1, -1, -1),
+        _with_sums(w.unsqueeze(1).expand(-1, num_frames, -1, -1), log_sums).transpose(0, 1),
+        means.transpose(0, 1),
+        attn_mask=mask,
+        scale=1.0,
+    )
+    return frames_last(out, q.shape[1])
+
+
+def _with_units(x: Tensor) -> Tensor:
+    """[...,d] -> [...,d']: append the constants that multiply the components of `_with_sums`."""
+    more = 2 + -(x.shape[-1] + 2) % 8
+    return torch.cat((x, x.new_full((), _UNIT).expand(*x.shape[:-1], more)), dim=-1)
+
+
+def _with_sums(x: Tensor, sums: Tensor) -> Tensor:
+    """[...,M,d] and [...,M] -> [...,M,d'], whose dot product with `_with_units` adds the sums.
+
+    A shift of all M sums cancels in a softmax over them, so the largest is subtracted.
+    """
+    sums = ((sums - sums.detach().amax(-1, keepdim=True)) / _UNIT).unsqueeze(-1)
+    return _with_remainder(x, sums)
+
+
+def _with_remainder(x: Tensor, sums: Tensor) -> Tensor:
+    rounded = sums.detach().to(x.dtype)
+    return _with_zeros(x, -(x.shape[-1] + 2) % 8, rounded, (sums - rounded).to(x.dtype))
+
+
+def _with_zeros(x: Tensor, number: int, *between: Tensor) -> Tensor:
+    """Append components in one pass over memory; functional.pad fills the tensor first."""
+    return torch.cat((x, *between, x.new_zeros(()).expand(*x.shape[:-1], number)), dim=-1)
+
+
+def _attention(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+    """Attention without scale, and the log-sum-exp of each query, which has no gradient.
+
+    PyTorch's operators behind `scaled_dot_product_attention`, which does not return the log-sums.
+    """
+    aten = torch.ops.aten
+    if q.device.type == "cpu":  # for tests
+        return aten._scaled_dot_product_flash_attention_for_cpu(q, k, v, scale=1.0)
+    out, sums, *_ = aten._scaled_dot_product_efficient_attention(q, k, v, None, True, scale=1.0)
+    return out, sums[..., : q.shape[2]]  # the operator pads the rows
+
+
+def _key_stats(k: Tensor, v: Tensor, w: Tensor, num_frames: int) -> tuple[Tensor, Tensor]:
+    """L up to a shift per frame [B*h,F,C], and M [B*h,F,C,d].
+
+    k, v [B,h,F*P,d]; w [B*h,C,d], scaled twice.
+    """
+    d = k.shape[-1]
+    k, v = (split_frames(x, num_frames) for x in (k, v))
+    keys = _with_sums(k, _HalfNorms.apply(k) * d**-0.5).flatten(0, 1)  # [B*h,F,P,d']
+    queries = _with_units(w).unsqueeze(1).expand(-1, num_frames, -1, -1)
+    values = _with_zeros(v, keys.shape[-1] - d).flatten(0, 1)
+    means, log_sums = _attention(queries, keys, values)
+    if torch.is_grad_enabled():
+        mean_keys, _ = _attention(queries.detach(), keys.detach(), keys)
+        log_sums = _WithGradient.apply(log_sums, queries, mean_keys)
+    return log_sums, means[..., : v.shape[-1]]
+
+
+class _WithGradient(torch.autograd.Function):
+    """log_sums unchanged, with the gradient that the fused operator does not provide.
+
+    d log_sum = d(query . mean key), with the weights of the mean held constant.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, log_sums: Tensor, queries: Tensor, mean_keys: Tensor) -> Tensor:
+        ctx.save_for_backward(queries, mean_keys)
+        return log_sums.clone()
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        queries, mean_keys = ctx.saved_tensors
+        grad = grad.unsqueeze(-1).to(queries.dtype)
+        return None, grad * mean_keys, grad * queries
+
+
+class _HalfNorms(torch.autograd.Function):
+    """-|x|^2/2 of [...,d] in float32, without a float32 copy of x."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        ctx.save_for_backward(x)
+        wide = torch.promote_types(x.dtype, torch.float32)
+        return torch.linalg.vector_norm(x, dim=-1, dtype=wide).square() / -2
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Tensor:
+        (x,) = ctx.saved_tensors
+        return x * -grad.unsqueeze(-1).to(x.dtype)
+
+
+def _log_alpha_inputs(weights: QueryWeights, dtype: torch.dtype) -> list[Tensor]:
+    """Landmarks [B*h,C,d], then balance, gain and shares [B*h,C,1]."""
+    landmarks, balance, gain, shares = (x.flatten(0, 1) for x in weights)
+    columns = (balance * _ALPHA_UNIT, gain * _ALPHA_UNIT, shares)
+    return [scaled(landmarks).to(dtype), *(x.unsqueeze(-1).to(dtype) for x in columns)]
+
+
+class _LogAlpha(torch.autograd.Function):
+    """log alpha [B*h,N,C] up to a constant, for queries [B*h,N,d'] with units."""
+
+    @staticmethod
+    def forward(ctx: Any, queries: Tensor, *weights: Tensor) -> Tensor:
+        landmarks, balance, gain, shares = weights
+        padded = _with_zeros(landmarks, queries.shape[-1] - landmarks.shape[-1])
+        # The softmax of r over the queries: log-normalisers, and mean queries sum_n r_nc q_n.
+        mean_q, sums = (x[0] for x in _attention(padded[None], queries[None], queries[None]))
+        r = (queries @ _with_remainder(landmarks, -sums.unsqueeze(-1) / _UNIT).mT).exp_()
+        rbar = r @ shares
+        alpha = torch.addcmul(balance.mT, gain.mT, r - rbar)
+        ctx.width = landmarks.shape[-1]
+        ctx.save_for_backward(queries, padded, gain, shares, mean_q, r, rbar, alpha)
+        # The log of a negative alpha is NaN, and fmax ignores NaN.
+        smallest = alpha.new_full((), math.log(MIN_ALPHA * _ALPHA_UNIT))
+        return torch.fmax(alpha.log(), smallest)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, ...]:
+        """Matmuls with few columns: y, overwritten by z, is the only new [N,C] tensor.
+
+        With y = grad / alpha and z = r y, dr_nc = gain_c y_nc - shares_c s_n, where
+        s_n = sum_c gain_c y_nc; the softmax over n subtracts the mean of each column.
+        """
+        saved = (*ctx.saved_tensors, grad)
+        if grad.dtype == torch.float16:  # 1 / alpha would overflow
+            saved = tuple(x.float() for x in saved)
+        queries, landmarks, gain, shares, mean_q, r, rbar, alpha, grad = saved
+        y = grad / functional.threshold(alpha, MIN_ALPHA * _ALPHA_UNIT, math.inf)
+        y_sums = y.mT @ functional.pad(rbar, (0, 1), value=1.0)  # sum_n y_nc (rbar_n, 1)
+        s = y @ gain
+        z = y.mul_(r)
+        # Sums over n of z and r s, times q_n and, by the units, times 1.
+        z_sums, r_sums = z.mT @ queries, r.mT @ (s * queries)
+        z_sum, r_sum = (x[..., -1:] / _UNIT for x in (z_sums, r_sums))
+        column = gain * z_sum - shares * r_sum
+        grad_queries = (z @ (gain * landmarks)).baddbmm_(r, column * landmarks, alpha=-1)
+        grad_queries.addcmul_(s, r @ (shares * landmarks), value=-1)
+        grad_landmarks = gain * z_sums - shares * r_sums - column * mean_q
+        grads = (
+            grad_queries,
+            grad_landmarks[..., : ctx.width],
+            y_sums[..., 1:],
+            z_sum - y_sums[..., :1],
+            -r_sum,
+        )
+        return tuple(x.to(ctx.saved_tensors[0].dtype) for x in grads)

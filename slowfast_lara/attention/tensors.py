@@ -1,0 +1,63 @@
+"""Tensor helpers shared by the estimators: frames, scaling, precision, export."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+# True while torch.export or the ONNX exporter traces a model. Code that loops over chunks, or
+# has its own backward pass, then runs plain operations on the whole batch: chunks would fix the
+# batch size in the exported program. PyTorch before 2.7 has no such function.
+is_exporting: Callable[[], bool] = getattr(torch.compiler, "is_exporting", lambda: False)
+
+
+def split_frames(x: Tensor, num_frames: int) -> Tensor:
+    """[B,h,F*P,d] -> [B,h,F,P,d], frame-major."""
+    if num_frames < 1 or x.shape[2] % num_frames:
+        raise ValueError(f"{x.shape[2]} tokens cannot be split into {num_frames} equal frames")
+    return x.unflatten(2, (num_frames, -1))
+
+
+def scaled(x: Tensor) -> Tensor:
+    """x * d**-0.25: in this scaled space, q.k is the usual attention logit."""
+    return x * x.shape[-1] ** -0.25
+
+
+def gather_tokens(x: Tensor, index: Tensor) -> Tensor:
+    """x [...,M,d] at index [...,C,1] -> [...,C,d]."""
+    return x.gather(-2, index.expand(*index.shape[:-1], x.shape[-1]))
+
+
+def to_float32(value: Any) -> Any:
+    """Convert a float16 or bfloat16 tensor to float32; return any other value unchanged."""
+    if isinstance(value, Tensor) and value.dtype in (torch.float16, torch.bfloat16):
+        return value.float()
+    return value
+
+
+def without_autocast(device_type: str) -> contextlib.AbstractContextManager[Any]:
+    if torch.amp.is_autocast_available(device_type):
+        return torch.autocast(device_type, enabled=False)
+    return contextlib.nullcontext()  # the meta device has no autocast
+
+
+def at_least_float32(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    """Decorator: run in float32 (or float64) without autocast, return the dtype of q.
+
+    Exponentials of sums lose all their digits in bfloat16. `function` is a function or a method
+    whose first tensor is q.
+    """
+
+    @functools.wraps(function)
+    def wrapper(*args: Any, **kwargs: Any) -> Tensor:
+        q = args[0] if isinstance(args[0], Tensor) else args[1]
+        with without_autocast(q.device.type):
+            kwargs = {name: to_float32(value) for name, value in kwargs.items()}
+            return function(*map(to_float32, args), **kwargs).to(q.dtype)
+
+    return wrapper
