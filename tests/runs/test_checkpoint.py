@@ -160,7 +160,7 @@ def test_missing_file_is_one_line(tmp_path):
 
 
 def test_a_file_that_is_not_regular_is_skipped(tmp_path):
-    """Reading a FIFO or /dev/zero would never end; /dev/null stands for them."""
+    """Uses /dev/null; reading a FIFO or /dev/zero would never end."""
     whole = save_at(tmp_path, TrainingPosition(1))
     device = Path(whole).with_name("checkpoint_epoch_00002_iter_000007.pyth")
     device.symlink_to("/dev/null")
@@ -170,7 +170,7 @@ def test_a_file_that_is_not_regular_is_skipped(tmp_path):
 
 
 def test_a_full_disk_keeps_the_old_checkpoint(tmp_path):
-    """A limit on the file size stands for the disk."""
+    """Simulates the full disk by a file size limit."""
     path = save_at(tmp_path, TrainingPosition(1), 1.0)
     script = f"""
 import resource, signal, torch

@@ -163,7 +163,7 @@ def pause_rank(case: Case, run: StartedRun, rng: random.Random) -> bool:
 
 
 def _pause_one(pids: list[int], rng: random.Random, least: float, most: float) -> bool:
-    """Suspend a random process; return False if there is none."""
+    """Suspend a random process; return False without one."""
     if not pids:
         return False
     victim = rng.choice(pids)
