@@ -53,7 +53,8 @@ def load(
             shipped config.
         weights: a checkpoint or weights file for the config in `source`.
         device: default: the first GPU, else the CPU.
-        attention: name of an attention that replaces the trained one, without training.
+        attention: name of an attention that replaces the trained one, without training:
+            "exact", an estimator, or "lara-recommended" (LARA with the recommended options).
         classes: file of class names that replace those in the checkpoint.
         overrides: config overrides: KEY, VALUE, KEY, VALUE, ...
         options: `num_landmarks` and the options of the attention, e.g. `beta=2.0`.

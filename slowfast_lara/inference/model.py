@@ -21,7 +21,7 @@ from slowfast_lara.inference.prediction import Prediction
 from slowfast_lara.inference.scoring import view_outputs, views_at_a_time
 from slowfast_lara.inference.stream import Window, WindowScorer
 from slowfast_lara.models import build_model
-from slowfast_lara.models.attention_config import chosen_estimator, display_name, resolve_estimator
+from slowfast_lara.models.attention_config import chosen_estimator, display_name, resolve_attention
 from slowfast_lara.runs.checkpoint import TrainedAttention, load_weights
 
 MAX_VIEWS = 30
@@ -191,7 +191,7 @@ class TrainedModel:
         """Replace the attention without training; the new model shares the weights of this one.
 
         Args:
-            attention: name of an attention; default: that of this model.
+            attention: name of an attention, e.g. "lara-recommended"; default: that of this model.
             options: `num_landmarks` (also the number of samples), and options of the attention.
 
         Returns:
@@ -238,12 +238,12 @@ def new_network(cfg: CfgNode) -> nn.Module:
 
 
 def _attention_overrides(cfg: CfgNode, attention: str | None, options: dict[str, Any]) -> list[Any]:
-    name = chosen_estimator(cfg) if attention is None else resolve_estimator(attention)
+    name, preset = resolve_attention(chosen_estimator(cfg) if attention is None else attention)
     keys = {key: f"VIT.{name}.{key}".upper() for key in estimator_options(name)}
     keys["num_landmarks"] = "VIT.APPROX_ATTN_DIM"
     # Only exact attention supports attention dropout, and inference has none.
     overrides: list[Any] = ["VIT.APPROX_ATTN_TYPE", name, "VIT.ATTN_DROPOUT", 0.0]
-    for key, value in options.items():
+    for key, value in {**preset, **options}.items():
         if key not in keys:
             raise InputError(f"unknown option {key!r} of {name}; must be one of {', '.join(keys)}")
         overrides += [keys[key], value.item() if isinstance(value, np.generic) else value]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import torch
 from fvcore.common.config import CfgNode
@@ -20,7 +19,7 @@ from slowfast_lara.models.attention_config import (
     RECOMMENDED,
     chosen_estimator,
     display_name,
-    resolve_estimator,
+    resolve_attention,
 )
 from slowfast_lara.visualization.heat_maps import AttentionMap
 from slowfast_lara.visualization.implied_weights import (
@@ -47,11 +46,6 @@ def default_attentions(cfg: CfgNode) -> list[str]:
         for recommended, (name, _) in RECOMMENDED.items():
             names.insert(names.index(name) + 1, recommended)
     return names
-
-
-def attention_name(name: str) -> str:
-    """Check the name of an attention: an estimator, or one with recommended settings."""
-    return name if name in RECOMMENDED else resolve_estimator(name)
 
 
 def _label(name: str, cfg: CfgNode) -> str:
@@ -110,11 +104,9 @@ class AttentionView:
         """The model's own estimator, or one with the config's or the recommended settings."""
         if name == chosen_estimator(self.cfg):
             return self._inputs.estimator
-        options: dict[str, Any] = {}
-        if name in RECOMMENDED:
-            name, options = RECOMMENDED[name]
+        estimator, options = resolve_attention(name)
         seed = self.cfg.RNG_SEED + self.layer  # as in the model's layer
-        return estimator_for(self._inputs, name, self.cfg, seed=seed, **options)
+        return estimator_for(self._inputs, estimator, self.cfg, seed=seed, **options)
 
     def _trajectory(
         self, estimator: Estimator, token: int, head: int | None

@@ -13,13 +13,9 @@ import numpy as np
 from slowfast_lara.errors import DONE, InputError, printable
 from slowfast_lara.files import write_json
 from slowfast_lara.inference.load import load
-from slowfast_lara.models.attention_config import EXACT
+from slowfast_lara.models.attention_config import EXACT, RECOMMENDED, resolve_estimator
 from slowfast_lara.models.numerics import choose_threads
-from slowfast_lara.visualization.attention_view import (
-    AttentionView,
-    attention_name,
-    default_attentions,
-)
+from slowfast_lara.visualization.attention_view import AttentionView, default_attentions
 from slowfast_lara.visualization.heat_maps import AttentionMap, HeatMapFigure
 from slowfast_lara.visualization.token_grid import QueryPoint, TokenGrid, moving_points
 
@@ -42,7 +38,8 @@ def visualize(
     points = _query_points(args, view.pixels, view.grid)
     names = default_attentions(model.cfg)
     if args.estimators is not None:
-        chosen = [attention_name(name) for name in args.estimators.split(",") if name]
+        given = filter(None, args.estimators.split(","))
+        chosen = [resolve_estimator(name, also=RECOMMENDED) for name in given]
         names = list(dict.fromkeys([EXACT, *chosen]))
     results = []
     for number, point in enumerate(points, start=1):

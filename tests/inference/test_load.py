@@ -16,7 +16,6 @@ import torch
 import yaml
 
 import slowfast_lara
-from slowfast_lara.config import load_config
 from slowfast_lara.data import load_views
 from slowfast_lara.errors import CheckpointError, DecodeError, InputError, UserError
 from slowfast_lara.inference.load import load
@@ -266,7 +265,6 @@ def test_representations(trained, videos, tmp_path):
 
 def test_features_are_the_input_of_the_classifier(trained, videos):
     model = load(trained)
-    view = load_views(videos[0], load_config(trained / "config.yaml"))[:1]
     features = torch.from_numpy(model.features(videos[0], views=1))
     one = load(trained, overrides=["TEST.NUM_ENSEMBLE_VIEWS", 1, "TEST.NUM_SPATIAL_CROPS", 1])
     view = load_views(videos[0], one.cfg)
@@ -312,17 +310,31 @@ def test_half_and_device(trained, videos):
         ("orthoformer", {"num_landmarks": 4}, {}),
         ("ra", {"biased": True, "num_landmarks": 4}, {"RA": {"BIASED": True}}),
         ("exact", {}, {}),
+        (
+            "lara-recommended",
+            {"num_landmarks": 4, "beta": 2.0},
+            {
+                "LARA": {
+                    "PROPOSAL": "global",
+                    "LANDMARKS": "farthest",
+                    "WEIGHTING": "balance",
+                    "BETA": 2.0,
+                }
+            },
+        ),
     ],
 )
 def test_replaced_attention_equals_a_test(trained, videos, tmp_path, attention, options, keys):
     before = torch.get_rng_state()
     model = load(trained, attention=attention, **options)
     assert torch.equal(torch.get_rng_state(), before)
+    estimator = {"exact": "softmax", "lara-recommended": "lara"}.get(attention, attention)
+    assert model.cfg.VIT.APPROX_ATTN_TYPE == estimator
     changes = {
         "TRAIN__ENABLE": False,
         "TEST__CHECKPOINT_FILE_PATH": str(trained / "checkpoints" / LAST),
         "TEST__SAVE_RESULTS_PATH": "scores.npz",
-        "VIT__APPROX_ATTN_TYPE": "none" if attention == "exact" else attention,
+        "VIT__APPROX_ATTN_TYPE": model.cfg.VIT.APPROX_ATTN_TYPE,
         "VIT__APPROX_ATTN_DIM": options.get("num_landmarks", 4),
         **{f"VIT__{key}": value for key, value in keys.items()},
     }
@@ -364,7 +376,7 @@ def test_changed_options_redraw_the_samples(trained):
 
 def test_invalid_attention_and_options(trained):
     for options, said in (
-        ({"attention": "lora"}, "unknown attention 'lora'"),
+        ({"attention": "lora"}, "unknown attention 'lora'.*lara-recommended"),
         ({"attention": "lara", "betta": 1}, "unknown option 'betta' of lara.*proposal"),
         ({"attention": "lara", "num_landmarks": 9}, "at most 8"),
         ({"attention": "performer", "num_landmarks": 10**15}, "cannot build the model"),
