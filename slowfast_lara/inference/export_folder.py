@@ -16,7 +16,7 @@ DESCRIPTION = "config.json"
 SAFETENSORS = "model.safetensors"
 FORMAT = "slowfast_lara export"
 FORMAT_VERSION = 1
-# Ten times the length with 20,000 class names.
+# Ten times the length of a file with 20,000 class names.
 _MAX_CHARACTERS = 10_000_000
 
 

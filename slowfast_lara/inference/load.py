@@ -150,7 +150,7 @@ def _single_process(cfg: CfgNode, overrides: Sequence[Any]) -> CfgNode:
     """A run's config for one process on at most one GPU, possibly on a different machine.
 
     The batch size is that of one process of a test, so that the scores are the same. Triton and
-    a compiler may be missing on this machine, so they are used only if `overrides` say so.
+    a compiler may be missing on this machine, so only `overrides` enable them.
     """
     given = overrides[::2]
     opts: list[Any] = ["SHARD_ID", 0, "NUM_SHARDS", 1]

@@ -25,11 +25,10 @@ from slowfast_lara.models.attention_config import chosen_estimator, display_name
 from slowfast_lara.runs.checkpoint import TrainedAttention, load_weights
 
 MAX_VIEWS = 30
-# Upper limit of rates (frames per second) and durations (seconds).
-_MAX_NUMBER = 1e6
+_MAX_NUMBER = 1e6  # frames per second, or seconds
 
-# The path of a video (of a folder of frames, if the model's dataset consists of these), or its
-# frames: an array or tensor, uint8 RGB [T,H,W,3].
+# The path of a video, or of a folder of frames if the model's dataset is stored as frames; or the
+# frames, uint8 RGB [T,H,W,3].
 VideoInput = str | os.PathLike[str] | np.ndarray | Tensor
 VideoInputs = list[Any] | tuple[Any, ...]
 
@@ -37,8 +36,8 @@ VideoInputs = list[Any] | tuple[Any, ...]
 class TrainedModel:
     """A trained model in eval mode, as `slowfast_lara.load` returns it.
 
-    The videos of a list share batches of up to TEST.BATCH_SIZE views. Their scores can differ in
-    the last bits from those of a video by itself, which are bit for bit the scores of a test.
+    The scores of a single video equal those of a test bit for bit. Videos of a list share batches
+    of up to TEST.BATCH_SIZE views, which can change the last bits.
 
     Attributes:
         network: the nn.Module; its parameters require no gradient.
