@@ -78,7 +78,7 @@ class Key(NamedTuple):
     affects: Affects
     allowed: Rule | Option
     meaning: str
-    shared: bool = False  # see `shared`
+    shared: bool = False  # a PySlowFast git checkout has it too, with the same meaning
 
 
 def shared(default: Any, affects: Affects, allowed: Rule | Option, meaning: str) -> Key:
