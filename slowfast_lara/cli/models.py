@@ -212,7 +212,7 @@ def demo(args: argparse.Namespace) -> None:
     model = load(*model_files, classes=args.classes, overrides=overrides)
     with_views(model.cfg, args.views)  # raises if the number is not allowed
     choose_threads(model.cfg)
-    limits = {"most_megabytes": args.megabytes, "most_minutes": args.minutes}
+    limits = {"max_megabytes": args.megabytes, "max_minutes": args.minutes}
     serve(model, host=args.host, port=args.port, views=args.views, **limits)
 
 

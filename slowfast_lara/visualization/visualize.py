@@ -47,7 +47,7 @@ def visualize(
         path = os.path.join(args.out, f"point_{number}")
         _write_figure(path, view, maps, point)
         results.append(_point_json(point, maps))
-        _print(path, point, maps)
+        _print_errors(path, point, maps)
     content: dict[str, Any] = {
         "video": files[0],
         "checkpoint": model.path,
@@ -105,7 +105,7 @@ def _point_json(point: QueryPoint, maps: Sequence[AttentionMap]) -> dict[str, An
     }
 
 
-def _print(path: str, point: QueryPoint, maps: Sequence[AttentionMap]) -> None:
+def _print_errors(path: str, point: QueryPoint, maps: Sequence[AttentionMap]) -> None:
     path = printable(path)
     print(f"{path}.png, {path}.mp4: point {point.x},{point.y} of frame {point.frame}")
     print(f"  {'':<18} mean squared error to exact attention")
