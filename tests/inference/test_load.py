@@ -161,7 +161,7 @@ def test_model_trained_with_triton_loads_without_triton(trained, videos, tmp_pat
 
 
 @pytest.mark.parametrize(
-    ("sizes", "said"),
+    ("sizes", "message"),
     [
         ({"DEPTH": 10**7}, "has 2 blocks; VIT.DEPTH is 10000000"),
         ({"EMBED_DIM": 24 * 10**9}, "cannot build the model"),
@@ -170,12 +170,12 @@ def test_model_trained_with_triton_loads_without_triton(trained, videos, tmp_pat
         ({"EMBED_DIM": 24 * 10**5}, "does not fit this model: "),
     ],
 )
-def test_absurd_sizes_in_a_config_allocate_no_memory(trained, tmp_path, sizes, said):
+def test_absurd_sizes_in_a_config_allocate_no_memory(trained, tmp_path, sizes, message):
     content = torch.load(trained / "checkpoints" / LAST, weights_only=True)
     tree = yaml.safe_load(content["cfg"])
     tree["VIT"].update(sizes)
     torch.save({**content, "cfg": yaml.safe_dump(tree)}, tmp_path / "model.pyth")
-    with pytest.raises(CheckpointError, match=said) as error:
+    with pytest.raises(CheckpointError, match=message) as error:
         load(tmp_path / "model.pyth")
     assert "\n" not in str(error.value)
 
@@ -197,7 +197,7 @@ def test_a_checkpoint_loads_without_its_run(trained, videos, tmp_path, monkeypat
     assert f"  1. {expected.max():6.1%}  {first}\n" in capsys.readouterr().out
 
 
-def test_best_checkpoint_is_preferred_and_a_truncated_one_skipped(trained, videos, tmp_path):
+def test_best_checkpoint_is_preferred_and_a_truncated_one_skipped(trained, tmp_path):
     copy = Path(shutil.copytree(trained, tmp_path / "run"))
     assert load(copy).path.endswith(LAST)
     best = copy / "checkpoints" / "best.pyth"
@@ -207,7 +207,7 @@ def test_best_checkpoint_is_preferred_and_a_truncated_one_skipped(trained, video
     assert load(copy).path.endswith(LAST)
 
 
-def test_old_checkpoints_load(trained, videos, tmp_path, names):
+def test_old_checkpoints_load(trained, videos, tmp_path):
     expected = np.load(trained / "scores.npz")["scores"][0]
     copy = Path(shutil.copytree(trained, tmp_path / "run"))
     old = without(copy / "checkpoints" / LAST, "cfg", "class_names")
@@ -375,7 +375,7 @@ def test_changed_options_redraw_the_samples(trained):
 
 
 def test_invalid_attention_and_options(trained):
-    for options, said in (
+    for options, message in (
         ({"attention": "lora"}, "unknown attention 'lora'.*lara-recommended"),
         ({"attention": "lara", "betta": 1}, "unknown option 'betta' of lara.*proposal"),
         ({"attention": "lara", "num_landmarks": 9}, "at most 8"),
@@ -383,7 +383,7 @@ def test_invalid_attention_and_options(trained):
         ({"attention": "lara", "num_landmarks": 4, "beta": "x"}, "VIT.LARA.BETA is 'x'"),
         ({"attention": "lara", "num_landmarks": 4, "learned": True}, "it has no blocks.0.attn.est"),
     ):
-        with pytest.raises(InputError, match=said):
+        with pytest.raises(InputError, match=message):
             load(trained, **options)
 
 
@@ -404,8 +404,8 @@ def test_compiled_model_loads_uncompiled(trained, tmp_path):
     content["cfg"] = content["cfg"].replace("COMPILE: false", "COMPILE: true")
     torch.save(content, tmp_path / "model.pyth")
     assert not load(tmp_path / "model.pyth").cfg.MODEL.COMPILE
-    asked = load(tmp_path / "model.pyth", overrides=["MODEL.COMPILE", True])
-    assert asked.cfg.MODEL.COMPILE
+    compiled = load(tmp_path / "model.pyth", overrides=["MODEL.COMPILE", True])
+    assert compiled.cfg.MODEL.COMPILE
 
 
 def test_files_that_cannot_be_memory_mapped(trained, videos, tmp_path, caplog):
@@ -443,7 +443,7 @@ def test_class_names_of_a_file_replace_those_of_the_checkpoint(trained, tmp_path
 
 
 def test_unsuitable_class_names_do_not_stop_training(trained, video_set, tmp_path):
-    """They are not saved."""
+    """The checkpoint does not contain them."""
     content = torch.load(trained / "checkpoints" / LAST, weights_only=True)
     assert content["class_names"] == NAMES
     data = Path(shutil.copytree(video_set, tmp_path / "set"))
@@ -487,8 +487,8 @@ def test_bad_input(trained, videos, tmp_path, capsys):
         "class_names must be a list of 3 names": [wrong],
     }
     before = sorted(os.listdir(tmp_path))
-    for said, arguments in cases.items():
-        with pytest.raises(UserError, match=said) as error:
+    for message, arguments in cases.items():
+        with pytest.raises(UserError, match=message) as error:
             load(*arguments)
         assert error.value.exit_code == 2 and "\n" not in str(error.value)
     assert predict([str(tmp_path / "empty"), videos[0]]) == 2
@@ -499,7 +499,7 @@ def test_bad_input(trained, videos, tmp_path, capsys):
 def test_bad_videos(trained, videos, tmp_path):
     model, frames = load(trained), frames_of(videos[0])
     (tmp_path / "none.mp4").write_bytes(b"")
-    for bad, said in (
+    for bad, message in (
         (tmp_path / "none.mp4", "none.mp4: "),
         ([videos[0], "nowhere.mp4"], "nowhere.mp4: "),
         (frames[0], r"\[40, 40, 3\]"),
@@ -508,7 +508,7 @@ def test_bad_videos(trained, videos, tmp_path):
         (frames[:, :2], "too narrow"),
         (frames[:, :0, :0], "0x0"),
     ):
-        with pytest.raises(DecodeError, match=said):
+        with pytest.raises(DecodeError, match=message):
             model(bad)
     tensor = torch.from_numpy(frames)
     with pytest.raises(DecodeError, match="float32"):
@@ -529,14 +529,14 @@ def test_bad_videos(trained, videos, tmp_path):
             model(videos[0], views=views)
     with pytest.raises(InputError, match="path or uint8 frames.*NoneType"):
         model.stream(None)
-    for frame, said in (
+    for frame, message in (
         (np.zeros((8, 8, 3)), "float64"),
         (torch.zeros(8, 8, 3).requires_grad_(), "float32"),
         (torch.zeros(8, 8, 3).bfloat16(), "Tensor of torch.bfloat16"),
         ([[1], [2, 3]], "path or uint8 frames.*list"),
         (np.zeros((0, 0, 3), np.uint8), "0x0"),
     ):
-        with pytest.raises(InputError, match=said):
+        with pytest.raises(InputError, match=message):
             next(model.stream([frame]))
 
 
