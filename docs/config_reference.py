@@ -1,7 +1,6 @@
 """Generate docs/config.md, the reference of all config keys.
 
-python docs/config_reference.py            write the page
-python docs/config_reference.py --check    fail if the committed page is outdated
+`python docs/config_reference.py` writes the page; `--check` fails if the page is outdated.
 """
 
 from __future__ import annotations
@@ -25,9 +24,10 @@ HEAD = f"""\
 # Every config key
 
 Set a key in a YAML file or, as `KEY VALUE`, on the command line. *Affects* is what a change affects
-when a run resumes: nothing (paths, logging, hardware, tests, initial weights), the training from
-then on, the attention (which may be swapped on purpose), the model's output, or how the model uses
-its weights. All but the first need `TRAIN.ACCEPT_CHANGES True`.
+when a run resumes: nothing (paths, logging, hardware and the batch size that fits it, tests,
+initial weights), the training from then on, the attention (which may be swapped on purpose), the
+model's output, or how the model uses its weights. All but the first need
+`TRAIN.ACCEPT_CHANGES True`.
 
 This page is generated from `slowfast_lara/config/keys.py` and the signatures of the estimators:
 `{COMMAND}`."""

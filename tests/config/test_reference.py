@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import os
 import re
 import subprocess
 import sys
@@ -21,7 +22,8 @@ LEAVES = {key: value for key, value in walk(get_cfg()) if not isinstance(value, 
 
 def test_committed_page_is_current():
     command = [sys.executable, ROOT / "docs" / "config_reference.py", "--check"]
-    done = subprocess.run(command, capture_output=True, text=True)
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    done = subprocess.run(command, env=environment, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
 
 
