@@ -34,7 +34,7 @@ def estimator_settings(cfg: CfgNode, name: str) -> dict[str, Any]:
 
 
 def resolve_estimator(name: str, also: Collection[str] = ()) -> str:
-    """The name in ESTIMATORS of an attention that a user names, such as "exact"; or in `also`."""
+    """The name in ESTIMATORS for a user-facing name, such as "exact"; names in `also` are kept."""
     name = EXACT if name in ("exact", "none") else name
     known = [*ESTIMATORS, *also]
     if name not in known:
@@ -43,7 +43,7 @@ def resolve_estimator(name: str, also: Collection[str] = ()) -> str:
 
 
 def resolve_attention(name: str) -> tuple[str, dict[str, Any]]:
-    """The estimator of an attention that a user names, and its options if it is in RECOMMENDED."""
+    """The estimator for a user-facing name, and its options if the name is in RECOMMENDED."""
     name = resolve_estimator(name, also=RECOMMENDED)
     return RECOMMENDED.get(name, (name, {}))
 
