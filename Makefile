@@ -34,6 +34,7 @@ lint: $(VENV)/installed-test  ## check style (ruff), types (mypy) and imports (i
 	$(BIN)/lint-imports
 
 docs: $(VENV)/installed-docs  ## build the documentation site in site/
+	$(BIN)/python docs/config_reference.py --check
 	$(BIN)/mkdocs build --strict
 
 demo-extra: $(VENV)/installed-demo  ## install what `slowfast-lara demo` needs

@@ -18,7 +18,7 @@ from fvcore.common.config import CfgNode
 from torch import nn
 
 from slowfast_lara.config.checkouts import is_git_checkout_config
-from slowfast_lara.config.keys import Key, all_keys, set_value
+from slowfast_lara.config.keys import all_keys, set_value
 from slowfast_lara.config.validate import validate_model
 from slowfast_lara.errors import ConfigError
 from slowfast_lara.models import motionformer
@@ -61,29 +61,21 @@ def check(cfg: CfgNode) -> None:
 def add_keys(tree: CfgNode) -> None:
     """Add the model's keys to a default config, all or none; existing keys keep their values."""
     missing = {}
-    for key, known in all_keys().items():
-        if key.startswith("VIT.") or key == "MODEL.ACT_CHECKPOINT":
-            *path, name = key.split(".")
-            node: Any = tree
-            for part in path:
-                node = node.get(part, CfgNode()) if isinstance(node, CfgNode) else node
-            if not isinstance(node, CfgNode) or (
-                name in node and not _compatible(node[name], known)
-            ):
-                theirs = node[name] if isinstance(node, CfgNode) else node
-                raise ConfigError(
-                    f"{key} has the default {theirs!r} in this checkout of PySlowFast and "
-                    f"{known.default!r} in slowfast_lara: the meanings differ"
-                )
-            if name not in node:
-                missing[key] = known.default
+    for key, ours in all_keys().items():
+        if not key.startswith("VIT.") and key != "MODEL.ACT_CHECKPOINT":
+            continue
+        theirs: Any = tree
+        for part in key.split("."):
+            theirs = theirs.get(part, ...) if isinstance(theirs, CfgNode) else theirs
+        if theirs is ...:
+            missing[key] = ours.default
+        elif type(theirs) is not type(ours.default) or ours.allowed.problem(theirs):
+            raise ConfigError(
+                f"{key} has the default {theirs!r} in this checkout of PySlowFast and "
+                f"{ours.default!r} in slowfast_lara: the meanings differ"
+            )
     for key, default in missing.items():
         set_value(tree, key, copy.deepcopy(default))
-
-
-def _compatible(theirs: Any, ours: Key) -> bool:
-    """Whether a checkout's default may have the same meaning as our key."""
-    return type(theirs) is type(ours.default) and not ours.allowed.problem(theirs)
 
 
 def add_model(registry: Any) -> None:

@@ -17,7 +17,7 @@ PAGES = sorted(
     for path in ROOT.glob(pattern)
 )
 WRITTEN_BY_HAND = {"README.md", "details.md"}
-# Written by `slowfast-lara configs --reference` and by the studies.
+# Written by docs/config_reference.py and by the studies.
 GENERATED = {ROOT / "docs" / "config.md"} | {
     path for path in (ROOT / "results").glob("*.md") if path.name not in WRITTEN_BY_HAND
 }

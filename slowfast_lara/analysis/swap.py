@@ -21,7 +21,7 @@ from slowfast_lara.errors import CheckpointError, ConfigError, RunError
 from slowfast_lara.inference.load import load
 from slowfast_lara.inference.model import TrainedModel, with_views
 from slowfast_lara.inference.scoring import score_views, view_outputs, views_at_a_time
-from slowfast_lara.models.attention_config import chosen_estimator, display_name, resolve_estimator
+from slowfast_lara.models.attention_config import chosen_estimator, display_name, resolve_attention
 from slowfast_lara.progress import progress_bar
 
 REPEATS = 5
@@ -81,8 +81,7 @@ def swap(
     model = load(*model_files, overrides=overrides)
     model.cfg = with_views(model.cfg, views)
     table = SwapTable(f"{model.path} with other attentions, not trained with them")
-    names = [resolve_estimator(name) for name in attentions or ESTIMATORS]
-    models = _swapped_models(model, names, landmarks, table.notes)
+    models = _swapped_models(model, attentions or [*ESTIMATORS], landmarks, table.notes)
     scores, labels, views_to_time = test_models(models, videos, table.notes)
     seconds = _view_times(models, views_to_time)
     trained = scores[0].argmax(1)
@@ -103,9 +102,12 @@ def _swapped_models(
     """The model and its variants by attention and landmarks; impossible ones become notes."""
     as_trained = f"{display_name(chosen_estimator(model.cfg))} (as trained)"
     models: dict[tuple[str, int | None], TrainedModel] = {(as_trained, None): model}
-    for name in attentions:
+    estimators = {name: resolve_attention(name)[0] for name in attentions}
+    for name, estimator in estimators.items():
         # APPROX_ATTN_DIM has no effect on exact attention, or on RA, which has NUM_SAMPLES.
-        has_number = not ESTIMATORS[name].exact and "num_samples" not in estimator_options(name)
+        has_number = not ESTIMATORS[estimator].exact and "num_samples" not in estimator_options(
+            estimator
+        )
         counts: Sequence[int | None] = landmarks if has_number else [None]
         for count in counts:
             options = {} if count is None else {"num_landmarks": count}

@@ -101,7 +101,8 @@ def add_commands(root: CommandParser) -> None:
 
     parser = root.add_command("swap", swap, epilog=SWAP_EPILOG)
     add_model_arguments(parser, "RUN", "the run, or a checkpoint")
-    parser.add_flag("--attentions", ATTENTIONS, nargs="+", metavar="NAME")
+    attentions = f"{ATTENTIONS}; lara-recommended is LARA with the recommended options"
+    parser.add_flag("--attentions", attentions, nargs="+", metavar="NAME")
     _add_numbers_flag(parser, "--landmarks", [8, 16, 32, 64, 128])
     parser.add_flag("--views", VIEWS, **number)
     some = "number of test videos, evenly spaced over the list (default: all)"
@@ -211,7 +212,7 @@ def demo(args: argparse.Namespace) -> None:
     model = load(*model_files, classes=args.classes, overrides=overrides)
     with_views(model.cfg, args.views)  # raises if the number is not allowed
     choose_threads(model.cfg)
-    limits = {"most_megabytes": args.megabytes, "most_minutes": args.minutes}
+    limits = {"max_megabytes": args.megabytes, "max_minutes": args.minutes}
     serve(model, host=args.host, port=args.port, views=args.views, **limits)
 
 

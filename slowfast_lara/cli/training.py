@@ -39,8 +39,6 @@ def add_commands(root: CommandParser) -> None:
 
     parser = root.add_command("configs", configs)
     parser.add_argument("name", nargs="?", metavar="NAME", help="the config to print")
-    every_key = "print every config key with its default and meaning"
-    parser.add_flag("--reference", every_key, action="store_true")
     parser.add_flag("--out", "write to a file instead of printing", metavar="FILE")
     parser.add_flag("--force", "overwrite that file", action="store_true")
 
@@ -75,31 +73,21 @@ def configs(args: argparse.Namespace) -> None:
 
     A printed config needs no other file: it is ready to edit.
     """
+    from slowfast_lara.config.shipped import description, shipped_names, standalone
     from slowfast_lara.files import write_text
 
-    if args.name and args.reference:
-        raise InputError("NAME and --reference exclude each other")
     if args.out and not args.force and os.path.lexists(args.out):
         raise InputError(f"{args.out} exists; --force overwrites it")
-    text = _config_text(args.name, args.reference)
+    if args.name:
+        text = standalone(args.name)
+    else:
+        names = shipped_names()
+        width = max(map(len, names))
+        text = "".join(f"{name:<{width}}  {description(name)}\n" for name in names)
     if args.out:
         write_text(args.out, text)
     else:
         print(text, end="")
-
-
-def _config_text(name: str | None, with_reference: bool) -> str:
-    from slowfast_lara.config.shipped import description, shipped_names, standalone
-
-    if with_reference:
-        from slowfast_lara.config.reference import reference  # imports PyTorch
-
-        return reference()
-    if name:
-        return standalone(name)
-    names = shipped_names()
-    width = max(map(len, names))
-    return "".join(f"{name:<{width}}  {description(name)}\n" for name in names)
 
 
 def gpu(args: argparse.Namespace) -> None:

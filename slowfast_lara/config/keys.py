@@ -23,8 +23,9 @@ from slowfast_lara.models.weights.pretrained import INFLATIONS
 class Affects(IntEnum):
     """The effect of a changed key on a run that resumes. Each level includes those before it."""
 
-    # No result: paths, logging, hardware, tests (they save their own config), trade-offs of memory
-    # for time, and the initial weights, which a resumed run no longer reads.
+    # Needs no consent: paths, logging, hardware and the batch size that fits it, tests (they save
+    # their own config), trade-offs of memory for time, and the initial weights, which a resumed
+    # run no longer reads.
     NOTHING = 0
     TRAINING = 1  # the training from this step on
     ATTENTION = 2  # the model's output, through the attention, which users may swap on purpose
@@ -78,7 +79,7 @@ class Key(NamedTuple):
     affects: Affects
     allowed: Rule | Option
     meaning: str
-    shared: bool = False  # see `shared`
+    shared: bool = False  # a PySlowFast git checkout has it too, with the same meaning
 
 
 def shared(default: Any, affects: Affects, allowed: Rule | Option, meaning: str) -> Key:

@@ -61,7 +61,7 @@ def export(model: TrainedModel, folder: str | os.PathLike[str], to: str = "safet
         check_installed(package, "export")
     if to != "safetensors" and chosen_estimator(model.cfg) == "ra" and not model.cfg.VIT.RA.BIASED:
         raise InputError(
-            "unbiased RA needs a random generator, which a program does not have; export to "
+            f"unbiased RA draws samples at inference time, which {to} programs cannot; export to "
             "safetensors, or set VIT.RA.BIASED True"
         )
     network, weight = model.network, next(model.network.parameters())

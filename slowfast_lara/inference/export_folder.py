@@ -16,18 +16,18 @@ DESCRIPTION = "config.json"
 SAFETENSORS = "model.safetensors"
 FORMAT = "slowfast_lara export"
 FORMAT_VERSION = 1
-# Ten times the length with 20,000 class names.
+# Ten times the length of a file with 20,000 class names.
 _MAX_CHARACTERS = 10_000_000
 
 
-def description_of(cfg: CfgNode, class_names: list[str], form: str) -> dict[str, Any]:
+def description_of(cfg: CfgNode, class_names: list[str], export_format: str) -> dict[str, Any]:
     """The content of config.json: everything needed to prepare the input and read the scores."""
     data = cfg.DATA
     size = data.TEST_CROP_SIZE
     return {
         "format": FORMAT,
         "format_version": FORMAT_VERSION,
-        "form": form,
+        "form": export_format,
         "slowfast_lara": slowfast_lara.__version__,
         "input": {
             "shape": ["batch", cfg.VIT.CHANNELS, data.NUM_FRAMES, size, size],

@@ -53,7 +53,8 @@ def load(
             shipped config.
         weights: a checkpoint or weights file for the config in `source`.
         device: default: the first GPU, else the CPU.
-        attention: name of an attention that replaces the trained one, without training.
+        attention: name of an attention that replaces the trained one, without training:
+            "exact", an estimator, or "lara-recommended" (LARA with the recommended options).
         classes: file of class names that replace those in the checkpoint.
         overrides: config overrides: KEY, VALUE, KEY, VALUE, ...
         options: `num_landmarks` and the options of the attention, e.g. `beta=2.0`.
@@ -149,7 +150,7 @@ def _single_process(cfg: CfgNode, overrides: Sequence[Any]) -> CfgNode:
     """A run's config for one process on at most one GPU, possibly on a different machine.
 
     The batch size is that of one process of a test, so that the scores are the same. Triton and
-    a compiler may be missing on this machine, so they are used only if `overrides` say so.
+    a compiler may be missing on this machine, so only `overrides` enable them.
     """
     given = overrides[::2]
     opts: list[Any] = ["SHARD_ID", 0, "NUM_SHARDS", 1]

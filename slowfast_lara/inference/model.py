@@ -21,15 +21,14 @@ from slowfast_lara.inference.prediction import Prediction
 from slowfast_lara.inference.scoring import view_outputs, views_at_a_time
 from slowfast_lara.inference.stream import Window, WindowScorer
 from slowfast_lara.models import build_model
-from slowfast_lara.models.attention_config import chosen_estimator, display_name, resolve_estimator
+from slowfast_lara.models.attention_config import chosen_estimator, display_name, resolve_attention
 from slowfast_lara.runs.checkpoint import TrainedAttention, load_weights
 
 MAX_VIEWS = 30
-# Upper limit of rates (frames per second) and durations (seconds).
-_MAX_NUMBER = 1e6
+_MAX_NUMBER = 1e6  # frames per second, or seconds
 
-# The path of a video (of a folder of frames, if the model's dataset consists of these), or its
-# frames: an array or tensor, uint8 RGB [T,H,W,3].
+# The path of a video, or of a folder of frames if the model's dataset is stored as frames; or the
+# frames, uint8 RGB [T,H,W,3].
 VideoInput = str | os.PathLike[str] | np.ndarray | Tensor
 VideoInputs = list[Any] | tuple[Any, ...]
 
@@ -37,8 +36,8 @@ VideoInputs = list[Any] | tuple[Any, ...]
 class TrainedModel:
     """A trained model in eval mode, as `slowfast_lara.load` returns it.
 
-    The videos of a list share batches of up to TEST.BATCH_SIZE views. Their scores can differ in
-    the last bits from those of a video by itself, which are bit for bit the scores of a test.
+    The scores of a single video equal those of a test bit for bit. Videos of a list share batches
+    of up to TEST.BATCH_SIZE views, which can change the last bits.
 
     Attributes:
         network: the nn.Module; its parameters require no gradient.
@@ -191,7 +190,7 @@ class TrainedModel:
         """Replace the attention without training; the new model shares the weights of this one.
 
         Args:
-            attention: name of an attention; default: that of this model.
+            attention: name of an attention, e.g. "lara-recommended"; default: that of this model.
             options: `num_landmarks` (also the number of samples), and options of the attention.
 
         Returns:
@@ -238,12 +237,12 @@ def new_network(cfg: CfgNode) -> nn.Module:
 
 
 def _attention_overrides(cfg: CfgNode, attention: str | None, options: dict[str, Any]) -> list[Any]:
-    name = chosen_estimator(cfg) if attention is None else resolve_estimator(attention)
+    name, preset = resolve_attention(chosen_estimator(cfg) if attention is None else attention)
     keys = {key: f"VIT.{name}.{key}".upper() for key in estimator_options(name)}
     keys["num_landmarks"] = "VIT.APPROX_ATTN_DIM"
     # Only exact attention supports attention dropout, and inference has none.
     overrides: list[Any] = ["VIT.APPROX_ATTN_TYPE", name, "VIT.ATTN_DROPOUT", 0.0]
-    for key, value in options.items():
+    for key, value in {**preset, **options}.items():
         if key not in keys:
             raise InputError(f"unknown option {key!r} of {name}; must be one of {', '.join(keys)}")
         overrides += [keys[key], value.item() if isinstance(value, np.generic) else value]

@@ -13,23 +13,19 @@ from slowfast_lara.inference.prediction import Ranking
 
 
 class PredictionFiles:
-    """Context manager that writes rows to a JSON and a CSV file, each if it has a path.
+    """Context manager that writes predictions to a JSON and a CSV file, each if it has a path.
 
-    JSON: {"checkpoint": ..., ROWS: [{..., "top5": [...], "top5_names": [...],
-    "top5_scores": [...]}, ...], "failed": [{"path": ..., "reason": ...}, ...]}.
+    JSON: {"checkpoint": ..., "videos" or "windows": [{"path": ..., "top5": [...],
+    "top5_names": [...], "top5_scores": [...]}, ...], "failed": [{"path": ..., "reason": ...}]}.
     CSV: a line for each of the five classes, and a line with the reason for each failed video.
     """
 
     def __init__(
-        self,
-        json_path: str | None,
-        csv_path: str | None,
-        *,
-        checkpoint: str,
-        rows: str,
-        columns: Sequence[str],
+        self, json_path: str | None, csv_path: str | None, checkpoint: str, *, windows: bool
     ) -> None:
-        self._paths, self._columns = (json_path, csv_path), list(columns)
+        self._paths = json_path, csv_path
+        self._columns = ["path", "start", "end"] if windows else ["path", "num_views"]
+        rows = "windows" if windows else "videos"
         self._head = json.dumps({"checkpoint": checkpoint})[:-1] + f', "{rows}": ['
         self._failed: list[dict[str, str]] = []
         self._separator = "\n"
@@ -57,7 +53,7 @@ class PredictionFiles:
             self._json.write(text)
 
     def add(self, values: Sequence[Any], ranking: Ranking) -> None:
-        """Add a row: the values of the columns, and the classes."""
+        """Add a video or window: the values of its columns, and its classes."""
         classes, names, scores = ranking
         top5 = {"top5": classes, "top5_names": names, "top5_scores": scores}
         row = {**dict(zip(self._columns, values)), **top5}

@@ -37,10 +37,10 @@ def views_at_a_time(cfg: CfgNode) -> int:
 def view_outputs(
     model: nn.Module, views: Tensor, cfg: CfgNode, compute: Callable[..., Tensor] | None = None
 ) -> Tensor:
-    """Outputs of the model, or of another method of it, for each view: float64, on the CPU.
+    """Outputs of the model, or of its method `compute`, for each view: float64, on the CPU.
 
-    A test and a user's process get the same bits. A CPU computes in float32 whatever the config:
-    without half-precision instructions, half-precision matmuls took 20 times as long.
+    The bits do not depend on the process, so a test and a user get the same. On a CPU, mixed
+    precision is off: without half-precision instructions it took 20 times as long.
     """
     weight = next(model.parameters())
     on_cpu = weight.device.type == "cpu"

@@ -1,7 +1,7 @@
 """Sliding windows over a video of any length.
 
-Frames are cropped at once and only those of the last window are kept, so memory does not depend
-on the length of the video.
+Frames are cropped on arrival and only those of the last window are kept, so memory does not
+depend on the length of the video.
 """
 
 from __future__ import annotations
@@ -73,10 +73,10 @@ class WindowScorer:
         self._normalize = Normalize(data.MEAN, data.STD, data.REVERSE_INPUT_CHANNEL)
 
     def run(self, frames: Iterable[np.ndarray]) -> Iterator[tuple[np.ndarray, Window | None]]:
-        """Each frame with the window that ends at it, if any.
+        """Yield each frame with the window that ends at it, if any.
 
-        The last frame always ends a window, which counts as full: a video shorter than a window
-        has no other.
+        The last frame always ends a window, marked as full: it is the only window of a video
+        that is shorter than a window.
         """
         previous = None
         for image in frames:
@@ -92,8 +92,8 @@ class WindowScorer:
         self._count += 1
         # Full windows end at length, length + stride, ...; partial ones before at each stride.
         excess = self._count - self._length
-        frames_past_end = (excess if excess >= 0 else self._count) % self._stride
-        return self._score() if frames_past_end == 0 else None
+        frames_since_window = (excess if excess >= 0 else self._count) % self._stride
+        return self._score() if frames_since_window == 0 else None
 
     def _crop(self, image: np.ndarray) -> np.ndarray:
         size, (height, width) = self._cfg.DATA.TEST_CROP_SIZE, image.shape[:2]

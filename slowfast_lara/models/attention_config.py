@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from typing import Any
 
 from fvcore.common.config import CfgNode
@@ -32,12 +33,19 @@ def estimator_settings(cfg: CfgNode, name: str) -> dict[str, Any]:
     return {"num_landmarks": cfg.VIT.APPROX_ATTN_DIM, **options}
 
 
-def resolve_estimator(name: str) -> str:
-    """The name in ESTIMATORS of an attention that a user names, such as "exact"."""
+def resolve_estimator(name: str, also: Collection[str] = ()) -> str:
+    """The name in ESTIMATORS for a user-facing name, such as "exact"; names in `also` are kept."""
     name = EXACT if name in ("exact", "none") else name
-    if name not in ESTIMATORS:
-        raise InputError(f"unknown attention {name!r}; known: exact, {', '.join(ESTIMATORS)}")
+    known = [*ESTIMATORS, *also]
+    if name not in known:
+        raise InputError(f"unknown attention {name!r}; known: exact, {', '.join(known)}")
     return name
+
+
+def resolve_attention(name: str) -> tuple[str, dict[str, Any]]:
+    """The estimator for a user-facing name, and its options if the name is in RECOMMENDED."""
+    name = resolve_estimator(name, also=RECOMMENDED)
+    return RECOMMENDED.get(name, (name, {}))
 
 
 def display_name(name: str) -> str:

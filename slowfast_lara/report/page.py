@@ -7,11 +7,11 @@ from __future__ import annotations
 
 import base64
 import html
-import math
 from collections.abc import Iterable, Sequence
 
 import cv2
 import numpy as np
+from matplotlib.ticker import MaxNLocator
 
 POLICY = (
     "default-src 'none'; img-src data:; style-src 'unsafe-inline'; "
@@ -155,7 +155,10 @@ def chart(title: str, lines: dict[str, list[tuple[float, float]]]) -> str:
         return ""
     width, height, left, right, top, bottom = 400, 230, 48, 10, 8, 30
     xs, ys = ([point[i] for points in lines.values() for point in points] for i in (0, 1))
-    x_ticks, y_ticks = _ticks(min(0.0, *xs), max(xs)), _ticks(min(0.0, *ys), max(ys))
+    locator = MaxNLocator(5, steps=[1, 2, 5, 10])
+    x_ticks, y_ticks = (
+        locator.tick_values(min(0.0, *values), max(values) or 1.0) for values in (xs, ys)
+    )
 
     def to_svg(x: float, y: float) -> tuple[float, float]:
         across = (x - x_ticks[0]) / (x_ticks[-1] - x_ticks[0])
@@ -192,15 +195,6 @@ def chart(title: str, lines: dict[str, list[tuple[float, float]]]) -> str:
         f"{''.join(marks)}</svg><figcaption>{escape(title)}: {' '.join(legend)}</figcaption>"
         "</figure>"
     )
-
-
-def _ticks(low: float, high: float) -> list[float]:
-    """About five round numbers that span a range."""
-    span = high - low or abs(high) or 1.0
-    step = 10.0 ** math.floor(math.log10(span / 4))
-    step *= next(factor for factor in (1, 2, 5, 10) if span / (step * factor) <= 5)
-    first, last = math.floor(low / step), max(math.ceil(high / step), math.floor(low / step) + 1)
-    return [number * step for number in range(first, last + 1)]
 
 
 def embedded_image(image: np.ndarray, suffix: str, alt: str, css: str = "") -> str:

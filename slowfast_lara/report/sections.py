@@ -27,12 +27,13 @@ def report(run: RunRecord) -> str:
     """The HTML page of a run; empty sections are left out."""
     title = os.path.basename(os.path.abspath(run.folder))
     config = f"<details><summary>all keys</summary><pre>{escape(run.config_text)}</pre></details>"
+    failed = table(("video", "reason"), run.failed, name="failed")
     sections = {
         "Learning curves": _curves(run),
         "Confusion matrix": _confusion(run) if run.videos else "",
         "Classes": _classes(run) if run.videos else "",
         "Worst errors": _errors(run) if run.videos else "",
-        "Videos that could not be scored": _failed(run),
+        "Videos that could not be scored": failed if run.failed else "",
         "Speed and memory": table(("", ""), _speed(run)) if run.stats else "",
         "Environment": _environment(run),
         "Config": config if run.config_text else "",
@@ -182,10 +183,6 @@ def thumbnail(path: str) -> np.ndarray:
     pixels = frames.pixels[frames.order]
     spaced = np.pad(pixels, ((0, 0), (0, 0), (0, 3), (0, 0)), constant_values=255)
     return np.concatenate(list(spaced), axis=1)[:, :-3]
-
-
-def _failed(run: RunRecord) -> str:
-    return table(("video", "reason"), run.failed, name="failed") if run.failed else ""
 
 
 def _speed(run: RunRecord) -> Iterator[tuple[str, str]]:

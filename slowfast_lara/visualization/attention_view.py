@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import torch
 from fvcore.common.config import CfgNode
@@ -20,7 +19,7 @@ from slowfast_lara.models.attention_config import (
     RECOMMENDED,
     chosen_estimator,
     display_name,
-    resolve_estimator,
+    resolve_attention,
 )
 from slowfast_lara.visualization.heat_maps import AttentionMap
 from slowfast_lara.visualization.implied_weights import (
@@ -31,7 +30,6 @@ from slowfast_lara.visualization.implied_weights import (
     one_hot,
     patch_inputs,
     trajectory_weights,
-    with_estimator,
 )
 from slowfast_lara.visualization.token_grid import QueryPoint, TokenGrid, attention_path
 
@@ -39,8 +37,8 @@ from slowfast_lara.visualization.token_grid import QueryPoint, TokenGrid, attent
 def default_attentions(cfg: CfgNode) -> list[str]:
     """All estimators, the exact one first.
 
-    A model with exact attention is shown with both LARAs: the paper's settings, which are the
-    defaults, and the recommended ones.
+    For a model with exact attention, LARA appears with the paper's options, which are the
+    defaults, and with the recommended ones.
     """
     names = [EXACT, *(name for name in ESTIMATORS if name != EXACT)]
     if chosen_estimator(cfg) == EXACT:
@@ -49,25 +47,23 @@ def default_attentions(cfg: CfgNode) -> list[str]:
     return names
 
 
-def attention_name(name: str) -> str:
-    """Check the name of an attention: an estimator, or one with recommended settings."""
-    return name if name in RECOMMENDED else resolve_estimator(name)
-
-
 def _label(name: str, cfg: CfgNode) -> str:
+    """The caption of an attention."""
     if name in RECOMMENDED:
         return f"{RECOMMENDED[name][0]} (recommended)"
     node, has_recommended = name.upper(), name in dict(RECOMMENDED.values())
     if has_recommended and name != chosen_estimator(cfg) and cfg.VIT[node] == get_cfg().VIT[node]:
-        return f"{name} (paper)"  # the defaults
+        return f"{name} (paper)"  # the options are the defaults
     return display_name(name)
 
 
 class AttentionView:
     """The middle view of a video, centre crop, in one layer of a model.
 
-    `pixels` uint8 [T,H,W,3] are the view's; `grid` is its division into tokens; `total` names
-    the sum to which weights are relative.
+    Attributes:
+        pixels: the view, uint8 [T,H,W,3].
+        grid: the tokens of the view.
+        total: the whole of which a weight is a share, for captions.
     """
 
     def __init__(self, model: TrainedModel, video: str, layer: int | None = None) -> None:
@@ -90,46 +86,40 @@ class AttentionView:
     ) -> list[AttentionMap]:
         """The attention of a point by each estimator, in one head or averaged over heads.
 
-        Errors are relative to the first name, which should be the exact one.
+        Errors are to the first attention, which should be the exact one.
         """
         maps: list[AttentionMap] = []
         token, reference = self.grid.token(point), None
         for name in names:
-            compute = self._trajectory if self.has_trajectories else self._row
-            implied, shown = compute(self._estimator(name), token, head)
+            estimator = self._estimator(name)
+            if self.has_trajectories:
+                implied = trajectory_weights(estimator, self._inputs, token)
+                shown = _select_head(implied.weights, head)
+            else:
+                implied, shown = self._row(estimator, token, head)
             reference = reference or implied
-            weight_error, output_error = (
-                (x - y).square().mean().item() for x, y in zip(implied, reference)
-            )
-            weights, label = shown.cpu().numpy(), _label(name, self.cfg)
+            errors = [(x - y).square().mean().item() for x, y in zip(implied, reference)]
+            weights = shown.cpu().numpy()
             path = attention_path(weights, self.grid)
-            maps.append(AttentionMap(name, label, weights, path, weight_error, output_error))
+            maps.append(AttentionMap(name, _label(name, self.cfg), weights, path, *errors))
         return maps
 
     def _estimator(self, name: str) -> Estimator:
         """The model's own estimator, or one with the config's or the recommended settings."""
         if name == chosen_estimator(self.cfg):
             return self._inputs.estimator
-        options: dict[str, Any] = {}
-        if name in RECOMMENDED:
-            name, options = RECOMMENDED[name]
+        estimator, options = resolve_attention(name)
         seed = self.cfg.RNG_SEED + self.layer  # as in the model's layer
-        return estimator_for(self._inputs, name, self.cfg, seed=seed, **options)
-
-    def _trajectory(
-        self, estimator: Estimator, token: int, head: int | None
-    ) -> tuple[ImpliedWeights, Tensor]:
-        """The weights of a query in all heads [h,F,P], and those to show [F,P]."""
-        implied = trajectory_weights(estimator, self._inputs, token)
-        return implied, _select_head(implied.weights, head)
+        return estimator_for(self._inputs, estimator, self.cfg, seed=seed, **options)
 
     def _row(
         self, estimator: Estimator, token: int, head: int | None
     ) -> tuple[ImpliedWeights, Tensor]:
+        """The weights of a query in all heads [h,F,P], and those to show [F,P]."""
         *temporal, call = self.blocks[self.layer]
-        rows, output = attention_rows(with_estimator(call, estimator), one_hot(call, 1 + token))
+        rows, output = attention_rows(call, one_hot(call, 1 + token), estimator)
         shown = _select_head(rows, head)
-        for earlier in temporal:  # divided attention attends over time before
+        for earlier in temporal:  # divided attention attends over time first
             shown = attention_rows(earlier, shown).weights.mean(0)
         return ImpliedWeights(self._by_frame(rows), output), self._by_frame(shown)
 

@@ -1,4 +1,4 @@
-"""Server of the demo page: local, without outside requests, without files left behind."""
+"""Server of the demo page: local, makes no outside requests, leaves no files."""
 
 from __future__ import annotations
 
@@ -76,10 +76,10 @@ def serve(
     host: str,
     port: int,
     views: int | None,
-    most_megabytes: int,
-    most_minutes: float,
+    max_megabytes: int,
+    max_minutes: float,
 ) -> None:
-    """Serve the page until SIGINT or SIGTERM; the limits are those of an uploaded video."""
+    """Serve the page until SIGINT or SIGTERM; the maxima apply to uploaded videos."""
     _check_address(host, port)
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     with _temporary_folder():
@@ -89,7 +89,7 @@ def serve(
 
         from slowfast_lara.visualization.demo_page import MAX_SESSIONS, DemoPage, build
 
-        blocks = build(DemoPage(model, views, 60 * most_minutes))
+        blocks = build(DemoPage(model, views, 60 * max_minutes))
         try:
             _, address, _ = blocks.launch(
                 server_name=host,
@@ -103,7 +103,7 @@ def serve(
                 ssr_mode=False,
                 pwa=False,
                 mcp_server=False,
-                max_file_size=most_megabytes * 10**6,
+                max_file_size=max_megabytes * 10**6,
                 state_session_capacity=MAX_SESSIONS,
                 app_kwargs={"middleware": [Middleware(SecurityHeaders)]},
             )

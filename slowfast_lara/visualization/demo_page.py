@@ -22,7 +22,7 @@ from slowfast_lara.visualization.heat_maps import HeatMapFigure
 from slowfast_lara.visualization.token_grid import QueryPoint
 
 TITLE = "Where does the attention go?"
-# Frames are enlarged to at least this size by a whole factor, so that a click has one pixel.
+# Frames are enlarged to at least this size, by an integer: a click selects exactly one pixel.
 MIN_SIDE = 384
 # Lifetime of pictures and of the state of a closed page.
 LIFETIME_SECONDS = 600
@@ -37,10 +37,10 @@ class DemoPage:
         self.model, self._views, self._max_seconds = model, views, max_seconds
 
     def upload(self, path: str | None) -> tuple[Any, ...]:
-        """Handle an uploaded file: message, classes, view, slider, frame, figure.
+        """Handle an uploaded file; returns message, classes, view, slider, frame, figure.
 
-        The file is moved away first, because Gradio puts a second upload of the same video at
-        the same path, and removed at the end, because the view holds all that is needed.
+        The file is moved first, because Gradio stores a second upload of the same video at the
+        same path, and then removed, because the view holds all that is needed.
         """
         nothing = None, None, gr.Slider(visible=False), None, None
         if path is None:

@@ -23,7 +23,6 @@ GAP = 4
 LABEL_WIDTH = 190
 FONT = 13
 QUERY_COLOUR = (64, 220, 255)
-# Slow enough to follow, and repeated.
 VIDEO_FPS, VIDEO_REPEATS = 4, 3
 
 
@@ -35,12 +34,12 @@ def attention_colour(name: str) -> tuple[int, int, int]:
 
 
 class AttentionMap(NamedTuple):
-    """Weights of one query by one attention; without a path, those of CLS over all layers."""
+    """Weights of one query in one attention, or of CLS through all layers."""
 
     name: str
     label: str
     weights: np.ndarray  # [F,P]
-    path: np.ndarray = np.empty((0, 2))  # [F,2], pixels of the view
+    path: np.ndarray = np.empty((0, 2))  # [F,2], pixels of the view; empty for CLS
     weight_error: float = 0.0
     output_error: float = 0.0
 
@@ -61,7 +60,7 @@ class AttentionMap(NamedTuple):
 class HeatMapFigure:
     """Attention maps on the frames of a view, uint8 [T,H,W,3], on the first map's colour scale.
 
-    `total` names the sum to which weights are relative.
+    `total` is the whole of which a weight is a share, for the caption.
     """
 
     pixels: np.ndarray
@@ -121,11 +120,15 @@ class HeatMapFigure:
         scale = TILE / (grid.side * grid.patch)
         if point is not None and point.frame // grid.patch_frames == frame:
             corner = np.array([point.x, point.y]) // grid.patch * grid.patch * scale
-            opposite = corner + grid.patch * scale - 1
-            cv2.rectangle(image, _pixel(corner), _pixel(opposite), QUERY_COLOUR, 2)
+            box = np.stack((corner, corner + grid.patch * scale - 1))
+            first, last = box.round().astype(int).tolist()
+            cv2.rectangle(image, first, last, QUERY_COLOUR, 2)
         if len(attention.path):
-            path = [_pixel(centre) for centre in attention.path[: frame + 1] * scale]
-            _draw_path(image, path, attention_colour(attention.name))
+            path = (attention.path[: frame + 1] * scale).round().astype(int)
+            # White below the colour, so that the line is visible on any frame.
+            for width, radius, ink in ((4, 6, PAPER), (2, 4, attention_colour(attention.name))):
+                cv2.polylines(image, [path], False, ink, width, cv2.LINE_AA)
+                cv2.circle(image, path[-1].tolist(), radius, ink, -1, cv2.LINE_AA)
         return image
 
     def _range(self) -> tuple[float, float]:
@@ -157,18 +160,6 @@ def heat_coloured(image: np.ndarray, heat: np.ndarray) -> np.ndarray:
     grey = 0.7 * image.mean(axis=2, keepdims=True) + 40
     alpha = 0.75 * heat[..., None]
     return (grey * (1 - alpha) + colour * alpha).clip(0, 255).astype(np.uint8)
-
-
-def _draw_path(
-    image: np.ndarray, path: Sequence[tuple[int, int]], colour: tuple[int, int, int]
-) -> None:
-    for width, radius, ink in ((4, 6, PAPER), (2, 4, colour)):
-        cv2.polylines(image, [np.array(path)], False, ink, width, cv2.LINE_AA)
-        cv2.circle(image, path[-1], radius, ink, -1, cv2.LINE_AA)
-
-
-def _pixel(position: np.ndarray) -> tuple[int, int]:
-    return int(round(position[0])), int(round(position[1]))
 
 
 def _caption(attention: AttentionMap, width: int, height: int) -> np.ndarray:

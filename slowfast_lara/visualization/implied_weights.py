@@ -80,42 +80,22 @@ def patch_inputs(call: LayerCall) -> LayerInputs:
     return LayerInputs(q, k, v, 1, layer.estimator)
 
 
-def with_estimator(call: LayerCall, estimator: Estimator) -> LayerCall:
-    if estimator is call.layer.estimator:
-        return call
-    layer = copy.deepcopy(call.layer)
-    layer.estimator = estimator
-    return call._replace(layer=layer)
-
-
-def attention_rows(call: LayerCall, query_weights: Tensor) -> ImpliedWeights:
+def attention_rows(
+    call: LayerCall, query_weights: Tensor, estimator: Estimator | None = None
+) -> ImpliedWeights:
     """A vector [1+N] over the queries times the attention matrix of each head: rows [h,1+N].
 
-    The output is the layer's before its projection, [1+N,h,d].
+    The output is the layer's before its projection, [1+N,h,d]. An `estimator` replaces the
+    layer's own.
     """
-    layer, tokens, num_frames = call
-    captured: dict[str, Tensor] = {}
-
-    def require_grad(_: nn.Module, args: Any, output: Tensor) -> Tensor:
-        captured["qkv"] = output.detach().requires_grad_()
-        return captured["qkv"]
-
-    def keep_output(_: nn.Module, args: tuple[Tensor]) -> None:
-        captured["output"] = args[0]
-
-    hooks = (
-        layer.qkv.register_forward_hook(require_grad),
-        layer.proj.register_forward_pre_hook(keep_output),
-    )
-    try:
-        with torch.enable_grad():
-            layer(tokens, num_frames)
-            output = captured["output"][0].unflatten(1, (layer.num_heads, -1))
-            component = (query_weights[:, None] * output[..., 0]).sum()
-            (gradient,) = torch.autograd.grad(component, captured["qkv"])
-    finally:
-        for hook in hooks:
-            hook.remove()
+    qkv = call.layer.qkv(call.tokens).detach().requires_grad_()
+    layer = cast(Any, copy.deepcopy(call.layer))
+    layer.qkv = layer.proj = nn.Identity()
+    layer.estimator = estimator or layer.estimator
+    with torch.enable_grad():
+        output = layer(qkv, call.num_frames)[0].unflatten(1, (layer.num_heads, -1))
+        component = (query_weights[:, None] * output[..., 0]).sum()
+        (gradient,) = torch.autograd.grad(component, qkv)
     value_gradient = gradient[0].unflatten(1, (3, layer.num_heads, -1))[:, 2, :, 0]  # [1+N,h]
     return ImpliedWeights(value_gradient.T, output.detach())
 

@@ -13,13 +13,9 @@ import numpy as np
 from slowfast_lara.errors import DONE, InputError, printable
 from slowfast_lara.files import write_json
 from slowfast_lara.inference.load import load
-from slowfast_lara.models.attention_config import EXACT
+from slowfast_lara.models.attention_config import EXACT, RECOMMENDED, resolve_estimator
 from slowfast_lara.models.numerics import choose_threads
-from slowfast_lara.visualization.attention_view import (
-    AttentionView,
-    attention_name,
-    default_attentions,
-)
+from slowfast_lara.visualization.attention_view import AttentionView, default_attentions
 from slowfast_lara.visualization.heat_maps import AttentionMap, HeatMapFigure
 from slowfast_lara.visualization.token_grid import QueryPoint, TokenGrid, moving_points
 
@@ -42,7 +38,8 @@ def visualize(
     points = _query_points(args, view.pixels, view.grid)
     names = default_attentions(model.cfg)
     if args.estimators is not None:
-        chosen = [attention_name(name) for name in args.estimators.split(",") if name]
+        given = filter(None, args.estimators.split(","))
+        chosen = [resolve_estimator(name, also=RECOMMENDED) for name in given]
         names = list(dict.fromkeys([EXACT, *chosen]))
     results = []
     for number, point in enumerate(points, start=1):
@@ -50,7 +47,7 @@ def visualize(
         path = os.path.join(args.out, f"point_{number}")
         _write_figure(path, view, maps, point)
         results.append(_point_json(point, maps))
-        _print(path, point, maps)
+        _print_errors(path, point, maps)
     content: dict[str, Any] = {
         "video": files[0],
         "checkpoint": model.path,
@@ -108,7 +105,7 @@ def _point_json(point: QueryPoint, maps: Sequence[AttentionMap]) -> dict[str, An
     }
 
 
-def _print(path: str, point: QueryPoint, maps: Sequence[AttentionMap]) -> None:
+def _print_errors(path: str, point: QueryPoint, maps: Sequence[AttentionMap]) -> None:
     path = printable(path)
     print(f"{path}.png, {path}.mp4: point {point.x},{point.y} of frame {point.frame}")
     print(f"  {'':<18} mean squared error to exact attention")

@@ -74,9 +74,10 @@ def test_rows_equal_tests_with_those_attentions(trained, video_set, tmp_path, ca
 
 
 def test_some_videos_and_views(trained, capsys):
-    assert swap([str(trained), "--attentions", "nystrom", "--videos", "2", "--views", "1"]) == 0
-    rows = [line.split() for line in capsys.readouterr().out.splitlines()[-2:]]
-    assert [row[0] for row in rows] == ["exact", "nystrom"]
+    names = ["nystrom", "lara-recommended"]
+    assert swap([str(trained), "--attentions", *names, "--videos", "2", "--views", "1"]) == 0
+    rows = [line.split() for line in capsys.readouterr().out.splitlines()[-3:]]
+    assert [row[0] for row in rows] == ["exact", *names]
     assert rows[1][2] in ("0.0", "50.0", "100.0")
 
 

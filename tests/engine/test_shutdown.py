@@ -19,7 +19,7 @@ from slowfast_lara.config import load_config
 from slowfast_lara.engine.launch import run_process
 from slowfast_lara.engine.signals import SAME_REQUEST_SECONDS, SIGNALS
 from slowfast_lara.errors import LAUNCH_DIR, InputError, run_with_exit_code
-from slowfast_lara.inference.predict import Predictor
+from slowfast_lara.inference.model import TrainedModel
 from slowfast_lara.models import build_model
 from slowfast_lara.runs.checkpoint import save
 from tests.helpers.commands import predict as predict_main
@@ -162,17 +162,17 @@ def test_processes_of_a_node_report_the_same_error_once(monkeypatch, capsys, tmp
 def test_ctrl_c_in_predict_writes_the_finished_videos(
     tmp_path, clips, model, monkeypatch, capsys, in_process
 ):
-    whole = Predictor.predict
+    score = TrainedModel.__call__
 
-    def predict(self, video, *rest):
+    def interrupted_score(self, video, **options):
         if video == clips[2]:
             # Worker processes of pytest ignore SIGINT; a command does not.
             signal.signal(signal.SIGINT, signal.default_int_handler)
             os.kill(os.getpid(), signal.SIGINT)
             time.sleep(5)
-        whole(self, video, *rest)
+        return score(self, video, **options)
 
-    monkeypatch.setattr(Predictor, "predict", predict)
+    monkeypatch.setattr(TrainedModel, "__call__", interrupted_score)
     files = {name: str(tmp_path / f"out.{name}") for name in ("json", "csv")}
     flags = [*model.flags(), "--json", files["json"], "--csv", files["csv"]]
     assert predict_main([*flags, *clips]) == 130

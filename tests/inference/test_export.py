@@ -224,18 +224,18 @@ def test_model_card_has_the_accuracy_of_the_run(trained, tmp_path):
 
 
 def test_model_card_ignores_a_test_of_another_run(trained, tmp_path):
-    """The last test was of another run's checkpoint of the same name."""
+    """The run's last test was of a checkpoint of the same name in another run."""
     other = Path(shutil.copytree(trained, tmp_path / "other"))
     results = json.loads((other / "test_results.json").read_text())
-    for changed, said in (
+    for changed, message in (
         (results["checkpoint"], "top-1"),
         (results["checkpoint"].replace(str(trained), "elsewhere"), "not tested in this form"),
     ):
         results["checkpoint"] = changed
         (other / "test_results.json").write_text(json.dumps(results))
-        out = tmp_path / said[:3]
+        out = tmp_path / message[:3]
         assert export_command([str(other), str(out)]) == 0
-        assert f"| accuracy | {said}" in (out / "README.md").read_text()
+        assert f"| accuracy | {message}" in (out / "README.md").read_text()
 
 
 def test_bad_input(trained, tmp_path, capsys):
@@ -243,7 +243,7 @@ def test_bad_input(trained, tmp_path, capsys):
     (tmp_path / "file").touch()
     ra = ["VIT.APPROX_ATTN_TYPE", "ra"]
     out, before = str(tmp_path / "out"), listing(tmp_path)
-    for arguments, said in (
+    for arguments, message in (
         ([str(trained), str(tmp_path / "there")], "there already exists"),
         ([str(trained), str(tmp_path / "file")], "file already exists"),
         ([str(trained), str(tmp_path / "file") + "/"], "file already exists"),
@@ -251,14 +251,14 @@ def test_bad_input(trained, tmp_path, capsys):
         ([str(trained), ""], "'' is not a valid folder name"),
         ([str(trained), "a\0b"], "not a valid folder name"),
         ([str(trained), "/proc/out"], "error: /proc: "),
-        ([str(trained)], "0 folders"),
+        ([str(trained)], "expected one output folder, got 0"),
         ([str(tmp_path / "nowhere"), out], "nowhere: no such run"),
         ([str(tmp_path / "there"), out], "no readable checkpoint"),
         ([str(trained), out, "--to", "onnx", *ra], "unbiased RA"),
         ([str(trained), out, "--to", "torch", *ra], "unbiased RA"),
     ):
-        assert export_command(arguments) == 2, said
-        assert said in only_error(capsys)
+        assert export_command(arguments) == 2, message
+        assert message in only_error(capsys)
         assert listing(tmp_path) == before
     assert export_command([str(trained), out, *ra]) == 0  # weights can be exported
     with pytest.raises(InputError, match="expected a float32 model"):
@@ -316,9 +316,9 @@ def test_invalid_exports(trained, tmp_path):
         "unknown config key VIT.WIDTH": changed(config={"VIT": {"WIDTH": 3}}),
         "class_names must be a list of 3": changed(class_names=["a"]),
     }
-    for said, text in cases.items():
+    for message, text in cases.items():
         (good / "config.json").write_text(text)
-        with pytest.raises(UserError, match=said) as error:
+        with pytest.raises(UserError, match=message) as error:
             load(good)
         assert error.value.exit_code == 2 and "\n" not in str(error.value)
     (good / "config.json").write_text(changed())

@@ -16,7 +16,6 @@ import torch
 import yaml
 
 import slowfast_lara
-from slowfast_lara.config import load_config
 from slowfast_lara.data import load_views
 from slowfast_lara.errors import CheckpointError, DecodeError, InputError, UserError
 from slowfast_lara.inference.load import load
@@ -162,7 +161,7 @@ def test_model_trained_with_triton_loads_without_triton(trained, videos, tmp_pat
 
 
 @pytest.mark.parametrize(
-    ("sizes", "said"),
+    ("sizes", "message"),
     [
         ({"DEPTH": 10**7}, "has 2 blocks; VIT.DEPTH is 10000000"),
         ({"EMBED_DIM": 24 * 10**9}, "cannot build the model"),
@@ -171,12 +170,12 @@ def test_model_trained_with_triton_loads_without_triton(trained, videos, tmp_pat
         ({"EMBED_DIM": 24 * 10**5}, "does not fit this model: "),
     ],
 )
-def test_absurd_sizes_in_a_config_allocate_no_memory(trained, tmp_path, sizes, said):
+def test_absurd_sizes_in_a_config_allocate_no_memory(trained, tmp_path, sizes, message):
     content = torch.load(trained / "checkpoints" / LAST, weights_only=True)
     tree = yaml.safe_load(content["cfg"])
     tree["VIT"].update(sizes)
     torch.save({**content, "cfg": yaml.safe_dump(tree)}, tmp_path / "model.pyth")
-    with pytest.raises(CheckpointError, match=said) as error:
+    with pytest.raises(CheckpointError, match=message) as error:
         load(tmp_path / "model.pyth")
     assert "\n" not in str(error.value)
 
@@ -198,7 +197,7 @@ def test_a_checkpoint_loads_without_its_run(trained, videos, tmp_path, monkeypat
     assert f"  1. {expected.max():6.1%}  {first}\n" in capsys.readouterr().out
 
 
-def test_best_checkpoint_is_preferred_and_a_truncated_one_skipped(trained, videos, tmp_path):
+def test_best_checkpoint_is_preferred_and_a_truncated_one_skipped(trained, tmp_path):
     copy = Path(shutil.copytree(trained, tmp_path / "run"))
     assert load(copy).path.endswith(LAST)
     best = copy / "checkpoints" / "best.pyth"
@@ -208,7 +207,7 @@ def test_best_checkpoint_is_preferred_and_a_truncated_one_skipped(trained, video
     assert load(copy).path.endswith(LAST)
 
 
-def test_old_checkpoints_load(trained, videos, tmp_path, names):
+def test_old_checkpoints_load(trained, videos, tmp_path):
     expected = np.load(trained / "scores.npz")["scores"][0]
     copy = Path(shutil.copytree(trained, tmp_path / "run"))
     old = without(copy / "checkpoints" / LAST, "cfg", "class_names")
@@ -266,7 +265,6 @@ def test_representations(trained, videos, tmp_path):
 
 def test_features_are_the_input_of_the_classifier(trained, videos):
     model = load(trained)
-    view = load_views(videos[0], load_config(trained / "config.yaml"))[:1]
     features = torch.from_numpy(model.features(videos[0], views=1))
     one = load(trained, overrides=["TEST.NUM_ENSEMBLE_VIEWS", 1, "TEST.NUM_SPATIAL_CROPS", 1])
     view = load_views(videos[0], one.cfg)
@@ -312,17 +310,31 @@ def test_half_and_device(trained, videos):
         ("orthoformer", {"num_landmarks": 4}, {}),
         ("ra", {"biased": True, "num_landmarks": 4}, {"RA": {"BIASED": True}}),
         ("exact", {}, {}),
+        (
+            "lara-recommended",
+            {"num_landmarks": 4, "beta": 2.0},
+            {
+                "LARA": {
+                    "PROPOSAL": "global",
+                    "LANDMARKS": "farthest",
+                    "WEIGHTING": "balance",
+                    "BETA": 2.0,
+                }
+            },
+        ),
     ],
 )
 def test_replaced_attention_equals_a_test(trained, videos, tmp_path, attention, options, keys):
     before = torch.get_rng_state()
     model = load(trained, attention=attention, **options)
     assert torch.equal(torch.get_rng_state(), before)
+    estimator = {"exact": "softmax", "lara-recommended": "lara"}.get(attention, attention)
+    assert model.cfg.VIT.APPROX_ATTN_TYPE == estimator
     changes = {
         "TRAIN__ENABLE": False,
         "TEST__CHECKPOINT_FILE_PATH": str(trained / "checkpoints" / LAST),
         "TEST__SAVE_RESULTS_PATH": "scores.npz",
-        "VIT__APPROX_ATTN_TYPE": "none" if attention == "exact" else attention,
+        "VIT__APPROX_ATTN_TYPE": model.cfg.VIT.APPROX_ATTN_TYPE,
         "VIT__APPROX_ATTN_DIM": options.get("num_landmarks", 4),
         **{f"VIT__{key}": value for key, value in keys.items()},
     }
@@ -363,15 +375,15 @@ def test_changed_options_redraw_the_samples(trained):
 
 
 def test_invalid_attention_and_options(trained):
-    for options, said in (
-        ({"attention": "lora"}, "unknown attention 'lora'"),
+    for options, message in (
+        ({"attention": "lora"}, "unknown attention 'lora'.*lara-recommended"),
         ({"attention": "lara", "betta": 1}, "unknown option 'betta' of lara.*proposal"),
         ({"attention": "lara", "num_landmarks": 9}, "at most 8"),
         ({"attention": "performer", "num_landmarks": 10**15}, "cannot build the model"),
         ({"attention": "lara", "num_landmarks": 4, "beta": "x"}, "VIT.LARA.BETA is 'x'"),
         ({"attention": "lara", "num_landmarks": 4, "learned": True}, "it has no blocks.0.attn.est"),
     ):
-        with pytest.raises(InputError, match=said):
+        with pytest.raises(InputError, match=message):
             load(trained, **options)
 
 
@@ -392,8 +404,8 @@ def test_compiled_model_loads_uncompiled(trained, tmp_path):
     content["cfg"] = content["cfg"].replace("COMPILE: false", "COMPILE: true")
     torch.save(content, tmp_path / "model.pyth")
     assert not load(tmp_path / "model.pyth").cfg.MODEL.COMPILE
-    asked = load(tmp_path / "model.pyth", overrides=["MODEL.COMPILE", True])
-    assert asked.cfg.MODEL.COMPILE
+    compiled = load(tmp_path / "model.pyth", overrides=["MODEL.COMPILE", True])
+    assert compiled.cfg.MODEL.COMPILE
 
 
 def test_files_that_cannot_be_memory_mapped(trained, videos, tmp_path, caplog):
@@ -431,7 +443,7 @@ def test_class_names_of_a_file_replace_those_of_the_checkpoint(trained, tmp_path
 
 
 def test_unsuitable_class_names_do_not_stop_training(trained, video_set, tmp_path):
-    """They are not saved."""
+    """The checkpoint does not contain them."""
     content = torch.load(trained / "checkpoints" / LAST, weights_only=True)
     assert content["class_names"] == NAMES
     data = Path(shutil.copytree(video_set, tmp_path / "set"))
@@ -475,8 +487,8 @@ def test_bad_input(trained, videos, tmp_path, capsys):
         "class_names must be a list of 3 names": [wrong],
     }
     before = sorted(os.listdir(tmp_path))
-    for said, arguments in cases.items():
-        with pytest.raises(UserError, match=said) as error:
+    for message, arguments in cases.items():
+        with pytest.raises(UserError, match=message) as error:
             load(*arguments)
         assert error.value.exit_code == 2 and "\n" not in str(error.value)
     assert predict([str(tmp_path / "empty"), videos[0]]) == 2
@@ -487,7 +499,7 @@ def test_bad_input(trained, videos, tmp_path, capsys):
 def test_bad_videos(trained, videos, tmp_path):
     model, frames = load(trained), frames_of(videos[0])
     (tmp_path / "none.mp4").write_bytes(b"")
-    for bad, said in (
+    for bad, message in (
         (tmp_path / "none.mp4", "none.mp4: "),
         ([videos[0], "nowhere.mp4"], "nowhere.mp4: "),
         (frames[0], r"\[40, 40, 3\]"),
@@ -496,7 +508,7 @@ def test_bad_videos(trained, videos, tmp_path):
         (frames[:, :2], "too narrow"),
         (frames[:, :0, :0], "0x0"),
     ):
-        with pytest.raises(DecodeError, match=said):
+        with pytest.raises(DecodeError, match=message):
             model(bad)
     tensor = torch.from_numpy(frames)
     with pytest.raises(DecodeError, match="float32"):
@@ -517,14 +529,14 @@ def test_bad_videos(trained, videos, tmp_path):
             model(videos[0], views=views)
     with pytest.raises(InputError, match="path or uint8 frames.*NoneType"):
         model.stream(None)
-    for frame, said in (
+    for frame, message in (
         (np.zeros((8, 8, 3)), "float64"),
         (torch.zeros(8, 8, 3).requires_grad_(), "float32"),
         (torch.zeros(8, 8, 3).bfloat16(), "Tensor of torch.bfloat16"),
         ([[1], [2, 3]], "path or uint8 frames.*list"),
         (np.zeros((0, 0, 3), np.uint8), "0x0"),
     ):
-        with pytest.raises(InputError, match=said):
+        with pytest.raises(InputError, match=message):
             next(model.stream([frame]))
 
 

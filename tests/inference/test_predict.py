@@ -43,7 +43,9 @@ def reference_scores(model: ModelFiles, video: str, *opts: object) -> np.ndarray
 
 
 @pytest.mark.parametrize(("views", "num_clips", "crops"), [(1, 1, 1), (10, 10, 1), (30, 10, 3)])
-def test_scores_of_a_test(model, clips, names, tmp_path, capsys, views, num_clips, crops):
+def test_scores_are_means_over_views(
+    model, clips, names, tmp_path, capsys, views, num_clips, crops
+):
     out_json, out_csv = tmp_path / "new" / "p.json", tmp_path / "p.csv"
     code = main(
         [
@@ -191,7 +193,7 @@ def test_one_bad_video_in_a_folder(model, clips, tmp_path, capsys):
     assert errors == {entry["path"]: entry["reason"] for entry in content["failed"]}
 
 
-def test_bad_input_is_one_line(model, clips, names, tmp_path, capsys):
+def test_bad_input_is_one_line(model, clips, tmp_path, capsys):
     text = tmp_path / "text.mp4"
     text.write_text("not a video")
     (tmp_path / "empty").mkdir()
@@ -232,9 +234,9 @@ def test_bad_input_is_one_line(model, clips, names, tmp_path, capsys):
         f"{text}: File exists": [*model.flags(), "--video-out", str(text / "x.mp4"), video],
     }
     before = Path(video).read_bytes()
-    for said, argv in cases.items():
-        assert main(argv) == 2, said
-        assert said in only_error(capsys)
+    for message, argv in cases.items():
+        assert main(argv) == 2, message
+        assert message in only_error(capsys)
     assert Path(video).read_bytes() == before
     # Only commands that reached the videos wrote a file.
     assert [entry["path"] for entry in json.loads(out.read_text())["failed"]] == [
@@ -243,7 +245,7 @@ def test_bad_input_is_one_line(model, clips, names, tmp_path, capsys):
     assert not [name for name in os.listdir(tmp_path) if "writing" in name]
 
 
-def test_annotated_copy(model, clips, names, tmp_path, capsys):
+def test_annotated_copy(model, clips, names, tmp_path):
     folder = tmp_path / "copies"
     twin = tmp_path / "twin" / os.path.basename(clips[0])
     twin.parent.mkdir()
@@ -288,7 +290,7 @@ def _frames(path) -> list[np.ndarray]:
         return [frame.to_ndarray(format="rgb24") for frame in container.decode(video=0)]
 
 
-def test_folder_of_frames(tmp_path, capsys):
+def test_folder_of_frames(tmp_path):
     config = small_config()
     config["TRAIN"]["DATASET"] = config["TEST"]["DATASET"] = "ssv2"
     model = write_model(tmp_path / "model", config)

@@ -90,10 +90,10 @@ def test_windows_of_a_long_video(model, names, tmp_path, capsys):
     assert [round(window["start"] * 30) for window in windows] == [end - 8 for end in ends]
     network = load(model.cfg, model.checkpoint).network
     with open_frames(path) as (_, frames):
-        every = list(frames)
+        all_frames = list(frames)
     scorer = WindowScorer(network, cfg, 30, 8 / 30, 8 / 30)
     for window, end in zip(windows, ends):
-        (expected,) = [w for _, w in scorer.run(every[end - 8 : end]) if w]
+        (expected,) = [w for _, w in scorer.run(all_frames[end - 8 : end]) if w]
         best = np.argsort(-expected.scores, kind="stable")[:5]
         assert window["top5"] == best.tolist()
         np.testing.assert_allclose(window["top5_scores"], expected.scores[best], atol=1e-6)

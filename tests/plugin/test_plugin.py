@@ -21,8 +21,8 @@ from fvcore.common.registry import Registry
 
 import slowfast_lara
 from slowfast_lara.config import get_cfg, load_config
-from slowfast_lara.engine.evaluate import score_views
 from slowfast_lara.errors import ConfigError, InputError
+from slowfast_lara.inference.scoring import score_views
 from slowfast_lara.models import build_model
 from slowfast_lara.models.motionformer import VisionTransformer
 from tests.helpers.commands import run as main
@@ -171,13 +171,13 @@ def test_two_training_steps_equal_ours(trained):
 def test_checkpoint_has_our_names_and_weights(trained):
     saved = torch.load(trained.checkpoint, weights_only=True)
     assert saved["model_state"].keys() == trained.state.keys()
-    moved = build_model_before_training(trained)
-    assert not torch.equal(saved["model_state"]["head.weight"], moved["head.weight"])
+    initial = initial_weights(trained)
+    assert not torch.equal(saved["model_state"]["head.weight"], initial["head.weight"])
     for name, weight in trained.state.items():
         torch.testing.assert_close(saved["model_state"][name], weight, rtol=0, atol=1e-6)
 
 
-def build_model_before_training(trained: Trained) -> dict[str, torch.Tensor]:
+def initial_weights(trained: Trained) -> dict[str, torch.Tensor]:
     torch.manual_seed(5)
     return build_model(slowfast_lara.load(trained.checkpoint).cfg).state_dict()
 
@@ -282,7 +282,7 @@ def test_existing_keys_of_a_fork_keep_their_values(checkout):
         ("MODEL.ACT_CHECKPOINT", 2),
     ],
 )
-def test_key_with_another_meaning_is_refused_and_nothing_is_added(checkout, key, value):
+def test_key_with_a_different_meaning_is_refused_and_nothing_is_added(checkout, key, value):
     tree, registry = checkout
     node, _, name = key.rpartition(".")
     if node == "VIT":
@@ -399,12 +399,12 @@ def test_pyslowfast_missing(monkeypatch):
 
 
 def test_model_and_attention_do_not_import_pyslowfast():
-    rooms = ["attention", "models", "config.keys", "config.validate", "config.checkouts", "data"]
+    names = ["attention", "models", "config.keys", "config.validate", "config.checkouts", "data"]
     program = f"""
 import importlib, pkgutil, sys
 sys.modules["slowfast"] = None
-for room in {rooms}:
-    package = importlib.import_module("slowfast_lara." + room)
+for name in {names}:
+    package = importlib.import_module("slowfast_lara." + name)
     for found in pkgutil.walk_packages(getattr(package, "__path__", []), package.__name__ + "."):
         if ".triton_" not in found.name and "ahead_of_time" not in found.name:
             importlib.import_module(found.name)

@@ -172,7 +172,7 @@ def test_many_classes_and_missing_videos(tmp_path):
 
 def test_bad_input_is_one_line(run, tmp_path, capsys):
     (tmp_path / "empty").mkdir()
-    for name, content, said in (
+    for name, content, message in (
         ("cut", '{"videos": [', "is not JSON"),
         ("other", '{"videos": [{"path": "a"}], "failed": []}', "does not contain test results"),
         ("list", "[]", "expected a JSON object"),
@@ -185,11 +185,11 @@ def test_bad_input_is_one_line(run, tmp_path, capsys):
         (tmp_path / name).mkdir()
         (tmp_path / name / "test_results.json").write_text(content)
         assert main([str(tmp_path / name)]) == 2, name
-        assert said in only_error(capsys)
+        assert message in only_error(capsys)
         assert not (tmp_path / name / "report.html").exists()
-    for folder, said in (("empty", "not a run"), ("nowhere", "no such folder")):
+    for folder, message in (("empty", "not a run"), ("nowhere", "no such folder")):
         assert main([str(tmp_path / folder)]) == 2
-        assert said in only_error(capsys)
+        assert message in only_error(capsys)
     assert main([str(run), "--classes", str(tmp_path / "no.json")]) == 2
     assert "no.json" in only_error(capsys)
 

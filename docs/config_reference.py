@@ -1,10 +1,15 @@
-"""The config reference docs/config.md, generated as Markdown."""
+"""Generate docs/config.md, the reference of all config keys.
+
+`python docs/config_reference.py` writes the page; `--check` fails if the page is outdated.
+"""
 
 from __future__ import annotations
 
 import json
 import re
+import sys
 from itertools import groupby
+from pathlib import Path
 from typing import Any
 
 from fvcore.common.config import CfgNode
@@ -13,23 +18,26 @@ from slowfast_lara.attention.registry import Option
 from slowfast_lara.config.defaults import get_cfg, walk
 from slowfast_lara.config.keys import ANY, Key, all_keys
 
-HEAD = """\
+PAGE = Path(__file__).with_name("config.md")
+COMMAND = "python docs/config_reference.py"
+HEAD = f"""\
 # Every config key
 
 Set a key in a YAML file or, as `KEY VALUE`, on the command line. *Affects* is what a change affects
-when a run resumes: nothing (paths, logging, hardware, tests, initial weights), the training from
-then on, the attention (which may be swapped on purpose), the model's output, or how the model uses
-its weights. All but the first need `TRAIN.ACCEPT_CHANGES True`.
+when a run resumes: nothing (paths, logging, hardware and the batch size that fits it, tests,
+initial weights), the training from then on, the attention (which may be swapped on purpose), the
+model's output, or how the model uses its weights. All but the first need
+`TRAIN.ACCEPT_CHANGES True`.
 
 This page is generated from `slowfast_lara/config/keys.py` and the signatures of the estimators:
-`slowfast-lara configs --reference --out docs/config.md --force`."""
+`{COMMAND}`."""
 UNUSED = """
 ## PySlowFast's, not used here
 
 These keys exist so that files which set them load. They have no effect.
 """
 # The name of a key, or a character with a meaning in Markdown.
-_KEY_OR_SPECIAL = re.compile(r"[A-Z]+(?:[._][A-Z0-9]+)+|[|~*_<>]")
+_KEY_OR_SPECIAL = re.compile(r"[A-Z]+(?:[._][A-Z0-9]+)+|[][|~*_<>]")
 
 
 def reference() -> str:
@@ -67,3 +75,19 @@ def _meaning(key: Key) -> str:
 def _escape(text: str) -> str:
     """Format the names of keys as code and escape special characters."""
     return _KEY_OR_SPECIAL.sub(lambda m: f"\\{m[0]}" if len(m[0]) == 1 else f"`{m[0]}`", text)
+
+
+def main(args: list[str]) -> str | None:
+    """Write or check the page; returns an error message, or None."""
+    if args not in ([], ["--check"]):
+        return f"usage: {COMMAND} [--check]"
+    text = reference()
+    if not args:
+        PAGE.write_text(text, encoding="utf-8")
+    elif PAGE.read_text(encoding="utf-8") != text:
+        return f"{PAGE} is outdated; run: {COMMAND}"
+    return None
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
