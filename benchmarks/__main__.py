@@ -24,7 +24,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 def build_parser() -> CommandParser:
     root = CommandParser(
         prog="python -m benchmarks",
-        description="Measure speed and memory on this machine, or estimate them for a GPU.",
+        description="Measure speed, memory and errors here, or estimate speed for a GPU.",
     )
     parser = root.add_command("crop", crop)
     sizes = {"type": positive_int, "nargs": "+"}
@@ -36,6 +36,12 @@ def build_parser() -> CommandParser:
     lengths = [1024, 2048, 3072, 4096, 8192]
     parser.add_flag("--lengths", "tokens", default=lengths, metavar="TOKENS", **sizes)
     _add_attention_flags(parser)
+
+    parser = root.add_command("errors", errors)
+    numbers = "numbers of landmarks or samples"
+    parser.add_flag("--samples", numbers, default=[16, 32, 64, 128, 256], metavar="C", **sizes)
+    parser.add_flag("--seeds", "repetitions of random attentions", type=positive_int, default=5)
+    add_table_flag(parser)
 
     parser = root.add_command("data", data)
     parser.add_argument("videos", nargs="+", type=existing_file, metavar="VIDEO")
@@ -99,6 +105,14 @@ def length(args: argparse.Namespace) -> None:
     from benchmarks.attention_speed import length_costs
 
     print_table(length_costs(args.lengths, args.estimators, args.repeats), args.out)
+
+
+def errors(args: argparse.Namespace) -> None:
+    """Measure the error of each attention to exact attention on random q, k, v."""
+    from benchmarks.random_errors import measure_errors, smooth_inputs
+    from slowfast_lara.config import get_cfg
+
+    print_table(measure_errors(smooth_inputs(), get_cfg(), args.samples, args.seeds), args.out)
 
 
 def data(args: argparse.Namespace) -> None:

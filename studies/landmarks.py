@@ -15,9 +15,9 @@ from typing import NamedTuple
 
 import torch
 
-from slowfast_lara.analysis.approximation_error import Setting
 from slowfast_lara.analysis.measure import best_times
 from slowfast_lara.analysis.model_errors import SettingError, has_landmarks, measure_settings
+from slowfast_lara.analysis.settings import Setting
 from slowfast_lara.analysis.swap import test_models
 from slowfast_lara.analysis.tables import csv_text, environment_line, markdown_table
 from slowfast_lara.data.lists import read_path_labels

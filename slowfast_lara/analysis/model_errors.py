@@ -24,8 +24,8 @@ from fvcore.common.config import CfgNode
 from torch import Tensor
 from torch.nn import functional
 
-from slowfast_lara.analysis.approximation_error import Setting, fitting_numbers, vary
 from slowfast_lara.analysis.measure import count_macs
+from slowfast_lara.analysis.settings import Setting, fitting_numbers, vary
 from slowfast_lara.analysis.tables import Cells, ResultTable
 from slowfast_lara.attention import ESTIMATORS, softmax_attention
 from slowfast_lara.config.yaml_files import to_yaml

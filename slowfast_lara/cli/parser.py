@@ -136,9 +136,7 @@ def add_classes_flag(parser: CommandParser) -> None:
     )
 
 
-def add_model_arguments(
-    parser: CommandParser, metavar: str, positional: str, nargs: str = "+"
-) -> None:
+def add_model_arguments(parser: CommandParser, metavar: str, positional: str) -> None:
     """Flags for the model, and the positional arguments: model, files, overrides."""
     weights = "the weights (RUN/checkpoints/*.pyth), instead of RUN"
     parser.add_flag("--checkpoint", weights, metavar="FILE")
@@ -146,7 +144,7 @@ def add_model_arguments(
     parser.add_flag("--cfg", config, metavar="FILE_OR_NAME")
     add_opts_marker(parser)
     meaning = f"{positional}; also KEY VALUE pairs that override the config"
-    parser.add_argument("words", nargs=nargs, metavar=metavar, help=meaning)
+    parser.add_argument("words", nargs="*", metavar=metavar, help=meaning)
 
 
 def add_opts_marker(parser: CommandParser) -> None:

@@ -73,8 +73,10 @@ def test_rows_equal_tests_with_those_attentions(trained, video_set, tmp_path, ca
     assert np.asarray(Image.open(f"{out}.png")).std() > 1
 
 
-def test_some_videos_and_views(trained, capsys):
-    assert swap([str(trained), "--attentions", "nystrom", "--videos", "2", "--views", "1"]) == 0
+def test_some_videos_and_views_of_a_checkpoint(trained, capsys):
+    checkpoint = str(next(trained.glob("checkpoints/*.pyth")))
+    some = ["--attentions", "nystrom", "--videos", "2", "--views", "1"]
+    assert swap(["--checkpoint", checkpoint, *some]) == 0
     rows = [line.split() for line in capsys.readouterr().out.splitlines()[-2:]]
     assert [row[0] for row in rows] == ["exact", "nystrom"]
     assert rows[1][2] in ("0.0", "50.0", "100.0")
@@ -95,7 +97,7 @@ def test_bad_input(trained, tmp_path, capsys):
     for arguments, mention in (
         ([str(tmp_path)], "no readable checkpoint"),
         ([str(trained), "--attentions", "lora"], "unknown attention 'lora'"),
-        ([str(trained), "video.mp4"], "'video.mp4' is neither the run nor a config key"),
+        ([str(trained), "video.mp4"], "'video.mp4' is neither a run nor a config key"),
         ([str(trained), "--views", "31"], "views is 31"),
         ([str(trained), "DATA.PATH_TO_DATA_DIR", "nowhere"], "nowhere"),
     ):

@@ -54,11 +54,12 @@ BAD_FILES = [
     ["data", "synthetic", "file/set"],
     ["benchmark", "gpu", "--crops", "100"],
     ["approximation-error", "no", "no.mp4"],
-    ["approximation-error", *NO_MODEL, "--video", "no.mp4"],
+    ["approximation-error", *NO_MODEL, "no.mp4"],
 ]
 BAD_VALUES = [
     ["benchmarks", "crop", "--estimators", "no"],
     ["benchmarks", "length", "--estimators", "no"],
+    ["benchmarks", "errors", "--samples", "1000"],
     ["benchmarks", "data", "no.mp4"],
     ["benchmarks", "lists", "--start", "no"],
     ["benchmarks", "roofline", "--device", "C64"],
