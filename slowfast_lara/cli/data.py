@@ -5,7 +5,13 @@ from __future__ import annotations
 import argparse
 import os
 
-from slowfast_lara.cli.parser import CommandParser, add_jobs_flag, positive_int
+from slowfast_lara.cli.parser import (
+    CommandParser,
+    add_jobs_flag,
+    add_table_flag,
+    positive_int,
+    print_table,
+)
 from slowfast_lara.errors import FAILED, InputError
 
 SPLITS = ("train", "val", "test")
@@ -95,6 +101,7 @@ def _add_speed(data: CommandParser) -> None:
     parser.add_flag("--seconds", "time per number of workers", type=positive_int, default=5)
     step = "time of a training step on your GPU"
     parser.add_flag("--step-ms", step, type=positive_int, metavar="MS")
+    add_table_flag(parser, "PATH.csv")
 
 
 def _add_lists_out(parser: CommandParser) -> None:
@@ -198,15 +205,15 @@ def speed(args: argparse.Namespace) -> None:
     number of workers, and all share the cores. The first read of a video scans its timestamps;
     that time is reported separately.
     """
-    from slowfast_lara.analysis.loader_benchmark import as_text, loader_speed
+    from slowfast_lara.analysis.loader_benchmark import loader_speed
     from slowfast_lara.config import load_config
 
     cores = os.cpu_count() or 1
     workers = args.workers or sorted({0, cores, *(2**n for n in range(cores.bit_length()))})
     if min(workers) < 0:
         raise InputError(f"--workers is {min(workers)}; must be at least 0")
-    result = loader_speed(load_config(args.cfg, args.opts), workers, args.seconds)
-    print(as_text(result, args.step_ms))
+    cfg = load_config(args.cfg, args.opts)
+    print_table(loader_speed(cfg, workers, args.seconds, args.step_ms), args.out)
 
 
 def synthetic(args: argparse.Namespace) -> None:
