@@ -50,7 +50,7 @@ def build_parser() -> CommandParser:
     parser.add_flag("--rounds", "repetitions", type=positive_int, default=3)
     samples = "random training samples of each video per round"
     parser.add_flag("--train-samples", samples, type=positive_int, default=20)
-    _add_before_flag(parser)
+    _add_checkout_flags(parser)
 
     parser = root.add_command("lists", lists)
     parser.add_flag("--videos", "lines of a list of videos", type=positive_int, default=250_000)
@@ -58,7 +58,7 @@ def build_parser() -> CommandParser:
     parser.add_flag("--workers", "DataLoader workers", type=positive_int, default=8)
     methods = ("fork", "spawn")
     parser.add_flag("--start", "start method of the workers", choices=methods, default="fork")
-    _add_before_flag(parser)
+    _add_checkout_flags(parser)
 
     parser = root.add_command("roofline", roofline)
     parser.add_flag("--device", "the GPU: A100, H100, B200 or L4", default="A100")
@@ -82,8 +82,9 @@ def _add_attention_flags(parser: CommandParser) -> None:
     add_table_flag(parser)
 
 
-def _add_before_flag(parser: CommandParser) -> None:
+def _add_checkout_flags(parser: CommandParser) -> None:
     parser.add_flag("--before", "also measure an earlier checkout", metavar="CHECKOUT")
+    add_table_flag(parser, "PATH.csv")
 
 
 def existing_file(text: str) -> str:
@@ -117,16 +118,25 @@ def errors(args: argparse.Namespace) -> None:
 
 def data(args: argparse.Namespace) -> None:
     """Time the reading of videos, and compare it with PySlowFast."""
-    from benchmarks.data_speed import as_text, reading_times
+    from benchmarks.data_speed import reading_times
 
-    print(as_text(reading_times(**vars(args))))
+    table = reading_times(
+        args.videos,
+        frames=args.frames,
+        rate=args.rate,
+        rounds=args.rounds,
+        train_samples=args.train_samples,
+        before=args.before,
+    )
+    print_table(table, args.out)
 
 
 def lists(args: argparse.Namespace) -> None:
     """Measure start-up time and memory with long lists."""
-    from benchmarks.long_lists import as_table, list_costs
+    from benchmarks.long_lists import list_costs
 
-    print(as_table(list_costs(**vars(args))))
+    table = list_costs(args.videos, args.frames, args.workers, args.start, args.before)
+    print_table(table, args.out)
 
 
 def roofline(args: argparse.Namespace) -> None:

@@ -17,6 +17,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import av
@@ -27,7 +28,7 @@ from slowfast.datasets.kinetics import Kinetics as PySlowFastKinetics
 
 from benchmarks import checkout_process
 from benchmarks.checkout_process import reading_config, timed_read
-from slowfast_lara.analysis.tables import aligned_table
+from slowfast_lara.analysis.tables import Cells, ResultTable
 from slowfast_lara.data.kinetics import Kinetics
 from slowfast_lara.data.video import decoded_frames, open_video
 from slowfast_lara.errors import RunError
@@ -58,6 +59,23 @@ class Reading(NamedTuple):
     pixels: str = ""
 
 
+@dataclass
+class ReadingTable(ResultTable):
+    readings: list[Reading]
+
+    def cells(self) -> Cells:
+        rows = [["task", "reader", "ms", "speed-up over PySlowFast", "over before"]]
+        for task, times, _ in self.readings:
+            for reader, ms in times.items():
+                base = times.get({OURS: BEFORE, PREPARED: PREPARED_BEFORE}.get(reader, ""))
+                ratio = f"{base / ms:.2f}" if base else ""
+                rows.append([task, reader, f"{ms:.1f}", f"{times[PYSLOWFAST] / ms:.2f}", ratio])
+        return rows
+
+    def footer(self) -> list[str]:
+        return [f"{task}: {pixels}" for task, _, pixels in self.readings if pixels]
+
+
 def reading_times(
     videos: Sequence[str],
     *,
@@ -66,7 +84,7 @@ def reading_times(
     rounds: int,
     train_samples: int,
     before: str | None = None,
-) -> list[Reading]:
+) -> ReadingTable:
     """Measure all views of a video, and training samples."""
     threads, opencv_threads = torch.get_num_threads(), cv2.getNumThreads()
     torch.set_num_threads(1)
@@ -88,19 +106,7 @@ def reading_times(
         ]
     torch.set_num_threads(threads)
     cv2.setNumThreads(opencv_threads)
-    return readings
-
-
-def as_text(readings: Sequence[Reading]) -> str:
-    """A table, and for an earlier checkout the number of clips whose pixels differ."""
-    rows = [["task", "reader", "ms", "speed-up over PySlowFast", "over before"]]
-    for task, times, _ in readings:
-        for reader, ms in times.items():
-            base = times.get({OURS: BEFORE, PREPARED: PREPARED_BEFORE}.get(reader, ""))
-            ratio = f"{base / ms:.2f}" if base else ""
-            rows.append([task, reader, f"{ms:.1f}", f"{times[PYSLOWFAST] / ms:.2f}", ratio])
-    notes = [f"{task}: {pixels}" for task, _, pixels in readings if pixels]
-    return "\n".join([aligned_table(rows), *notes])
+    return ReadingTable("reading of videos, processor time of one thread", readings)
 
 
 def _compare(

@@ -12,8 +12,9 @@ import torch
 from fvcore.common.config import CfgNode
 from torch.nn import functional
 
+from benchmarks.tables import plot_over_sizes
 from slowfast_lara.analysis.settings import fitting_numbers, vary
-from slowfast_lara.analysis.tables import Cells, ResultTable, plot_over_sizes
+from slowfast_lara.analysis.tables import Cells, ResultTable
 from slowfast_lara.attention import ESTIMATORS, build_estimator, softmax_attention
 from slowfast_lara.drawing import saved_figure
 from slowfast_lara.inference.layers import LayerInputs

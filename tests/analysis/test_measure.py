@@ -7,16 +7,10 @@ import torch
 from torch import nn
 
 from benchmarks.profiling import count_flops, peak_memory
+from benchmarks.tables import MarkdownTable, markdown_table, plot_over_sizes
 from benchmarks.textbook import TextbookTrajectoryAttention
 from slowfast_lara.analysis.measure import environment
-from slowfast_lara.analysis.tables import (
-    ResultTable,
-    aligned_table,
-    csv_text,
-    environment_line,
-    markdown_table,
-    plot_over_sizes,
-)
+from slowfast_lara.analysis.tables import aligned_table, csv_text, environment_line
 from slowfast_lara.attention import ESTIMATORS, build_estimator
 from slowfast_lara.drawing import saved_figure
 from slowfast_lara.models.attention_config import display_name
@@ -85,7 +79,7 @@ def test_memory_grows_with_the_length_not_its_square(name):
     assert peak(4096) < 4.4 * peak(1024)
 
 
-class SmallTable(ResultTable):
+class SmallTable(MarkdownTable):
     def cells(self):
         return [["attention", "ms"], ["exact", "1.5"]]
 
@@ -102,7 +96,14 @@ def test_result_table_has_one_head_in_all_formats(tmp_path):
     markdown = table.markdown().splitlines()
     assert markdown[0] == "# title" and "- a note" in markdown and "| exact | 1.5 |" in markdown
     table.write(tmp_path / "small")
-    assert [path.name for path in tmp_path.iterdir()] == ["small.csv"]
+    assert {path.name for path in tmp_path.iterdir()} == {"small.csv", "small.md"}
+
+
+def test_markdown_lines_are_short_except_commands():
+    command, words = f"`python {'-' * 120}`", "word " * 99
+    lines = SmallTable("title", notes=[command, words]).markdown().splitlines()
+    assert [line for line in lines if len(line) > 100] == [f"- {command}"]
+    assert sum(line.count("word") for line in lines) == 99
 
 
 def test_tables_as_text():
