@@ -18,6 +18,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, NamedTuple
 
 import av
@@ -92,16 +93,16 @@ def reading_times(
     with tempfile.TemporaryDirectory() as folder, contextlib.ExitStack() as stack:
         given = _config(_link(videos, f"{folder}/given"), frames, rate)
         large = _config(_enlarge(videos, f"{folder}/large"), frames, rate)
-        other = None
+        checkout_read = None
         if before is not None:
-            other = stack.enter_context(_checkout_reader(before, str(frames), str(rate)))
+            checkout_read = stack.enter_context(_checkout_reader(before, str(frames), str(rate)))
         samples = rounds * train_samples
         readings = [
-            _compare("all views of a video", given, "test", rounds, other),
-            _compare("a training sample", given, "train", samples, other),
+            _compare("all views of a video", given, "test", rounds, checkout_read),
+            _compare("a training sample", given, "train", samples, checkout_read),
             _compare(
                 f"a training sample, {LARGE} pixels, key frames {FAR_APART} apart",
-                *(large, "train", samples, other),
+                *(large, "train", samples, checkout_read),
             ),
         ]
     torch.set_num_threads(threads)
@@ -110,7 +111,7 @@ def reading_times(
 
 
 def _compare(
-    task: str, cfg: CfgNode, mode: str, epochs: int, other: CheckoutReader | None
+    task: str, cfg: CfgNode, mode: str, epochs: int, checkout_read: CheckoutReader | None
 ) -> Reading:
     ours, theirs = Kinetics(cfg, mode), PySlowFastKinetics(cfg, mode)
     views = len(theirs) // len(ours)  # items of PySlowFast per video
@@ -126,9 +127,10 @@ def _compare(
         cfgs[PREPARED] = (PREPARED_BEFORE, _prepare(cfg))
     readers: dict[str, Reader] = {PYSLOWFAST: read_theirs}
     for name, (name_before, its_cfg) in cfgs.items():
-        readers[name] = _reader(Kinetics(its_cfg, mode))
-        if other is not None:
-            readers[name_before] = _other_reader(other, its_cfg.DATA.PATH_TO_DATA_DIR, mode)
+        readers[name] = partial(timed_read, Kinetics(its_cfg, mode))
+        if checkout_read is not None:
+            folder = its_cfg.DATA.PATH_TO_DATA_DIR
+            readers[name_before] = partial(checkout_read, folder, mode)
     times: dict[str, list[float]] = {name: [] for name in readers}
     same: list[bool] = []
     for epoch in range(-1, epochs):
@@ -141,14 +143,6 @@ def _compare(
             same += [digests[a] == digests[b] for a, (b, _) in cfgs.items() if b in digests]
     pixels = f"{same.count(False)} of {len(same)} clips differ from before" if same else ""
     return Reading(task, {name: statistics.mean(values) for name, values in times.items()}, pixels)
-
-
-def _reader(dataset: Kinetics) -> Reader:
-    return lambda epoch, video: timed_read(dataset, epoch, video)
-
-
-def _other_reader(other: CheckoutReader, folder: str, mode: str) -> Reader:
-    return lambda epoch, video: other(folder, mode, epoch, video)
 
 
 def checkout_command(checkout: str, *arguments: str) -> dict[str, Any]:
@@ -173,7 +167,7 @@ def _checkout_reader(checkout: str, frames: str, rate: str) -> Iterator[Checkout
         process.stdin.flush()  # type: ignore[union-attr]
         words = process.stdout.readline().split()  # type: ignore[union-attr]
         if not words:
-            raise RunError(f"{checkout}: must be a checkout that can read the videos")
+            raise RunError(f"{checkout}: expected a checkout that can read the videos")
         return words
 
     def read(folder: str, mode: str, epoch: int, video: int) -> tuple[float, int]:

@@ -54,9 +54,9 @@ def list_costs(videos: int, frames: int, workers: int, start: str, before: str |
             f"{frames:,} frames": ("Ssv2", _write_frames(Path(folder, "frames"), frames)),
         }
         for name, (kind, path) in lists.items():
-            for by, checkout in checkouts.items():
+            for version, checkout in checkouts.items():
                 figures = _measure(checkout, [kind, path, str(workers), start])
-                costs.append(ListCost(name, by, f"{workers} by {start}", *figures))
+                costs.append(ListCost(name, version, f"{workers} by {start}", *figures))
     return ListTable("start-up with long lists", costs)
 
 

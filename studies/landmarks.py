@@ -169,8 +169,8 @@ def _collect(by_seed: Sequence[Sequence[StudyRun]]) -> list[LandmarkResult]:
 
 def _exact_model(runs: Sequence[StudyRun]) -> TrainedModel:
     """The model that provides the initial weights of all runs of a seed."""
-    assert runs[0].after  # set by plan()
-    return load(str(runs[0].after.folder))
+    assert runs[0].initial_run  # set by plan()
+    return load(str(runs[0].initial_run.folder))
 
 
 def _swapped(model: TrainedModel, setting: Setting) -> TrainedModel:

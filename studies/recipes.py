@@ -31,10 +31,10 @@ MEANING = (
     "clips, and of the last checkpoint. Differences are between best.pyth of the same seed, "
     "mean and standard error. The rows below the recipe add one part to the second row."
 )
-_LOOK = {"size": 64, "frames": 16}
+_SIZE = {"size": 64, "frames": 16}
 # Classes, and videos for validation and test.
-FIRST_SET = {"classes": 8, "val": 120, "test": 240, **_LOOK, "seed": 0}
-SECOND_SET = {"classes": 12, "val": 36, "test": 240, **_LOOK, "seed": 1}
+FIRST_SET = {"classes": 8, "val": 120, "test": 240, **_SIZE, "seed": 0}
+SECOND_SET = {"classes": 12, "val": 36, "test": 240, **_SIZE, "seed": 1}
 # The rows of single parts have at most this number of seeds, to save time.
 MOST_PART_SEEDS = 3
 

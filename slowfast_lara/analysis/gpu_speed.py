@@ -8,7 +8,6 @@ with them, the forward pass of a test and a training step.
 from __future__ import annotations
 
 import itertools
-import json
 import math
 import os
 from collections.abc import Callable, Mapping, Sequence
@@ -26,7 +25,7 @@ from slowfast_lara.attention import Estimator, build_estimator
 from slowfast_lara.attention.kernels.choice import obstacle
 from slowfast_lara.attention.kernels.self_check import Comparison, compare_operators
 from slowfast_lara.errors import InputError
-from slowfast_lara.files import write_text
+from slowfast_lara.files import write_json
 from slowfast_lara.models import VisionTransformer
 from slowfast_lara.models.attention_config import display_name
 
@@ -98,7 +97,7 @@ class GpuTable(ResultTable):
             "milliseconds": [timing._asdict() for timing in self.timings],
             "fastest": self.fastest(),
         }
-        write_text(f"{path}.json", json.dumps(content, indent=2) + "\n")
+        write_json(f"{path}.json", content, indent=2)
 
 
 def gpu_costs(

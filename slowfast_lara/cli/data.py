@@ -53,13 +53,10 @@ def add_commands(root: CommandParser) -> None:
 
     parser = data.add_command("synthetic", synthetic)
     add_set_arguments(parser)
-    forms = "H.264 files, or extracted frames as for Something-Something-v2"
-    parser.add_flag("--form", forms, choices=("mp4", "frames"), default="mp4")
-    add_jobs_flag(parser)
 
 
 def add_set_arguments(parser: CommandParser) -> None:
-    """The folder, the number and the size of synthetic videos."""
+    """Flags of a synthetic set: folder, number and size of the videos."""
     parser.add_argument("out", metavar="OUT", help="the folder to create")
     parser.add_flag("--classes", "number of motions, 1 to 12", type=int, default=4)
     for split, default in zip(SPLITS, (512, 64, 64)):
@@ -67,6 +64,9 @@ def add_set_arguments(parser: CommandParser) -> None:
     parser.add_flag("--size", "height and width, an even number", type=int, default=80)
     parser.add_flag("--frames", "frames per video", type=int, default=16)
     parser.add_argument("--seed", type=int, default=0, help="random seed (default: 0)")
+    forms = "H.264 files, or extracted frames as for Something-Something-v2"
+    parser.add_flag("--form", forms, choices=("mp4", "frames"), default="mp4")
+    add_jobs_flag(parser)
 
 
 def _add_prepare(data: CommandParser) -> None:
@@ -159,7 +159,7 @@ def lists_folder(args: argparse.Namespace) -> None:
 
 
 def check(args: argparse.Namespace) -> int | None:
-    """Decode every video and write down the bad ones.
+    """Decode every video and list the bad ones.
 
     A video is bad if it has no frame, or packets that do not decode; OUT gets its path and the
     reason. OUT.progress lists the checked videos: the same command resumes an interrupted check.
@@ -179,9 +179,8 @@ def prepare(args: argparse.Namespace) -> int | None:
     is decoded again before it counts, and has the frames and timestamps of its source. Videos that
     already satisfy this are copied without encoding. OUT gets the lists train.csv, val.csv and
     test.csv (`path label`), classes.json and the files of Something-Something-v2 that VIDEOS has;
-    failures.csv with the videos that could not be prepared (prepared: no) or only in part (yes);
-    and prepared.jsonl, with which the same command resumes. The exit code is 1 if some videos
-    failed.
+    failures.csv with the videos that failed, entirely (column `prepared`: no) or in part (yes); and
+    prepared.jsonl, with which the same command resumes. The exit code is 1 if some videos failed.
     """
     from slowfast_lara.prepare.estimate import estimate
     from slowfast_lara.prepare.prepare import prepare_set
@@ -226,5 +225,5 @@ def synthetic(args: argparse.Namespace) -> None:
     from slowfast_lara.prepare.synthetic import Settings, make_set
 
     videos = {split: getattr(args, split) for split in SPLITS}
-    look = {"size": args.size, "frames": args.frames, "seed": args.seed, "form": args.form}
-    make_set(Settings(args.out, args.classes, videos, **look), args.jobs)
+    options = (args.size, args.frames, args.seed, args.form)
+    make_set(Settings(args.out, args.classes, videos, *options), args.jobs)

@@ -44,7 +44,7 @@ examples:
 {RUN_OR_CHECKPOINT}
 FOLDER gets point_1.png (one row per attention, one column per temporal token; each image is the
 mean of the token's frames), point_1.mp4, and so on, and trajectories.json with all numbers.
-Colour is attention above the uniform share, on one scale for all rows. The line follows the
+Colour shows attention above the uniform share; all rows have the same scale. The line follows the
 centre of the peak. The box marks the point. Errors are mean squared errors to exact attention on
 the same q, k, v.
 
