@@ -12,8 +12,6 @@ from slowfast_lara.cli.parser import (
     add_table_flag,
     model_and_files,
     only_model,
-    port,
-    positive_float,
     positive_int,
     print_table,
 )
@@ -92,7 +90,7 @@ def add_commands(root: CommandParser) -> None:
     parser.add_flag("--views", VIEWS, type=positive_int, metavar="N")
     host = "address to listen on; the default is for this machine only"
     parser.add_flag("--host", host, default="127.0.0.1")
-    parser.add_flag("--port", "TCP port", type=port, default=7860)
+    parser.add_flag("--port", "TCP port", type=int, default=7860)
     number = {"type": positive_int, "metavar": "N"}
     parser.add_flag("--megabytes", "largest file to accept", default=200, **number)
     parser.add_flag("--minutes", "longest video to accept", default=10, **number)
@@ -124,7 +122,7 @@ def add_commands(root: CommandParser) -> None:
     parser.add_flag("--attentions", ATTENTIONS, nargs="+", metavar="NAME")
     parser.add_flag("--layer", "one layer, from 0 (default: all)", type=int)
     budget = "recommend only settings with at most this share of the MACs of exact attention"
-    parser.add_flag("--budget", budget, type=positive_float, default=0.5, metavar="SHARE")
+    parser.add_flag("--budget", budget, type=float, default=0.5, metavar="SHARE")
     add_table_flag(parser)
 
 
@@ -194,6 +192,8 @@ def demo(args: argparse.Namespace) -> None:
 
     Drop a video to see its classes; click a patch to see its attention, exact and estimated.
     """
+    if not 1 <= args.port <= 65535:
+        raise InputError(f"--port is {args.port}; must be 1 to 65535")
     model_files, overrides = only_model(args)
     from slowfast_lara.inference.load import load
     from slowfast_lara.inference.model import with_views
@@ -263,6 +263,8 @@ def approximation_error(args: argparse.Namespace) -> None:
     model_files, videos, overrides = model_and_files(args)
     if not videos:
         raise InputError("no video given; see --help")
+    if not args.budget > 0:  # NaN included
+        raise InputError(f"--budget is {args.budget}; must be above 0")
     from slowfast_lara.analysis.model_errors import errors_in_model
 
     table = errors_in_model(

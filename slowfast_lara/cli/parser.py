@@ -83,25 +83,6 @@ def positive_int(text: str) -> int:
     return number
 
 
-def positive_float(text: str) -> float:
-    """Argument type: a finite number above 0."""
-    try:
-        number = float(text)
-    except ValueError:
-        number = 0.0
-    if not 0 < number < float("inf"):
-        raise argparse.ArgumentTypeError(f"expected a positive number, got {text!r}")
-    return number
-
-
-def port(text: str) -> int:
-    """Argument type: a TCP port."""
-    number = positive_int(text)
-    if number > 65535:
-        raise argparse.ArgumentTypeError(f"expected a port from 1 to 65535, got {text!r}")
-    return number
-
-
 def crop_size(text: str) -> int:
     """Argument type: pixels, a multiple of the patch size 16."""
     size = positive_int(text)
