@@ -74,10 +74,8 @@ def test_rows_equal_tests_with_those_attentions(trained, video_set, tmp_path, ca
     assert np.asarray(Image.open(f"{out}.png")).std() > 1
 
 
-def test_some_videos_and_views_of_a_checkpoint(trained, capsys):
-    checkpoint = str(next(trained.glob("checkpoints/*.pyth")))
-    some = ["--attentions", "nystrom", "--videos", "2", "--views", "1"]
-    assert swap(["--checkpoint", checkpoint, *some]) == 0
+def test_some_videos_and_views(trained, capsys):
+    assert swap([str(trained), "--attentions", "nystrom", "--videos", "2", "--views", "1"]) == 0
     rows = [line.split() for line in capsys.readouterr().out.splitlines()[-2:]]
     assert [row[0] for row in rows] == ["exact", "nystrom"]
     assert rows[1][2] in ("0.0", "50.0", "100.0")
@@ -87,7 +85,8 @@ def test_untrained_parameters_are_noted_once(trained, capsys):
     """`exact`, the display name of softmax attention, is accepted too."""
     names, numbers = ["exact", "performer", "lara"], ["--landmarks", "5", "6"]
     few = ["--videos", "1", "--views", "1", "VIT.LARA.LEARNED", "True"]
-    assert swap([str(trained), "--attentions", *names, *numbers, *few]) == 0
+    checkpoint = str(next(trained.glob("checkpoints/*.pyth")))
+    assert swap(["--checkpoint", checkpoint, "--attentions", *names, *numbers, *few]) == 0
     printed = capsys.readouterr().out
     assert printed.count("performer: not trained, initialised from the seed: blocks.0.attn.") == 1
     assert "skipped lara with 5" in printed
