@@ -24,7 +24,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 def build_parser() -> CommandParser:
     root = CommandParser(
         prog="python -m benchmarks",
-        description="Measure speed and memory on this machine, or estimate them for a GPU.",
+        description="Measure speed, memory and errors here, or estimate speed for a GPU.",
     )
     parser = root.add_command("crop", crop)
     sizes = {"type": positive_int, "nargs": "+"}
@@ -37,6 +37,12 @@ def build_parser() -> CommandParser:
     parser.add_flag("--lengths", "tokens", default=lengths, metavar="TOKENS", **sizes)
     _add_attention_flags(parser)
 
+    parser = root.add_command("errors", errors)
+    numbers = "numbers of landmarks or samples"
+    parser.add_flag("--samples", numbers, default=[16, 32, 64, 128, 256], metavar="C", **sizes)
+    parser.add_flag("--seeds", "repetitions of random attentions", type=positive_int, default=5)
+    add_table_flag(parser)
+
     parser = root.add_command("data", data)
     parser.add_argument("videos", nargs="+", type=existing_file, metavar="VIDEO")
     parser.add_flag("--frames", "frames of a clip", type=positive_int, default=16)
@@ -44,7 +50,7 @@ def build_parser() -> CommandParser:
     parser.add_flag("--rounds", "repetitions", type=positive_int, default=3)
     samples = "random training samples of each video per round"
     parser.add_flag("--train-samples", samples, type=positive_int, default=20)
-    _add_before_flag(parser)
+    _add_checkout_flags(parser)
 
     parser = root.add_command("lists", lists)
     parser.add_flag("--videos", "lines of a list of videos", type=positive_int, default=250_000)
@@ -52,7 +58,7 @@ def build_parser() -> CommandParser:
     parser.add_flag("--workers", "DataLoader workers", type=positive_int, default=8)
     methods = ("fork", "spawn")
     parser.add_flag("--start", "start method of the workers", choices=methods, default="fork")
-    _add_before_flag(parser)
+    _add_checkout_flags(parser)
 
     parser = root.add_command("roofline", roofline)
     parser.add_flag("--device", "the GPU: A100, H100, B200 or L4", default="A100")
@@ -76,8 +82,9 @@ def _add_attention_flags(parser: CommandParser) -> None:
     add_table_flag(parser)
 
 
-def _add_before_flag(parser: CommandParser) -> None:
+def _add_checkout_flags(parser: CommandParser) -> None:
     parser.add_flag("--before", "also measure an earlier checkout", metavar="CHECKOUT")
+    add_table_flag(parser, "PATH.csv")
 
 
 def existing_file(text: str) -> str:
@@ -101,18 +108,35 @@ def length(args: argparse.Namespace) -> None:
     print_table(length_costs(args.lengths, args.estimators, args.repeats), args.out)
 
 
+def errors(args: argparse.Namespace) -> None:
+    """Measure the error of each attention to exact attention on random q, k, v."""
+    from benchmarks.random_errors import measure_errors, smooth_inputs
+    from slowfast_lara.config import get_cfg
+
+    print_table(measure_errors(smooth_inputs(), get_cfg(), args.samples, args.seeds), args.out)
+
+
 def data(args: argparse.Namespace) -> None:
     """Time the reading of videos, and compare it with PySlowFast."""
-    from benchmarks.data_speed import as_text, reading_times
+    from benchmarks.data_speed import reading_times
 
-    print(as_text(reading_times(**vars(args))))
+    table = reading_times(
+        args.videos,
+        frames=args.frames,
+        rate=args.rate,
+        rounds=args.rounds,
+        train_samples=args.train_samples,
+        before=args.before,
+    )
+    print_table(table, args.out)
 
 
 def lists(args: argparse.Namespace) -> None:
     """Measure start-up time and memory with long lists."""
-    from benchmarks.long_lists import as_table, list_costs
+    from benchmarks.long_lists import list_costs
 
-    print(as_table(list_costs(**vars(args))))
+    table = list_costs(args.videos, args.frames, args.workers, args.start, args.before)
+    print_table(table, args.out)
 
 
 def roofline(args: argparse.Namespace) -> None:

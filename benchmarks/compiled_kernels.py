@@ -10,7 +10,8 @@ from importlib.util import find_spec
 from typing import Any, NamedTuple
 
 from benchmarks.ahead_of_time import ARCHS, KERNELS, SHARED_MEMORY, VARIANTS, Usage, usage
-from slowfast_lara.analysis.tables import Cells, ResultTable, markdown_table
+from benchmarks.tables import markdown_table
+from slowfast_lara.analysis.tables import Cells, ResultTable
 from slowfast_lara.errors import InputError
 from slowfast_lara.files import write_text
 

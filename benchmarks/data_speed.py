@@ -17,6 +17,8 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
 from typing import Any, NamedTuple
 
 import av
@@ -27,7 +29,7 @@ from slowfast.datasets.kinetics import Kinetics as PySlowFastKinetics
 
 from benchmarks import checkout_process
 from benchmarks.checkout_process import reading_config, timed_read
-from slowfast_lara.analysis.tables import aligned_table
+from slowfast_lara.analysis.tables import Cells, ResultTable
 from slowfast_lara.data.kinetics import Kinetics
 from slowfast_lara.data.video import decoded_frames, open_video
 from slowfast_lara.errors import RunError
@@ -58,6 +60,23 @@ class Reading(NamedTuple):
     pixels: str = ""
 
 
+@dataclass
+class ReadingTable(ResultTable):
+    readings: list[Reading]
+
+    def cells(self) -> Cells:
+        rows = [["task", "reader", "ms", "speed-up over PySlowFast", "over before"]]
+        for task, times, _ in self.readings:
+            for reader, ms in times.items():
+                base = times.get({OURS: BEFORE, PREPARED: PREPARED_BEFORE}.get(reader, ""))
+                ratio = f"{base / ms:.2f}" if base else ""
+                rows.append([task, reader, f"{ms:.1f}", f"{times[PYSLOWFAST] / ms:.2f}", ratio])
+        return rows
+
+    def footer(self) -> list[str]:
+        return [f"{task}: {pixels}" for task, _, pixels in self.readings if pixels]
+
+
 def reading_times(
     videos: Sequence[str],
     *,
@@ -66,7 +85,7 @@ def reading_times(
     rounds: int,
     train_samples: int,
     before: str | None = None,
-) -> list[Reading]:
+) -> ReadingTable:
     """Measure all views of a video, and training samples."""
     threads, opencv_threads = torch.get_num_threads(), cv2.getNumThreads()
     torch.set_num_threads(1)
@@ -74,37 +93,25 @@ def reading_times(
     with tempfile.TemporaryDirectory() as folder, contextlib.ExitStack() as stack:
         given = _config(_link(videos, f"{folder}/given"), frames, rate)
         large = _config(_enlarge(videos, f"{folder}/large"), frames, rate)
-        other = None
+        checkout_read = None
         if before is not None:
-            other = stack.enter_context(_checkout_reader(before, str(frames), str(rate)))
+            checkout_read = stack.enter_context(_checkout_reader(before, str(frames), str(rate)))
         samples = rounds * train_samples
         readings = [
-            _compare("all views of a video", given, "test", rounds, other),
-            _compare("a training sample", given, "train", samples, other),
+            _compare("all views of a video", given, "test", rounds, checkout_read),
+            _compare("a training sample", given, "train", samples, checkout_read),
             _compare(
                 f"a training sample, {LARGE} pixels, key frames {FAR_APART} apart",
-                *(large, "train", samples, other),
+                *(large, "train", samples, checkout_read),
             ),
         ]
     torch.set_num_threads(threads)
     cv2.setNumThreads(opencv_threads)
-    return readings
-
-
-def as_text(readings: Sequence[Reading]) -> str:
-    """A table, and for an earlier checkout the number of clips whose pixels differ."""
-    rows = [["task", "reader", "ms", "speed-up over PySlowFast", "over before"]]
-    for task, times, _ in readings:
-        for reader, ms in times.items():
-            base = times.get({OURS: BEFORE, PREPARED: PREPARED_BEFORE}.get(reader, ""))
-            ratio = f"{base / ms:.2f}" if base else ""
-            rows.append([task, reader, f"{ms:.1f}", f"{times[PYSLOWFAST] / ms:.2f}", ratio])
-    notes = [f"{task}: {pixels}" for task, _, pixels in readings if pixels]
-    return "\n".join([aligned_table(rows), *notes])
+    return ReadingTable("reading of videos, processor time of one thread", readings)
 
 
 def _compare(
-    task: str, cfg: CfgNode, mode: str, epochs: int, other: CheckoutReader | None
+    task: str, cfg: CfgNode, mode: str, epochs: int, checkout_read: CheckoutReader | None
 ) -> Reading:
     ours, theirs = Kinetics(cfg, mode), PySlowFastKinetics(cfg, mode)
     views = len(theirs) // len(ours)  # items of PySlowFast per video
@@ -120,9 +127,10 @@ def _compare(
         cfgs[PREPARED] = (PREPARED_BEFORE, _prepare(cfg))
     readers: dict[str, Reader] = {PYSLOWFAST: read_theirs}
     for name, (name_before, its_cfg) in cfgs.items():
-        readers[name] = _reader(Kinetics(its_cfg, mode))
-        if other is not None:
-            readers[name_before] = _other_reader(other, its_cfg.DATA.PATH_TO_DATA_DIR, mode)
+        readers[name] = partial(timed_read, Kinetics(its_cfg, mode))
+        if checkout_read is not None:
+            folder = its_cfg.DATA.PATH_TO_DATA_DIR
+            readers[name_before] = partial(checkout_read, folder, mode)
     times: dict[str, list[float]] = {name: [] for name in readers}
     same: list[bool] = []
     for epoch in range(-1, epochs):
@@ -135,14 +143,6 @@ def _compare(
             same += [digests[a] == digests[b] for a, (b, _) in cfgs.items() if b in digests]
     pixels = f"{same.count(False)} of {len(same)} clips differ from before" if same else ""
     return Reading(task, {name: statistics.mean(values) for name, values in times.items()}, pixels)
-
-
-def _reader(dataset: Kinetics) -> Reader:
-    return lambda epoch, video: timed_read(dataset, epoch, video)
-
-
-def _other_reader(other: CheckoutReader, folder: str, mode: str) -> Reader:
-    return lambda epoch, video: other(folder, mode, epoch, video)
 
 
 def checkout_command(checkout: str, *arguments: str) -> dict[str, Any]:
@@ -167,7 +167,7 @@ def _checkout_reader(checkout: str, frames: str, rate: str) -> Iterator[Checkout
         process.stdin.flush()  # type: ignore[union-attr]
         words = process.stdout.readline().split()  # type: ignore[union-attr]
         if not words:
-            raise RunError(f"{checkout}: must be a checkout that can read the videos")
+            raise RunError(f"{checkout}: expected a checkout that can read the videos")
         return words
 
     def read(folder: str, mode: str, epoch: int, video: int) -> tuple[float, int]:

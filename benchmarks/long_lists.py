@@ -10,12 +10,13 @@ import json
 import os
 import subprocess
 import tempfile
+from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
 import slowfast_lara
 from benchmarks.data_speed import checkout_command
-from slowfast_lara.analysis.tables import aligned_table
+from slowfast_lara.analysis.tables import Cells, ResultTable
 from slowfast_lara.data.frame_lists import HEADER
 from slowfast_lara.errors import RunError, first_line
 
@@ -33,9 +34,16 @@ class ListCost(NamedTuple):
     added: float  # the part of it that looking up all videos added
 
 
-def list_costs(
-    videos: int, frames: int, workers: int, start: str, before: str | None
-) -> list[ListCost]:
+@dataclass
+class ListTable(ResultTable):
+    costs: list[ListCost]
+
+    def cells(self) -> Cells:
+        rows = [[*cost[:3], *(f"{figure:.1f}" for figure in cost[3:])] for cost in self.costs]
+        return [COLUMNS, *rows]
+
+
+def list_costs(videos: int, frames: int, workers: int, start: str, before: str | None) -> ListTable:
     checkouts = {"this": os.path.dirname(slowfast_lara.__path__[0])}
     if before:
         checkouts["before"] = os.path.abspath(before)
@@ -46,10 +54,10 @@ def list_costs(
             f"{frames:,} frames": ("Ssv2", _write_frames(Path(folder, "frames"), frames)),
         }
         for name, (kind, path) in lists.items():
-            for by, checkout in checkouts.items():
+            for version, checkout in checkouts.items():
                 figures = _measure(checkout, [kind, path, str(workers), start])
-                costs.append(ListCost(name, by, f"{workers} by {start}", *figures))
-    return costs
+                costs.append(ListCost(name, version, f"{workers} by {start}", *figures))
+    return ListTable("start-up with long lists", costs)
 
 
 def _measure(checkout: str, arguments: list[str]) -> list[float]:
@@ -59,11 +67,6 @@ def _measure(checkout: str, arguments: list[str]) -> list[float]:
         lines = result.stderr.strip().splitlines() or ["the process ended without a message"]
         raise RunError(f"{checkout}: {first_line(ValueError(lines[-1]))}")
     return [float(word) for word in result.stdout.split()]
-
-
-def as_table(costs: list[ListCost]) -> str:
-    rows = [[*cost[:3], *(f"{figure:.1f}" for figure in cost[3:])] for cost in costs]
-    return aligned_table([COLUMNS, *rows])
 
 
 def _write_videos(folder: Path, count: int) -> str:

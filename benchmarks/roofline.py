@@ -24,16 +24,14 @@ from benchmarks.roofline_table import PassCost, RooflineTable
 from slowfast_lara.attention import ESTIMATORS, build_estimator, has_kernels
 from slowfast_lara.attention.kernels.choice import unsupported_sizes
 from slowfast_lara.errors import InputError
-from slowfast_lara.models.attention_config import display_name
+from slowfast_lara.models.attention_config import RECOMMENDED, display_name
 from slowfast_lara.models.motionformer import Block
 from slowfast_lara.models.space_time import SpaceTimeAttention
 from slowfast_lara.models.temporal import temporal_attention
 
 WIDTH, HEADS = 768, 12
 LAUNCH = 5e-6  # seconds
-# The settings of configs/*/best.yaml; LARA's defaults are the paper's.
-RECOMMENDED_OPTIONS = {"proposal": "global", "landmarks": "farthest", "weighting": "balance"}
-RECOMMENDED, TEMPORAL, REST = "lara, recommended", "temporal stage", "rest of the block"
+TEMPORAL, REST = "temporal stage", "rest of the block"
 
 
 class Device(NamedTuple):
@@ -102,9 +100,9 @@ Counts = tuple[list[Kernel], list[Kernel]]  # forward, backward
 def block_parts(sizes: Sizes) -> Iterator[tuple[str, Callable[[], Counts]]]:
     """Names of the parts of a block, exact attention first, and functions that count them."""
     fused = {"kernels": "triton"}
-    settings: list[tuple[str, str, dict[str, str]]]
+    settings: list[tuple[str, str, dict[str, Any]]]
     settings = [(name, display_name(name), {}) for name in ESTIMATORS]
-    settings.append(("lara", RECOMMENDED, RECOMMENDED_OPTIONS))
+    settings += [(name, f"{name}, recommended", opts) for name, opts in RECOMMENDED.values()]
     missing = unsupported_sizes(WIDTH // HEADS, min(sizes.landmarks, sizes.tokens))
     for name, shown, options in settings:
         yield shown, partial(spatial_counts, name, sizes, **options)

@@ -6,7 +6,8 @@ import math
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from slowfast_lara.analysis.tables import Cells, ResultTable, plot_over_sizes
+from benchmarks.tables import plot_over_sizes
+from slowfast_lara.analysis.tables import Cells, ResultTable
 from slowfast_lara.drawing import saved_figure
 
 

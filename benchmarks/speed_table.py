@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from slowfast_lara.analysis.tables import Cells, ResultTable, plot_over_sizes
+from benchmarks.tables import plot_over_sizes
+from slowfast_lara.analysis.tables import Cells, ResultTable
 from slowfast_lara.drawing import saved_figure
 
 MEGABYTE = 2**20

@@ -1,4 +1,4 @@
-"""Textbook trajectory attention: the equations of the article, without speed-ups.
+"""Textbook trajectory attention: the equations of the paper, without speed-ups.
 
 It materialises the attention matrix and projects all F keys and values of every query. Tests and
 benchmarks use it as the reference.

@@ -7,19 +7,21 @@ PREFIX.csv; PREFIX_costs.csv has times, which vary.
 
 from __future__ import annotations
 
+import os
 import statistics
 from collections.abc import Sequence
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
 import torch
 
-from slowfast_lara.analysis.approximation_error import Setting
 from slowfast_lara.analysis.measure import best_times
 from slowfast_lara.analysis.model_errors import SettingError, has_landmarks, measure_settings
+from slowfast_lara.analysis.settings import Setting
 from slowfast_lara.analysis.swap import test_models
-from slowfast_lara.analysis.tables import csv_text, environment_line, markdown_table
+from slowfast_lara.analysis.tables import Cells, csv_text
 from slowfast_lara.data.lists import read_path_labels
 from slowfast_lara.drawing import saved_figure
 from slowfast_lara.files import write_text
@@ -27,7 +29,7 @@ from slowfast_lara.inference.layers import layer_inputs, middle_view
 from slowfast_lara.inference.load import load
 from slowfast_lara.inference.model import TrainedModel
 from slowfast_lara.models.attention_config import chosen_estimator, estimator_settings
-from studies.results import mean_and_std
+from studies.results import StudyResults, mean_and_std
 from studies.rows import StudyTable
 from studies.runs import StudyRun
 
@@ -47,6 +49,74 @@ class LandmarkResult(NamedTuple):
     trained: list[float]  # top-1 after fine-tuning, %
 
 
+@dataclass
+class LandmarkResults(StudyResults):
+    results: Sequence[LandmarkResult]
+    milliseconds: Sequence[float]  # of each result
+    seeds: Sequence[int]
+
+    def head(self) -> list[str]:
+        meaning = (
+            f"Seeds {', '.join(map(str, self.seeds))}. Error: squared error relative to the square "
+            "of exact attention, with the weights of exact attention; moving error: tokens "
+            "weighted by the change of their pixels. MACs and forward time are for the spatial "
+            "stage of one layer, one clip, one thread."
+        )
+        return [*super().head(), meaning]
+
+    def cells(self) -> Cells:
+        titles = ["attention", "landmarks", "MACs, M", "ms", "error", "moving error"]
+        rows = [[*titles, "top-1 untrained, %", "top-1 fine-tuned, %"]]
+        for result, ms in zip(self.results, self.milliseconds):
+            cells = [result.label, str(result.landmarks or "")]
+            cells += [f"{result.macs / 1e6:.2f}", f"{ms:.2f}"]
+            cells += [f"{error:.3f}" for error in (result.error, result.moving_error)]
+            rows.append([*cells, *map(mean_and_std, (result.swapped, result.trained))])
+        return rows
+
+    def csv_cells(self) -> Cells:
+        titles: list[object] = ["attention", "landmarks", "macs", "error", "moving_error"]
+        kinds = ("untrained", "finetuned")
+        rows = [[*titles, *(f"{kind}_seed_{seed}" for kind in kinds for seed in self.seeds)]]
+        for result in self.results:
+            errors = (f"{x:.6f}" for x in (result.error, result.moving_error))
+            accuracies = (f"{x:.3f}" for x in (*result.swapped, *result.trained))
+            number = result.landmarks or ""
+            rows.append([result.label, number, int(result.macs), *errors, *accuracies])
+        return rows
+
+    def write(self, path: str | os.PathLike[str]) -> None:
+        super().write(path)
+        costs = [
+            [result.label, result.landmarks or "", f"{ms:.4f}"]
+            for result, ms in zip(self.results, self.milliseconds)
+        ]
+        write_text(f"{path}_costs.csv", csv_text([["attention", "landmarks", "ms"], *costs]))
+
+    def plot(self, path: str) -> None:
+        results = self.results
+        macs = [result.macs / 1e6 for result in results]
+        with saved_figure(path, (16, 5), columns=3) as (figure, (error, by_macs, by_time)):
+            for index, label in enumerate(dict.fromkeys(result.label for result in results)):
+                some = [i for i, result in enumerate(results) if result.label == label]
+                color = f"C{index}"
+                if results[some[0]].error > 0:  # not exact attention itself
+                    errors = [results[i].error for i in some]
+                    error.plot([macs[i] for i in some], errors, "o-", color=color, label=label)
+                for axis, costs in ((by_macs, macs), (by_time, self.milliseconds)):
+                    xs = [costs[i] for i in some]
+                    trained = [statistics.fmean(results[i].trained) for i in some]
+                    swapped = [statistics.fmean(results[i].swapped) for i in some]
+                    axis.plot(xs, trained, "o-", color=color, label=label)
+                    axis.plot(xs, swapped, "x:", color=color)
+            cost = "MACs of the spatial stage, millions"
+            error.set(xscale="log", yscale="log", xlabel=cost, ylabel="relative squared error")
+            by_macs.set(xscale="log", xlabel=cost, ylabel="top-1, %")
+            by_time.set(xlabel="time of the spatial stage, ms", ylabel="top-1, %")
+            by_time.legend(fontsize=8)
+            figure.suptitle("o: fine-tuned, x: not trained; curves over the number of landmarks")
+
+
 def write_landmarks(
     prefix: Path,
     table: StudyTable,
@@ -57,27 +127,10 @@ def write_landmarks(
     """Write all files of this part of the study; returns the table."""
     torch.set_num_threads(1)  # as in the runs
     by_seed = [[run for run in runs if run.seed == seed] for seed in seeds]
-    results = _collect(by_seed)
-    milliseconds = _times(by_seed[0])
-    head = [
-        *notes,
-        environment_line(),
-        f"Seeds {', '.join(map(str, seeds))}. Error: squared error relative to the square of exact "
-        "attention, with the weights of exact attention; moving error: tokens weighted by the "
-        "change of their pixels. MACs and forward time are for the spatial stage of one layer, one "
-        "clip, one thread.",
-    ]
-    rows = [_cells(result, ms) for result, ms in zip(results, milliseconds)]
-    titles = ["attention", "landmarks", "MACs, M", "ms", "error", "moving error"]
-    titles += ["top-1 untrained, %", "top-1 fine-tuned, %"]
-    items = "\n".join(f"- {line}" for line in head)
-    text = f"# {table.title}\n\n{items}\n\n{markdown_table([titles, *rows])}\n"
-    write_text(f"{prefix}.md", text)
-    write_text(f"{prefix}.csv", _csv(results, seeds))
-    costs = [[p.label, p.landmarks or "", f"{ms:.4f}"] for p, ms in zip(results, milliseconds)]
-    write_text(f"{prefix}_costs.csv", csv_text([["attention", "landmarks", "ms"], *costs]))
-    _plot(results, milliseconds, f"{prefix}.png")
-    return text
+    figures = _collect(by_seed), _times(by_seed[0])
+    results = LandmarkResults(table.title, *figures, seeds, notes=[*notes])
+    results.write(prefix)
+    return results.markdown()
 
 
 def _setting(run: StudyRun) -> Setting:
@@ -116,8 +169,8 @@ def _collect(by_seed: Sequence[Sequence[StudyRun]]) -> list[LandmarkResult]:
 
 def _exact_model(runs: Sequence[StudyRun]) -> TrainedModel:
     """The model that provides the initial weights of all runs of a seed."""
-    assert runs[0].after  # set by plan()
-    return load(str(runs[0].after.folder))
+    assert runs[0].initial_run  # set by plan()
+    return load(str(runs[0].initial_run.folder))
 
 
 def _swapped(model: TrainedModel, setting: Setting) -> TrainedModel:
@@ -156,50 +209,3 @@ def _times(runs: Sequence[StudyRun]) -> list[float]:
         for run in runs
     }
     return [1e3 * seconds for seconds in best_times(jobs, repeats=20).values()]
-
-
-def _cells(result: LandmarkResult, ms: float) -> list[str]:
-    return [
-        result.label,
-        str(result.landmarks or ""),
-        f"{result.macs / 1e6:.2f}",
-        f"{ms:.2f}",
-        f"{result.error:.3f}",
-        f"{result.moving_error:.3f}",
-        mean_and_std(result.swapped),
-        mean_and_std(result.trained),
-    ]
-
-
-def _csv(results: Sequence[LandmarkResult], seeds: Sequence[int]) -> str:
-    titles: list[object] = ["attention", "landmarks", "macs", "error", "moving_error"]
-    titles += [f"{kind}_seed_{seed}" for kind in ("untrained", "finetuned") for seed in seeds]
-    rows = [titles]
-    for p in results:
-        figures = (f"{x:.6f}" for x in (p.error, p.moving_error))
-        accuracies = (f"{x:.3f}" for x in (*p.swapped, *p.trained))
-        rows.append([p.label, p.landmarks or "", int(p.macs), *figures, *accuracies])
-    return csv_text(rows)
-
-
-def _plot(results: Sequence[LandmarkResult], milliseconds: Sequence[float], path: str) -> None:
-    macs = [result.macs / 1e6 for result in results]
-    with saved_figure(path, (16, 5), columns=3) as (figure, (error, by_macs, by_time)):
-        for index, label in enumerate(dict.fromkeys(result.label for result in results)):
-            some = [i for i, result in enumerate(results) if result.label == label]
-            color = f"C{index}"
-            if results[some[0]].error > 0:  # not exact attention itself
-                errors = [results[i].error for i in some]
-                error.plot([macs[i] for i in some], errors, "o-", color=color, label=label)
-            for axis, costs in ((by_macs, macs), (by_time, milliseconds)):
-                xs = [costs[i] for i in some]
-                trained = [statistics.fmean(results[i].trained) for i in some]
-                swapped = [statistics.fmean(results[i].swapped) for i in some]
-                axis.plot(xs, trained, "o-", color=color, label=label)
-                axis.plot(xs, swapped, "x:", color=color)
-        cost = "MACs of the spatial stage, millions"
-        error.set(xscale="log", yscale="log", xlabel=cost, ylabel="relative squared error")
-        by_macs.set(xscale="log", xlabel=cost, ylabel="top-1, %")
-        by_time.set(xlabel="time of the spatial stage, ms", ylabel="top-1, %")
-        by_time.legend(fontsize=8)
-        figure.suptitle("o: fine-tuned, x: not trained; each curve over the number of landmarks")

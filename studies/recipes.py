@@ -9,25 +9,32 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
 from slowfast_lara.analysis.swap import test_models
-from slowfast_lara.analysis.tables import csv_text, environment_line, markdown_table
+from slowfast_lara.analysis.tables import Cells
 from slowfast_lara.drawing import saved_figure
 from slowfast_lara.errors import InputError
 from slowfast_lara.files import write_text
 from slowfast_lara.inference.load import load
 from slowfast_lara.prepare.synthetic import SPLITS
-from studies.results import mean_and_std, shown_difference
+from studies.results import StudyResults, mean_and_std, shown_difference
 from studies.rows import EXACT_FIRST, StudyRow
 from studies.runs import StudyRun, make_set, run_all, study_run
 
 PREFIX = "finetuning"
-_LOOK = {"size": 64, "frames": 16}
+MEANING = (
+    "Top-1 of 240 test videos of 12 classes (chance 8.3 %), mean and standard deviation over "
+    "seeds, which also differ in the training clips: of best.pyth, chosen with 36 validation "
+    "clips, and of the last checkpoint. Differences are between best.pyth of the same seed, "
+    "mean and standard error. The rows below the recipe add one part to the second row."
+)
+_SIZE = {"size": 64, "frames": 16}
 # Classes, and videos for validation and test.
-FIRST_SET = {"classes": 8, "val": 120, "test": 240, **_LOOK, "seed": 0}
-SECOND_SET = {"classes": 12, "val": 36, "test": 240, **_LOOK, "seed": 1}
+FIRST_SET = {"classes": 8, "val": 120, "test": 240, **_SIZE, "seed": 0}
+SECOND_SET = {"classes": 12, "val": 36, "test": 240, **_SIZE, "seed": 1}
 # The rows of single parts have at most this number of seeds, to save time.
 MOST_PART_SEEDS = 3
 
@@ -105,7 +112,10 @@ def compare_recipes(
     words = ["--clips", *map(str, clips), *(["--rows", *rows] if rows else [])]
     words += ["--seeds", str(seeds), "--train", str(train), *(["--opts", *opts] if opts else [])]
     command = " ".join(["python -m studies recipes", *words])
-    return _write(Path(out) / PREFIX, _collect(runs), command)
+    notes = [f"`{command}`", MEANING]
+    results = RecipeResults("Recipes for few clips", _collect(runs), notes=notes)
+    results.write(Path(out) / PREFIX)
+    return results.markdown()
 
 
 def _selected_rows(names: Sequence[str] | None) -> list[StudyRow]:
@@ -181,26 +191,35 @@ def _best_accuracies(runs: Sequence[StudyRun]) -> dict[Path, float]:
     return {folder: 100 * float(share) for folder, share in zip(models, right)}
 
 
-def _write(prefix: Path, results: Sequence[RecipeResult], command: str) -> str:
-    """Write all files of the study; returns the table."""
-    meaning = (
-        "Top-1 of 240 test videos of 12 classes (chance 8.3 %), mean and standard deviation over "
-        "seeds, which also differ in the training clips: of best.pyth, chosen with 36 validation "
-        "clips, and of the last checkpoint. Differences are between best.pyth of the same seed, "
-        "mean and standard error. The rows below the recipe add one part to the second row."
-    )
-    items = "\n".join(f"- {item}" for item in (f"`{command}`", environment_line(), meaning))
-    titles = ["row", "clips", "seeds", "best.pyth, %", "last, %", "minus plain", "minus the rate"]
-    table = markdown_table([titles, *(table_row(result, results) for result in results)])
-    text = f"# Recipes for few clips\n\n{items}\n\n{table}\n"
-    write_text(f"{prefix}.md", text)
-    lines: list[list[object]] = [["row", "clips", "seed", "top1_best", "top1_last"]]
-    for result in results:
-        for seed, (best, last) in enumerate(zip(result.accuracies, result.last)):
-            lines.append([result.row.name, result.clips, seed, f"{best:.3f}", f"{last:.3f}"])
-    write_text(f"{prefix}.csv", csv_text(lines))
-    _plot(results, f"{prefix}.png")
-    return text
+@dataclass
+class RecipeResults(StudyResults):
+    results: Sequence[RecipeResult]
+
+    def cells(self) -> Cells:
+        titles = ["row", "clips", "seeds", "best.pyth, %", "last, %"]
+        rows = [[*titles, "minus plain", "minus the rate"]]
+        return rows + [table_row(result, self.results) for result in self.results]
+
+    def csv_cells(self) -> Cells:
+        rows: list[list[object]] = [["row", "clips", "seed", "top1_best", "top1_last"]]
+        for result in self.results:
+            for seed, (best, last) in enumerate(zip(result.accuracies, result.last)):
+                rows.append([result.row.name, result.clips, seed, f"{best:.3f}", f"{last:.3f}"])
+        return rows
+
+    def plot(self, path: str) -> None:
+        results = self.results
+        with saved_figure(path, (8, 0.4 * len(results) + 1.5)) as (figure, (axis,)):
+            for index, result in enumerate(results):
+                mean = statistics.fmean(result.accuracies)
+                axis.plot(result.accuracies, [index] * len(result.accuracies), "k.", markersize=4)
+                axis.plot(mean, index, "o", color=f"C{index}")
+            axis.set_yticks(
+                range(len(results)), [f"{r.row.label}, {r.clips} clips" for r in results]
+            )
+            axis.invert_yaxis()
+            axis.axvline(100 / 12, color="grey", linestyle=":")
+            axis.set_xlabel("top-1 of best.pyth, %: seeds and mean; dotted: chance")
 
 
 def table_row(result: RecipeResult, results: Sequence[RecipeResult]) -> list[str]:
@@ -215,15 +234,3 @@ def table_row(result: RecipeResult, results: Sequence[RecipeResult]) -> list[str
         same_seeds = other[0]._replace(accuracies=other[0].accuracies[: len(result.accuracies)])
         cells.append(shown_difference(result, same_seeds))
     return cells
-
-
-def _plot(results: Sequence[RecipeResult], path: str) -> None:
-    with saved_figure(path, (8, 0.4 * len(results) + 1.5)) as (figure, (axis,)):
-        for index, result in enumerate(results):
-            mean = statistics.fmean(result.accuracies)
-            axis.plot(result.accuracies, [index] * len(result.accuracies), "k.", markersize=4)
-            axis.plot(mean, index, "o", color=f"C{index}")
-        axis.set_yticks(range(len(results)), [f"{r.row.label}, {r.clips} clips" for r in results])
-        axis.invert_yaxis()
-        axis.axvline(100 / 12, color="grey", linestyle=":")
-        axis.set_xlabel("top-1 of best.pyth, %: seeds and mean; dotted: chance")

@@ -20,8 +20,9 @@ import torch
 from torch.nn import functional
 
 from benchmarks.profiling import count_flops, peak_memory
+from benchmarks.tables import MarkdownTable
 from slowfast_lara.analysis.measure import best_times
-from slowfast_lara.analysis.tables import csv_text, environment_line, markdown_table
+from slowfast_lara.analysis.tables import Cells, csv_text
 from slowfast_lara.data.lists import read_lines
 from slowfast_lara.drawing import saved_figure
 from slowfast_lara.files import write_text
@@ -129,64 +130,6 @@ def learning_curve(run: RunRecord, epoch_steps: int) -> dict[int, dict[str, floa
     return curve
 
 
-def table_csv(table: StudyTable, results: Sequence[RowResult], seeds: Sequence[int]) -> str:
-    of_seeds, of_paper = (f"top1_seed_{s}" for s in seeds), (f"paper {c}" for c in table.columns)
-    summary = ("top1_mean", "top1_std", "parameters", "gflops")
-    lines: list[list[object]] = [["row", "attention", *of_seeds, *summary, *of_paper]]
-    for o in results:
-        accuracies = (f"{x:.3f}" for x in (*o.accuracies, o.mean, o.std))
-        costs = (o.parameters, f"{o.gflops:.6f}")
-        paper = o.row.paper or ("",) * len(table.columns)
-        lines.append([o.row.name, o.row.label, *accuracies, *costs, *paper])
-    return csv_text(lines)
-
-
-def curves_csv(results: Sequence[RowResult], seeds: Sequence[int]) -> str:
-    names = ("train_loss", "train_acc", "val_acc")
-    lines: list[list[object]] = [["row", "seed", "step", *names]]
-    for result in results:
-        for seed, curve in zip(seeds, result.curves):
-            for step, point in sorted(curve.items()):
-                values = (f"{point[name]:.4f}" if name in point else "" for name in names)
-                lines.append([result.row.name, seed, step, *values])
-    return csv_text(lines)
-
-
-def costs_csv(results: Sequence[RowResult]) -> str:
-    lines = [["row", "step_ms", "peak_memory_mb"]]
-    lines += [[o.row.name, f"{o.seconds * 1e3:.1f}", f"{o.memory / 2**20:.1f}"] for o in results]
-    return csv_text(lines)
-
-
-def markdown(
-    table: StudyTable, results: Sequence[RowResult], seeds: Sequence[int], notes: Sequence[str]
-) -> str:
-    """The table as Markdown; the paper's columns come from other data and much larger models."""
-    paper = [f"paper: {column}, %" for column in table.columns]
-    compared = [o for o in results if o.row.name in COMPARED_WITH]
-    against = [f"minus {o.row.label}" for o in compared]
-    costs = ["parameters", "GFLOPs", "step, ms", "memory, MB"]
-    rows = [["attention", "top-1, %", *against, *costs, *paper]]
-    for o in results:
-        cells = [
-            o.row.label,
-            mean_and_std(o.accuracies),
-            *(shown_difference(o, other) for other in compared),
-        ]
-        cells += [f"{o.parameters / 1e3:.0f} k", f"{o.gflops:.4f}"]
-        cells += [f"{o.seconds * 1e3:.0f}", f"{o.memory / 2**20:.0f}"]
-        rows.append([*cells, *map(str, o.row.paper or [""] * len(paper))])
-    meaning = (
-        f"Mean and standard deviation over seeds {', '.join(map(str, seeds))}; differences are "
-        "paired by seed, mean and standard error. Time and memory (of tensors) are for one "
-        "training step with one thread. The paper's columns are the paper's figures, with its own "
-        "data and models."
-    )
-    items = "\n".join(f"- {item}" for item in (*notes, environment_line(), meaning))
-    title, rest = f"# {table.title}", (markdown_table(rows), agreement(table, results))
-    return "\n\n".join((title, items, *rest)) + "\n"
-
-
 def mean_and_std(values: Sequence[float]) -> str:
     """The mean, and the standard deviation if there are several values."""
     std = f" ± {statistics.stdev(values):.1f}" if len(values) > 1 else ""
@@ -222,26 +165,99 @@ def agreement(table: StudyTable, results: Sequence[RowResult]) -> str:
     )
 
 
-def plot(table: StudyTable, results: Sequence[RowResult], path: str) -> None:
-    with saved_figure(path, (15, 4.5), columns=3) as (figure, (ours, paper, curves)):
-        for index, o in enumerate(results):
-            color = f"C{index}"
-            ours.errorbar(o.mean, index, xerr=o.std, fmt="o", color=color, capsize=3)
-            ours.plot(o.accuracies, [index] * len(o.accuracies), "k.", markersize=4)
-            paper.plot(o.row.paper[:1], [index] * len(o.row.paper[:1]), "o", color=color)
-            line = "-" if index < 10 else "--"  # matplotlib cycles ten colours
-            curves.plot(*_mean_curve(o), line, color=color)
-        titles = (
-            "here, top-1 %: seeds, mean, standard deviation",
-            f"paper, {table.columns[0]}, top-1 %",
+@dataclass
+class StudyResults(MarkdownTable):
+    """Results of a study. The CSV file has no head: the same command writes the same bytes."""
+
+    def csv(self) -> str:
+        return csv_text(self.csv_cells())
+
+
+@dataclass
+class AttentionResults(StudyResults):
+    table: StudyTable
+    results: Sequence[RowResult]
+    seeds: Sequence[int]
+
+    def head(self) -> list[str]:
+        meaning = (
+            f"Mean and standard deviation over seeds {', '.join(map(str, self.seeds))}; "
+            "differences are paired by seed, mean and standard error. Time and memory (of tensors) "
+            "are for one training step with one thread. The paper's columns are the paper's "
+            "figures, with its own data and models."
         )
-        for axis, title in zip((ours, paper), titles):
-            labels = [o.row.label if axis is ours else "" for o in results]
-            axis.set_yticks(range(len(results)), labels)
-            axis.invert_yaxis()
-            axis.set_title(title)
-        curves.set(title="top-1 % in training, mean of seeds", xlabel="step")
-        figure.suptitle(table.title)
+        return [*super().head(), meaning]
+
+    def cells(self) -> Cells:
+        paper = [f"paper: {column}, %" for column in self.table.columns]
+        compared = [o for o in self.results if o.row.name in COMPARED_WITH]
+        against = [f"minus {o.row.label}" for o in compared]
+        costs = ["parameters", "GFLOPs", "step, ms", "memory, MB"]
+        rows = [["attention", "top-1, %", *against, *costs, *paper]]
+        for o in self.results:
+            cells = [o.row.label, mean_and_std(o.accuracies)]
+            cells += [shown_difference(o, other) for other in compared]
+            cells += [f"{o.parameters / 1e3:.0f} k", f"{o.gflops:.4f}"]
+            cells += [f"{o.seconds * 1e3:.0f}", f"{o.memory / 2**20:.0f}"]
+            rows.append([*cells, *map(str, o.row.paper or [""] * len(paper))])
+        return rows
+
+    def csv_cells(self) -> Cells:
+        of_seeds = (f"top1_seed_{seed}" for seed in self.seeds)
+        of_paper = (f"paper {column}" for column in self.table.columns)
+        summary = ("top1_mean", "top1_std", "parameters", "gflops")
+        rows: list[list[object]] = [["row", "attention", *of_seeds, *summary, *of_paper]]
+        for o in self.results:
+            accuracies = (f"{x:.3f}" for x in (*o.accuracies, o.mean, o.std))
+            costs = (o.parameters, f"{o.gflops:.6f}")
+            paper = o.row.paper or ("",) * len(self.table.columns)
+            rows.append([o.row.name, o.row.label, *accuracies, *costs, *paper])
+        return rows
+
+    def footer(self) -> list[str]:
+        return [agreement(self.table, self.results)]
+
+    def curves_csv(self) -> str:
+        names = ("train_loss", "train_acc", "val_acc")
+        rows: list[list[object]] = [["row", "seed", "step", *names]]
+        for result in self.results:
+            for seed, curve in zip(self.seeds, result.curves):
+                for step, point in sorted(curve.items()):
+                    values = (f"{point[name]:.4f}" if name in point else "" for name in names)
+                    rows.append([result.row.name, seed, step, *values])
+        return csv_text(rows)
+
+    def costs_csv(self) -> str:
+        rows = [
+            [o.row.name, f"{o.seconds * 1e3:.1f}", f"{o.memory / 2**20:.1f}"] for o in self.results
+        ]
+        return csv_text([["row", "step_ms", "peak_memory_mb"], *rows])
+
+    def write(self, path: str | os.PathLike[str]) -> None:
+        super().write(path)
+        write_text(f"{path}_curves.csv", self.curves_csv())
+        write_text(f"{path}_costs.csv", self.costs_csv())
+
+    def plot(self, path: str) -> None:
+        with saved_figure(path, (15, 4.5), columns=3) as (figure, (ours, paper, curves)):
+            for index, o in enumerate(self.results):
+                color = f"C{index}"
+                ours.errorbar(o.mean, index, xerr=o.std, fmt="o", color=color, capsize=3)
+                ours.plot(o.accuracies, [index] * len(o.accuracies), "k.", markersize=4)
+                paper.plot(o.row.paper[:1], [index] * len(o.row.paper[:1]), "o", color=color)
+                line = "-" if index < 10 else "--"  # matplotlib cycles ten colours
+                curves.plot(*_mean_curve(o), line, color=color)
+            titles = (
+                "here, top-1 %: seeds, mean, standard deviation",
+                f"paper, {self.table.columns[0]}, top-1 %",
+            )
+            for axis, title in zip((ours, paper), titles):
+                labels = [o.row.label if axis is ours else "" for o in self.results]
+                axis.set_yticks(range(len(self.results)), labels)
+                axis.invert_yaxis()
+                axis.set_title(title)
+            curves.set(title="top-1 % in training, mean of seeds", xlabel="step")
+            figure.suptitle(self.title)
 
 
 def _mean_curve(result: RowResult) -> tuple[list[int], list[float]]:
@@ -263,15 +279,6 @@ def write(
     notes: Sequence[str],
 ) -> str:
     """Write all files of a study; returns the table."""
-    results = collect(runs)
-    text = markdown(table, results, seeds, notes)
-    files = {
-        ".md": text,
-        ".csv": table_csv(table, results, seeds),
-        "_curves.csv": curves_csv(results, seeds),
-        "_costs.csv": costs_csv(results),
-    }
-    for ending, content in files.items():
-        write_text(f"{prefix}{ending}", content)
-    plot(table, results, f"{prefix}.png")
-    return text
+    results = AttentionResults(table.title, table, collect(runs), seeds, notes=[*notes])
+    results.write(prefix)
+    return results.markdown()

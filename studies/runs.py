@@ -39,15 +39,15 @@ class StudyRun(NamedTuple):
     folder: Path
     # Resolved, so that later edits of the config files have no effect.
     config: CfgNode
-    # The run that provides the initial weights, if any.
-    after: StudyRun | None = None
+    # The run whose last checkpoint has the initial weights; None: random weights.
+    initial_run: StudyRun | None = None
 
     @property
     def name(self) -> str:
         return f"{self.row.name}, seed {self.seed}"
 
     @property
-    def done(self) -> bool:
+    def is_done(self) -> bool:
         return (self.folder / TEST_RESULTS).is_file()
 
     def weights(self) -> str:
@@ -95,13 +95,13 @@ def study_run(
     seed: int,
     parent: Path,
     opts: Sequence[str],
-    after: StudyRun | None = None,
+    initial_run: StudyRun | None = None,
 ) -> StudyRun:
     folder = parent / row.name / f"seed_{seed}"
     keys = ["OUTPUT_DIR", str(folder), *row.opts, *opts]
-    if after:
-        keys += ["TRAIN.CHECKPOINT_FILE_PATH", after.weights()]
-    return StudyRun(row, seed, folder, load_config(config, keys), after)
+    if initial_run:
+        keys += ["TRAIN.CHECKPOINT_FILE_PATH", initial_run.weights()]
+    return StudyRun(row, seed, folder, load_config(config, keys), initial_run)
 
 
 def make_set(folder: Path, arguments: dict[str, int | str]) -> None:
@@ -134,15 +134,15 @@ def write_finetune_lists(folder: Path) -> None:
 
 def run_all(runs: Sequence[StudyRun], jobs: int) -> None:
     """Run the unfinished runs, `jobs` at a time. A run that is terminated saves a checkpoint."""
-    first = {run.after.folder: run.after for run in runs if run.after}
-    waiting = [run for run in (*first.values(), *runs) if not _is_done(run)]
+    first = {run.initial_run.folder: run.initial_run for run in runs if run.initial_run}
+    waiting = [run for run in (*first.values(), *runs) if not _check_done(run)]
     # A seed's initial weights are trained while the rows of the previous seed run.
-    waiting.sort(key=lambda run: run.seed if run.after else run.seed - 1)
+    waiting.sort(key=lambda run: run.seed if run.initial_run else run.seed - 1)
     running: dict[subprocess.Popen, StudyRun] = {}
     total = len(waiting)
     try:
         while waiting or running:
-            ready = [run for run in waiting if not run.after or run.after.done]
+            ready = [run for run in waiting if not run.initial_run or run.initial_run.is_done]
             for run in ready[: jobs - len(running)]:
                 waiting.remove(run)
                 running[_start(run)] = run
@@ -159,13 +159,14 @@ def run_all(runs: Sequence[StudyRun], jobs: int) -> None:
             process.wait()
 
 
-def _is_done(run: StudyRun) -> bool:
+def _check_done(run: StudyRun) -> bool:
+    """Whether a run is done; raises if its folder contains a run with other settings."""
     settings = run.folder / _SETTINGS
     if settings.is_file() and settings.read_text(encoding="utf-8") != run.config.dump():
         raise InputError(
             f"{run.folder} contains a run with other settings; remove it, or choose another --work"
         )
-    return run.done
+    return run.is_done
 
 
 def _start(run: StudyRun) -> subprocess.Popen:
@@ -179,7 +180,7 @@ def _start(run: StudyRun) -> subprocess.Popen:
 
 
 def _check_end(run: StudyRun, code: int) -> None:
-    if code or not run.done:
+    if code or not run.is_done:
         lines = (run.folder / "errors.log").read_text(errors="replace").strip().splitlines()
         reason = lines[-1] if lines else f"exit code {code}"
         raise RunError(f"{run.name}: {reason} (see {run.folder})")

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import argparse
 import math
-import os
 import sys
 from collections.abc import Sequence
 from functools import partial
@@ -20,6 +19,8 @@ from typing import NamedTuple
 import cv2
 import numpy as np
 
+from slowfast_lara.cli.data import add_set_arguments
+from slowfast_lara.cli.parser import CommandParser
 from slowfast_lara.errors import InputError, run_with_exit_code
 from slowfast_lara.prepare.motions import (
     SHAPES,
@@ -50,21 +51,11 @@ class Camera(NamedTuple):
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(prog="python -m studies.textured", description=__doc__)
-    parser.formatter_class = argparse.RawDescriptionHelpFormatter
-    parser.add_argument("out", metavar="OUT", help="folder to make")
-    parser.add_argument("--textures", metavar="FOLDER", required=True, help="real videos")
-    parser.add_argument(
-        "--camera",
-        type=float,
-        default=1.0,
-        metavar="0..1",
-        help="strength of the camera motion; less is easier (default: 1)",
-    )
-    numbers = {"classes": 4, "train": 512, "val": 64, "test": 64, "size": 80, "frames": 16}
-    for name, default in {**numbers, "seed": 0, "jobs": os.cpu_count()}.items():
-        parser.add_argument(f"--{name}", type=int, default=default, help=f"default: {default}")
-    parser.add_argument("--form", choices=("mp4", "frames"), default="mp4")
+    parser = CommandParser(prog="python -m studies.textured", description=__doc__)
+    add_set_arguments(parser)
+    parser.add_flag("--textures", "folder with real videos", metavar="FOLDER", required=True)
+    strength = "strength of the camera motion; less is easier"
+    parser.add_flag("--camera", strength, type=float, default=1.0, metavar="0..1")
     args = parser.parse_args(argv)
     return run_with_exit_code(partial(_make_textured_set, args))
 
@@ -126,10 +117,10 @@ def picture_path(path: Path, camera: Camera) -> Path:
     """Convert a path on the background to a path in the picture."""
     growth = camera.zoom[1:] / camera.zoom[:-1]
     coordinates = []
-    for position, look in ((path.x, camera.x), (path.y, camera.y)):
-        first = 0.5 + (position[0] - look[0] - 0.5) * camera.zoom[0]
+    for position, offset in ((path.x, camera.x), (path.y, camera.y)):
+        first = 0.5 + (position[0] - offset[0] - 0.5) * camera.zoom[0]
         shown = [first % 1]
-        for step, zoom, more in zip(np.diff(position - look), camera.zoom, growth):
+        for step, zoom, more in zip(np.diff(position - offset), camera.zoom, growth):
             # Zooming in moves everything away from the centre of the picture.
             shown.append((0.5 + (shown[-1] + step * zoom - 0.5) * more) % 1)
         coordinates.append(np.array(shown))
@@ -145,8 +136,8 @@ def _film(rng: np.random.Generator, frame: np.ndarray, camera: Camera, size: int
     video = np.empty((len(camera.x), size, size, 3), np.uint8)
     for picture, x, y, zoom in zip(video, *camera):
         origin = [
-            middle + size * look - (size - 1) / 2 / zoom - 0.5
-            for middle, look in zip(centre, (x, y))
+            middle + size * offset - (size - 1) / 2 / zoom - 0.5
+            for middle, offset in zip(centre, (x, y))
         ]
         # Maps a pixel of the picture to its position in the frame.
         matrix = np.array([[1 / zoom, 0, origin[0]], [0, 1 / zoom, origin[1]]])

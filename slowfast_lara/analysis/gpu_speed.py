@@ -1,14 +1,13 @@
 """Speed of attention and of whole models on a GPU.
 
-First every kernel is compared with float64 (gpu_checks.py). Then, for each crop size and
-precision: the attentions of one ViT-B layer, forward and backward, and whole models with them,
-the forward pass of a test and a training step.
+First, every operator of the Triton kernels is compared with PyTorch in float64. Then, for each
+crop size and precision: the attentions of one ViT-B layer, forward and backward, and whole models
+with them, the forward pass of a test and a training step.
 """
 
 from __future__ import annotations
 
 import itertools
-import json
 import math
 import os
 from collections.abc import Callable, Mapping, Sequence
@@ -20,19 +19,20 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from slowfast_lara.analysis.gpu_checks import Check, run_checks
 from slowfast_lara.analysis.measure import best_times, environment
 from slowfast_lara.analysis.tables import Cells, ResultTable
 from slowfast_lara.attention import Estimator, build_estimator
 from slowfast_lara.attention.kernels.choice import obstacle
+from slowfast_lara.attention.kernels.self_check import Comparison, compare_operators
 from slowfast_lara.errors import InputError
-from slowfast_lara.files import write_text
+from slowfast_lara.files import write_json
 from slowfast_lara.models import VisionTransformer
 from slowfast_lara.models.attention_config import display_name
 
 ATTENTIONS = ("softmax", "lara", "performer", "nystrom")
 WIDTH, HEADS, PATCH = 768, 12, 16  # of ViT-B
 FRAMES, LANDMARKS, CLASSES = 8, 128, 400
+CHECKED_SIZES = (WIDTH // HEADS, LANDMARKS)
 Milliseconds = float | None  # None: out of memory
 Timer = Callable[[Mapping[str, Callable[[], object]]], dict[str, float] | None]
 
@@ -56,7 +56,7 @@ class Timing(NamedTuple):
 @dataclass
 class GpuTable(ResultTable):
     clips: int
-    checks: list[Check]
+    checks: dict[str, list[Comparison]]  # of every operator, by precision
     timings: list[Timing] = field(default_factory=list)
 
     def cells(self) -> Cells:
@@ -70,7 +70,12 @@ class GpuTable(ResultTable):
         return [Timing._fields, *self.timings]
 
     def footer(self) -> list[str]:
-        return [self.fastest(), *(check.text() for check in self.checks)]
+        lines = [self.fastest()]
+        for precision, checks in self.checks.items():
+            largest = max(check.error or 0.0 for check in checks)
+            lines.append(f"largest error of the operators to float64 in {precision}: {largest:.1e}")
+            lines += [f"{c.operator} in {precision}: {c.problem}" for c in checks if c.problem]
+        return lines
 
     def fastest(self) -> str:
         """The fastest attention for each crop size and precision, in one line."""
@@ -88,11 +93,11 @@ class GpuTable(ResultTable):
             "environment": environment(),
             "clips": self.clips,
             "notes": self.notes,
-            "checks": [check._asdict() for check in self.checks],
+            "checks": {key: [c._asdict() for c in checks] for key, checks in self.checks.items()},
             "milliseconds": [timing._asdict() for timing in self.timings],
             "fastest": self.fastest(),
         }
-        write_text(f"{path}.json", json.dumps(content, indent=2) + "\n")
+        write_json(f"{path}.json", content, indent=2)
 
 
 def gpu_costs(
@@ -116,10 +121,11 @@ def costs_on(
 ) -> GpuTable:
     """Check and time everything on any device; `model_sizes` are arguments of the model."""
     problem = obstacle(device)
-    kernels = ("torch",) if problem else ("torch", "triton")
-    notes = [f"without our kernels: {problem}"] if problem else []
+    notes = [f"without Triton kernels: {problem}"] if problem else []
+    compare = partial(compare_operators, device, sizes=CHECKED_SIZES, reference=torch.float64)
+    checks = {} if problem else {p: list(compare(getattr(torch, p))) for p in precisions}
     title = f"{clips} clips of {FRAMES} temporal tokens; milliseconds"
-    table = GpuTable(title, clips, run_checks(device, precisions, kernels), notes=notes)
+    table = GpuTable(title, clips, checks, notes=notes)
     time = partial(_milliseconds, repeats=repeats)
     for crop, precision, name in itertools.product(crops, precisions, ATTENTIONS):
         dtype, tokens = getattr(torch, precision), FRAMES * (crop // PATCH) ** 2

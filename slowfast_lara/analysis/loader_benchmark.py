@@ -9,11 +9,14 @@ import os
 import pstats
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import torch
 from fvcore.common.config import CfgNode
 
+from slowfast_lara.analysis.measure import best_times
+from slowfast_lara.analysis.tables import Cells, ResultTable, aligned_table
 from slowfast_lara.data import sources, transforms, video
 from slowfast_lara.data.dataset import VideoDataset
 from slowfast_lara.data.loader import Batch, collate, train_loader
@@ -33,16 +36,55 @@ STAGES: dict[str, Sequence[Callable[..., Any]]] = {
 }
 
 
-class LoaderSpeed(NamedTuple):
+@dataclass
+class LoaderTable(ResultTable):
     """Clips per second by number of workers, and milliseconds of the stages of a sample."""
 
     rates: dict[int, float]
     stages: dict[str, float]
     batch_size: int
     demux_ms: float = 0.0  # of a video whose timestamps are not cached
+    step_ms: float | None = None  # of a training step on the user's GPU
+
+    def cells(self) -> Cells:
+        rows = [
+            [count, f"{rate:.1f}", f"{1000 * self.batch_size / rate:.0f}"]
+            for count, rate in self.rates.items()
+        ]
+        return [["DATA_LOADER.NUM_WORKERS", "clips per second", "ms per batch"], *rows]
+
+    def footer(self) -> list[str]:
+        """The stages of a sample, and whether the loader keeps up with the GPU."""
+        total = sum(self.stages.values())
+        rows = [[name, f"{ms:.2f}", f"{100 * ms / total:.1f}"] for name, ms in self.stages.items()]
+        stages = aligned_table([["stage", "ms", "%"], *rows])
+        lines = ["", f"a training sample takes {total:.1f} ms of one core:", stages]
+        if self.demux_ms:
+            lines.append(f"a new video takes {self.demux_ms:.1f} ms more, once, for its timestamps")
+        if self.step_ms is not None:
+            lines.append(self.verdict(self.step_ms, os.cpu_count() or 1))
+        return lines
+
+    def verdict(self, step_ms: float, cores: int) -> str:
+        """Whether the loader sustains training steps of this time, and with how many workers."""
+        needed = self.batch_size * 1000 / step_ms
+        start = f"steps of {step_ms:g} ms need {needed:.1f} clips per second"
+        enough = [count for count, rate in self.rates.items() if rate >= needed]
+        if enough:
+            return f"{start}: DATA_LOADER.NUM_WORKERS {min(enough)} is enough"
+        most = max(self.rates)
+        workers = math.ceil(needed / (self.rates[most] / max(most, 1)))
+        if workers <= cores:
+            return f"{start}: DATA_LOADER.NUM_WORKERS {workers} should do, extrapolated from {most}"
+        return (
+            f"{start}: data loading will be the bottleneck. It needs about {workers} workers on "
+            f"{cores} cores; `slowfast-lara data prepare` makes videos faster to read"
+        )
 
 
-def loader_speed(cfg: CfgNode, workers: Sequence[int], seconds: float) -> LoaderSpeed:
+def loader_speed(
+    cfg: CfgNode, workers: Sequence[int], seconds: float, step_ms: float | None = None
+) -> LoaderTable:
     """Measure one process of the training that the config describes."""
     threads = torch.get_num_threads()
     torch.set_num_threads(1)  # as in a worker
@@ -51,16 +93,19 @@ def loader_speed(cfg: CfgNode, workers: Sequence[int], seconds: float) -> Loader
     batch_size = max(cfg.TRAIN.BATCH_SIZE // max(cfg.NUM_GPUS, 1), 1)
     cfg.DATA_LOADER.NUM_WORKERS = 0
     # A training demuxes each video once, in its first epoch: that is measured separately.
-    first = _profile(train_loader(cfg, batch_size=batch_size), batch_size, seconds)
+    loader = train_loader(cfg, batch_size=batch_size)
+    first = _profile(loader, batch_size, seconds)
     calls, demux = first.calls.get(_code_key(video.read_timestamps), (0, 0.0))
-    known = _Subset(first.dataset, sorted({index for _, index, *_ in first.keys}))
+    known = _Subset(loader.dataset, sorted({index for _, index, *_ in first.keys}))
     stages = _stage_times(cfg, known, batch_size, seconds)
     rates = {}
     for count in workers:
         cfg.DATA_LOADER.NUM_WORKERS = count
         rates[count] = _clips_per_second(cfg, known, batch_size, seconds)
     torch.set_num_threads(threads)
-    return LoaderSpeed(rates, stages, batch_size, demux * 1000 / max(calls, 1))
+    demux_ms = demux * 1000 / max(calls, 1)
+    title = f"training loader of one process, batches of {batch_size}"
+    return LoaderTable(title, rates, stages, batch_size, demux_ms, step_ms)
 
 
 class _Subset(torch.utils.data.Dataset):
@@ -78,7 +123,6 @@ class _Subset(torch.utils.data.Dataset):
 
 
 class _Profile(NamedTuple):
-    dataset: Any
     keys: list[tuple[int, ...]]
     samples: list[Any]  # the last ones, as many as a batch has
     calls: dict[Any, tuple[int, float]]  # number of calls and seconds by function
@@ -99,85 +143,45 @@ def _profile(loader: Any, batch_size: int, seconds: float) -> _Profile:
                 break
     stats: dict[Any, Any] = pstats.Stats(profile).stats  # type: ignore[attr-defined]
     calls = {name: (entry[1], entry[3]) for name, entry in stats.items()}
-    return _Profile(loader.dataset, keys, samples, calls)
+    return _Profile(keys, samples, calls)
 
 
 def _stage_times(
     cfg: CfgNode, dataset: _Subset, batch_size: int, seconds: float
 ) -> dict[str, float]:
     loader = train_loader(cfg, batch_size=batch_size, dataset=dataset)
-    _, keys, samples, calls = _profile(loader, batch_size, seconds)
+    keys, samples, calls = _profile(loader, batch_size, seconds)
 
     def spent(function: Callable[..., Any]) -> float:
         return calls.get(_code_key(function), (0, 0.0))[1] * 1000 / len(keys)
 
     stages = {name: sum(map(spent, functions)) for name, functions in STAGES.items()}
     stages["other"] = max(spent(VideoDataset.__getitem__) - sum(stages.values()), 0.0)
-    stages["collate"] = _milliseconds(lambda: collate(samples)) / len(samples)
     batch = collate(samples)
+    jobs: dict[str, Callable[[], Any]] = {"collate": lambda: collate(samples)}
     if cfg.DATA_LOADER.PIN_MEMORY and torch.cuda.is_available() and isinstance(batch, Batch):
-        stages["pin"] = sum(_milliseconds(clip.pin_memory) for clip in batch.clips) / len(samples)
-    return stages
+        jobs["pin"] = lambda: [clip.pin_memory() for clip in batch.clips]
+    times = best_times(jobs, repeats=5).items()
+    return stages | {name: 1000 * seconds / len(samples) for name, seconds in times}
 
 
 def _clips_per_second(cfg: CfgNode, dataset: _Subset, batch_size: int, seconds: float) -> float:
     """Measured from the first batch on, when all workers have started."""
     loader: Any = train_loader(cfg, batch_size=batch_size, dataset=dataset)
-    clips, start = 0, 0.0
-    for epoch in itertools.count():
+    clips = epoch = 0
+    start: float | None = None
+    while True:
         loader.batch_sampler.set_epoch(epoch)
+        epoch += 1
         for item in loader:
-            if not start:
+            if start is None:
                 start = time.perf_counter()
                 continue
             clips += len(item.labels)
             if time.perf_counter() - start >= seconds:
                 return clips / (time.perf_counter() - start)
-    raise AssertionError("unreachable")
 
 
 def _code_key(function: Callable[..., Any]) -> Any:
     code = function.__code__
     return code.co_filename, code.co_firstlineno, code.co_name
-
-
-def _milliseconds(work: Callable[[], Any], repeats: int = 5) -> float:
-    start = time.perf_counter()
-    for _ in range(repeats):
-        work()
-    return (time.perf_counter() - start) * 1000 / repeats
-
-
-def as_text(speed: LoaderSpeed, step_ms: float | None) -> str:
-    total = sum(speed.stages.values())
-    lines = [f"a training sample takes {total:.1f} ms of one core:"]
-    lines += [
-        f"  {name:<28} {ms:7.2f} ms {100 * ms / total:5.1f} %" for name, ms in speed.stages.items()
-    ]
-    if speed.demux_ms:
-        lines.append(f"a new video takes {speed.demux_ms:.1f} ms more, once, for its timestamps")
-    lines.append(f"clips per second by DATA_LOADER.NUM_WORKERS (batches of {speed.batch_size}):")
-    lines += [
-        f"  {count:>3}  {rate:8.1f}   sustains steps of {1000 * speed.batch_size / rate:.0f} ms"
-        for count, rate in speed.rates.items()
-    ]
-    if step_ms is not None:
-        lines.append(verdict(speed, step_ms, os.cpu_count() or 1))
-    return "\n".join(lines)
-
-
-def verdict(speed: LoaderSpeed, step_ms: float, cores: int) -> str:
-    """Whether the loader sustains training steps of this time, and with how many workers."""
-    needed = speed.batch_size * 1000 / step_ms
-    start = f"steps of {step_ms:g} ms need {needed:.1f} clips per second"
-    enough = [count for count, rate in speed.rates.items() if rate >= needed]
-    if enough:
-        return f"{start}: DATA_LOADER.NUM_WORKERS {min(enough)} is enough"
-    most = max(speed.rates)
-    workers = math.ceil(needed / (speed.rates[most] / max(most, 1)))
-    if workers <= cores:
-        return f"{start}: DATA_LOADER.NUM_WORKERS {workers} should do, by the rate with {most}"
-    return (
-        f"{start}: data loading will be the bottleneck. It needs about {workers} workers on "
-        f"{cores} cores; `slowfast-lara data prepare` makes videos faster to read"
-    )

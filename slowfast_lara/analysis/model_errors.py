@@ -24,8 +24,8 @@ from fvcore.common.config import CfgNode
 from torch import Tensor
 from torch.nn import functional
 
-from slowfast_lara.analysis.approximation_error import Setting, fitting_numbers, vary
 from slowfast_lara.analysis.measure import count_macs
+from slowfast_lara.analysis.settings import Setting, fitting_numbers, vary
 from slowfast_lara.analysis.tables import Cells, ResultTable
 from slowfast_lara.attention import ESTIMATORS, softmax_attention
 from slowfast_lara.config.yaml_files import to_yaml
@@ -174,7 +174,7 @@ def errors_in_model(
     numbers, notes = fitting_numbers(samples, token_count(model.cfg))
     rows = measure_settings(model, all_settings(names, numbers), paths, layers, seeds, notes)
     title = (
-        "squared error to exact attention, relative to its square: "
+        "squared error relative to the square of exact attention: "
         f"{model.path}, {len(layers)} layers, {len(paths)} videos"
     )
     return ModelErrorTable(title, layers, budget, rows, notes=notes)
@@ -217,13 +217,14 @@ def measure_settings(
             inputs = layer_inputs(model.network, view, cfg, layers)
             if not costs:  # the first video
                 costs = setting_macs(settings, inputs[0], cfg, notes)
+                # By setting, layer and weights: squared error, and square of exact attention.
                 sums = torch.zeros(len(costs), len(layers), 2, 2, dtype=torch.float64)
             weights = token_weights(view, cfg).to(inputs[0].q.device)
             for index, given in enumerate(inputs):
                 sums[:, index] += _weighted_sums([s for s, _ in costs], given, weights, cfg, seeds)
                 bar.update()
-    errors = (sums[..., 0] / sums[..., 1]).tolist()  # [settings, layers, 2]
-    return [SettingError(*cost, *map(list, zip(*error))) for cost, error in zip(costs, errors)]
+    errors = (sums[..., 0] / sums[..., 1]).mT.tolist()  # [settings, weights, layers]
+    return [SettingError(*cost, *by_layer) for cost, by_layer in zip(costs, errors)]
 
 
 def token_weights(view: Tensor, cfg: CfgNode) -> Tensor:
@@ -269,7 +270,7 @@ def setting_macs(
 def _weighted_sums(
     settings: Sequence[Setting], inputs: LayerInputs, weights: Tensor, cfg: CfgNode, seeds: int
 ) -> Tensor:
-    """[settings, weights, 2]: weighted sums of squared errors and of exact attention's squares."""
+    """Weighted sums of the squared errors and of exact attention's squares, [settings,2,2]."""
     exact = softmax_attention(*inputs[:3], num_frames=inputs.num_frames)
     norms = exact.square().sum((0, 1, 3, 4))
     sums = []

@@ -34,7 +34,7 @@ class SwapResult(NamedTuple):
     landmarks: int | None  # or samples; None if the attention has neither
     top1: float
     top5: float
-    same_guess: float  # videos with the same top-1 class as the model as trained
+    same_top1: float  # share of videos with the same top-1 class as the model as trained
     view_seconds: float
 
 
@@ -49,12 +49,12 @@ class SwapTable(ResultTable):
             [
                 result.attention,
                 "" if result.landmarks is None else result.landmarks,
-                *(f"{share:.1f}" for share in (result.top1, result.top5, result.same_guess)),
+                *(f"{share:.1f}" for share in (result.top1, result.top5, result.same_top1)),
                 f"{1e3 * result.view_seconds:.2f}",
             ]
             for result in self.results
         ]
-        titles = ["attention", "landmarks", "top-1, %", "top-5, %", "same guess, %", "ms a view"]
+        titles = ["attention", "landmarks", "top-1, %", "top-5, %", "same top-1, %", "ms per view"]
         return [titles, *rows]
 
     def plot(self, path: str) -> None:

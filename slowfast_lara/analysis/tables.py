@@ -1,17 +1,14 @@
-"""Result tables: one head (title, hardware, versions, date), as text, CSV and Markdown; plots."""
+"""Result tables with one head (title, hardware, versions, date), as text and CSV."""
 
 from __future__ import annotations
 
 import csv
 import io
 import os
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
-from matplotlib.axes import Axes
-
 from slowfast_lara.analysis.measure import environment
-from slowfast_lara.drawing import lines_or_bars
 from slowfast_lara.files import write_text
 
 Cells = Sequence[Sequence[object]]
@@ -52,10 +49,6 @@ class ResultTable:
     def csv(self) -> str:
         return csv_text(self.csv_cells(), self.head())
 
-    def markdown(self) -> str:
-        items = "\n".join(f"- {line}" for line in self.head()[1:])
-        return f"# {self.title}\n\n{items}\n\n{markdown_table(self.cells())}\n"
-
     def write(self, path: str | os.PathLike[str]) -> None:
         """Write PATH.csv, and PATH.png if there is a plot."""
         write_text(f"{path}.csv", self.csv())
@@ -88,26 +81,3 @@ def aligned_table(rows: Cells) -> str:
 
 def _starts_number(cell: str) -> bool:
     return cell[:1].isdigit() or (cell[:1] in "+-" and cell[1:2].isdigit())
-
-
-def markdown_table(rows: Cells) -> str:
-    lines = [f"| {' | '.join(map(str, row))} |" for row in rows]
-    return "\n".join([lines[0], f"| {' | '.join(['---'] * len(rows[0]))} |", *lines[1:]])
-
-
-def plot_over_sizes(
-    axis: Axes,
-    size_name: str,
-    sizes: Sequence[int],
-    value_name: str,
-    values: Mapping[str, Sequence[float]],
-) -> None:
-    """Draw lines on logarithmic axes, or bars if there is one size."""
-    lines_or_bars(axis, sizes, values, "o-")
-    if len(sizes) == 1:
-        axis.set_xlabel(f"{value_name} ({size_name}: {sizes[0]})")
-        return
-    axis.set(xscale="log", yscale="log", xlabel=size_name, ylabel=value_name)
-    axis.set_xticks(sizes, [str(size) for size in sizes])
-    axis.set_xticks([], minor=True)
-    axis.legend(fontsize=8)

@@ -12,8 +12,6 @@ from slowfast_lara.cli import data, models, training
 from slowfast_lara.cli.parser import CommandParser
 from slowfast_lara.errors import BAD_INPUT, run_with_exit_code
 
-EPILOG = "`slowfast-lara SUBCOMMAND --help` lists the flags of a subcommand."
-
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one subcommand.
@@ -32,7 +30,7 @@ def build_parser() -> CommandParser:
     root = CommandParser(
         prog="slowfast-lara",
         description="Video transformers with cheaper attention.",
-        epilog=EPILOG,
+        epilog="`slowfast-lara SUBCOMMAND --help` lists the flags of a subcommand.",
     )
     root.add_argument("--version", action="version", version=__version__)
     training.add_commands(root)
@@ -56,11 +54,8 @@ def run_command(root: CommandParser, argv: Sequence[str]) -> int:
             return BAD_INPUT
         if words[0].startswith("-"):
             parser.parse_args(words)  # raises SystemExit: --help, --version or an unknown flag
-        parser.error(_unknown(words[0], list(parser.subcommands)))
+        similar = difflib.get_close_matches(words[0], parser.subcommands, n=1)
+        known = ", ".join(parser.subcommands)
+        hint = f"did you mean {similar[0]}?" if similar else f"known: {known}"
+        parser.error(f"unknown subcommand {words[0]!r}; {hint}")
     return run_with_exit_code(partial(parser.handler, parser.parse_arguments(words)))
-
-
-def _unknown(name: str, known: list[str]) -> str:
-    similar = difflib.get_close_matches(name, known, n=1)
-    hint = f"did you mean {similar[0]}?" if similar else f"known: {', '.join(known)}"
-    return f"unknown subcommand {name!r}; {hint}"

@@ -5,7 +5,13 @@ from __future__ import annotations
 import argparse
 import os
 
-from slowfast_lara.cli.parser import CommandParser, add_jobs_flag, positive_int
+from slowfast_lara.cli.parser import (
+    CommandParser,
+    add_jobs_flag,
+    add_table_flag,
+    positive_int,
+    print_table,
+)
 from slowfast_lara.errors import FAILED, InputError
 
 SPLITS = ("train", "val", "test")
@@ -47,13 +53,10 @@ def add_commands(root: CommandParser) -> None:
 
     parser = data.add_command("synthetic", synthetic)
     add_set_arguments(parser)
-    forms = "H.264 files, or extracted frames as for Something-Something-v2"
-    parser.add_flag("--form", forms, choices=("mp4", "frames"), default="mp4")
-    add_jobs_flag(parser)
 
 
 def add_set_arguments(parser: CommandParser) -> None:
-    """The folder, the number and the size of synthetic videos."""
+    """Flags of a synthetic set: folder, number and size of the videos."""
     parser.add_argument("out", metavar="OUT", help="the folder to create")
     parser.add_flag("--classes", "number of motions, 1 to 12", type=int, default=4)
     for split, default in zip(SPLITS, (512, 64, 64)):
@@ -61,6 +64,9 @@ def add_set_arguments(parser: CommandParser) -> None:
     parser.add_flag("--size", "height and width, an even number", type=int, default=80)
     parser.add_flag("--frames", "frames per video", type=int, default=16)
     parser.add_argument("--seed", type=int, default=0, help="random seed (default: 0)")
+    forms = "H.264 files, or extracted frames as for Something-Something-v2"
+    parser.add_flag("--form", forms, choices=("mp4", "frames"), default="mp4")
+    add_jobs_flag(parser)
 
 
 def _add_prepare(data: CommandParser) -> None:
@@ -95,6 +101,7 @@ def _add_speed(data: CommandParser) -> None:
     parser.add_flag("--seconds", "time per number of workers", type=positive_int, default=5)
     step = "time of a training step on your GPU"
     parser.add_flag("--step-ms", step, type=positive_int, metavar="MS")
+    add_table_flag(parser, "PATH.csv")
 
 
 def _add_lists_out(parser: CommandParser) -> None:
@@ -152,7 +159,7 @@ def lists_folder(args: argparse.Namespace) -> None:
 
 
 def check(args: argparse.Namespace) -> int | None:
-    """Decode every video and write down the bad ones.
+    """Decode every video and list the bad ones.
 
     A video is bad if it has no frame, or packets that do not decode; OUT gets its path and the
     reason. OUT.progress lists the checked videos: the same command resumes an interrupted check.
@@ -172,9 +179,8 @@ def prepare(args: argparse.Namespace) -> int | None:
     is decoded again before it counts, and has the frames and timestamps of its source. Videos that
     already satisfy this are copied without encoding. OUT gets the lists train.csv, val.csv and
     test.csv (`path label`), classes.json and the files of Something-Something-v2 that VIDEOS has;
-    failures.csv with the videos that could not be prepared (prepared: no) or only in part (yes);
-    and prepared.jsonl, with which the same command resumes. The exit code is 1 if some videos
-    failed.
+    failures.csv with the videos that failed, entirely (column `prepared`: no) or in part (yes); and
+    prepared.jsonl, with which the same command resumes. The exit code is 1 if some videos failed.
     """
     from slowfast_lara.prepare.estimate import estimate
     from slowfast_lara.prepare.prepare import prepare_set
@@ -198,15 +204,15 @@ def speed(args: argparse.Namespace) -> None:
     number of workers, and all share the cores. The first read of a video scans its timestamps;
     that time is reported separately.
     """
-    from slowfast_lara.analysis.loader_benchmark import as_text, loader_speed
+    from slowfast_lara.analysis.loader_benchmark import loader_speed
     from slowfast_lara.config import load_config
 
     cores = os.cpu_count() or 1
     workers = args.workers or sorted({0, cores, *(2**n for n in range(cores.bit_length()))})
     if min(workers) < 0:
         raise InputError(f"--workers is {min(workers)}; must be at least 0")
-    result = loader_speed(load_config(args.cfg, args.opts), workers, args.seconds)
-    print(as_text(result, args.step_ms))
+    cfg = load_config(args.cfg, args.opts)
+    print_table(loader_speed(cfg, workers, args.seconds, args.step_ms), args.out)
 
 
 def synthetic(args: argparse.Namespace) -> None:
@@ -219,5 +225,5 @@ def synthetic(args: argparse.Namespace) -> None:
     from slowfast_lara.prepare.synthetic import Settings, make_set
 
     videos = {split: getattr(args, split) for split in SPLITS}
-    look = {"size": args.size, "frames": args.frames, "seed": args.seed, "form": args.form}
-    make_set(Settings(args.out, args.classes, videos, **look), args.jobs)
+    options = (args.size, args.frames, args.seed, args.form)
+    make_set(Settings(args.out, args.classes, videos, *options), args.jobs)

@@ -12,8 +12,6 @@ from slowfast_lara.cli.parser import (
     add_table_flag,
     model_and_files,
     only_model,
-    port,
-    positive_float,
     positive_int,
     print_table,
 )
@@ -22,7 +20,6 @@ from slowfast_lara.errors import InputError, printable
 VIDEOS = ("RUN VIDEO_OR_FOLDER", "the run; videos, or folders (every file in them)")
 VIEWS = "number of views to average, 1 to 30 (default: from the config)"
 ATTENTIONS = "attentions by name (default: all)"
-BUDGET = 0.5
 RUN_OR_CHECKPOINT = """
 RUN is the folder of a run (its best checkpoint, if the run kept one, or else the newest) or a
 checkpoint.
@@ -45,7 +42,7 @@ examples:
 {RUN_OR_CHECKPOINT}
 FOLDER gets point_1.png (one row per attention, one column per temporal token; each image is the
 mean of the token's frames), point_1.mp4, and so on, and trajectories.json with all numbers.
-Colour is attention above the uniform share, on one scale for all rows. The line follows the
+Colour shows attention above the uniform share; all rows have the same scale. The line follows the
 centre of the peak. The box marks the point. Errors are mean squared errors to exact attention on
 the same q, k, v.
 
@@ -78,8 +75,7 @@ OUT is a new folder. The exported model is compared with the original before OUT
 """
 ERROR_EPILOG = """\
 examples:
-  slowfast-lara approximation-error
-  slowfast-lara approximation-error RUN video.mp4 another.mp4 --out results/nearest
+  slowfast-lara approximation-error RUN video.mp4 another.mp4 --out results/errors
   slowfast-lara approximation-error RUN FOLDER --attentions lara --samples 8 16 32 --budget 0.25
 """
 
@@ -89,12 +85,12 @@ def add_commands(root: CommandParser) -> None:
     _add_visualize(root)
 
     parser = root.add_command("demo", demo, epilog=DEMO_EPILOG)
-    add_model_arguments(parser, "RUN", "the run, or a checkpoint", nargs="*")
+    add_model_arguments(parser, "RUN", "the run, or a checkpoint")
     add_classes_flag(parser)
     parser.add_flag("--views", VIEWS, type=positive_int, metavar="N")
     host = "address to listen on; the default is for this machine only"
     parser.add_flag("--host", host, default="127.0.0.1")
-    parser.add_flag("--port", "TCP port", type=port, default=7860)
+    parser.add_flag("--port", "TCP port", type=int, default=7860)
     number = {"type": positive_int, "metavar": "N"}
     parser.add_flag("--megabytes", "largest file to accept", default=200, **number)
     parser.add_flag("--minutes", "longest video to accept", default=10, **number)
@@ -121,19 +117,13 @@ def add_commands(root: CommandParser) -> None:
     add_classes_flag(parser)
 
     parser = root.add_command("approximation-error", approximation_error, epilog=ERROR_EPILOG)
-    add_model_arguments(parser, *VIDEOS, nargs="*")
-    parser.add_flag("--video", "a video (repeatable)", action="append", default=[], metavar="FILE")
+    add_model_arguments(parser, *VIDEOS)
     _add_numbers_flag(parser, "--samples", [16, 32, 64, 128, 256])
     parser.add_flag("--seeds", "repetitions of random attentions", type=positive_int, default=5)
-    parser.add_flag("--attentions", f"with a model: {ATTENTIONS}", nargs="+", metavar="NAME")
-    parser.add_flag("--layer", "with a model: one layer, from 0 (default: all)", type=int)
-    parser.add_flag(
-        "--budget",
-        "with a model: recommend only settings with at most this share of the MACs of exact "
-        f"attention (default: {BUDGET})",
-        type=positive_float,
-        metavar="SHARE",
-    )
+    parser.add_flag("--attentions", ATTENTIONS, nargs="+", metavar="NAME")
+    parser.add_flag("--layer", "one layer, from 0 (default: all)", type=int)
+    budget = "recommend only settings with at most this share of the MACs of exact attention"
+    parser.add_flag("--budget", budget, type=float, default=0.5, metavar="SHARE")
     add_table_flag(parser)
 
 
@@ -203,6 +193,8 @@ def demo(args: argparse.Namespace) -> None:
 
     Drop a video to see its classes; click a patch to see its attention, exact and estimated.
     """
+    if not 1 <= args.port <= 65535:
+        raise InputError(f"--port is {args.port}; must be 1 to 65535")
     model_files, overrides = only_model(args)
     from slowfast_lara.inference.load import load
     from slowfast_lara.inference.model import with_views
@@ -262,27 +254,18 @@ def report(args: argparse.Namespace) -> None:
 
 
 def approximation_error(args: argparse.Namespace) -> None:
-    """Measure the error of each attention to exact attention.
+    """Measure the error of each attention to exact attention in a trained model.
 
-    With a model: on the q, k, v of a trained model for some videos, with all proposals and kinds
-    of landmarks. Prints the setting with the smallest error for this model within a cost budget,
-    and the config lines for it. Cost is the number of multiply-accumulates (MACs) of the spatial
-    stage. The second error, `moving`, weighs each token by the change of its pixels over time.
-
-    Without a model: on random q, k, v.
+    Measured on the q, k, v of the model's layers for some videos, with all proposals and kinds of
+    landmarks. Prints the setting with the smallest error within a cost budget, and the config
+    lines for it. Cost is the number of multiply-accumulates (MACs) of the spatial stage. The
+    second error, `moving`, weights each token by the change of its pixels over time.
     """
-    if not (args.words or args.checkpoint or args.cfg or args.video):
-        for flag in ("attentions", "layer", "budget"):
-            if getattr(args, flag) is not None:
-                raise InputError(f"--{flag} needs a model: add RUN and VIDEO")
-        from slowfast_lara.analysis.approximation_error import errors_on_random
-
-        print_table(errors_on_random(args.samples, args.seeds), args.out)
-        return
     model_files, videos, overrides = model_and_files(args)
-    videos += args.video
     if not videos:
         raise InputError("no video given; see --help")
+    if not args.budget > 0:  # NaN included
+        raise InputError(f"--budget is {args.budget}; must be above 0")
     from slowfast_lara.analysis.model_errors import errors_in_model
 
     table = errors_in_model(
@@ -293,6 +276,6 @@ def approximation_error(args: argparse.Namespace) -> None:
         layer=args.layer,
         samples=args.samples,
         seeds=args.seeds,
-        budget=args.budget or BUDGET,
+        budget=args.budget,
     )
     print_table(table, args.out)

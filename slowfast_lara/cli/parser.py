@@ -83,25 +83,6 @@ def positive_int(text: str) -> int:
     return number
 
 
-def positive_float(text: str) -> float:
-    """Argument type: a finite number above 0."""
-    try:
-        number = float(text)
-    except ValueError:
-        number = 0.0
-    if not 0 < number < float("inf"):
-        raise argparse.ArgumentTypeError(f"expected a positive number, got {text!r}")
-    return number
-
-
-def port(text: str) -> int:
-    """Argument type: a TCP port."""
-    number = positive_int(text)
-    if number > 65535:
-        raise argparse.ArgumentTypeError(f"expected a port from 1 to 65535, got {text!r}")
-    return number
-
-
 def crop_size(text: str) -> int:
     """Argument type: pixels, a multiple of the patch size 16."""
     size = positive_int(text)
@@ -136,9 +117,7 @@ def add_classes_flag(parser: CommandParser) -> None:
     )
 
 
-def add_model_arguments(
-    parser: CommandParser, metavar: str, positional: str, nargs: str = "+"
-) -> None:
+def add_model_arguments(parser: CommandParser, metavar: str, positional: str) -> None:
     """Flags for the model, and the positional arguments: model, files, overrides."""
     weights = "the weights (RUN/checkpoints/*.pyth), instead of RUN"
     parser.add_flag("--checkpoint", weights, metavar="FILE")
@@ -146,7 +125,7 @@ def add_model_arguments(
     parser.add_flag("--cfg", config, metavar="FILE_OR_NAME")
     add_opts_marker(parser)
     meaning = f"{positional}; also KEY VALUE pairs that override the config"
-    parser.add_argument("words", nargs=nargs, metavar=metavar, help=meaning)
+    parser.add_argument("words", nargs="*", metavar=metavar, help=meaning)
 
 
 def add_opts_marker(parser: CommandParser) -> None:

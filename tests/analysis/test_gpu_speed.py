@@ -1,13 +1,14 @@
 """`slowfast-lara benchmark gpu`, run on the CPU."""
 
 import json
+import math
 
 import pytest
 import torch
 
-from slowfast_lara.analysis import gpu_checks, gpu_speed
-from slowfast_lara.analysis.gpu_checks import run_checks
+from slowfast_lara.analysis import gpu_speed
 from slowfast_lara.analysis.gpu_speed import GpuTable, Timing, costs_on
+from slowfast_lara.attention.kernels import self_check
 from tests.helpers.commands import benchmark
 from tests.helpers.small_models import only_error
 
@@ -22,14 +23,12 @@ def test_machine_without_a_gpu(capsys):
 
 def test_table_on_a_cpu(tmp_path, monkeypatch):
     monkeypatch.setattr(gpu_speed, "ATTENTIONS", ("softmax", "lara"))
-    monkeypatch.setattr(gpu_checks, "CASES", gpu_checks.CASES[:2])
     table = costs_on(CPU, [32], 1, ["float32"], 1, dim=24, depth=1, num_heads=2)
     assert [(t.crop, t.precision, t.attention) for t in table.timings] == [
         (32, "float32", "exact"),
         (32, "float32", "lara"),
     ]
     assert all(t.forward > 0 and t.model_forward > 0 and t.model_step > 0 for t in table.timings)
-    assert [check.agrees for check in table.checks] == [True] * len(table.checks)
     table.write(tmp_path / "gpu")
     content = json.loads((tmp_path / "gpu.json").read_text())
     assert content["environment"]["torch"] == torch.__version__
@@ -40,40 +39,59 @@ def test_table_on_a_cpu(tmp_path, monkeypatch):
     assert rows[0].startswith("crop,precision,attention,forward") and len(rows) == 3
 
 
-def test_wrong_kernel_is_detected(monkeypatch):
-    right = gpu_checks.temporal_attention
-    assert all(check.agrees for check in run_checks(CPU, ["float32"], ["torch"]))
+def checks_with(monkeypatch, **kernels):
+    """Results of the checks on the CPU with these kernels, and with PyTorch's otherwise."""
+    small_cases = self_check.small_cases
 
-    def wrong(q, *rest, **options):
-        out = right(q, *rest, **options)
-        return out * 1.01 if q.dtype == torch.float32 else out
+    def cases(d, C):
+        return [
+            case._replace(kernel=kernels.get(case.name, case.reference))
+            for case in small_cases(d, C)
+        ]
 
-    monkeypatch.setattr(gpu_checks, "temporal_attention", wrong)
-    failed = {check.name for check in run_checks(CPU, ["float32"], ["torch"]) if not check.agrees}
-    assert failed == {"temporal", "temporal, projected values"}
+    monkeypatch.setattr(gpu_speed, "obstacle", lambda _: "")
+    monkeypatch.setattr(self_check, "small_cases", cases)
+    return costs_on(CPU, [], 1, ["float32", "float16"], 1)
 
 
-def test_failing_kernel_is_reported(monkeypatch):
-    right = gpu_checks.temporal_attention
+def test_every_operator_is_compared_with_float64(monkeypatch):
+    table = checks_with(monkeypatch)
+    assert list(table.checks) == ["float32", "float16"]
+    operators = {"landmarks", "proposals", "key_stats", "combine", "temporal"}
+    for checks in table.checks.values():
+        assert {check.operator.split()[0] for check in checks} == operators
+        assert not any(check.problem for check in checks)
+    float32, float16 = (max(c.error for c in checks) for checks in table.checks.values())
+    assert 0 < float32 < 1e-4 < float16
+    assert f"float64 in float32: {float32:.1e}" in table.text()
 
-    def failing(q, *rest, **options):
-        if q.dtype == torch.float32:
-            raise RuntimeError("out of resource: shared memory\nand more")
-        return right(q, *rest, **options)
 
-    monkeypatch.setattr(gpu_checks, "temporal_attention", failing)
-    found = run_checks(CPU, ["float32"], ["torch"])
-    failed = [check for check in found if not check.agrees]
-    assert len(failed) == 2
-    assert failed[0].text().endswith("failed: RuntimeError: out of resource: shared memory")
-    assert "lara-farthest" in {check.name for check in found if check.agrees}
-    json.dumps([check._asdict() for check in found], allow_nan=False)
+def test_wrong_and_failing_kernels_are_reported(tmp_path, monkeypatch):
+    def wrong(w, k, v=None):
+        return torch.cat((w, w[..., :1]), -1).unsqueeze(2).expand(-1, -1, 3, -1, -1) + 0 * k.sum()
+
+    def failing(*_):
+        raise RuntimeError("out of resource: shared memory\nand more")
+
+    def not_finite(q, *_):
+        return torch.full_like(q, math.nan).unsqueeze(3).expand(-1, -1, -1, 3, -1)
+
+    changed = {"key_stats (tied)": wrong, "temporal": failing, "combine": not_finite}
+    table = checks_with(monkeypatch, **changed)
+    problems = {c.operator: c.problem for c in table.checks["float32"] if c.problem}
+    assert problems.keys() == changed.keys()
+    assert problems["temporal"] == "RuntimeError: out of resource: shared memory"
+    assert "relative error of the" in problems["key_stats (tied)"]
+    assert f"temporal in float16: {problems['temporal']}" in table.text()
+    table.write(tmp_path / "gpu")
+    checks = json.loads((tmp_path / "gpu.json").read_text(), parse_constant=pytest.fail)["checks"]
+    assert {c["operator"] for c in checks["float32"] if c["error"] is None} >= {"temporal"}
 
 
 def test_reason_for_missing_kernels(monkeypatch):
     monkeypatch.delenv("TRITON_INTERPRET", raising=False)
-    table = costs_on(CPU, [], 1, [], 1)
-    assert "without our kernels: " in table.text()
+    table = costs_on(CPU, [], 1, ["float32"], 1)
+    assert "without Triton kernels: " in table.text() and table.checks == {}
 
 
 def test_fastest_attention():
@@ -90,7 +108,7 @@ def test_fastest_attention():
         timing(448, "float32", "lara", None),
     ]
     line = "224 bfloat16 exact, 448 bfloat16 lara, 224 float32 exact, 448 float32 out of memory"
-    table = GpuTable("title", 8, [], rows)
+    table = GpuTable("title", 8, {}, rows)
     assert table.fastest() == f"fastest attention, forward and backward: {line}"
     assert ["448", "bfloat16", "exact", "-", "-", "-", "-"] in map(
         str.split, table.text().split("\n")

@@ -1,14 +1,10 @@
+"""`slowfast-lara data speed`: rates, stages of a sample, and the verdict for a GPU."""
+
 from __future__ import annotations
 
 import pytest
 
-from slowfast_lara.analysis.loader_benchmark import (
-    STAGES,
-    LoaderSpeed,
-    as_text,
-    loader_speed,
-    verdict,
-)
+from slowfast_lara.analysis.loader_benchmark import STAGES, LoaderTable, loader_speed
 from slowfast_lara.data import video as video_module
 from tests.helpers.commands import data as main
 from tests.helpers.datasets import make_synthetic
@@ -52,23 +48,26 @@ def test_timestamps_are_cached_before_the_measurement(tmp_path, monkeypatch, rep
     speed = loader_speed(cfg, [0, 2], 0.5)
     demuxed = log.read_text().splitlines()
     assert len(demuxed) == len(set(demuxed)) >= 4
-    assert speed.demux_ms > 0 and "a new video takes" in as_text(speed, None)
+    assert speed.demux_ms > 0 and "a new video takes" in speed.text()
 
 
 def test_verdict():
-    speed = LoaderSpeed({0: 10.0, 1: 9.0, 4: 32.0}, {"decode": 100.0}, 8)
-    assert "NUM_WORKERS 0 is enough" in verdict(speed, 800, cores=4)
-    assert "NUM_WORKERS 4 is enough" in verdict(speed, 250, cores=4)
-    assert "NUM_WORKERS 8 should do" in verdict(speed, 125, cores=8)
-    assert "bottleneck. It needs about 8 workers" in verdict(speed, 125, cores=4)
+    speed = LoaderTable("title", {0: 10.0, 1: 9.0, 4: 32.0}, {"decode": 100.0}, 8)
+    assert "NUM_WORKERS 0 is enough" in speed.verdict(800, cores=4)
+    assert "NUM_WORKERS 4 is enough" in speed.verdict(250, cores=4)
+    assert "NUM_WORKERS 8 should do" in speed.verdict(125, cores=8)
+    assert "bottleneck. It needs about 8 workers" in speed.verdict(125, cores=4)
 
 
-def test_command(synthetic, capsys):
+def test_command(synthetic, tmp_path, capsys):
     keys = ["DATA.PATH_TO_DATA_DIR", str(synthetic), "MODEL.NUM_CLASSES", "12"]
     flags = ["--workers", "0", "--seconds", "1", "--step-ms", "100000"]
+    flags += ["--out", str(tmp_path / "speed")]
     assert main(["speed", "--cfg", "quick/lara", *flags, "--", *keys]) == 0
     printed = capsys.readouterr().out
     assert "a training sample takes" in printed and "NUM_WORKERS 0 is enough" in printed
+    lines = (tmp_path / "speed.csv").read_text().splitlines()
+    assert lines[-2].startswith("DATA_LOADER.NUM_WORKERS,clips per second")
 
 
 @pytest.mark.parametrize(

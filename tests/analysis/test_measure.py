@@ -1,4 +1,4 @@
-"""Measurements (memory, MACs, errors), tables, and the commands that print them."""
+"""Measurements (memory, MACs), tables, and the commands that print them."""
 
 from pathlib import Path
 
@@ -7,21 +7,12 @@ import torch
 from torch import nn
 
 from benchmarks.profiling import count_flops, peak_memory
+from benchmarks.tables import MarkdownTable, markdown_table, plot_over_sizes
 from benchmarks.textbook import TextbookTrajectoryAttention
-from slowfast_lara.analysis.approximation_error import measure_errors, smooth_inputs
 from slowfast_lara.analysis.measure import environment
-from slowfast_lara.analysis.tables import (
-    ResultTable,
-    aligned_table,
-    csv_text,
-    environment_line,
-    markdown_table,
-    plot_over_sizes,
-)
-from slowfast_lara.attention import ESTIMATORS, build_estimator, softmax_attention
-from slowfast_lara.config import get_cfg
+from slowfast_lara.analysis.tables import aligned_table, csv_text, environment_line
+from slowfast_lara.attention import ESTIMATORS, build_estimator
 from slowfast_lara.drawing import saved_figure
-from slowfast_lara.errors import InputError
 from slowfast_lara.models.attention_config import display_name
 from slowfast_lara.models.space_time import TrajectoryAttention
 from tests.helpers.runs import finish, start
@@ -88,45 +79,7 @@ def test_memory_grows_with_the_length_not_its_square(name):
     assert peak(4096) < 4.4 * peak(1024)
 
 
-def test_every_approximate_attention_has_a_row_of_errors():
-    inputs = smooth_inputs(frames=2, side=8, d=8)
-    table = measure_errors(inputs, get_cfg(), [8, 32], seeds=2)
-    assert set(table.errors) == {*ESTIMATORS, "ra biased"} - {"softmax"}
-    assert table.errors["ra"][1] < table.errors["ra"][0]
-    assert all(error > 0 for row in table.errors.values() for error in row)
-    assert table.notes == []
-
-
-def test_numbers_above_the_tokens_are_skipped():
-    inputs = smooth_inputs(frames=2, side=3, d=8)
-    table = measure_errors(inputs, get_cfg(), [8, 18, 19, 256], seeds=1)
-    assert table.samples == [8, 18]
-    assert all(len(row) == 2 for row in table.errors.values())
-    assert len(table.notes) == 1 and "19, 256" in table.notes[0]
-    assert table.notes[0] in table.text()
-    with pytest.raises(InputError, match="18 tokens"):
-        measure_errors(inputs, get_cfg(), [19], seeds=1)
-
-
-def test_errors_use_the_options_of_the_config_and_learned_layers_of_the_model():
-    inputs = smooth_inputs(frames=2, side=4, d=8)
-    cfg = get_cfg()
-    plain = measure_errors(inputs, cfg, [8], seeds=1).errors
-    cfg.VIT.LARA.PROPOSAL = "global"
-    assert measure_errors(inputs, cfg, [8], seeds=1).errors["lara"] != plain["lara"]
-    cfg.VIT.LARA.LEARNED = True
-    own = build_estimator(
-        "lara", head_dim=8, num_landmarks=8, proposal="global", learned=True
-    ).eval()
-    inputs = inputs._replace(estimator=own)
-    q, k, v, frames, _ = inputs
-    with torch.no_grad():
-        difference = own(q, k, v, num_frames=frames) - softmax_attention(q, k, v, num_frames=frames)
-    rows = measure_errors(inputs, cfg, [8], seeds=1).errors
-    assert rows["lara"] == pytest.approx([difference.square().mean().item()])
-
-
-class SmallTable(ResultTable):
+class SmallTable(MarkdownTable):
     def cells(self):
         return [["attention", "ms"], ["exact", "1.5"]]
 
@@ -143,7 +96,14 @@ def test_result_table_has_one_head_in_all_formats(tmp_path):
     markdown = table.markdown().splitlines()
     assert markdown[0] == "# title" and "- a note" in markdown and "| exact | 1.5 |" in markdown
     table.write(tmp_path / "small")
-    assert [path.name for path in tmp_path.iterdir()] == ["small.csv"]
+    assert {path.name for path in tmp_path.iterdir()} == {"small.csv", "small.md"}
+
+
+def test_markdown_lines_are_short_except_commands():
+    command, words = f"`python {'-' * 120}`", "word " * 99
+    lines = SmallTable("title", notes=[command, words]).markdown().splitlines()
+    assert [line for line in lines if len(line) > 100] == [f"- {command}"]
+    assert sum(line.count("word") for line in lines) == 99
 
 
 def test_tables_as_text():
@@ -186,15 +146,3 @@ def test_benchmark_command(tmp_path, arguments, sizes):
             assert f"\n{size},{name}," in text
             assert f"  {name} " in stdout
     assert (tmp_path / "sub" / "result.png").read_bytes().startswith(b"\x89PNG")
-
-
-def test_approximation_error_command(tmp_path):
-    out = tmp_path / "errors"
-    program = (str(ROOT / "tools" / "approximation_error.py"),)
-    flags = ("--samples", 8, 16, "--seeds", 1, "--out", out)
-    code, _, stderr = finish(start(*flags, program=program), 300)
-    assert code == 0, stderr
-    lines = out.with_suffix(".csv").read_text().splitlines()
-    assert lines[2] == "estimator,8,16"
-    assert len(lines) == 3 + len(ESTIMATORS)  # without softmax, with both forms of RA
-    assert out.with_suffix(".png").read_bytes().startswith(b"\x89PNG")

@@ -12,7 +12,7 @@ import torch
 import yaml
 from PIL import Image
 
-from slowfast_lara.analysis.approximation_error import Setting, smooth_inputs
+from benchmarks.random_errors import smooth_inputs
 from slowfast_lara.analysis.measure import count_macs
 from slowfast_lara.analysis.model_errors import (
     ModelErrorTable,
@@ -23,6 +23,7 @@ from slowfast_lara.analysis.model_errors import (
     setting_macs,
     token_weights,
 )
+from slowfast_lara.analysis.settings import Setting
 from slowfast_lara.attention import ESTIMATORS, Estimator, build_estimator, estimator_options
 from slowfast_lara.attention.kernels import choice
 from slowfast_lara.config import get_cfg, load_config
@@ -56,7 +57,7 @@ def row_of(table, name, **options):
     )
 
 
-def config_changes(view, patch, frames):
+def token_changes(view, patch, frames):
     """The change of each token to its neighbours in time, token by token, in float64."""
     pixels = view.double().numpy()
     times, rows, columns = (
@@ -96,7 +97,7 @@ def test_weights_of_moving_tokens(frames, patch):
     view[:, :, :16] *= 0.1  # little change in the upper half
     equal, moving = token_weights(view, cfg)
     assert (equal == 1).all()
-    np.testing.assert_allclose(moving, config_changes(view, patch, 2), rtol=1e-5)
+    np.testing.assert_allclose(moving, token_changes(view, patch, 2), rtol=1e-5)
     still = token_weights(torch.ones(3, frames, 32, 32), cfg)
     assert (still == 1).all()
     alone = token_weights(view[:, :2], cfg)  # one temporal token
@@ -109,7 +110,7 @@ def test_errors_equal_a_slow_reference(table, model, clips):
         sums = torch.zeros(2, 2, 2, dtype=torch.float64)  # layer; weights; error, square
         for clip in clips[:2]:
             view = middle_view(clip, trained.cfg)
-            weights = torch.tensor(config_changes(view, 8, 2))
+            weights = torch.tensor(token_changes(view, 8, 2))
             layers = layer_inputs(trained.network, view, trained.cfg, [0, 1])
             for layer, (q, k, v, frames, _) in enumerate(layers):
                 estimator = build_estimator(name, head_dim=16, num_landmarks=8, **changes)
@@ -228,13 +229,13 @@ def test_recommendation():
 
 
 def test_command(tmp_path, model, clips, capsys):
-    out = tmp_path / "nearest"
-    command = [*model.flags(), clips[0], "--video", clips[1], "--seeds", "1", "--budget", "9"]
+    out = tmp_path / "errors"
+    command = [*model.flags(), clips[0], clips[1], "--seeds", "1", "--budget", "9"]
     assert approximation_error([*command, "--samples", "8", "64", "--out", str(out)]) == 0
     printed = capsys.readouterr().out
     assert "2 layers, 2 videos" in printed and "  APPROX_ATTN_TYPE: " in printed
     assert "skipped 64 samples: the layer has 32 tokens" in printed
-    lines = (line for line in (tmp_path / "nearest.csv").open() if not line.startswith("#"))
+    lines = (line for line in (tmp_path / "errors.csv").open() if not line.startswith("#"))
     rows = list(csv.DictReader(lines))
     assert len(rows) == len(all_settings(list(ESTIMATORS), [8]))
     for row in rows:
@@ -248,10 +249,9 @@ def test_command(tmp_path, model, clips, capsys):
 @pytest.mark.parametrize(
     "arguments, mention",
     [
+        ([], "no run given"),
         (["--cfg", "x.yaml"], "--checkpoint"),
         (["RUN"], "no video given"),
-        (["--layer", "1"], "--layer needs a model"),
-        (["--budget", "0.5"], "--budget needs a model"),
         (["MODEL", "CLIP", "--layer", "2"], "--layer is 2"),
         (["MODEL", "CLIP", "--attentions", "lora"], "'lora'"),
         (["MODEL", "no.mp4"], "no.mp4: "),
@@ -265,8 +265,14 @@ def test_bad_input(model, clips, capsys, arguments, mention):
     assert mention in only_error(capsys)
 
 
-@pytest.mark.parametrize("share", ["0", "-1", "nan", "half"])
-def test_bad_budget(capsys, share):
-    with pytest.raises(SystemExit):
-        approximation_error(["RUN", "v.mp4", "--budget", share])
-    assert "positive number" in only_error(capsys)
+@pytest.mark.parametrize(
+    "share, mention",
+    [("0", "must be above 0"), ("-1", "above 0"), ("nan", "above 0"), ("half", "invalid float")],
+)
+def test_bad_budget(capsys, share, mention):
+    try:
+        code = approximation_error(["RUN", "v.mp4", "--budget", share])
+    except SystemExit as ended:  # argparse
+        code = ended.code
+    error = only_error(capsys)
+    assert code == 2 and "--budget" in error and mention in error

@@ -114,7 +114,7 @@ def test_command_is_deterministic(tmp_path, capsys):
 
 
 def test_sizes_that_the_kernels_do_not_support(tmp_path):
-    """A crop of 320 has room for 300 landmarks, which the kernels do not support; 128 has not."""
+    """A crop of 320 pixels has 300 landmarks, more than the kernels support; one of 128 has 64."""
     sizes = ["--crops", "128", "320", "--frames", "1", "--landmarks", "300"]
     assert main(["roofline", *sizes, "--out", str(tmp_path / "out")]) == 0
     rows = (tmp_path / "out.csv").read_text()

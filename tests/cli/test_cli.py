@@ -33,8 +33,8 @@ OTHER_PROGRAMS = {
     program: leaves(module.build_parser())
     for program, module in (("benchmarks", benchmarks.__main__), ("studies", studies.__main__))
 }
-# Arguments that name missing or unusable files.
 NO_MODEL = ["--cfg", "no.yaml", "--checkpoint", "no.pyth"]
+# Arguments that name missing or unusable files, for every subcommand.
 BAD_FILES = [
     ["run", "--cfg", "no.yaml"],
     ["predict", *NO_MODEL, "no.mp4"],
@@ -54,11 +54,12 @@ BAD_FILES = [
     ["data", "synthetic", "file/set"],
     ["benchmark", "gpu", "--crops", "100"],
     ["approximation-error", "no", "no.mp4"],
-    ["approximation-error", *NO_MODEL, "--video", "no.mp4"],
+    ["approximation-error", *NO_MODEL, "no.mp4"],
 ]
 BAD_VALUES = [
     ["benchmarks", "crop", "--estimators", "no"],
     ["benchmarks", "length", "--estimators", "no"],
+    ["benchmarks", "errors", "--samples", "1000"],
     ["benchmarks", "data", "no.mp4"],
     ["benchmarks", "lists", "--start", "no"],
     ["benchmarks", "roofline", "--device", "C64"],
@@ -132,7 +133,7 @@ def test_unknown_flag(words, capsys):
     assert only_error(capsys)
 
 
-def test_every_subcommand_has_a_bad_file_here():
+def test_bad_arguments_cover_every_subcommand():
     assert {tuple(words) for words in EVERY} == {
         tuple(words[:2] if words[0] in ("data", "benchmark") else words[:1]) for words in BAD_FILES
     }

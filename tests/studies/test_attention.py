@@ -16,14 +16,7 @@ from slowfast_lara.config import load_config
 from slowfast_lara.runs.folder import RunRecord
 from studies import attention
 from studies.__main__ import main
-from studies.results import (
-    RowResult,
-    agreement,
-    learning_curve,
-    markdown,
-    paired_difference,
-    table_csv,
-)
+from studies.results import AttentionResults, RowResult, learning_curve, paired_difference
 from studies.rows import ABLATION, LANDMARKS, VIDEO
 from tests.helpers.runs import finish, start
 
@@ -222,16 +215,17 @@ def test_summary_of_seeds_and_order():
         result("lara", 70.0, 70.0),
         result("performer", 75.0, 79.0),
     ]
-    lines = list(csv.DictReader(table_csv(VIDEO, results, [0, 1]).splitlines()))
+    table = AttentionResults(VIDEO.title, VIDEO, results, [0, 1])
+    lines = list(csv.DictReader(table.csv().splitlines()))
     assert (lines[0]["top1_mean"], lines[0]["top1_std"]) == ("85.000", "7.071")
     # Paired by seed, exact is 8 ± 3 above Performer and 15 ± 5 above LARA, and LARA is 7 ± 2 below
     # Performer, unlike in the paper.
     assert paired_difference(results[0], results[2]) == pytest.approx((8, 3))
-    assert "| LARA | 70.0 ± 0.0 | -15.0 ± 5.0 |  |" in markdown(VIDEO, results, [0, 1], [])
-    assert agreement(VIDEO, results) == (
+    assert "| LARA | 70.0 ± 0.0 | -15.0 ± 5.0 |  |" in table.markdown()
+    assert table.footer() == [
         "Pairs of rows in the paper's order (K400): 2, of which 2 are more than two standard "
         "errors apart. In the opposite order: 1, of which 1 are."
-    )
+    ]
 
 
 def test_learning_curve_of_a_resumed_log():

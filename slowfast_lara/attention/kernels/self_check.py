@@ -6,7 +6,8 @@ compared on a small case, output and gradients, before `auto` selects it.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import math
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import NamedTuple
 
@@ -28,6 +29,7 @@ from slowfast_lara.errors import first_line
 _TOLERANCE = {torch.float32: 1e-3, torch.float16: 2e-2, torch.bfloat16: 5e-2}
 _TOLERANCE_TF32 = 2e-2
 _FRAMES, _LANDMARKS = 3, 5
+_SIZES = (24, 19)  # head size and number of samples; odd numbers test the masks
 
 
 class Case(NamedTuple):
@@ -39,6 +41,14 @@ class Case(NamedTuple):
     inputs: Sequence[Tensor]
 
 
+class Comparison(NamedTuple):
+    """Largest relative error of an operator's output and gradients."""
+
+    operator: str
+    error: float | None  # None if the operator raised, or if it is not finite
+    problem: str  # empty if the operator agrees with PyTorch
+
+
 def first_difference(
     device: torch.device, dtype: torch.dtype, sizes: tuple[int, int] | None = None
 ) -> str:
@@ -46,30 +56,49 @@ def first_difference(
 
     `sizes`: head size and number of samples to check in addition to the small case.
     """
+    for case_sizes in [_SIZES] if sizes is None else [_SIZES, sizes]:
+        for comparison in compare_operators(device, dtype, case_sizes):
+            if comparison.problem:
+                return f"{comparison.operator}: {comparison.problem}"
+    return ""
+
+
+def compare_operators(
+    device: torch.device,
+    dtype: torch.dtype,
+    sizes: tuple[int, int],
+    reference: torch.dtype = torch.float32,
+) -> Iterator[Comparison]:
+    """Compare every operator with PyTorch's operations in the precision of `reference`.
+
+    `sizes`: head size and number of samples.
+    """
     tf32 = dtype == torch.float32 and matmul_precision() == "tf32"
     tolerance = _TOLERANCE_TF32 if tf32 else _TOLERANCE[dtype]
-    for case in small_cases() + ([] if sizes is None else small_cases(*sizes)):
+    for case in small_cases(*sizes):
         try:
-            problem = _difference(case, device, dtype, tolerance)
+            yield _compare(case, device, dtype, reference, tolerance)
         except Exception as error:  # a kernel that does not compile or launch
-            problem = f"{type(error).__name__}: {first_line(error)}"
-        if problem:
-            return f"{case.name}: {problem}"
-    return ""
+            yield Comparison(case.name, None, f"{type(error).__name__}: {first_line(error)}")
 
 
 @torch.enable_grad()
-def _difference(case: Case, device: torch.device, dtype: torch.dtype, tolerance: float) -> str:
+def _compare(
+    case: Case, device: torch.device, dtype: torch.dtype, reference: torch.dtype, tolerance: float
+) -> Comparison:
     rounded = [x.to(device, dtype) for x in case.inputs]
     actual = _with_gradients(case.kernel, rounded)
-    expected = _with_gradients(case.reference, [x.float() for x in rounded])
-    for i, (ours, theirs) in enumerate(zip(actual, expected)):
-        size = max(theirs.abs().max().item(), 1e-6)
-        error = (ours.float() - theirs).abs().max().item() / size
-        if not error <= tolerance:  # NaN fails too
-            what = f"gradient of input {i - 1}" if i else "output"
-            return f"relative error of the {what} is {error:.1e}, above {tolerance:.0e}"
-    return ""
+    expected = _with_gradients(case.reference, [x.to(reference) for x in rounded])
+    errors = [
+        (ours.to(reference) - theirs).abs().max() / theirs.abs().max().clamp(min=1e-6)
+        for ours, theirs in zip(actual, expected)
+    ]
+    error, index = (x.item() for x in torch.stack(errors).max(0))  # NaN is the largest
+    problem = ""
+    if not error <= tolerance:
+        what = f"gradient of input {index - 1}" if index else "output"
+        problem = f"relative error of the {what} is {error:.1e}, above {tolerance:.0e}"
+    return Comparison(case.name, error if math.isfinite(error) else None, problem)
 
 
 def _with_gradients(function: Callable[..., Tensor], inputs: Sequence[Tensor]) -> list[Tensor]:
@@ -80,8 +109,8 @@ def _with_gradients(function: Callable[..., Tensor], inputs: Sequence[Tensor]) -
     return [out.detach(), *torch.autograd.grad(out, inputs, direction)]
 
 
-def small_cases(d: int = 24, C: int = 19) -> list[Case]:
-    """One case for each form of each operator, at odd sizes."""
+def small_cases(d: int, C: int) -> list[Case]:
+    """One case for each form of each operator, with few tokens."""
     B, h, N, F = 1, 2, 7 * _FRAMES, _FRAMES
     q, k, v = _normal(3, B, h, N, d)
     w, tilde, noise = _normal(3, B, h, C, d, seed=1) / 2

@@ -1,0 +1,81 @@
+"""Error of each attention to exact attention on random q, k, v: the paper's figure 1.
+
+Neighbouring tokens are correlated, as in a video.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import torch
+from fvcore.common.config import CfgNode
+from torch.nn import functional
+
+from benchmarks.tables import plot_over_sizes
+from slowfast_lara.analysis.settings import fitting_numbers, vary
+from slowfast_lara.analysis.tables import Cells, ResultTable
+from slowfast_lara.attention import ESTIMATORS, build_estimator, softmax_attention
+from slowfast_lara.drawing import saved_figure
+from slowfast_lara.inference.layers import LayerInputs
+from slowfast_lara.models.attention_config import EXACT
+
+AXIS = "samples or landmarks"
+
+
+@dataclass
+class ErrorTable(ResultTable):
+    """Mean squared errors by attention and number of samples."""
+
+    samples: list[int]
+    errors: dict[str, list[float]] = field(default_factory=dict)
+
+    def cells(self) -> Cells:
+        rows = [[label, *(f"{x:.3e}" for x in errors)] for label, errors in self.errors.items()]
+        return [[AXIS, *self.samples], *rows]
+
+    def csv_cells(self) -> Cells:
+        rows = [[label, *(f"{x:.6e}" for x in errors)] for label, errors in self.errors.items()]
+        return [["estimator", *self.samples], *rows]
+
+    def plot(self, path: str) -> None:
+        with saved_figure(path, (6, 4.2)) as (figure, (axis,)):
+            plot_over_sizes(axis, AXIS, self.samples, "mean squared error", self.errors)
+            figure.suptitle(self.title, fontsize=9)
+
+
+@torch.no_grad()
+def measure_errors(
+    inputs: LayerInputs, cfg: CfgNode, samples: Sequence[int], seeds: int
+) -> ErrorTable:
+    """Errors of all approximate attentions with the options of a config; of RA both forms."""
+    q, k, v, num_frames, _ = inputs
+    numbers, notes = fitting_numbers(samples, q.shape[2])
+    title = "mean squared error to exact attention, random q, k, v with correlated neighbours"
+    table = ErrorTable(title, numbers, notes=notes)
+    exact = softmax_attention(q, k, v, num_frames=num_frames)
+    approximate = [name for name, cls in ESTIMATORS.items() if not cls.exact]
+    for setting in vary(approximate, ("biased",)):
+        table.errors[setting.label] = []
+        for number in numbers:
+            squares = setting._replace(number=number).squared_errors(inputs, exact, cfg, seeds)
+            mean = squares.mean().item() / exact[:, :, 0].numel()
+            table.errors[setting.label].append(mean)
+    return table
+
+
+def smooth_inputs(
+    frames: int = 4, side: int = 14, heads: int = 2, d: int = 32, seed: int = 0
+) -> LayerInputs:
+    """Random fields over space and time, smooth on the scale of a few tokens.
+
+    Query and key of a token share half of their variance, because a token of a trained model
+    attends to similar tokens.
+    """
+    generator = torch.Generator().manual_seed(seed)
+    coarse = torch.randn(1, 4 * heads * d, 2, 5, 5, generator=generator)
+    smooth = functional.interpolate(coarse, size=(frames, side, side), mode="trilinear")
+    tokens = smooth.view(4, 1, heads, d, -1).transpose(3, 4)
+    q, k, v, shared = (tokens / tokens.std()).unbind(0)
+    q, k = (q + shared) / 2**0.5, (k + shared) / 2**0.5
+    return LayerInputs(q, k, v, frames, build_estimator(EXACT, head_dim=d))

@@ -1,0 +1,84 @@
+"""Settings of attentions to compare, and their squared errors to exact attention."""
+
+from __future__ import annotations
+
+import inspect
+import itertools
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import torch
+from fvcore.common.config import CfgNode
+from torch import Tensor
+
+from slowfast_lara.attention import ESTIMATORS, Estimator, estimator_options
+from slowfast_lara.errors import InputError
+from slowfast_lara.inference.layers import LayerInputs, estimator_for
+from slowfast_lara.models.attention_config import display_name
+
+# RA has quadratic cost for each of its samples: its error is measured on some of the queries.
+RA_QUERIES = 64
+
+
+class Setting(NamedTuple):
+    """An attention, the values of its varied options, and its number of landmarks or samples."""
+
+    name: str
+    options: dict[str, Any]
+    number: int | None = None  # None: the config's, or the attention has none
+
+    @property
+    def label(self) -> str:
+        """Display name: "lara global", "ra biased", "exact"."""
+        chosen = [(key, value) for key, value in self.options.items() if value is not False]
+        words = [key if value is True else str(value) for key, value in chosen]
+        return " ".join([display_name(self.name), *words])
+
+    def build(
+        self, inputs: LayerInputs, cfg: CfgNode, seed: int, kernels: str = "auto"
+    ) -> Estimator:
+        changes = {**self.options, "kernels": kernels}
+        if self.number is not None:
+            has_samples = "num_samples" in estimator_options(self.name)
+            changes["num_samples" if has_samples else "num_landmarks"] = self.number
+        return estimator_for(inputs, self.name, cfg, seed=seed, **changes)
+
+    def queries(self, tokens: int) -> slice:
+        """The queries to measure."""
+        return slice(None, None, max(1, tokens // RA_QUERIES) if self.name == "ra" else 1)
+
+    def squared_errors(
+        self, inputs: LayerInputs, exact: Tensor, cfg: CfgNode, seeds: int
+    ) -> Tensor:
+        """Squared error of each measured query [n], mean over seeds if the attention is random."""
+        q, k, v, num_frames, _ = inputs
+        some = self.queries(q.shape[2])
+        is_random = "seed" in inspect.signature(ESTIMATORS[self.name]).parameters
+        repetitions = range(seeds if is_random else 1)
+        errors = []
+        for seed in repetitions:
+            estimate = self.build(inputs, cfg, seed)(q[:, :, some], k, v, num_frames=num_frames)
+            errors.append((estimate - exact[:, :, some]).square().sum((0, 1, 3, 4)))
+        return torch.stack(errors).mean(0)
+
+
+def vary(names: Sequence[str], varied: Sequence[str]) -> list[Setting]:
+    """Settings of some attentions with all values of the varied options."""
+    settings = []
+    for name in names:
+        choices = [
+            [(key, choice) for choice in option.choices or (False, True)]
+            for key, option in estimator_options(name).items()
+            if key in varied
+        ]
+        settings += [Setting(name, dict(options)) for options in itertools.product(*choices)]
+    return settings
+
+
+def fitting_numbers(samples: Sequence[int], tokens: int) -> tuple[list[int], list[str]]:
+    """The numbers of samples up to the number of tokens, and a note about the others."""
+    fitting = [number for number in samples if number <= tokens]
+    if not fitting:
+        raise InputError(f"--samples is {min(samples)}; the layer has {tokens} tokens")
+    larger = ", ".join(str(number) for number in samples if number > tokens)
+    return fitting, [f"skipped {larger} samples: the layer has {tokens} tokens"] if larger else []
