@@ -80,7 +80,7 @@ def _add_prepare(data: CommandParser) -> None:
     _add_separator(parser)
     link = "link to mp4 files that need no encoding, instead of copying"
     parser.add_flag("--link", link, action="store_true")
-    dry_run = "try 20 videos; estimate time and space for all, and the gain in reading speed"
+    dry_run = "prepare 20 videos and estimate time and space for all; OUT is not written"
     parser.add_flag("--dry-run", dry_run, action="store_true")
     add_jobs_flag(parser)
 

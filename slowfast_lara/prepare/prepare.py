@@ -17,6 +17,7 @@ from typing import NamedTuple
 from tqdm import tqdm
 
 from slowfast_lara.data.lists import VIDEO_SUFFIXES, videos_below
+from slowfast_lara.data.timestamps import FileVersion, file_version
 from slowfast_lara.errors import DataError, DecodeError, InputError, RunError, first_line, printable
 from slowfast_lara.files import atomic_text, remove_unfinished
 from slowfast_lara.locks import exclusive_lock
@@ -39,8 +40,7 @@ class Task(NamedTuple):
 
     source: str
     result: str
-    # Size and modification time of the source; None if it cannot be read.
-    version: tuple[int, int] | None
+    version: FileVersion | None  # of the source; None if it cannot be read
 
 
 def find_tasks(videos: str, out: str) -> list[Task]:
@@ -56,7 +56,7 @@ def find_tasks(videos: str, out: str) -> list[Task]:
     if not names:
         raise DataError(f"{videos}: no videos ({', '.join(VIDEO_SUFFIXES)}) below it")
     return [
-        Task(source, os.path.join(out, result), _version(source))
+        Task(source, os.path.join(out, result), file_version(source))
         for name, result in result_names(names).items()
         for source in [os.path.join(videos, name)]
     ]
@@ -79,14 +79,6 @@ def result_names(names: list[str]) -> dict[str, str]:
             same = [name for name in names if results[name] == result]
             raise DataError(f"{' and '.join(same)} would both become {result}; rename one")
     return results
-
-
-def _version(path: str) -> tuple[int, int] | None:
-    try:
-        status = os.stat(path)
-    except OSError:
-        return None
-    return status.st_size, status.st_mtime_ns
 
 
 def prepare_set(
