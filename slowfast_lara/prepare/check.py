@@ -11,13 +11,7 @@ from concurrent.futures import ProcessPoolExecutor
 
 from tqdm import tqdm
 
-from slowfast_lara.data.lists import (
-    find_prefix,
-    fits_in_a_list,
-    read_lines,
-    split_line,
-    videos_below,
-)
+from slowfast_lara.data.lists import fits_in_a_list, read_entries, videos_below
 from slowfast_lara.data.video import count_frames
 from slowfast_lara.errors import DataError, DecodeError, printable
 from slowfast_lara.files import write_text
@@ -38,11 +32,7 @@ def _find_videos(source: str, separator: str, prefix: str) -> Iterator[str]:
     if os.path.isdir(source):
         yield from videos_below(source)
     elif source.endswith((".csv", ".txt")):
-        for position, (number, line) in enumerate(read_lines(source)):
-            path, _ = split_line(line, separator, f"{source}, line {number}")
-            if position == 0:
-                prefix = find_prefix(prefix, path, source)
-            yield os.path.join(prefix, path)
+        yield from (path for _, path, _ in read_entries(source, separator, prefix))
     else:
         yield source
 
