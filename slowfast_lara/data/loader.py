@@ -16,7 +16,7 @@ import cv2
 import numpy as np
 import torch
 from fvcore.common.config import CfgNode
-from torch.utils.data import DataLoader
+from torch.utils.data import DataLoader, default_collate
 from torch.utils.data.dataloader import _MultiProcessingDataLoaderIter
 
 from slowfast_lara.data.bad_videos import Failure
@@ -140,23 +140,19 @@ def test_loader(cfg: CfgNode, *, rank: int = 0, world_size: int = 1) -> DataLoad
     return _loader(cfg, dataset, sampler=videos, batch_size=1, collate_fn=_only_one, **prefetch)
 
 
-def limit_opencv_threads() -> None:
-    """Disable OpenCV's threads: the workers are the parallelism.
+def _disable_opencv_threads(worker: int | None = None) -> None:
+    """Disable OpenCV's threads: the workers already use all cores.
 
-    Call it before workers fork: in a forked process, `cv2.setNumThreads` waits forever for threads
-    that only the parent has. A spawned worker starts with the default and calls it by itself.
+    The main process calls it before workers fork: in a forked process, `cv2.setNumThreads` waits
+    forever for threads that only the parent has. A spawned worker has OpenCV's default at first.
     """
     if cv2.getNumThreads() != 1:
         cv2.setNumThreads(0)
 
 
-def _init_worker(_: int) -> None:
-    limit_opencv_threads()
-
-
 def _loader(cfg: CfgNode, dataset: torch.utils.data.Dataset, **options) -> VideoLoader:
     workers = cfg.DATA_LOADER.NUM_WORKERS
-    limit_opencv_threads()
+    _disable_opencv_threads()
     # If the constructor of PyTorch's iterator fails for lack of shared memory, its destructor needs
     # this attribute, which the constructor sets last; otherwise it prints a traceback.
     _MultiProcessingDataLoaderIter._shutdown = True
@@ -165,7 +161,7 @@ def _loader(cfg: CfgNode, dataset: torch.utils.data.Dataset, **options) -> Video
         num_workers=workers,
         pin_memory=cfg.DATA_LOADER.PIN_MEMORY and torch.cuda.is_available(),
         persistent_workers=workers > 0,
-        worker_init_fn=_init_worker,
+        worker_init_fn=_disable_opencv_threads,
         **options,
     )
 
@@ -244,28 +240,17 @@ def collate(samples: list[Sample | WorkerError]) -> Batch | WorkerError:
         return samples[0]
     read = [sample for sample in samples if isinstance(sample, Sample)]
     good = [sample for sample in read if sample.clip is not None]
-    try:
-        clips = _stacked([sample.clip for sample in good if sample.clip is not None])
+    try:  # in a worker, default_collate stacks directly in shared memory, which saves a copy
+        clips = [default_collate([sample.clip for sample in good])] if good else []
     except (RuntimeError, OSError) as error:
         return WorkerError(no_shared_memory(first_line(error)))
     batch = Batch(
-        [clips] if len(clips) else [],
+        clips,
         torch.tensor([sample.label for sample in good], dtype=torch.int64),
         torch.tensor([sample.index for sample in good], dtype=torch.int64),
         [failure for sample in read for failure in sample.failures],
     )
     return _shared(batch, [*batch.clips, batch.labels, batch.indices])
-
-
-def _stacked(clips: list[torch.Tensor]) -> torch.Tensor:
-    """Stack clips; in a worker, directly in shared memory, which saves a copy."""
-    if not clips:
-        return torch.empty(0)
-    if torch.utils.data.get_worker_info() is None:
-        return torch.stack(clips)
-    memory = torch.UntypedStorage._new_shared(len(clips) * clips[0].nbytes)
-    out = torch.empty(0, dtype=clips[0].dtype).set_(memory)
-    return torch.stack(clips, out=out.view(len(clips), *clips[0].shape))
 
 
 def _shared(item: T, tensors: list[torch.Tensor | None]) -> T | WorkerError:
