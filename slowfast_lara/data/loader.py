@@ -8,6 +8,7 @@ import multiprocessing
 import signal
 import threading
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from multiprocessing.connection import wait
 from multiprocessing.process import BaseProcess
 from typing import Any, NamedTuple, TypeVar
@@ -39,48 +40,42 @@ class Batch(NamedTuple):
     failures: list[Failure]
 
 
+@dataclass(eq=False)
 class TrainBatches:
     """Batch sampler of (epoch, index): each rank takes its slice of the same global batches.
 
-    (PySlowFast shuffles by rank only if NUM_GPUS > 1: on several nodes with one GPU each, all ranks
-    would train on the same order.)
+    (PySlowFast shards by rank only if NUM_GPUS > 1: on several nodes with one GPU each, all ranks
+    would train on the same videos.)
 
-    With `repeated` augmentation the keys are (epoch, index, repetition), the repetitions of a video
-    in a row (Hoffer et al. 2020, "Augment your batch"). An epoch still has one clip per video in
-    the list; the videos that it omits appear in other epochs.
+    With `repeated` augmentation the keys are (epoch, index, repetition), and the repetitions of a
+    video are consecutive (Hoffer et al. 2020, "Augment your batch"). An epoch still has as many
+    clips as the list has videos; the videos that it omits appear in other epochs.
     """
 
-    def __init__(
-        self,
-        num_videos: int,
-        batch_size: int,
-        rank: int,
-        world_size: int,
-        seed: int,
-        repeated: bool = False,
-    ) -> None:
-        self._num_videos, self._repeated = num_videos, repeated
-        self._batch_size = batch_size
-        self._rank = rank
-        self._global_batch = batch_size * world_size
-        self._seed = seed
+    num_videos: int
+    batch_size: int  # of a rank
+    rank: int
+    world_size: int
+    seed: int
+    repeated: bool
+
+    def __post_init__(self) -> None:
         self.set_epoch(0)
 
     def set_epoch(self, epoch: int, first_batch: int = 0) -> None:
         """Set the next epoch, and the batch to start from (after a resume)."""
-        self._epoch = epoch
-        self._first_batch = first_batch
+        self._epoch, self._first_batch = epoch, first_batch
 
     def __len__(self) -> int:
-        return self._num_videos // self._global_batch
+        return self.num_videos // (self.batch_size * self.world_size)
 
     def __iter__(self) -> Iterator[list[tuple[int, ...]]]:
         epoch, first_batch = self._epoch, self._first_batch
-        order = np.random.default_rng((self._seed, epoch)).permutation(self._num_videos)
+        order = np.random.default_rng((self.seed, epoch)).permutation(self.num_videos)
         for batch in range(first_batch, len(self)):
-            start = batch * self._global_batch + self._rank * self._batch_size
-            positions = range(start, start + self._batch_size)
-            if self._repeated:
+            start = (batch * self.world_size + self.rank) * self.batch_size
+            positions = range(start, start + self.batch_size)
+            if self.repeated:
                 repeated = (divmod(position, REPETITIONS) for position in positions)
                 yield [(epoch, int(order[video]), number) for video, number in repeated]
             else:
@@ -119,8 +114,8 @@ def train_loader(
             f"the training list has {len(dataset)} videos, fewer than one batch of "
             f"{batch_size * world_size} (TRAIN.BATCH_SIZE times NUM_SHARDS)"
         )
-    options = (batch_size, rank, world_size, cfg.RNG_SEED)
-    batches = TrainBatches(len(dataset), *options, repeated=cfg.DATA.USE_REPEATED_AUG)
+    seed, repeated = cfg.RNG_SEED, cfg.DATA.USE_REPEATED_AUG
+    batches = TrainBatches(len(dataset), batch_size, rank, world_size, seed, repeated)
     return _loader(cfg, dataset, batch_sampler=batches, collate_fn=collate)
 
 

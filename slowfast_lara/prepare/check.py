@@ -18,7 +18,7 @@ from slowfast_lara.files import write_text
 from slowfast_lara.prepare.progress_log import ProgressLog
 
 
-def check(path: str) -> tuple[str, str]:
+def check_video(path: str) -> tuple[str, str]:
     """Decode a video; return its path and the reason why it is bad, or ""."""
     try:
         frames, damaged = count_frames(path)
@@ -52,7 +52,7 @@ def check_videos(
     reasons = {path: str(values[0]) for path, values in log.entries.items() if len(values) == 1}
     todo = [path for path in videos if path not in reasons]
     with ProcessPoolExecutor(jobs) as pool, log.appending():
-        results = pool.map(check, todo, chunksize=4)
+        results = pool.map(check_video, todo, chunksize=4)
         finished = len(videos) - len(todo)
         for path, reason in tqdm(results, total=len(videos), initial=finished, disable=None):
             reasons[path] = reason

@@ -29,7 +29,7 @@ from slowfast_lara.prepare.lists_prepared import (
 )
 from slowfast_lara.prepare.progress_log import ProgressLog
 from slowfast_lara.prepare.reencode import Options, PreparedVideo, prepare_video
-from slowfast_lara.prepare.workers import Failure, in_processes
+from slowfast_lara.prepare.workers import ItemFailure, in_processes
 
 RECORD, FAILURES = "prepared.jsonl", "failures.csv"
 _SHOWN_FAILURES = 30
@@ -135,16 +135,16 @@ def _prepare(
     return done, failed
 
 
-def prepare_one(options: Options, task: Task) -> PreparedVideo | Failure | OSError:
+def prepare_one(options: Options, task: Task) -> PreparedVideo | ItemFailure | OSError:
     """Prepare a video; return an OSError if no further result can be written either."""
     try:
         return prepare_video(task.source, task.result, options)
     except DecodeError as error:
-        return Failure(str(error).removeprefix(f"{task.source}: "))
+        return ItemFailure(str(error).removeprefix(f"{task.source}: "))
     except OSError as error:  # from writing: errors of reading are DecodeErrors
         return OSError(error.errno or 0, error.strerror or first_line(error), task.result)
     except Exception as error:  # must not stop the other videos
-        return Failure(f"{type(error).__name__}: {first_line(error)}")
+        return ItemFailure(f"{type(error).__name__}: {first_line(error)}")
 
 
 class Record:
