@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import math
-import multiprocessing
 import signal
 import threading
 from collections.abc import Iterator, Sequence
@@ -170,24 +169,19 @@ class VideoLoader(DataLoader):
     seconds anyway.
     """
 
-    # The worker processes, which persist over epochs.
-    _processes: Sequence[BaseProcess] = ()
-
     # PyTorch's annotation requires its own iterator class, which nothing here needs.
     def __iter__(self) -> Iterator[Any]:  # type: ignore[override]
-        others = multiprocessing.active_children()
         try:
             with _preserved_sigchld_handler():
                 items = super().__iter__()
-            started = [one for one in multiprocessing.active_children() if one not in others]
-            self._processes = self._processes or started
             for item in items:
                 if isinstance(item, WorkerError):
                     raise RunError(item.reason)
                 yield item
         # From PyTorch, or from a connection over which a worker transferred a batch.
         except (RuntimeError, OSError, EOFError) as error:
-            reason = _death_reason(self._processes, first_line(error))
+            workers = getattr(self._iterator, "_workers", ())
+            reason = _death_reason(workers, first_line(error))
             if not reason:
                 raise
             raise RunError(reason) from None

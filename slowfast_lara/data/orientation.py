@@ -27,10 +27,6 @@ class Orientation(NamedTuple):
             return Orientation(True, c < 0, b < 0)
         return Orientation(False, a < 0, d < 0)
 
-    def turned(self, size: tuple[int, int]) -> tuple[int, int]:
-        """Width and height (or height and width) of the upright frame."""
-        return size[::-1] if self.transpose else size
-
     def upright(self, pixels: np.ndarray) -> np.ndarray:
         """Upright copy of [H, W] or [H, W, 3]; the array itself if it is upright."""
         if self == Orientation():

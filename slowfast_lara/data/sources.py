@@ -21,7 +21,6 @@ from slowfast_lara.data.video import (
     FrameIndexFn,
     check_size,
     open_video,
-    rank_indices,
     read_clip,
     read_timestamps,
     read_whole,
@@ -88,7 +87,7 @@ def _cropped(indices: np.ndarray, frame: Callable[[int], np.ndarray], crop: Crop
     kept = FrameBuffer(len(distinct), crop)
     for index in distinct:
         kept.add(frame(index))
-    return ClipFrames(kept.pixels, rank_indices(indices))
+    return ClipFrames(kept.pixels, np.searchsorted(distinct, indices))
 
 
 @contextmanager

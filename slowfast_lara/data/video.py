@@ -102,11 +102,12 @@ def read_clip(
         cache.put(path, version, timestamps)
     if timestamps.pts is not None:
         indices = choose(timestamps.num_frames, timestamps.fps or default_fps)
-        pixels = _decode_by_pts(path, timestamps, np.unique(indices), crop, threads)
+        wanted = np.unique(indices)
+        pixels = _decode_by_pts(path, timestamps, wanted, crop, threads)
         if cache is not None and file_version(path) != version:  # replaced in the meantime
             return read_clip(path, choose, crop, default_fps=default_fps, threads=threads)
         if pixels is not None:
-            return ClipFrames(pixels, rank_indices(indices))
+            return ClipFrames(pixels, np.searchsorted(wanted, indices))
     return read_whole(path, choose, crop, default_fps=default_fps, threads=threads)
 
 
@@ -264,11 +265,6 @@ def _decode_by_number(
     return kept.pixels[: kept.count], count
 
 
-def rank_indices(indices: np.ndarray) -> np.ndarray:
-    """For each index, its position among the sorted distinct indices."""
-    return np.unique(indices, return_inverse=True)[1].reshape(indices.shape)
-
-
 def count_frames(path: str) -> tuple[int, int]:
     """Numbers of frames that decode and of packets that do not."""
     errors: list[str] = []
@@ -351,17 +347,11 @@ def demux(
 
     The error that ends them is appended to `errors`.
     """
-    packets = container.demux(stream)
-    while True:
-        try:
-            packet = next(packets)
-        except StopIteration:
-            return
-        except DAMAGE as error:
-            if errors is not None:
-                errors.append(error)
-            return
-        yield packet
+    try:
+        yield from container.demux(stream)
+    except DAMAGE as error:
+        if errors is not None:
+            errors.append(error)
 
 
 def decoded_frames(container: Any, stream: Any, errors: list[str] | None = None) -> Iterator[Any]:

@@ -237,7 +237,8 @@ class _Encoder:
         self._rate = frame_rate(stream)
         settings = {"crf": str(options.crf), "preset": options.preset, **_FAST_DECODE}
         self._stream = self._out.add_stream("libx264", rate=self._rate, options=settings)
-        self._stream.width, self._stream.height = self._orientation.turned(self._size)
+        upright_size = self._size[::-1] if self._orientation.transpose else self._size
+        self._stream.width, self._stream.height = upright_size
         self._stream.pix_fmt = "yuv420p"
         context = self._stream.codec_context
         context.thread_count = 1  # videos are encoded in parallel processes
