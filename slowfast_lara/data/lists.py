@@ -101,9 +101,9 @@ def videos_below(folder: str) -> Iterator[str]:
 
     def should_visit(path: str) -> bool:
         real = os.path.realpath(path)
-        # The target of a link to a folder above or below is visited by its own name.
-        around = os.path.commonpath((top, real)) in (top, real)
-        if real in visited or (os.path.islink(path) and around):
+        # A link to a folder above is a cycle; a folder below is visited by its own path.
+        is_above_or_below = os.path.commonpath((top, real)) in (top, real)
+        if real in visited or (os.path.islink(path) and is_above_or_below):
             return False
         visited.add(real)
         return True

@@ -31,7 +31,7 @@ REPETITIONS = 3
 
 
 class Batch(NamedTuple):
-    """Clips as PySlowFast's list of pathways: one tensor [B, 3, T, H, W], or none if B is 0."""
+    """`clips` are PySlowFast's list of pathways: one tensor [B, 3, T, H, W], or none if B is 0."""
 
     clips: list[torch.Tensor]
     labels: torch.Tensor
@@ -89,15 +89,15 @@ class TestVideos:
         self.leave_out(set())
 
     def leave_out(self, done: set[int]) -> None:
-        """Distribute only the other videos: these have scores already."""
+        """Omit videos that already have scores; distribute the others over the ranks."""
         left = [index for index in range(self._num_videos) if index not in done]
-        self._mine = left[self._rank :: self._world_size]
+        self._indices = left[self._rank :: self._world_size]
 
     def __len__(self) -> int:
-        return len(self._mine)
+        return len(self._indices)
 
     def __iter__(self) -> Iterator[int]:
-        return iter(self._mine)
+        return iter(self._indices)
 
 
 def train_loader(
@@ -126,12 +126,12 @@ def val_loader(cfg: CfgNode, *, batch_size: int, rank: int = 0, world_size: int 
 
 
 def test_loader(cfg: CfgNode, *, rank: int = 0, world_size: int = 1) -> DataLoader:
-    """Loader of `VideoViews`. Call `loader.sampler.leave_out` if some have scores already."""
+    """Loader of `VideoViews`; `loader.sampler.leave_out` omits videos that have scores."""
     dataset = dataset_class(cfg, "TEST")(cfg, "test")
     videos = TestVideos(len(dataset), rank, world_size)
     # The views of a video take hundreds of megabytes: a worker prefetches one video, not two.
     prefetch = {"prefetch_factor": 1} if cfg.DATA_LOADER.NUM_WORKERS else {}
-    return _loader(cfg, dataset, sampler=videos, batch_size=1, collate_fn=_only_one, **prefetch)
+    return _loader(cfg, dataset, sampler=videos, batch_size=1, collate_fn=_collate_one, **prefetch)
 
 
 def _disable_opencv_threads(worker: int | None = None) -> None:
@@ -178,7 +178,7 @@ class VideoLoader(DataLoader):
                 if isinstance(item, WorkerError):
                     raise RunError(item.reason)
                 yield item
-        # From PyTorch, or from a connection over which a worker transferred a batch.
+        # From PyTorch, or from the connection over which a worker transfers a batch.
         except (RuntimeError, OSError, EOFError) as error:
             workers = getattr(self._iterator, "_workers", ())
             reason = _death_reason(workers, first_line(error))
@@ -208,7 +208,7 @@ def _death_reason(workers: Sequence[BaseProcess], message: str) -> str:
     # Windows has neither signal; no process ends with the code -inf.
     if -getattr(signal, "SIGBUS", math.inf) in codes:
         return no_shared_memory(message)
-    # Only PyTorch knows a worker that died during its start.
+    # Only PyTorch's message reports a worker that died during its start.
     killed = -getattr(signal, "SIGKILL", math.inf) in codes
     if killed or (not codes and message.startswith("DataLoader worker (pid")):
         return (
@@ -219,9 +219,9 @@ def _death_reason(workers: Sequence[BaseProcess], message: str) -> str:
     return f"a DataLoader worker died: {message}" if codes else ""
 
 
-def _only_one(videos: list[VideoViews | WorkerError]) -> VideoViews | WorkerError:
+def _collate_one(videos: list[VideoViews | WorkerError]) -> VideoViews | WorkerError:
     (video,) = videos
-    return _shared(video, [video.views] if isinstance(video, VideoViews) else [])
+    return _to_shared_memory(video, [video.views] if isinstance(video, VideoViews) else [])
 
 
 def collate(samples: list[Sample | WorkerError]) -> Batch | WorkerError:
@@ -239,10 +239,10 @@ def collate(samples: list[Sample | WorkerError]) -> Batch | WorkerError:
         torch.tensor([sample.index for sample in good], dtype=torch.int64),
         [failure for sample in read for failure in sample.failures],
     )
-    return _shared(batch, [*batch.clips, batch.labels, batch.indices])
+    return _to_shared_memory(batch, [*batch.clips, batch.labels, batch.indices])
 
 
-def _shared(item: T, tensors: list[torch.Tensor | None]) -> T | WorkerError:
+def _to_shared_memory(item: T, tensors: list[torch.Tensor | None]) -> T | WorkerError:
     """In a worker, move the tensors of `item` to shared memory.
 
     PyTorch would move them in a thread, where an error loses the item: the main process would wait

@@ -28,7 +28,7 @@ class Orientation(NamedTuple):
         return Orientation(False, a < 0, d < 0)
 
     def upright(self, pixels: np.ndarray) -> np.ndarray:
-        """Upright copy of [H, W] or [H, W, 3]; the array itself if it is upright."""
+        """Upright copy of pixels [H, W] or [H, W, 3]; the array itself if nothing changes."""
         if self == Orientation():
             return pixels
         pixels = pixels.swapaxes(0, 1) if self.transpose else pixels

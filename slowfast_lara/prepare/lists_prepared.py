@@ -45,7 +45,7 @@ _real_folder = cache(os.path.realpath)
 def write_lists(
     lists: dict[str, list[Entry]], results: dict[str, str], out: str, separator: str
 ) -> None:
-    """Write OUT/SPLIT.csv with the results, by canonical path of the source."""
+    """Write OUT/SPLIT.csv; `results` by canonical path of the source."""
     for split, entries in lists.items():
         lines = [
             f"{os.path.abspath(results[video])}{separator}{label}\n"

@@ -88,7 +88,7 @@ CLASSES: dict[str, Motion] = {
     "swinging sideways": functools.partial(swing, dx=1, dy=0),
     "swinging up and down": functools.partial(swing, dx=0, dy=1),
 }
-# From this number of classes on, some have two objects; the others then get a second one at rest.
+# From this number of classes on, every video has two objects; the second may be at rest.
 TWO_OBJECTS = 9
 
 

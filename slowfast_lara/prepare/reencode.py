@@ -73,7 +73,7 @@ class PreparedVideo(NamedTuple):
 
 
 class _Content(NamedTuple):
-    mp4: bytes | None  # None: a link to the source
+    mp4: bytes | None  # None for a link to the source
     timing: Timing
     damage: str
 
@@ -118,7 +118,7 @@ def _verify(result: str, timing: Timing, source: str) -> None:
         abs((actual - pts[0]) * time_base - expected * timing.time_base) > time_base
         for actual, expected in zip(pts, timing.pts, strict=True)
     ):
-        raise DecodeError(f"{source}: result has other timestamps")
+        raise DecodeError(f"{source}: result has different timestamps")
     if timing.is_constant_rate and abs(rate / timing.rate - 1) > 1e-6:
         raise DecodeError(
             f"{source}: result has {float(rate):.3f} frames per second, "
@@ -130,7 +130,7 @@ def _verify(result: str, timing: Timing, source: str) -> None:
 
 
 def _copy_method(source: str, options: Options) -> str | None:
-    """ "linked" or "remuxed" if the packets can stay as they are, else None."""
+    """How to copy the packets: "linked" or "remuxed"; None if the video must be encoded."""
     try:
         with open_video(source) as (container, stream):
             if not _has_target_format(stream, options):
@@ -259,7 +259,7 @@ class _Encoder:
         )
         upright = make_upright(small, self._orientation)
         upright.pts, upright.time_base = self._count, 1 / self._rate
-        upright.pict_type = 0  # else the encoder repeats the source's key frames
+        upright.pict_type = 0  # otherwise the encoder repeats the source's key frames
         self._packets += self._stream.encode(upright)
         self._count += 1
 

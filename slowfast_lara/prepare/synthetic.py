@@ -109,7 +109,7 @@ def _write_video(path: str, video: np.ndarray) -> None:
 
 
 def _write_frames(folder: str, video: np.ndarray) -> None:
-    """Write NAME/NAME_000001.jpg and so on."""
+    """Write FOLDER/NAME_000001.jpg and so on, NAME being the folder's name."""
     os.makedirs(folder, exist_ok=True)
     name = os.path.basename(folder)
     for number, image in enumerate(video, start=1):
