@@ -60,18 +60,20 @@ def _parse(list_file: str) -> tuple[list[str], bytearray, list[int]]:
         ends.append(len(block))
 
     with open_text(list_file, mode="rb", encoding=None) as file:
-        for line in file:  # up to the header, after blank lines
+        lines = enumerate(file, start=1)
+        for _, line in lines:  # up to the header, after blank lines
             if line.strip(b"\xef\xbb\xbf \t\r\n"):
                 break
-        for line in file:
+        for line_number, line in lines:
             try:
                 name, _, frame, rest = line.split(None, 3)
                 path, _ = rest.rsplit(None, 1)
                 number = int(frame)
             except ValueError:
-                if line.strip():
-                    raise _wrong_line(list_file, line) from None
-                continue
+                if not (text := line.decode(errors="replace").strip()):
+                    continue
+                where = f"{list_file}, line {line_number}"
+                raise DataError(f"{where}: expected {HEADER!r}, got {text!r:.120}") from None
             if name != video:
                 if video is not None:
                     finish_video()
@@ -83,10 +85,3 @@ def _parse(list_file: str) -> tuple[list[str], bytearray, list[int]]:
             finish_video()
         block.decode()  # raises an error if a path is not UTF-8
     return names, block, ends
-
-
-def _wrong_line(list_file: str, line: bytes) -> DataError:
-    with open(list_file, "rb") as file:
-        number = next(number for number, other in enumerate(file, start=1) if other == line)
-    text = line.decode(errors="replace").strip()
-    return DataError(f"{list_file}, line {number}: expected {HEADER!r}, got {text!r:.120}")

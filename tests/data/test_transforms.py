@@ -69,7 +69,7 @@ def test_operations_are_those_of_pillow(clip, ours, theirs):
     ],
     ids=["translate_x", "translate_y", "rotate"],
 )
-def test_movements(clip, ours, matrix):
+def test_translations_and_rotation(clip, ours, matrix):
     if matrix is None:
         square, expected = clip[:, :36, :36], np.rot90(clip[:, :36, :36], 1, (1, 2))
         assert np.abs(ours(square).astype(int) - expected).max() <= 1
@@ -83,7 +83,7 @@ def test_movements(clip, ours, matrix):
     assert np.abs(ours(clip).astype(int) - expected).max() <= 1
 
 
-def test_flat_frames_survive():
+def test_flat_frames_do_not_change():
     flat = np.full((2, 8, 8, 3), 77, np.uint8)
     assert np.array_equal(rand_augment.auto_contrast(flat), flat)
     assert np.array_equal(rand_augment.equalize(flat), flat)

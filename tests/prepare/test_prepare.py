@@ -60,7 +60,7 @@ def some_videos(tmp_path_factory) -> Path:
 RESULTS = ["3.mp4", "a class/1.mp4", "a class/more/2.mp4"]
 
 
-def test_set(some_videos, tmp_path, capsys):
+def test_results_lists_and_failures(some_videos, tmp_path, capsys):
     out = tmp_path / "out"
     assert prepare(some_videos, out) == 1
     assert is_whole(out, RESULTS)
