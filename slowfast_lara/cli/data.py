@@ -176,14 +176,13 @@ def prepare(args: argparse.Namespace) -> int | None:
     and prepared.jsonl, with which the same command resumes. The exit code is 1 if some videos
     failed.
     """
-    from slowfast_lara.prepare.estimate import estimate
-    from slowfast_lara.prepare.prepare import prepare_set
+    from slowfast_lara.prepare.prepare import estimate_set, prepare_set
     from slowfast_lara.prepare.reencode import Options
 
     options = Options(args.short_side, args.key_frames, args.crf, args.preset, args.link)
     limits = {"jobs": args.jobs, "time_limit": args.time_limit}
     if args.dry_run:
-        failed = estimate(args.videos, args.out, options, **limits)
+        failed = estimate_set(args.videos, args.out, options, **limits)
     else:
         failed = prepare_set(args.videos, args.out, options, separator=args.separator, **limits)
     return FAILED if failed else None

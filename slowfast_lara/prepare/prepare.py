@@ -10,7 +10,9 @@ from __future__ import annotations
 import contextlib
 import csv
 import os
+import tempfile
 from collections import Counter
+from collections.abc import Iterable
 from functools import partial
 from typing import NamedTuple
 
@@ -33,6 +35,7 @@ from slowfast_lara.prepare.workers import ItemFailure, in_processes
 
 RECORD, FAILURES = "prepared.jsonl", "failures.csv"
 _SHOWN_FAILURES = 30
+SAMPLE = 20  # number of videos that a dry run prepares
 
 
 class Task(NamedTuple):
@@ -187,19 +190,19 @@ class Record:
         self.log.add(source, task.version, self._options, result, relative)
 
 
-def format_bytes(size: float) -> str:
+def _format_bytes(size: float) -> str:
     return f"{size / 1e9:.1f} GB" if size > 1e9 else f"{size / 1e6:.1f} MB"
 
 
 def _report(total: int, done: dict[Task, PreparedVideo], failed: dict[Task, str], out: str) -> None:
     """Print a summary and write OUT/failures.csv."""
-    before = sum(task.version[0] for task in done if task.version)
+    before = _total_bytes(done)
     after = sum(result.disk_space for result in done.values())
     methods = Counter(result.method for result in done.values())
     parts = ", ".join(f"{count} {method}" for method, count in sorted(methods.items())) or "none"
     print(
         f"{len(done)} of {total} videos are in {out} ({parts}): "
-        f"{format_bytes(before)} became {format_bytes(after)}"
+        f"{_format_bytes(before)} became {_format_bytes(after)}"
     )
     rows = [(task.source, "no", reason) for task, reason in failed.items()]
     rows += [(task.source, "yes", done[task].damage) for task in done if done[task].damage]
@@ -212,3 +215,38 @@ def _report(total: int, done: dict[Task, PreparedVideo], failed: dict[Task, str]
         print(f"  {printable(source)}  {'failed' if prepared == 'no' else 'damaged'}  {reason}")
     if len(rows) > _SHOWN_FAILURES:
         print(f"  and {len(rows) - _SHOWN_FAILURES} more")
+
+
+def estimate_set(videos: str, out: str, options: Options, *, jobs: int, time_limit: float) -> int:
+    """Prepare SAMPLE videos into a temporary folder, print the estimate, return how many failed."""
+    tasks = find_tasks(videos, out)
+    step = max(len(tasks) / SAMPLE, 1)
+    chosen = [tasks[int(number * step)] for number in range(min(SAMPLE, len(tasks)))]
+    done: list[PreparedVideo] = []
+    with tempfile.TemporaryDirectory() as folder:
+        sample = [
+            task._replace(result=os.path.join(folder, f"{number}.mp4"))
+            for number, task in enumerate(chosen)
+        ]
+        for task, result in in_processes(partial(prepare_one, options), sample, jobs, time_limit):
+            if isinstance(result, OSError):
+                raise RunError(f"{result.filename}: {result.strerror}")
+            if isinstance(result, PreparedVideo):
+                done.append(result)
+            else:
+                print(f"{printable(task.source)}: {result.reason}")
+    print(f"prepared {len(done)} of {len(sample)} videos as a trial, {len(tasks)} in total")
+    if done:
+        # Time and space are assumed to grow with the bytes of the sources.
+        scale = _total_bytes(tasks) / max(_total_bytes(sample), 1)
+        hours = sum(result.seconds for result in done) * scale / jobs / 3600
+        size = sum(result.disk_space for result in done) * scale
+        print(
+            f"the whole set: about {hours:.2g} hours with {jobs} processes, "
+            f"{_format_bytes(_total_bytes(tasks))} to about {_format_bytes(size)}"
+        )
+    return len(sample) - len(done)
+
+
+def _total_bytes(tasks: Iterable[Task]) -> int:
+    return sum(task.version[0] for task in tasks if task.version)
