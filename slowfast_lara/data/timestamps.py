@@ -87,7 +87,7 @@ class TimestampCache:
         return None if row is None else _from_row(row)
 
     def put(self, path: str, version: FileVersion | None, timestamps: Timestamps) -> None:
-        """Cache timestamps that were read from this version of a video."""
+        """Cache timestamps of this version of a video, unless the video has just changed."""
         if version is None or file_version(path) != version:
             return
         if abs(time.time_ns() - version[1]) < _SETTLED_NS:

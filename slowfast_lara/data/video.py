@@ -188,7 +188,7 @@ def frames_from(container: Any, stream: Any, wanted: list[int], key: int | None)
     """Decode up to the `wanted` timestamps, after a seek to the timestamp `key` or from the start.
 
     Yields nothing if the seek does not find a key frame. The first decoded frame must be one, too:
-    FFmpeg flags all packets as key frames that the index of a container does not list.
+    FFmpeg flags packets that a container's index does not list as key frames.
     """
     context, missing = stream.codec_context, set(wanted)
     can_skip = context.name in _SKIPS_NONREF
