@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Make videos quick to read: python datasets/prepare_videos.py VIDEOS OUT"""
+"""Transcode videos for fast reading: python datasets/prepare_videos.py VIDEOS OUT"""
 
 import sys
 

@@ -25,7 +25,7 @@ from slowfast_lara.errors import InputError, run_with_exit_code
 from slowfast_lara.prepare.motions import (
     SHAPES,
     Motion,
-    Path,
+    ObjectPath,
     fill,
     outline,
     scene_paths,
@@ -113,7 +113,7 @@ def move_camera(rng: np.random.Generator, time: np.ndarray, strength: float) -> 
     return Camera(x, y, np.exp(rng.uniform(-MAX_ZOOM, MAX_ZOOM) * progress))
 
 
-def picture_path(path: Path, camera: Camera) -> Path:
+def picture_path(path: ObjectPath, camera: Camera) -> ObjectPath:
     """Convert a path on the background to a path in the picture."""
     growth = camera.zoom[1:] / camera.zoom[:-1]
     coordinates = []
@@ -124,7 +124,7 @@ def picture_path(path: Path, camera: Camera) -> Path:
             # Zooming in moves everything away from the centre of the picture.
             shown.append((0.5 + (shown[-1] + step * zoom - 0.5) * more) % 1)
         coordinates.append(np.array(shown))
-    return Path(coordinates[0], coordinates[1], path.radius * camera.zoom)
+    return ObjectPath(coordinates[0], coordinates[1], path.radius * camera.zoom)
 
 
 def _film(rng: np.random.Generator, frame: np.ndarray, camera: Camera, size: int) -> np.ndarray:
@@ -161,7 +161,7 @@ def _cut_patch(
     return max(patches, key=lambda patch: np.abs(patch.mean(axis=(0, 1)) - color).sum())
 
 
-def _overlay(video: np.ndarray, path: Path, corners: np.ndarray, patch: np.ndarray) -> None:
+def _overlay(video: np.ndarray, path: ObjectPath, corners: np.ndarray, patch: np.ndarray) -> None:
     """Draw a shape with the pixels of the patch into every picture."""
     size = video.shape[1]
     side = max(round(2 * float(path.radius.max()) * size), 2)

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from tests.helpers.datasets import make_synthetic
 from tests.helpers.runs import STARTED, kill_group, write_set
 from tests.helpers.small_models import NAMES, ModelFiles, make_videos, small_config, write_model
 
@@ -75,3 +76,21 @@ def nothing_left_running():
     yield
     while STARTED:
         kill_group(STARTED.pop())
+
+
+@pytest.fixture(scope="session")
+def synthetic(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return a synthetic set of videos of all 12 classes."""
+    folder = tmp_path_factory.mktemp("synthetic")
+    numbers = ("--classes", "12", "--train", "50", "--val", "13", "--test", "7")
+    make_synthetic(folder, *numbers, "--size", "48", "--frames", "16", "--seed", "3")
+    return folder
+
+
+@pytest.fixture(scope="session")
+def synthetic_frames(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return a synthetic set of extracted frames, as for Something-Something-v2."""
+    folder = tmp_path_factory.mktemp("synthetic_frames")
+    numbers = ("--classes", "5", "--train", "20", "--val", "7", "--test", "6")
+    make_synthetic(folder, *numbers, "--size", "48", "--frames", "20", "--form", "frames")
+    return folder

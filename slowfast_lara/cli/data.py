@@ -86,7 +86,7 @@ def _add_prepare(data: CommandParser) -> None:
     _add_separator(parser)
     link = "link to mp4 files that need no encoding, instead of copying"
     parser.add_flag("--link", link, action="store_true")
-    dry_run = "try 20 videos; estimate time and space for all, and the gain in reading speed"
+    dry_run = "prepare 20 videos and estimate time and space for all; OUT is not written"
     parser.add_flag("--dry-run", dry_run, action="store_true")
     add_jobs_flag(parser)
 
@@ -182,14 +182,13 @@ def prepare(args: argparse.Namespace) -> int | None:
     failures.csv with the videos that failed, entirely (column `prepared`: no) or in part (yes); and
     prepared.jsonl, with which the same command resumes. The exit code is 1 if some videos failed.
     """
-    from slowfast_lara.prepare.estimate import estimate
-    from slowfast_lara.prepare.prepare import prepare_set
+    from slowfast_lara.prepare.prepare import estimate_set, prepare_set
     from slowfast_lara.prepare.reencode import Options
 
     options = Options(args.short_side, args.key_frames, args.crf, args.preset, args.link)
     limits = {"jobs": args.jobs, "time_limit": args.time_limit}
     if args.dry_run:
-        failed = estimate(args.videos, args.out, options, **limits)
+        failed = estimate_set(args.videos, args.out, options, **limits)
     else:
         failed = prepare_set(args.videos, args.out, options, separator=args.separator, **limits)
     return FAILED if failed else None

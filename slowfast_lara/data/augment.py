@@ -1,7 +1,7 @@
 """Random grayscale, blur and erasing of training clips.
 
-Clips are uint8 [T, H, W, 3]. All frames of a clip change alike; draws come from the sample's
-generator. Probabilities and blur widths are those of Motionformer and SimCLR (Chen et al. 2020).
+Clips are uint8 [T, H, W, 3]. Each draw, from the sample's generator, applies to all frames.
+Probabilities and blur widths are those of Motionformer and SimCLR (Chen et al. 2020).
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import math
 import cv2
 import numpy as np
 
-from slowfast_lara.data.transforms import saturation
+from slowfast_lara.data.transforms import by_frame, saturation
 
 GRAY_PROBABILITY = 0.2
 BLUR_PROBABILITY = 0.5
@@ -30,10 +30,7 @@ def random_blur(clip: np.ndarray, rng: np.random.Generator) -> np.ndarray:
     if rng.random() >= BLUR_PROBABILITY:
         return clip
     sigma = rng.uniform(*BLUR_SIGMA)
-    out = np.empty(clip.shape, np.uint8)
-    for frame, target in zip(clip, out):
-        cv2.GaussianBlur(np.ascontiguousarray(frame), (0, 0), sigma, dst=target)
-    return out
+    return by_frame(clip, lambda frame, out: cv2.GaussianBlur(frame, (0, 0), sigma, dst=out))
 
 
 def random_erase(clip: np.ndarray, rng: np.random.Generator, probability: float) -> np.ndarray:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import os
 from typing import Any
 
+from slowfast_lara.data.text_files import load_json, open_text
 from slowfast_lara.errors import DataError
-from slowfast_lara.files import check_regular_file, parse_json
 
 # The dataset tools write this file next to the lists.
 DEFAULT_NAME = "classes.json"
@@ -43,20 +43,11 @@ def _checked_names(path: str, count: int) -> list[str]:
 
 def read_names(path: str) -> dict[int, str]:
     """Names by class number."""
-    try:
-        check_regular_file(path)
-        with open(path, encoding="utf-8-sig") as file:
-            text = file.read()
-    except OSError as error:
-        raise DataError(f"cannot read the class names {path}: {error.strerror}") from None
-    except UnicodeDecodeError:
-        raise DataError(f"{path}: class names must be UTF-8 text or JSON") from None
+    with open_text(path) as file:
+        text = file.read()
     if text.lstrip()[:1] not in ("[", "{"):
         return dict(enumerate(line.strip() for line in text.splitlines() if line.strip()))
-    try:
-        content = parse_json(text)
-    except ValueError as error:
-        raise DataError(f"{path} is not JSON: {error}") from None
+    content = load_json(text, path)
     if isinstance(content, list):
         return dict(enumerate(map(_unquoted, content)))
     return _names_by_number(content, path)

@@ -2,8 +2,8 @@
 
 A subclass chooses frames by class methods; testing, `load_views` and streaming use the same ones.
 
-Every random draw of a sample comes from (RNG_SEED, epoch, index), with repeated augmentation also
-from the repetition: it does not depend on the number of workers and is the same after a resume.
+The generator of a sample is seeded by RNG_SEED, epoch, index and, with repeated augmentation, the
+repetition: samples do not depend on the number of workers and are the same after a resume.
 PySlowFast replaces a video that does not decode by another one, also in tests; here only training
 replaces it, and every failure is reported.
 """
@@ -37,7 +37,7 @@ PATHS_CHECKED = 8
 
 
 class Sample(NamedTuple):
-    """A clip [3, T, H, W] for training or validation."""
+    """A clip [3, T, H, W] for training or validation; None if the video does not decode."""
 
     clip: torch.Tensor | None
     label: int
@@ -100,19 +100,19 @@ class VideoDataset(torch.utils.data.Dataset):
     def clip_frames(
         cls, cfg: CfgNode, draws: np.ndarray | None, video_frames: int, fps: float
     ) -> np.ndarray:
-        """Frames of a clip: random by `draws` (NUM_FRAMES of [0, 1)), or the central ones."""
+        """Frame indices of a clip, by `draws` (NUM_FRAMES numbers in [0, 1)); None: the centre."""
         raise NotImplementedError
 
     @classmethod
     def view_frames(
         cls, cfg: CfgNode, view: int, num_views: int, video_frames: int, fps: float
     ) -> np.ndarray:
-        """Frames of clip `view` of the `num_views` clips of a test."""
+        """Frame indices of clip `view` of the `num_views` clips of a test."""
         raise NotImplementedError
 
     @classmethod
     def window_frames(cls, cfg: CfgNode, available: int, length: int) -> np.ndarray:
-        """Frames of a streaming window of `length` frames, `available` of which have arrived."""
+        """Frame indices of a streaming window: `available` of its `length` frames have arrived."""
         raise NotImplementedError
 
     @classmethod
@@ -142,7 +142,7 @@ class VideoDataset(torch.utils.data.Dataset):
         cfg: CfgNode,
         cache: TimestampCache | None = None,
     ) -> ClipFrames:
-        """Without a `cache`, decode the whole video: see `read_frames`."""
+        """Read frames; without a `cache`, decode the whole video."""
         if not cls.frames_in_folders and isinstance(source, str) and os.path.isdir(source):
             raise DecodeError(f"{source}: a folder; {cls.__name__} reads video files")
         threads = 0 if cfg.DATA_LOADER.ENABLE_MULTI_THREAD_DECODE else 1
@@ -154,8 +154,8 @@ class VideoDataset(torch.utils.data.Dataset):
 
         With a wrong prefix, every video would fail by itself, long after the start.
         """
-        some = np.unique(np.linspace(0, len(self) - 1, PATHS_CHECKED).astype(int)).tolist()
-        paths = [self.video_path(index) for index in some]
+        indices = np.unique(np.linspace(0, len(self) - 1, PATHS_CHECKED).astype(int)).tolist()
+        paths = [self.video_path(index) for index in indices]
         files = [path if isinstance(path, str) else path[0] for path in paths]
         if not any(os.path.exists(file) for file in files):
             raise DataError(
@@ -180,7 +180,7 @@ class VideoDataset(torch.utils.data.Dataset):
     def __getitems__(
         self, keys: list[int] | list[tuple[int, ...]]
     ) -> list[Sample | VideoViews | WorkerError]:
-        """The items of a batch, called by PyTorch's DataLoader, in a worker if there are any."""
+        """The items of a batch; PyTorch's DataLoader calls this, in a worker if there is one."""
         try:
             return [self[key] for key in keys]
         except (UserError, OSError, MemoryError) as error:

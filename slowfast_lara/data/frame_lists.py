@@ -9,14 +9,14 @@ import numpy as np
 
 from slowfast_lara.data.lists import read_lines
 from slowfast_lara.data.string_array import StringArray
+from slowfast_lara.data.text_files import open_text
 from slowfast_lara.errors import DataError
-from slowfast_lara.files import check_regular_file
 
 HEADER = "original_vido_id video_id frame_id path labels"
 
 
 class FrameList(NamedTuple):
-    """Videos of a list; for each, the paths of its frames in order, one per line."""
+    """Names of the videos; for each, one string with the paths of its frames, a line each."""
 
     names: list[str]
     paths: StringArray
@@ -27,19 +27,13 @@ def has_header(list_file: str) -> bool:
 
 
 def read_frame_list(list_file: str) -> FrameList:
-    """The frames of every video, in order."""
+    """Read and check a list; the lines of a video must be consecutive."""
     if not has_header(list_file):
         raise DataError(
-            f"{list_file}, line 1: expected the header {HEADER!r}; without "
-            f"this file, the videos are DATA.PATH_PREFIX/ID.webm"
+            f"{list_file}, line 1: expected the header {HEADER!r}; without this file, the videos "
+            "are DATA.PATH_PREFIX/ID.webm"
         )
-    try:
-        names, block, ends = _parse(list_file)
-        block.decode()
-    except OSError as error:
-        raise DataError(f"cannot read the list {list_file}: {error.strerror}") from None
-    except UnicodeDecodeError as error:
-        raise DataError(f"{list_file}: must be UTF-8 text ({error.reason})") from None
+    names, block, ends = _parse(list_file)
     if not names:
         raise DataError(f"{list_file}: empty; expected lines of {HEADER!r}")
     if len(set(names)) < len(names):
@@ -49,9 +43,9 @@ def read_frame_list(list_file: str) -> FrameList:
 
 
 def _parse(list_file: str) -> tuple[list[str], bytearray, list[int]]:
-    """Names of the videos, all paths as lines, and where the paths of each video end.
+    """Names of the videos, the lines of all paths, and where the paths of each video end.
 
-    Such a list has millions of lines: the loop works on bytes and does little per line.
+    A list has millions of lines: the loop works on bytes and does little per line.
     """
     names: list[str] = []
     block, ends = bytearray(), []
@@ -65,20 +59,21 @@ def _parse(list_file: str) -> tuple[list[str], bytearray, list[int]]:
         block.extend(b"\n".join(paths) + b"\n")
         ends.append(len(block))
 
-    check_regular_file(list_file)
-    with open(list_file, "rb") as file:
-        for line in file:  # up to the header, after blank lines
+    with open_text(list_file, mode="rb", encoding=None) as file:
+        lines = enumerate(file, start=1)
+        for _, line in lines:  # up to the header, after blank lines
             if line.strip(b"\xef\xbb\xbf \t\r\n"):
                 break
-        for line in file:
+        for line_number, line in lines:
             try:
                 name, _, frame, rest = line.split(None, 3)
                 path, _ = rest.rsplit(None, 1)
                 number = int(frame)
             except ValueError:
-                if line.strip():
-                    raise _wrong_line(list_file, line) from None
-                continue
+                if not (text := line.decode(errors="replace").strip()):
+                    continue
+                where = f"{list_file}, line {line_number}"
+                raise DataError(f"{where}: expected {HEADER!r}, got {text!r:.120}") from None
             if name != video:
                 if video is not None:
                     finish_video()
@@ -86,13 +81,7 @@ def _parse(list_file: str) -> tuple[list[str], bytearray, list[int]]:
                 names.append(name.decode())
             numbers.append(number)
             paths.append(path)
-    if video is not None:
-        finish_video()
+        if video is not None:
+            finish_video()
+        block.decode()  # raises an error if a path is not UTF-8
     return names, block, ends
-
-
-def _wrong_line(list_file: str, line: bytes) -> DataError:
-    with open(list_file, "rb") as file:
-        number = next(number for number, other in enumerate(file, start=1) if other == line)
-    text = line.decode(errors="replace").strip()
-    return DataError(f"{list_file}, line {number}: expected {HEADER!r}, got {text!r:.120}")

@@ -9,7 +9,7 @@ from fvcore.common.config import CfgNode
 
 from slowfast_lara.data.dataset import VideoDataset
 from slowfast_lara.data.lists import read_path_labels
-from slowfast_lara.data.sampling import clip_indices, clip_length
+from slowfast_lara.data.sampling import clip_indices
 
 
 class Kinetics(VideoDataset):
@@ -47,5 +47,5 @@ class Kinetics(VideoDataset):
 
 
 def _clip_length(cfg: CfgNode, fps: float) -> float:
-    data = cfg.DATA
-    return clip_length(data.NUM_FRAMES, data.SAMPLING_RATE, fps, data.TARGET_FPS)
+    """Number of frames of a video that a clip spans."""
+    return cfg.DATA.NUM_FRAMES * cfg.DATA.SAMPLING_RATE * fps / cfg.DATA.TARGET_FPS

@@ -5,8 +5,8 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 
+from slowfast_lara.data.text_files import open_text
 from slowfast_lara.errors import DataError
-from slowfast_lara.files import check_regular_file
 
 VIDEO_SUFFIXES = (
     *(".mp4", ".mkv", ".webm", ".avi", ".mov", ".flv", ".m4v", ".mpg", ".mpeg", ".ts", ".wmv"),
@@ -20,26 +20,28 @@ def read_path_labels(
     """Paths and labels of a list."""
     paths: list[str] = []
     labels: list[int] = []
-    for number, line in read_lines(list_file):
-        where = f"{list_file}, line {number}"
-        path, label = split_line(line, separator, where)
+    for where, path, label in read_entries(list_file, separator, prefix):
         paths.append(path)
         labels.append(parse_label(label, num_classes, where))
     if not paths:
         raise DataError(f"{list_file}: empty; expected lines of 'path{separator}label'")
-    prefix = find_prefix(prefix, paths[0], list_file)
-    return [os.path.join(prefix, path) for path in paths], labels
+    return paths, labels
 
 
-def split_line(line: str, separator: str, where: str) -> tuple[str, str]:
-    """Path and label of a line; errors start with `where`."""
-    path, found, label = line.rpartition(separator)
-    if not found or not path.strip():
-        raise DataError(
-            f"{where}: expected 'path{separator}label', got {line!r:.120}"
-            f" (DATA.PATH_LABEL_SEPARATOR is {separator!r})"
-        )
-    return path.strip(), label
+def read_entries(list_file: str, separator: str, prefix: str) -> Iterator[tuple[str, str, str]]:
+    """For each line of a list: "FILE, line N" for errors, the path with its prefix, the label."""
+    is_first = True
+    for number, line in read_lines(list_file):
+        where = f"{list_file}, line {number}"
+        path, _, label = (part.strip() for part in line.rpartition(separator))
+        if not path:
+            raise DataError(
+                f"{where}: expected 'path{separator}label', got {line!r:.120}"
+                f" (DATA.PATH_LABEL_SEPARATOR is {separator!r})"
+            )
+        if is_first:
+            prefix, is_first = find_prefix(prefix, path, list_file), False
+        yield where, os.path.join(prefix, path), label
 
 
 def find_prefix(prefix: str, first_path: str, list_file: str) -> str:
@@ -55,16 +57,10 @@ def find_prefix(prefix: str, first_path: str, list_file: str) -> str:
 
 def read_lines(list_file: str) -> Iterator[tuple[int, str]]:
     """Numbers and contents of the lines that are not blank."""
-    try:
-        check_regular_file(list_file)
-        with open(list_file, encoding="utf-8-sig") as file:
-            for number, line in enumerate(file, start=1):
-                if line.strip():
-                    yield number, line.strip()
-    except OSError as error:
-        raise DataError(f"cannot read the list {list_file}: {error.strerror}") from None
-    except UnicodeDecodeError as error:
-        raise DataError(f"{list_file}: must be UTF-8 text ({error.reason})") from None
+    with open_text(list_file) as file:
+        for number, line in enumerate(file, start=1):
+            if line.strip():
+                yield number, line.strip()
 
 
 def parse_label(text: str, num_classes: int, where: str) -> int:
@@ -75,7 +71,7 @@ def parse_label(text: str, num_classes: int, where: str) -> int:
         raise DataError(f"{where}: expected a class number as label, got {text!r:.60}") from None
     if not 0 <= label < num_classes:
         raise DataError(
-            f"{where}: label {text.strip():.60}; must be 0 to {num_classes - 1}"
+            f"{where}: label {text:.60}; must be 0 to {num_classes - 1}"
             f" (MODEL.NUM_CLASSES is {num_classes})"
         )
     return label
@@ -105,9 +101,9 @@ def videos_below(folder: str) -> Iterator[str]:
 
     def should_visit(path: str) -> bool:
         real = os.path.realpath(path)
-        # The target of a link to a folder above or below is visited by its own name.
-        around = os.path.commonpath((top, real)) in (top, real)
-        if real in visited or (os.path.islink(path) and around):
+        # A link to a folder above is a cycle; a folder below is visited by its own path.
+        is_above_or_below = os.path.commonpath((top, real)) in (top, real)
+        if real in visited or (os.path.islink(path) and is_above_or_below):
             return False
         visited.add(real)
         return True

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import math
-import multiprocessing
 import signal
 import threading
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from multiprocessing.connection import wait
 from multiprocessing.process import BaseProcess
 from typing import Any, NamedTuple, TypeVar
@@ -16,7 +16,7 @@ import cv2
 import numpy as np
 import torch
 from fvcore.common.config import CfgNode
-from torch.utils.data import DataLoader
+from torch.utils.data import DataLoader, default_collate
 from torch.utils.data.dataloader import _MultiProcessingDataLoaderIter
 
 from slowfast_lara.data.bad_videos import Failure
@@ -31,7 +31,7 @@ REPETITIONS = 3
 
 
 class Batch(NamedTuple):
-    """Clips as PySlowFast's list of pathways: one tensor [B, 3, T, H, W], or none if B is 0."""
+    """`clips` are PySlowFast's list of pathways: one tensor [B, 3, T, H, W], or none if B is 0."""
 
     clips: list[torch.Tensor]
     labels: torch.Tensor
@@ -39,48 +39,42 @@ class Batch(NamedTuple):
     failures: list[Failure]
 
 
+@dataclass(eq=False)
 class TrainBatches:
     """Batch sampler of (epoch, index): each rank takes its slice of the same global batches.
 
-    (PySlowFast shuffles by rank only if NUM_GPUS > 1: on several nodes with one GPU each, all ranks
-    would train on the same order.)
+    (PySlowFast shards by rank only if NUM_GPUS > 1: on several nodes with one GPU each, all ranks
+    would train on the same videos.)
 
-    With `repeated` augmentation the keys are (epoch, index, repetition), the repetitions of a video
-    in a row (Hoffer et al. 2020, "Augment your batch"). An epoch still has one clip per video in
-    the list; the videos that it omits appear in other epochs.
+    With `repeated` augmentation the keys are (epoch, index, repetition), and the repetitions of a
+    video are consecutive (Hoffer et al. 2020, "Augment your batch"). An epoch still has as many
+    clips as the list has videos; the videos that it omits appear in other epochs.
     """
 
-    def __init__(
-        self,
-        num_videos: int,
-        batch_size: int,
-        rank: int,
-        world_size: int,
-        seed: int,
-        repeated: bool = False,
-    ) -> None:
-        self._num_videos, self._repeated = num_videos, repeated
-        self._batch_size = batch_size
-        self._rank = rank
-        self._global_batch = batch_size * world_size
-        self._seed = seed
+    num_videos: int
+    batch_size: int  # of a rank
+    rank: int
+    world_size: int
+    seed: int
+    repeated: bool
+
+    def __post_init__(self) -> None:
         self.set_epoch(0)
 
     def set_epoch(self, epoch: int, first_batch: int = 0) -> None:
         """Set the next epoch, and the batch to start from (after a resume)."""
-        self._epoch = epoch
-        self._first_batch = first_batch
+        self._epoch, self._first_batch = epoch, first_batch
 
     def __len__(self) -> int:
-        return self._num_videos // self._global_batch
+        return self.num_videos // (self.batch_size * self.world_size)
 
     def __iter__(self) -> Iterator[list[tuple[int, ...]]]:
         epoch, first_batch = self._epoch, self._first_batch
-        order = np.random.default_rng((self._seed, epoch)).permutation(self._num_videos)
+        order = np.random.default_rng((self.seed, epoch)).permutation(self.num_videos)
         for batch in range(first_batch, len(self)):
-            start = batch * self._global_batch + self._rank * self._batch_size
-            positions = range(start, start + self._batch_size)
-            if self._repeated:
+            start = (batch * self.world_size + self.rank) * self.batch_size
+            positions = range(start, start + self.batch_size)
+            if self.repeated:
                 repeated = (divmod(position, REPETITIONS) for position in positions)
                 yield [(epoch, int(order[video]), number) for video, number in repeated]
             else:
@@ -95,15 +89,15 @@ class TestVideos:
         self.leave_out(set())
 
     def leave_out(self, done: set[int]) -> None:
-        """Distribute only the other videos: these have scores already."""
+        """Omit videos that already have scores; distribute the others over the ranks."""
         left = [index for index in range(self._num_videos) if index not in done]
-        self._mine = left[self._rank :: self._world_size]
+        self._indices = left[self._rank :: self._world_size]
 
     def __len__(self) -> int:
-        return len(self._mine)
+        return len(self._indices)
 
     def __iter__(self) -> Iterator[int]:
-        return iter(self._mine)
+        return iter(self._indices)
 
 
 def train_loader(
@@ -119,8 +113,8 @@ def train_loader(
             f"the training list has {len(dataset)} videos, fewer than one batch of "
             f"{batch_size * world_size} (TRAIN.BATCH_SIZE times NUM_SHARDS)"
         )
-    options = (batch_size, rank, world_size, cfg.RNG_SEED)
-    batches = TrainBatches(len(dataset), *options, repeated=cfg.DATA.USE_REPEATED_AUG)
+    seed, repeated = cfg.RNG_SEED, cfg.DATA.USE_REPEATED_AUG
+    batches = TrainBatches(len(dataset), batch_size, rank, world_size, seed, repeated)
     return _loader(cfg, dataset, batch_sampler=batches, collate_fn=collate)
 
 
@@ -132,31 +126,27 @@ def val_loader(cfg: CfgNode, *, batch_size: int, rank: int = 0, world_size: int 
 
 
 def test_loader(cfg: CfgNode, *, rank: int = 0, world_size: int = 1) -> DataLoader:
-    """Loader of `VideoViews`. Call `loader.sampler.leave_out` if some have scores already."""
+    """Loader of `VideoViews`; `loader.sampler.leave_out` omits videos that have scores."""
     dataset = dataset_class(cfg, "TEST")(cfg, "test")
     videos = TestVideos(len(dataset), rank, world_size)
     # The views of a video take hundreds of megabytes: a worker prefetches one video, not two.
     prefetch = {"prefetch_factor": 1} if cfg.DATA_LOADER.NUM_WORKERS else {}
-    return _loader(cfg, dataset, sampler=videos, batch_size=1, collate_fn=_only_one, **prefetch)
+    return _loader(cfg, dataset, sampler=videos, batch_size=1, collate_fn=_collate_one, **prefetch)
 
 
-def limit_opencv_threads() -> None:
-    """Disable OpenCV's threads: the workers are the parallelism.
+def _disable_opencv_threads(worker: int | None = None) -> None:
+    """Disable OpenCV's threads: the workers already use all cores.
 
-    Call it before workers fork: in a forked process, `cv2.setNumThreads` waits forever for threads
-    that only the parent has. A spawned worker starts with the default and calls it by itself.
+    The main process calls it before workers fork: in a forked process, `cv2.setNumThreads` waits
+    forever for threads that only the parent has. A spawned worker has OpenCV's default at first.
     """
     if cv2.getNumThreads() != 1:
         cv2.setNumThreads(0)
 
 
-def _init_worker(_: int) -> None:
-    limit_opencv_threads()
-
-
 def _loader(cfg: CfgNode, dataset: torch.utils.data.Dataset, **options) -> VideoLoader:
     workers = cfg.DATA_LOADER.NUM_WORKERS
-    limit_opencv_threads()
+    _disable_opencv_threads()
     # If the constructor of PyTorch's iterator fails for lack of shared memory, its destructor needs
     # this attribute, which the constructor sets last; otherwise it prints a traceback.
     _MultiProcessingDataLoaderIter._shutdown = True
@@ -165,7 +155,7 @@ def _loader(cfg: CfgNode, dataset: torch.utils.data.Dataset, **options) -> Video
         num_workers=workers,
         pin_memory=cfg.DATA_LOADER.PIN_MEMORY and torch.cuda.is_available(),
         persistent_workers=workers > 0,
-        worker_init_fn=_init_worker,
+        worker_init_fn=_disable_opencv_threads,
         **options,
     )
 
@@ -179,24 +169,19 @@ class VideoLoader(DataLoader):
     seconds anyway.
     """
 
-    # The worker processes, which persist over epochs.
-    _processes: Sequence[BaseProcess] = ()
-
     # PyTorch's annotation requires its own iterator class, which nothing here needs.
     def __iter__(self) -> Iterator[Any]:  # type: ignore[override]
-        others = multiprocessing.active_children()
         try:
             with _preserved_sigchld_handler():
                 items = super().__iter__()
-            started = [one for one in multiprocessing.active_children() if one not in others]
-            self._processes = self._processes or started
             for item in items:
                 if isinstance(item, WorkerError):
                     raise RunError(item.reason)
                 yield item
-        # From PyTorch, or from a connection over which a worker transferred a batch.
+        # From PyTorch, or from the connection over which a worker transfers a batch.
         except (RuntimeError, OSError, EOFError) as error:
-            reason = _death_reason(self._processes, first_line(error))
+            workers = getattr(self._iterator, "_workers", ())
+            reason = _death_reason(workers, first_line(error))
             if not reason:
                 raise
             raise RunError(reason) from None
@@ -223,7 +208,7 @@ def _death_reason(workers: Sequence[BaseProcess], message: str) -> str:
     # Windows has neither signal; no process ends with the code -inf.
     if -getattr(signal, "SIGBUS", math.inf) in codes:
         return no_shared_memory(message)
-    # Only PyTorch knows a worker that died during its start.
+    # Only PyTorch's message reports a worker that died during its start.
     killed = -getattr(signal, "SIGKILL", math.inf) in codes
     if killed or (not codes and message.startswith("DataLoader worker (pid")):
         return (
@@ -234,9 +219,9 @@ def _death_reason(workers: Sequence[BaseProcess], message: str) -> str:
     return f"a DataLoader worker died: {message}" if codes else ""
 
 
-def _only_one(videos: list[VideoViews | WorkerError]) -> VideoViews | WorkerError:
+def _collate_one(videos: list[VideoViews | WorkerError]) -> VideoViews | WorkerError:
     (video,) = videos
-    return _shared(video, [video.views] if isinstance(video, VideoViews) else [])
+    return _to_shared_memory(video, [video.views] if isinstance(video, VideoViews) else [])
 
 
 def collate(samples: list[Sample | WorkerError]) -> Batch | WorkerError:
@@ -244,31 +229,20 @@ def collate(samples: list[Sample | WorkerError]) -> Batch | WorkerError:
         return samples[0]
     read = [sample for sample in samples if isinstance(sample, Sample)]
     good = [sample for sample in read if sample.clip is not None]
-    try:
-        clips = _stacked([sample.clip for sample in good if sample.clip is not None])
+    try:  # in a worker, default_collate stacks directly in shared memory, which saves a copy
+        clips = [default_collate([sample.clip for sample in good])] if good else []
     except (RuntimeError, OSError) as error:
         return WorkerError(no_shared_memory(first_line(error)))
     batch = Batch(
-        [clips] if len(clips) else [],
+        clips,
         torch.tensor([sample.label for sample in good], dtype=torch.int64),
         torch.tensor([sample.index for sample in good], dtype=torch.int64),
         [failure for sample in read for failure in sample.failures],
     )
-    return _shared(batch, [*batch.clips, batch.labels, batch.indices])
+    return _to_shared_memory(batch, [*batch.clips, batch.labels, batch.indices])
 
 
-def _stacked(clips: list[torch.Tensor]) -> torch.Tensor:
-    """Stack clips; in a worker, directly in shared memory, which saves a copy."""
-    if not clips:
-        return torch.empty(0)
-    if torch.utils.data.get_worker_info() is None:
-        return torch.stack(clips)
-    memory = torch.UntypedStorage._new_shared(len(clips) * clips[0].nbytes)
-    out = torch.empty(0, dtype=clips[0].dtype).set_(memory)
-    return torch.stack(clips, out=out.view(len(clips), *clips[0].shape))
-
-
-def _shared(item: T, tensors: list[torch.Tensor | None]) -> T | WorkerError:
+def _to_shared_memory(item: T, tensors: list[torch.Tensor | None]) -> T | WorkerError:
     """In a worker, move the tensors of `item` to shared memory.
 
     PyTorch would move them in a thread, where an error loses the item: the main process would wait

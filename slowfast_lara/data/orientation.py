@@ -27,12 +27,8 @@ class Orientation(NamedTuple):
             return Orientation(True, c < 0, b < 0)
         return Orientation(False, a < 0, d < 0)
 
-    def turned(self, size: tuple[int, int]) -> tuple[int, int]:
-        """Width and height (or height and width) of the upright frame."""
-        return size[::-1] if self.transpose else size
-
     def upright(self, pixels: np.ndarray) -> np.ndarray:
-        """Upright copy of [H, W] or [H, W, 3]; the array itself if it is upright."""
+        """Upright copy of pixels [H, W] or [H, W, 3]; the array itself if nothing changes."""
         if self == Orientation():
             return pixels
         pixels = pixels.swapaxes(0, 1) if self.transpose else pixels

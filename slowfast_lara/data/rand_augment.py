@@ -14,10 +14,9 @@ from collections.abc import Callable, Sequence
 import cv2
 import numpy as np
 
-from slowfast_lara.data.transforms import brightness, contrast, look_up, saturation
+from slowfast_lara.data.transforms import brightness, by_frame, contrast, look_up, saturation
 
 NOTATION = re.compile(r"rand-m(\d+(?:\.\d+)?)-n(\d+)(?:-mstd(\d+(?:\.\d+)?))?(-inc)?")
-NOTATION_HELP = "the form is rand-m<magnitude>-n<operations>[-mstd<spread>][-inc]"
 PROBABILITY = 0.5
 MAX_MAGNITUDE = 10
 # Colour of pixels from outside the frame: the mean of Kinetics.
@@ -54,18 +53,13 @@ def equalize(clip: np.ndarray) -> np.ndarray:
 
 
 def _by_histogram(clip: np.ndarray, table_of: Callable[[np.ndarray], np.ndarray]) -> np.ndarray:
-    out = np.empty(clip.shape, np.uint8)
-    for frame, target in zip(clip, out):
-        frame = np.ascontiguousarray(frame)
+    def change(frame: np.ndarray, out: np.ndarray) -> None:
         # OpenCV counts in float32, which is exact up to 16 million pixels.
         counts = [cv2.calcHist([frame], [channel], None, [256], [0, 256]) for channel in range(3)]
         tables = [table_of(count.ravel().astype(np.int64)) for count in counts]
-        target[:] = look_up(frame, np.stack(tables, axis=-1))
-    return out
+        out[:] = look_up(frame, np.stack(tables, axis=-1))
 
-
-def invert(clip: np.ndarray) -> np.ndarray:
-    return 255 - clip
+    return by_frame(clip, change)
 
 
 def posterize(clip: np.ndarray, bits: int) -> np.ndarray:
@@ -88,25 +82,23 @@ def solarize_add(clip: np.ndarray, added: int) -> np.ndarray:
 def sharpness(clip: np.ndarray, factor: float) -> np.ndarray:
     """Interpolate between a smoothed clip (0) and the clip (1), or extrapolate."""
     smooth = np.array([[1, 1, 1], [1, 5, 1], [1, 1, 1]]) / 13
-    out = np.empty(clip.shape, np.uint8)
-    for frame, target in zip(clip, out):
-        frame = np.ascontiguousarray(frame)
+
+    def change(frame: np.ndarray, out: np.ndarray) -> None:
         smoothed = frame.copy()  # the border is not smoothed
         smoothed[1:-1, 1:-1] = cv2.filter2D(frame, -1, smooth)[1:-1, 1:-1]
-        cv2.addWeighted(frame, factor, smoothed, 1 - factor, 0, dst=target)
-    return out
+        cv2.addWeighted(frame, factor, smoothed, 1 - factor, 0, dst=out)
+
+    return by_frame(clip, change)
 
 
 def affine(clip: np.ndarray, matrix: np.ndarray | Sequence[Sequence[float]]) -> np.ndarray:
     """Warp by `matrix` [2, 3], which maps coordinates of the result to those of the clip."""
-    size = (clip.shape[2], clip.shape[1])
-    out = np.empty(clip.shape, np.uint8)
+    inverse_map, size = np.array(matrix, float), (clip.shape[2], clip.shape[1])
     options: dict = {"borderMode": cv2.BORDER_CONSTANT, "borderValue": FILL}
     options["flags"] = cv2.INTER_LINEAR | cv2.WARP_INVERSE_MAP
-    for frame, target in zip(clip, out):
-        frame = np.ascontiguousarray(frame)
-        cv2.warpAffine(frame, np.array(matrix, float), size, dst=target, **options)
-    return out
+    return by_frame(
+        clip, lambda frame, out: cv2.warpAffine(frame, inverse_map, size, dst=out, **options)
+    )
 
 
 def rotate(clip: np.ndarray, degrees: float) -> np.ndarray:
@@ -116,73 +108,56 @@ def rotate(clip: np.ndarray, degrees: float) -> np.ndarray:
     return affine(clip, cv2.invertAffineTransform(forward))
 
 
-def translate_x(clip: np.ndarray, share: float) -> np.ndarray:
-    return affine(clip, [[1, 0, share * clip.shape[2]], [0, 1, 0]])
+def operations(increasing: bool) -> tuple[dict[str, Operation], dict[str, Operation]]:
+    """One-sided and symmetric operations by name, as functions of a strength 0 to 1.
 
+    Symmetric ones take a random sign. If `increasing` ("inc" in the notation), a larger strength
+    always changes more. Otherwise posterize and solarize change most at 0, and the enhancement
+    factors range from 0.1 over 1, which changes nothing, to 1.9.
+    """
+    base, step = (1, 0.9) if increasing else (0.1, 1.8)
 
-def translate_y(clip: np.ndarray, share: float) -> np.ndarray:
-    return affine(clip, [[1, 0, 0], [0, 1, share * clip.shape[1]]])
-
-
-# Operations of a strength s = magnitude / 10 in 0..1. Symmetric ones take s or -s at random.
-_PLAIN: dict[str, Operation] = {
-    "auto_contrast": lambda clip, s: auto_contrast(clip),
-    "equalize": lambda clip, s: equalize(clip),
-    "invert": lambda clip, s: invert(clip),
-    "solarize_add": lambda clip, s: solarize_add(clip, int(s * 110)),
-}
-_SYMMETRIC: dict[str, Operation] = {
-    "rotate": lambda clip, s: rotate(clip, s * 30),
-    "shear_x": lambda clip, s: affine(clip, [[1, s * 0.3, 0], [0, 1, 0]]),
-    "shear_y": lambda clip, s: affine(clip, [[1, 0, 0], [s * 0.3, 1, 0]]),
-    "translate_x": lambda clip, s: translate_x(clip, s * 0.45),
-    "translate_y": lambda clip, s: translate_y(clip, s * 0.45),
-}
-
-
-def _enhancements(base: float, step: float) -> dict[str, Operation]:
-    """Colour, contrast, brightness and sharpness by the factor base + step * s."""
-
-    def by_factor(change: Operation) -> Operation:
+    def enhancement(change: Operation) -> Operation:
         return lambda clip, s: change(clip, base + s * step)
 
-    return {
-        "color": by_factor(saturation),
-        "contrast": by_factor(contrast),
-        "brightness": by_factor(brightness),
-        "sharpness": by_factor(sharpness),
+    def level(s: float, count: int) -> int:
+        return count - int(s * count) if increasing else int(s * count)
+
+    one_sided: dict[str, Operation] = {
+        "auto_contrast": lambda clip, s: auto_contrast(clip),
+        "equalize": lambda clip, s: equalize(clip),
+        "invert": lambda clip, s: 255 - clip,
+        "posterize": lambda clip, s: posterize(clip, level(s, 4)),
+        "solarize": lambda clip, s: solarize(clip, level(s, 256)),
+        "solarize_add": lambda clip, s: solarize_add(clip, int(s * 110)),
     }
-
-
-# With "inc" in the notation, a larger magnitude always changes more.
-INCREASING: tuple[dict[str, Operation], dict[str, Operation]] = (
-    {
-        **_PLAIN,
-        "posterize": lambda clip, s: posterize(clip, 4 - int(s * 4)),
-        "solarize": lambda clip, s: solarize(clip, 256 - int(s * 256)),
-    },
-    {**_SYMMETRIC, **_enhancements(1, 0.9)},
-)
-# Without "inc", posterize and solarize change most at magnitude 0, and the factors range from 0.1
-# over 1, which changes nothing, to 1.9.
-NOT_INCREASING: tuple[dict[str, Operation], dict[str, Operation]] = (
-    {
-        **_PLAIN,
-        "posterize": lambda clip, s: posterize(clip, int(s * 4)),
-        "solarize": lambda clip, s: solarize(clip, int(s * 256)),
-        **_enhancements(0.1, 1.8),
-    },
-    _SYMMETRIC,
-)
+    symmetric: dict[str, Operation] = {
+        "rotate": lambda clip, s: rotate(clip, s * 30),
+        "shear_x": lambda clip, s: affine(clip, [[1, s * 0.3, 0], [0, 1, 0]]),
+        "shear_y": lambda clip, s: affine(clip, [[1, 0, 0], [s * 0.3, 1, 0]]),
+        "translate_x": lambda clip, s: affine(clip, [[1, 0, s * 0.45 * clip.shape[2]], [0, 1, 0]]),
+        "translate_y": lambda clip, s: affine(clip, [[1, 0, 0], [0, 1, s * 0.45 * clip.shape[1]]]),
+    }
+    enhancements = {
+        "color": enhancement(saturation),
+        "contrast": enhancement(contrast),
+        "brightness": enhancement(brightness),
+        "sharpness": enhancement(sharpness),
+    }
+    (symmetric if increasing else one_sided).update(enhancements)
+    return one_sided, symmetric
 
 
 class RandAugment:
-    """`spec` in NOTATION, such as rand-m20-n2-mstd0.5-inc."""
+    """RandAugment by its notation `spec`, such as rand-m20-n2-mstd0.5-inc."""
 
     def __init__(self, spec: str) -> None:
         match = NOTATION.fullmatch(spec)
         if match is None:
-            raise ValueError(f"RandAugment {spec!r}; {NOTATION_HELP}")
+            raise ValueError(
+                f"RandAugment is {spec!r}; must be of the form "
+                "rand-m<magnitude>-n<operations>[-mstd<deviation>][-inc]"
+            )
         magnitude, operations, spread, increasing = match.groups()
         self._magnitude, self._spread = float(magnitude), float(spread or 0)
         self._count = int(operations)
@@ -190,13 +165,13 @@ class RandAugment:
 
     def __call__(self, clip: np.ndarray, rng: np.random.Generator) -> np.ndarray:
         # Not an attribute: lambdas cannot be pickled to a worker.
-        plain, symmetric = INCREASING if self._increasing else NOT_INCREASING
-        for name in rng.choice(sorted([*plain, *symmetric]), self._count):
+        one_sided, symmetric = operations(self._increasing)
+        for name in rng.choice(sorted([*one_sided, *symmetric]), self._count):
             applied, sign = rng.random() < PROBABILITY, rng.choice([-1, 1])
             magnitude = np.clip(rng.normal(self._magnitude, self._spread), 0, MAX_MAGNITUDE)
             strength = float(magnitude) / MAX_MAGNITUDE
             if applied and name in symmetric:
                 clip = symmetric[name](clip, sign * strength)
             elif applied:
-                clip = plain[name](clip, strength)
+                clip = one_sided[name](clip, strength)
         return clip

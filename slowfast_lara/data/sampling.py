@@ -10,15 +10,10 @@ import numpy as np
 import torch
 
 
-def clip_length(num_frames: int, sampling_rate: int, fps: float, target_fps: float) -> float:
-    """Number of frames of the video that a clip spans."""
-    return num_frames * sampling_rate * fps / target_fps
-
-
 def clip_indices(
     video_frames: int, length: float, num_frames: int, view: float, num_views: int
 ) -> np.ndarray:
-    """Frames of clip `view` of `num_views` evenly spaced clips.
+    """Frames of clip `view` of `num_views` evenly spaced clips that each span `length` frames.
 
     With num_views 1, a fraction `view` drawn from [0, 1) gives a random clip. Torch computes in
     float32, as in PySlowFast: indices close to a whole number depend on the rounding.

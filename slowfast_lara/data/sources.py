@@ -21,7 +21,6 @@ from slowfast_lara.data.video import (
     FrameIndexFn,
     check_size,
     open_video,
-    rank_indices,
     read_clip,
     read_timestamps,
     read_whole,
@@ -75,20 +74,23 @@ def read_frames(
     """
     if isinstance(source, FrameArray):
         indices = choose(len(source.pixels), source.fps or default_fps)
-        return _cropped(indices, source.pixels.__getitem__, crop)
+        return _read_cropped(indices, source.pixels.__getitem__, crop)
     images = _image_files(source)
-    if images is None:
-        read = read_whole if whole else partial(read_clip, cache=cache)
-        return read(str(source), choose, crop, default_fps=default_fps, threads=threads)
-    return _cropped(choose(len(images), default_fps), lambda index: read_image(images[index]), crop)
+    if images is not None:
+        indices = choose(len(images), default_fps)
+        return _read_cropped(indices, lambda index: read_image(images[index]), crop)
+    read = read_whole if whole else partial(read_clip, cache=cache)
+    return read(str(source), choose, crop, default_fps=default_fps, threads=threads)
 
 
-def _cropped(indices: np.ndarray, frame: Callable[[int], np.ndarray], crop: CropFn) -> ClipFrames:
+def _read_cropped(
+    indices: np.ndarray, read_frame: Callable[[int], np.ndarray], crop: CropFn
+) -> ClipFrames:
     distinct = np.unique(indices)
     kept = FrameBuffer(len(distinct), crop)
     for index in distinct:
-        kept.add(frame(index))
-    return ClipFrames(kept.pixels, rank_indices(indices))
+        kept.add(read_frame(index))
+    return ClipFrames(kept.pixels, np.searchsorted(distinct, indices))
 
 
 @contextmanager

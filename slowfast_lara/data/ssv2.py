@@ -14,7 +14,6 @@ labels.
 from __future__ import annotations
 
 import itertools
-import json
 import os
 from collections.abc import Iterable
 from typing import Any
@@ -29,8 +28,8 @@ from slowfast_lara.data.lists import find_prefix, parse_label, read_path_labels
 from slowfast_lara.data.sampling import segment_indices, segment_view_indices
 from slowfast_lara.data.sources import VideoPath
 from slowfast_lara.data.string_array import StringArray
+from slowfast_lara.data.text_files import load_json, open_text
 from slowfast_lara.errors import DataError
-from slowfast_lara.files import check_regular_file, parse_json
 
 PREFIX = "something-something-v2-"
 
@@ -134,16 +133,8 @@ def read_annotations(folder: str, split: str, num_classes: int) -> dict[str, int
 
 
 def _read_json(path: str, kind: type, expected: str) -> Any:
-    try:
-        check_regular_file(path)
-        with open(path, encoding="utf-8-sig") as file:
-            content = parse_json(file.read())
-    except OSError as error:
-        raise DataError(f"cannot read {path}: {error.strerror}") from None
-    except json.JSONDecodeError as error:
-        raise DataError(f"{path}, line {error.lineno}: not JSON ({error.msg})") from None
-    except ValueError as error:
-        raise DataError(f"{path}: not JSON ({error})") from None
+    with open_text(path) as file:
+        content = load_json(file.read(), path)
     if not isinstance(content, kind):
         raise DataError(f"{path}, line 1: expected {expected}")
     return content

@@ -49,6 +49,3 @@ class StringArray(Sequence[str]):
         return isinstance(other, Sequence) and list(self) == list(other)
 
     __hash__ = None  # type: ignore[assignment]  # like a list
-
-    def __repr__(self) -> str:
-        return f"StringArray.of({list(self)!r:.200})"

@@ -32,9 +32,10 @@ _SCHEMA = (
 # New entries are written in batches: after this many videos or seconds, and at process exit.
 _BATCH_VIDEOS, _BATCH_SECONDS = 256, 10.0
 LOCK_TIMEOUT = 5.0  # seconds
-# If the file is not writable, a process keeps this many entries in memory.
+# If the file is not writable, a process keeps the last entries in memory, up to this number.
 _MAX_PENDING = 10_000
-# A second change to a file within one tick of the file system's clock keeps the modification time.
+# Files changed more recently are not cached: a second change within one tick of the file system's
+# clock would keep the modification time.
 _SETTLED_NS = 2_000_000_000
 
 FileVersion = tuple[int, int]  # size in bytes, modification time in nanoseconds
@@ -86,7 +87,7 @@ class TimestampCache:
         return None if row is None else _from_row(row)
 
     def put(self, path: str, version: FileVersion | None, timestamps: Timestamps) -> None:
-        """Cache timestamps that were read from this version of a video."""
+        """Cache timestamps of this version of a video, unless the video has just changed."""
         if version is None or file_version(path) != version:
             return
         if abs(time.time_ns() - version[1]) < _SETTLED_NS:
@@ -110,7 +111,7 @@ class TimestampCache:
                     # A cache may lose entries in a power cut.
                     connection.execute("PRAGMA synchronous = OFF")
                     connection.execute("BEGIN IMMEDIATE")
-                    _is_empty(connection)  # raises if it belongs to another application
+                    _is_empty(connection)  # raises an error for the file of another application
                     connection.execute(f"PRAGMA application_id = {_APPLICATION_ID}")
                     connection.execute(_SCHEMA)
                     connection.executemany(
@@ -129,8 +130,8 @@ class TimestampCache:
         if not self._can_read or not os.path.exists(self._file):
             return None
         try:
-            # "rw" also rolls back the transaction of a killed process. SQLite opens files that are
-            # not writable for reading.
+            # "rw" also rolls back the transaction of a killed process; a file that is not writable
+            # is opened for reading.
             with closing(self._connect("rw")) as connection:
                 is_empty = _is_empty(connection)
                 return None if is_empty else connection.execute(query, values).fetchone()

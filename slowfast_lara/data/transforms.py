@@ -8,6 +8,8 @@ is nothing to crop, and its contrast_jitter passes a keyword that does not exist
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
+from typing import Any
 
 import cv2
 import numpy as np
@@ -84,10 +86,7 @@ def random_flip(clip: np.ndarray, rng: np.random.Generator) -> np.ndarray:
     """Mirror the clip left to right with probability 1/2."""
     if rng.random() < 0.5:
         return clip
-    mirrored = np.empty(clip.shape, np.uint8)
-    for frame, target in zip(clip, mirrored):
-        cv2.flip(frame, 1, dst=target)
-    return mirrored
+    return by_frame(clip, lambda frame, out: cv2.flip(frame, 1, dst=out))
 
 
 def color_jitter(clip: np.ndarray, rng: np.random.Generator) -> np.ndarray:
@@ -105,13 +104,14 @@ def brightness(clip: np.ndarray, factor: float) -> np.ndarray:
 
 def contrast(clip: np.ndarray, factor: float) -> np.ndarray:
     """Interpolate between the mean luminance of each frame (0) and the clip (1), or extrapolate."""
-    out = np.empty(clip.shape, np.uint8)
-    for frame, target in zip(clip, out):
+
+    def change(frame: np.ndarray, out: np.ndarray) -> None:
         # Sums of integers are exact: the result equals NumPy's mean, in a tenth of its time.
-        sums = np.array(cv2.sumElems(np.ascontiguousarray(frame))[:3])
-        mean = float(sums / (frame.shape[0] * frame.shape[1]) @ LUMA)
-        target[:] = look_up(frame, (np.arange(256) - round(mean)) * factor + round(mean))
-    return out
+        sums = np.array(cv2.sumElems(frame)[:3])
+        mean = round(float(sums / (frame.shape[0] * frame.shape[1]) @ LUMA))
+        out[:] = look_up(frame, (np.arange(256) - mean) * factor + mean)
+
+    return by_frame(clip, change)
 
 
 def saturation(clip: np.ndarray, factor: float) -> np.ndarray:
@@ -119,6 +119,14 @@ def saturation(clip: np.ndarray, factor: float) -> np.ndarray:
     matrix = factor * np.eye(3) + (1 - factor) * np.tile(LUMA, (3, 1))
     flat = np.ascontiguousarray(clip).reshape(len(clip) * clip.shape[1], -1, 3)
     return cv2.transform(flat, matrix.astype(np.float32)).reshape(clip.shape)
+
+
+def by_frame(clip: np.ndarray, change: Callable[[np.ndarray, np.ndarray], Any]) -> np.ndarray:
+    """Call `change(frame, out)` on every frame; `out` is the frame of the result to fill."""
+    result = np.empty(clip.shape, np.uint8)
+    for frame, out in zip(clip, result):
+        change(np.ascontiguousarray(frame), out)
+    return result
 
 
 def look_up(clip: np.ndarray, values: np.ndarray) -> np.ndarray:

@@ -41,15 +41,15 @@ MAX_PIXELS = 8192 * 8192
 MAX_ASPECT = 8
 # Header frame rates outside this range are ignored; the timestamps give the rate.
 PLAUSIBLE_FPS = (1, 240)
-# `check_length` also limits the number of frames, at this rate: few cameras have more.
-MOST_FPS = 120
+# `check_length` allows as many frames as a video of this rate has: few cameras have more.
+MAX_FPS = 120
 # From PyAV 17 on, a conversion starts one thread per core by default.
 ONE_THREAD = {"threads": 1} if int(av.__version__.split(".")[0]) >= 17 else {}
-# Codecs in which FFmpeg's "non-reference" frames are never referenced. (HEVC's may be referenced
-# by frames of a higher temporal sub-layer.)
+# Codecs whose decoder can skip non-reference frames. (In HEVC, frames of a higher temporal
+# sub-layer may refer to them.)
 _SKIPS_NONREF = ("h264", "mpeg1video", "mpeg2video", "mpeg4")
-# These containers store no timestamps or decode times only. If a codec with B-frames is in them,
-# FFmpeg synthesises timestamps in decode order.
+# Containers that store no presentation timestamps: FFmpeg synthesises them in decode order, which
+# is wrong for codecs with B-frames.
 _WITHOUT_PTS = ("avi", "asf", "mxf")
 _WITH_B_FRAMES = ("h264", "hevc", "vvc", "vc1", "wmv3", "mpeg1video", "mpeg2video")
 
@@ -102,11 +102,12 @@ def read_clip(
         cache.put(path, version, timestamps)
     if timestamps.pts is not None:
         indices = choose(timestamps.num_frames, timestamps.fps or default_fps)
-        pixels = _decode_by_pts(path, timestamps, np.unique(indices), crop, threads)
+        wanted = np.unique(indices)
+        pixels = _decode_by_pts(path, timestamps, wanted, crop, threads)
         if cache is not None and file_version(path) != version:  # replaced in the meantime
             return read_clip(path, choose, crop, default_fps=default_fps, threads=threads)
         if pixels is not None:
-            return ClipFrames(pixels, rank_indices(indices))
+            return ClipFrames(pixels, np.searchsorted(wanted, indices))
     return read_whole(path, choose, crop, default_fps=default_fps, threads=threads)
 
 
@@ -114,17 +115,17 @@ def read_whole(
     path: str, choose: FrameIndexFn, crop: CropFn, *, default_fps: float = 30, threads: int = 1
 ) -> ClipFrames:
     """Read the chosen frames, decoding all frames. Arguments as in `read_clip`."""
-    guess, header_fps, *_ = read_timestamps(path)
-    fps = header_fps or default_fps
-    indices = choose(guess, fps)
+    timestamps = read_timestamps(path)
+    expected, fps = timestamps.num_frames, timestamps.fps or default_fps
+    indices = choose(expected, fps)
     for _ in range(2):
         wanted = np.unique(indices)
         pixels, count = _decode_by_number(path, wanted, crop, threads)
         if count == 0:
             raise DecodeError(f"{path}: no frame decodes")
-        if count != guess:
-            guess, indices = count, choose(count, fps)
-        # A wrong guess does no harm if it includes all frames that the true number gives.
+        if count != expected:
+            expected, indices = count, choose(count, fps)
+        # Even with a wrong number, the frames may include all that the true number chooses.
         if np.isin(indices, wanted).all():
             return ClipFrames(pixels, np.searchsorted(wanted, indices))
     raise DecodeError(f"{path}: the number of frames differs between two decodes")
@@ -170,11 +171,11 @@ def _decode_by_pts(
 ) -> np.ndarray | None:
     """Regions of the `wanted` frames (distinct, sorted); None if they do not all arrive in order.
 
-    First after a seek; if that finds no key frame, from the start of the video.
+    Seeks to the key frame before them; if that fails, decodes from the start of the video.
     """
     assert timestamps.pts is not None
     pts, keys = timestamps.pts[wanted].tolist(), timestamps.key_pts
-    before = keys[1 : np.searchsorted(keys, pts[0], side="right")]  # the first needs no seek
+    before = keys[1 : np.searchsorted(keys, pts[0], side="right")]  # no seek to the first one
     for key in (*before[-1:].tolist(), None):
         with open_video(path, threads) as (container, stream):
             pixels = _keep(frames_from(container, stream, pts, key), pts, crop)
@@ -184,23 +185,23 @@ def _decode_by_pts(
 
 
 def frames_from(container: Any, stream: Any, wanted: list[int], key: int | None) -> Iterator[Any]:
-    """Decoded frames from a key frame on, up to those with the `wanted` timestamps.
+    """Decode up to the `wanted` timestamps, after a seek to the timestamp `key` or from the start.
 
-    Nothing if `key` is given and the seek to that timestamp does not find a key frame: containers
-    without an index flag every packet, so the decoded frame must be a key frame, too.
+    Yields nothing if the seek does not find a key frame. The first decoded frame must be one, too:
+    FFmpeg flags packets that a container's index does not list as key frames.
     """
     context, missing = stream.codec_context, set(wanted)
-    skips = context.name in _SKIPS_NONREF
+    can_skip = context.name in _SKIPS_NONREF
     must_be_key = key is not None
     start = None
     for packet in _packets_from(container, stream, key, wanted[0]):
         start = packet.pts if start is None else start
-        if skips:
+        if can_skip:
             context.skip_frame = "DEFAULT" if packet.pts in missing else "NONREF"
         missing.discard(packet.pts)
         try:
             frames = packet.decode()
-            # All wanted packets are in: the decoder returns the frames that it still holds.
+            # After the last wanted packet, flush the decoder.
             frames += [] if missing or not packet.size else stream.decode(None)
         except DAMAGE:
             return
@@ -238,6 +239,7 @@ def _packets_from(container: Any, stream: Any, key: int | None, first: int) -> I
 
 
 def _keep(frames: Iterator[Any], wanted: list[int], crop: CropFn) -> np.ndarray | None:
+    """Regions of the frames with the `wanted` timestamps; None if they do not arrive in order."""
     kept, to_rgb = FrameBuffer(len(wanted), crop), RgbConverter()
     last = None
     for frame in frames:
@@ -264,11 +266,6 @@ def _decode_by_number(
     return kept.pixels[: kept.count], count
 
 
-def rank_indices(indices: np.ndarray) -> np.ndarray:
-    """For each index, its position among the sorted distinct indices."""
-    return np.unique(indices, return_inverse=True)[1].reshape(indices.shape)
-
-
 def count_frames(path: str) -> tuple[int, int]:
     """Numbers of frames that decode and of packets that do not."""
     errors: list[str] = []
@@ -282,12 +279,12 @@ def count_frames(path: str) -> tuple[int, int]:
     return count, len(errors)
 
 
-def check_length(path: str, most_seconds: float) -> None:
+def check_length(path: str, max_seconds: float) -> None:
     """Raise a DecodeError if a video is longer, by its timestamps or its number of frames.
 
     Demuxes up to the limit and decodes nothing.
     """
-    most_frames = most_seconds * MOST_FPS
+    max_frames = max_seconds * MAX_FPS
     with open_video(path) as (container, stream):
         first = None
         for count, packet in enumerate(demux(container, stream), start=1):
@@ -295,9 +292,9 @@ def check_length(path: str, most_seconds: float) -> None:
             if packet.pts is not None:
                 first = packet.pts if first is None else first
                 seconds = float((packet.pts - first) * stream.time_base)
-            if seconds > most_seconds or count > most_frames:
+            if seconds > max_seconds or count > max_frames:
                 raise DecodeError(
-                    f"{path}: longer than {most_seconds:g} seconds or {most_frames:g} frames"
+                    f"{path}: longer than {max_seconds:g} seconds or {max_frames:g} frames"
                 )
 
 
@@ -351,17 +348,11 @@ def demux(
 
     The error that ends them is appended to `errors`.
     """
-    packets = container.demux(stream)
-    while True:
-        try:
-            packet = next(packets)
-        except StopIteration:
-            return
-        except DAMAGE as error:
-            if errors is not None:
-                errors.append(error)
-            return
-        yield packet
+    try:
+        yield from container.demux(stream)
+    except DAMAGE as error:
+        if errors is not None:
+            errors.append(error)
 
 
 def decoded_frames(container: Any, stream: Any, errors: list[str] | None = None) -> Iterator[Any]:

@@ -34,7 +34,7 @@ def crop_views(frames: ClipFrames, cfg: CfgNode) -> torch.Tensor:
 
 
 class _BufferPool:
-    """Memory of earlier results that are no longer referenced.
+    """Reuses the memory of results that are no longer referenced.
 
     The views of a video take hundreds of megabytes. Allocating them takes as long as filling
     them, and several times that on a virtual machine.

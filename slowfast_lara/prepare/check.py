@@ -11,20 +11,14 @@ from concurrent.futures import ProcessPoolExecutor
 
 from tqdm import tqdm
 
-from slowfast_lara.data.lists import (
-    find_prefix,
-    fits_in_a_list,
-    read_lines,
-    split_line,
-    videos_below,
-)
+from slowfast_lara.data.lists import fits_in_a_list, read_entries, videos_below
 from slowfast_lara.data.video import count_frames
 from slowfast_lara.errors import DataError, DecodeError, printable
 from slowfast_lara.files import write_text
 from slowfast_lara.prepare.progress_log import ProgressLog
 
 
-def check(path: str) -> tuple[str, str]:
+def check_video(path: str) -> tuple[str, str]:
     """Decode a video; return its path and the reason why it is bad, or ""."""
     try:
         frames, damaged = count_frames(path)
@@ -38,11 +32,7 @@ def _find_videos(source: str, separator: str, prefix: str) -> Iterator[str]:
     if os.path.isdir(source):
         yield from videos_below(source)
     elif source.endswith((".csv", ".txt")):
-        for position, (number, line) in enumerate(read_lines(source)):
-            path, _ = split_line(line, separator, f"{source}, line {number}")
-            if position == 0:
-                prefix = find_prefix(prefix, path, source)
-            yield os.path.join(prefix, path)
+        yield from (path for _, path, _ in read_entries(source, separator, prefix))
     else:
         yield source
 
@@ -62,7 +52,7 @@ def check_videos(
     reasons = {path: str(values[0]) for path, values in log.entries.items() if len(values) == 1}
     todo = [path for path in videos if path not in reasons]
     with ProcessPoolExecutor(jobs) as pool, log.appending():
-        results = pool.map(check, todo, chunksize=4)
+        results = pool.map(check_video, todo, chunksize=4)
         finished = len(videos) - len(todo)
         for path, reason in tqdm(results, total=len(videos), initial=finished, disable=None):
             reasons[path] = reason

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 
 from slowfast_lara.data.lists import VIDEO_SUFFIXES, listed_videos_below
 from slowfast_lara.data.sources import list_images
+from slowfast_lara.data.text_files import open_text
 from slowfast_lara.errors import DataError, DecodeError
 from slowfast_lara.files import write_json, write_text
 
@@ -89,18 +90,15 @@ def write_kinetics_lists(
 
 
 def _read_kinetics(path: str) -> list[dict[str, str]]:
-    try:
-        with open(path, encoding="utf-8-sig", newline="") as file:
-            reader = csv.DictReader(file)
-            missing = [name for name in KINETICS_COLUMNS if name not in (reader.fieldnames or [])]
-            if missing:
-                raise DataError(
-                    f"{path}, line 1: expected columns {', '.join(KINETICS_COLUMNS)}; "
-                    f"{', '.join(missing)} not found"
-                )
-            return list(reader)
-    except OSError as error:
-        raise DataError(f"cannot read {path}: {error.strerror}") from None
+    with open_text(path, newline="") as file:
+        reader = csv.DictReader(file)
+        missing = [name for name in KINETICS_COLUMNS if name not in (reader.fieldnames or [])]
+        if missing:
+            raise DataError(
+                f"{path}, line 1: expected columns {', '.join(KINETICS_COLUMNS)}; "
+                f"{', '.join(missing)} not found"
+            )
+        return list(reader)
 
 
 def _clip_name(row: dict[str, str], where: str) -> str:

@@ -7,8 +7,7 @@ import shutil
 from functools import cache
 
 from slowfast_lara.data.classes import DEFAULT_NAME
-from slowfast_lara.data.lists import find_prefix, read_lines
-from slowfast_lara.errors import DataError
+from slowfast_lara.data.lists import read_entries, read_lines
 from slowfast_lara.files import atomic_write, write_text
 
 # Prefix of the official Something-Something-v2 files; data/ssv2.py would import PyTorch.
@@ -23,30 +22,15 @@ def read_lists(folder: str, separator: str) -> dict[str, list[Entry]]:
     lists: dict[str, list[Entry]] = {}
     for split in ("train", "val", "test"):
         path = os.path.join(folder, f"{split}.csv")
-        if os.path.isfile(path):
-            if entries := _read_list(path, separator):
-                lists[split] = entries
-            else:
-                print(f"{path}: no lines of 'path{separator}label'; list not copied")
+        if not os.path.isfile(path):
+            continue
+        _, first_line = next(read_lines(path), (0, ""))
+        if first_line.rpartition(separator)[2].strip().isdigit():
+            entries = read_entries(path, separator, prefix="")
+            lists[split] = [(canonical_path(video), label) for _, video, label in entries]
+        else:  # annotations, or a list of frames
+            print(f"{path}: no lines of 'path{separator}label'; list not copied")
     return lists
-
-
-def _read_list(path: str, separator: str) -> list[Entry]:
-    """Read a list; [] if its first line is not `path label` (annotations, a list of frames)."""
-    entries: list[Entry] = []
-    prefix = ""
-    for number, line in read_lines(path):
-        video, _, label = line.rpartition(separator)
-        if not video or not label.strip().isdigit():
-            if not entries:
-                return []
-            raise DataError(
-                f"{path}, line {number}: expected 'path{separator}label', got {line!r:.120}"
-            )
-        if not entries:
-            prefix = find_prefix("", video.strip(), path)
-        entries.append((canonical_path(os.path.join(prefix, video.strip())), label.strip()))
-    return entries
 
 
 def canonical_path(path: str) -> str:
@@ -61,7 +45,7 @@ _real_folder = cache(os.path.realpath)
 def write_lists(
     lists: dict[str, list[Entry]], results: dict[str, str], out: str, separator: str
 ) -> None:
-    """Write OUT/SPLIT.csv with the results, by canonical path of the source."""
+    """Write OUT/SPLIT.csv; `results` by canonical path of the source."""
     for split, entries in lists.items():
         lines = [
             f"{os.path.abspath(results[video])}{separator}{label}\n"

@@ -10,15 +10,15 @@ from slowfast_lara.errors import DecodeError
 
 # Containers whose header holds the duration of the longest stream.
 _WITH_DURATION = ("matroska", "flv", "asf")
-# Tolerated error of that duration: seconds, and steps between frames.
-_SLACK_SECONDS, _SLACK_STEPS = 0.5, 2
+# Tolerated error of that duration: seconds, and longest intervals between frames.
+_SLACK_SECONDS, _SLACK_INTERVALS = 0.5, 2
 _MICROSECONDS = 1e6
 
 
 def describe_missing(path: str) -> str:
     """Describe what a video lacks, or return ""; raise DecodeError if it cannot be read."""
     errors: list[Exception] = []
-    with open_video(path, 1) as (container, stream):
+    with open_video(path) as (container, stream):
         # In mp4, index_entries excludes frames hidden by edit lists; stream.frames has them all.
         declared = len(getattr(stream, "index_entries", ()))
         frames, end, slack = _scan(container, stream, errors)
@@ -27,7 +27,7 @@ def describe_missing(path: str) -> str:
         has_duration = any(name in container.format.name for name in _WITH_DURATION)
         seconds = (container.duration or 0) / _MICROSECONDS if has_duration else 0.0
     parts = [f"{frames} of {declared} frames present"] if frames < declared else []
-    if end < seconds - slack and (end := _end_of_all_streams(path)) < seconds - slack:
+    if end < seconds - slack:
         parts.append(f"{end:.1f} of {seconds:.1f} seconds present")
     parts += [f"reading failed: {getattr(e, 'strerror', None) or e}" for e in errors]
     if parts:
@@ -36,26 +36,20 @@ def describe_missing(path: str) -> str:
 
 
 def _scan(container: Any, stream: Any, errors: list[Exception]) -> tuple[int, float, float]:
-    """Number of frames, end of the last one and slack of the declared duration, in seconds."""
-    count, end, times = 0, 0, set()
-    for packet in demux(container, stream, errors):
-        count += packet.size > 0
-        if packet.size and packet.pts is not None:
-            times.add(packet.pts)
-            end = max(end, packet.pts + (packet.duration or 0))
+    """Number of video frames, end of the longest stream and slack of the declared duration.
+
+    The latter two are in seconds. Audio may be longer than video.
+    """
+    count, end, times = 0, 0.0, set()
+    for packet in demux(container, errors=errors):
+        is_frame = packet.stream_index == stream.index and packet.size > 0
+        count += is_frame
+        if packet.pts is not None:
+            end = max(end, float((packet.pts + (packet.duration or 0)) * packet.time_base))
+            if is_frame:
+                times.add(packet.pts)
     longest = max((b - a for a, b in itertools.pairwise(sorted(times))), default=0)
-    time_base = float(stream.time_base)
-    return count, end * time_base, max(_SLACK_SECONDS, _SLACK_STEPS * longest * time_base)
-
-
-def _end_of_all_streams(path: str) -> float:
-    """End of the last packet in seconds; audio may be longer than video."""
-    end = 0.0
-    with open_video(path, 1) as (container, _):
-        for packet in demux(container):
-            if packet.pts is not None:
-                end = max(end, float((packet.pts + (packet.duration or 0)) * packet.time_base))
-    return end
+    return count, end, max(_SLACK_SECONDS, _SLACK_INTERVALS * float(longest * stream.time_base))
 
 
 def _check_readable(path: str) -> None:

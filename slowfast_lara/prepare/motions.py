@@ -13,7 +13,7 @@ import numpy as np
 SHAPES = ("disc", "square", "triangle", "star", "cross")
 
 
-class Path(NamedTuple):
+class ObjectPath(NamedTuple):
     """Centre and radius of an object in every frame, in units of the frame's size."""
 
     x: np.ndarray
@@ -21,30 +21,30 @@ class Path(NamedTuple):
     radius: np.ndarray
 
 
-def drift(rng: np.random.Generator, time: np.ndarray, dx: int, dy: int) -> list[Path]:
+def drift(rng: np.random.Generator, time: np.ndarray, dx: int, dy: int) -> list[ObjectPath]:
     distance = rng.uniform(0.5, 1.0) * time
     x, y = rng.uniform(size=2)
-    return [Path(x + dx * distance, y + dy * distance, constant_radius(rng, time))]
+    return [ObjectPath(x + dx * distance, y + dy * distance, constant_radius(rng, time))]
 
 
-def orbit(rng: np.random.Generator, time: np.ndarray, sense: int) -> list[Path]:
+def orbit(rng: np.random.Generator, time: np.ndarray, sense: int) -> list[ObjectPath]:
     angle = rng.uniform(0, 2 * math.pi) + sense * rng.uniform(0.7, 1.1) * 2 * math.pi * time
     distance = rng.uniform(0.2, 0.3)
     x, y = rng.uniform(0.35, 0.65, size=2)
     xs, ys = x + distance * np.cos(angle), y + distance * np.sin(angle)
-    return [Path(xs, ys, constant_radius(rng, time))]
+    return [ObjectPath(xs, ys, constant_radius(rng, time))]
 
 
-def zoom(rng: np.random.Generator, time: np.ndarray, sense: int) -> list[Path]:
+def zoom(rng: np.random.Generator, time: np.ndarray, sense: int) -> list[ObjectPath]:
     """Grow or shrink; at the last size, restart at the first."""
     smallest, largest = 0.08, 0.32
     progress = (rng.uniform() + sense * rng.uniform(0.5, 0.8) * time) % 1
     x, y = rng.uniform(0.25, 0.75, size=2)
     radius = smallest * (largest / smallest) ** progress
-    return [Path(np.full_like(time, x), np.full_like(time, y), radius)]
+    return [ObjectPath(np.full_like(time, x), np.full_like(time, y), radius)]
 
 
-def meet(rng: np.random.Generator, time: np.ndarray, bounce: bool) -> list[Path]:
+def meet(rng: np.random.Generator, time: np.ndarray, bounce: bool) -> list[ObjectPath]:
     """Move two objects towards each other; they pass, or bounce back."""
     since_meeting = (time - time[-1] * rng.uniform(0.45, 0.55)) / max(time[-1], 1e-9)
     distance = rng.uniform(0.6, 0.9) * (np.abs(since_meeting) if bounce else since_meeting)
@@ -52,7 +52,7 @@ def meet(rng: np.random.Generator, time: np.ndarray, bounce: bool) -> list[Path]
     x, y = rng.uniform(0.4, 0.6, size=2)
     cos, sin = math.cos(angle), math.sin(angle)
     return [
-        Path(
+        ObjectPath(
             x + side * (distance * cos - offset * sin),
             y + side * (distance * sin + offset * cos),
             constant_radius(rng, time),
@@ -61,11 +61,11 @@ def meet(rng: np.random.Generator, time: np.ndarray, bounce: bool) -> list[Path]
     ]
 
 
-def swing(rng: np.random.Generator, time: np.ndarray, dx: int, dy: int) -> list[Path]:
+def swing(rng: np.random.Generator, time: np.ndarray, dx: int, dy: int) -> list[ObjectPath]:
     phase = rng.uniform(0, 2 * math.pi) + rng.uniform(1.4, 2.0) * 2 * math.pi * time
     distance = rng.uniform(0.14, 0.22) * np.sin(phase)
     x, y = rng.uniform(size=2)
-    return [Path(x + dx * distance, y + dy * distance, constant_radius(rng, time))]
+    return [ObjectPath(x + dx * distance, y + dy * distance, constant_radius(rng, time))]
 
 
 def constant_radius(rng: np.random.Generator, time: np.ndarray) -> np.ndarray:
@@ -73,7 +73,7 @@ def constant_radius(rng: np.random.Generator, time: np.ndarray) -> np.ndarray:
 
 
 # Paths of one or two objects, drawn from a generator, over time [T].
-Motion = Callable[[np.random.Generator, np.ndarray], list[Path]]
+Motion = Callable[[np.random.Generator, np.ndarray], list[ObjectPath]]
 CLASSES: dict[str, Motion] = {
     "drifting left": functools.partial(drift, dx=-1, dy=0),
     "drifting right": functools.partial(drift, dx=1, dy=0),
@@ -88,7 +88,7 @@ CLASSES: dict[str, Motion] = {
     "swinging sideways": functools.partial(swing, dx=1, dy=0),
     "swinging up and down": functools.partial(swing, dx=0, dy=1),
 }
-# From this number of classes on, some have two objects; the others then get a second one at rest.
+# From this number of classes on, every video has two objects; the second may be at rest.
 TWO_OBJECTS = 9
 
 
@@ -102,12 +102,14 @@ def scene_time(frames: int) -> np.ndarray:
 
 def scene_paths(
     rng: np.random.Generator, motion: Motion, time: np.ndarray, two_objects: bool
-) -> list[Path]:
+) -> list[ObjectPath]:
     """Paths of all objects, the moving one first."""
     paths = motion(rng, time)
     if two_objects and len(paths) == 1:
         x, y = rng.uniform(size=2)
-        paths.append(Path(np.full_like(time, x), np.full_like(time, y), constant_radius(rng, time)))
+        paths.append(
+            ObjectPath(np.full_like(time, x), np.full_like(time, y), constant_radius(rng, time))
+        )
     return paths
 
 

@@ -10,13 +10,16 @@ from __future__ import annotations
 import contextlib
 import csv
 import os
+import tempfile
 from collections import Counter
+from collections.abc import Iterable
 from functools import partial
 from typing import NamedTuple
 
 from tqdm import tqdm
 
 from slowfast_lara.data.lists import VIDEO_SUFFIXES, videos_below
+from slowfast_lara.data.timestamps import FileVersion, file_version
 from slowfast_lara.errors import DataError, DecodeError, InputError, RunError, first_line, printable
 from slowfast_lara.files import atomic_text, remove_unfinished
 from slowfast_lara.locks import exclusive_lock
@@ -28,10 +31,11 @@ from slowfast_lara.prepare.lists_prepared import (
 )
 from slowfast_lara.prepare.progress_log import ProgressLog
 from slowfast_lara.prepare.reencode import Options, PreparedVideo, prepare_video
-from slowfast_lara.prepare.workers import Failure, in_processes
+from slowfast_lara.prepare.workers import ItemFailure, in_processes
 
 RECORD, FAILURES = "prepared.jsonl", "failures.csv"
 _SHOWN_FAILURES = 30
+SAMPLE = 20  # number of videos that a dry run prepares
 
 
 class Task(NamedTuple):
@@ -39,8 +43,7 @@ class Task(NamedTuple):
 
     source: str
     result: str
-    # Size and modification time of the source; None if it cannot be read.
-    version: tuple[int, int] | None
+    version: FileVersion | None  # of the source; None if it cannot be read
 
 
 def find_tasks(videos: str, out: str) -> list[Task]:
@@ -56,7 +59,7 @@ def find_tasks(videos: str, out: str) -> list[Task]:
     if not names:
         raise DataError(f"{videos}: no videos ({', '.join(VIDEO_SUFFIXES)}) below it")
     return [
-        Task(source, os.path.join(out, result), _version(source))
+        Task(source, os.path.join(out, result), file_version(source))
         for name, result in result_names(names).items()
         for source in [os.path.join(videos, name)]
     ]
@@ -79,14 +82,6 @@ def result_names(names: list[str]) -> dict[str, str]:
             same = [name for name in names if results[name] == result]
             raise DataError(f"{' and '.join(same)} would both become {result}; rename one")
     return results
-
-
-def _version(path: str) -> tuple[int, int] | None:
-    try:
-        status = os.stat(path)
-    except OSError:
-        return None
-    return status.st_size, status.st_mtime_ns
 
 
 def prepare_set(
@@ -143,16 +138,16 @@ def _prepare(
     return done, failed
 
 
-def prepare_one(options: Options, task: Task) -> PreparedVideo | Failure | OSError:
+def prepare_one(options: Options, task: Task) -> PreparedVideo | ItemFailure | OSError:
     """Prepare a video; return an OSError if no further result can be written either."""
     try:
         return prepare_video(task.source, task.result, options)
     except DecodeError as error:
-        return Failure(str(error).removeprefix(f"{task.source}: "))
+        return ItemFailure(str(error).removeprefix(f"{task.source}: "))
     except OSError as error:  # from writing: errors of reading are DecodeErrors
         return OSError(error.errno or 0, error.strerror or first_line(error), task.result)
     except Exception as error:  # must not stop the other videos
-        return Failure(f"{type(error).__name__}: {first_line(error)}")
+        return ItemFailure(f"{type(error).__name__}: {first_line(error)}")
 
 
 class Record:
@@ -195,19 +190,19 @@ class Record:
         self.log.add(source, task.version, self._options, result, relative)
 
 
-def format_bytes(size: float) -> str:
+def _format_bytes(size: float) -> str:
     return f"{size / 1e9:.1f} GB" if size > 1e9 else f"{size / 1e6:.1f} MB"
 
 
 def _report(total: int, done: dict[Task, PreparedVideo], failed: dict[Task, str], out: str) -> None:
     """Print a summary and write OUT/failures.csv."""
-    before = sum(task.version[0] for task in done if task.version)
+    before = _total_bytes(done)
     after = sum(result.disk_space for result in done.values())
     methods = Counter(result.method for result in done.values())
     parts = ", ".join(f"{count} {method}" for method, count in sorted(methods.items())) or "none"
     print(
         f"{len(done)} of {total} videos are in {out} ({parts}): "
-        f"{format_bytes(before)} became {format_bytes(after)}"
+        f"{_format_bytes(before)} became {_format_bytes(after)}"
     )
     rows = [(task.source, "no", reason) for task, reason in failed.items()]
     rows += [(task.source, "yes", done[task].damage) for task in done if done[task].damage]
@@ -220,3 +215,38 @@ def _report(total: int, done: dict[Task, PreparedVideo], failed: dict[Task, str]
         print(f"  {printable(source)}  {'failed' if prepared == 'no' else 'damaged'}  {reason}")
     if len(rows) > _SHOWN_FAILURES:
         print(f"  and {len(rows) - _SHOWN_FAILURES} more")
+
+
+def estimate_set(videos: str, out: str, options: Options, *, jobs: int, time_limit: float) -> int:
+    """Prepare SAMPLE videos into a temporary folder, print the estimate, return how many failed."""
+    tasks = find_tasks(videos, out)
+    step = max(len(tasks) / SAMPLE, 1)
+    chosen = [tasks[int(number * step)] for number in range(min(SAMPLE, len(tasks)))]
+    done: list[PreparedVideo] = []
+    with tempfile.TemporaryDirectory() as folder:
+        sample = [
+            task._replace(result=os.path.join(folder, f"{number}.mp4"))
+            for number, task in enumerate(chosen)
+        ]
+        for task, result in in_processes(partial(prepare_one, options), sample, jobs, time_limit):
+            if isinstance(result, OSError):
+                raise RunError(f"{result.filename}: {result.strerror}")
+            if isinstance(result, PreparedVideo):
+                done.append(result)
+            else:
+                print(f"{printable(task.source)}: {result.reason}")
+    print(f"prepared {len(done)} of {len(sample)} videos as a trial, {len(tasks)} in total")
+    if done:
+        # Time and space are assumed to grow with the bytes of the sources.
+        scale = _total_bytes(tasks) / max(_total_bytes(sample), 1)
+        hours = sum(result.seconds for result in done) * scale / jobs / 3600
+        size = sum(result.disk_space for result in done) * scale
+        print(
+            f"the whole set: about {hours:.2g} hours with {jobs} processes, "
+            f"{_format_bytes(_total_bytes(tasks))} to about {_format_bytes(size)}"
+        )
+    return len(sample) - len(done)
+
+
+def _total_bytes(tasks: Iterable[Task]) -> int:
+    return sum(task.version[0] for task in tasks if task.version)

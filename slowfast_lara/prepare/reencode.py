@@ -27,7 +27,7 @@ import av
 from av.video.reformatter import Interpolation, VideoReformatter
 
 from slowfast_lara.data.orientation import Orientation
-from slowfast_lara.data.video import MAX_PIXELS, ONE_THREAD, decoded_frames, open_video
+from slowfast_lara.data.video import ONE_THREAD, check_size, decoded_frames, open_video
 from slowfast_lara.errors import DecodeError
 from slowfast_lara.files import atomic_write
 from slowfast_lara.prepare.geometry import make_upright, target_size
@@ -73,7 +73,7 @@ class PreparedVideo(NamedTuple):
 
 
 class _Content(NamedTuple):
-    mp4: bytes | None  # None: a link to the source
+    mp4: bytes | None  # None for a link to the source
     timing: Timing
     damage: str
 
@@ -82,16 +82,15 @@ def prepare_video(source: str, result: str, options: Options) -> PreparedVideo:
     """Write `result` from `source`; raise DecodeError if no verified result can be made."""
     start = time.perf_counter()
 
-    def make(method: str) -> PreparedVideo:
-        content = _METHODS[method](source, options)
+    def write(method: str, content: _Content) -> PreparedVideo:
         size = _write(content, source, result)
         frames, seconds = len(content.timing.pts), time.perf_counter() - start
         return PreparedVideo(method, frames, size, seconds, content.damage)
 
     if (method := _copy_method(source, options)) is not None:
         with contextlib.suppress(DecodeError):  # damaged: encode what decodes
-            return make(method)
-    return make("encoded")
+            return write(method, _copy(source, method))
+    return write("encoded", _encode(source, options))
 
 
 def _write(content: _Content, source: str, result: str) -> int:
@@ -109,7 +108,7 @@ def _write(content: _Content, source: str, result: str) -> int:
 def _verify(result: str, timing: Timing, source: str) -> None:
     """Raise DecodeError unless the result decodes to the frames and times of the source."""
     errors: list[str] = []
-    with open_video(result, 1) as (container, stream):
+    with open_video(result) as (container, stream):
         pts = [frame.pts for frame in decoded_frames(container, stream, errors)]
         time_base, rate = stream.time_base, stream.average_rate
     if errors or len(pts) != len(timing.pts):
@@ -119,7 +118,7 @@ def _verify(result: str, timing: Timing, source: str) -> None:
         abs((actual - pts[0]) * time_base - expected * timing.time_base) > time_base
         for actual, expected in zip(pts, timing.pts, strict=True)
     ):
-        raise DecodeError(f"{source}: result has other timestamps")
+        raise DecodeError(f"{source}: result has different timestamps")
     if timing.is_constant_rate and abs(rate / timing.rate - 1) > 1e-6:
         raise DecodeError(
             f"{source}: result has {float(rate):.3f} frames per second, "
@@ -131,9 +130,9 @@ def _verify(result: str, timing: Timing, source: str) -> None:
 
 
 def _copy_method(source: str, options: Options) -> str | None:
-    """ "linked" or "remuxed" if the packets can stay as they are, else None."""
+    """How to copy the packets: "linked" or "remuxed"; None if the video must be encoded."""
     try:
-        with open_video(source, 1) as (container, stream):
+        with open_video(source) as (container, stream):
             if not _has_target_format(stream, options):
                 return None
             packets = list(container.demux(stream))
@@ -170,17 +169,15 @@ def _has_close_key_frames(packets: list[Any], options: Options) -> bool:
     )
 
 
-def _linked(source: str, options: Options) -> _Content:
+def _copy(source: str, method: str) -> _Content:
+    """Remux an undamaged video, or link to it."""
     timing, damage = _decode(source)
     if damage:
         raise DecodeError(f"{source}: {damage}")
-    return _Content(None, timing, "")
-
-
-def _remuxed(source: str, options: Options) -> _Content:
-    timing = _linked(source, options).timing
+    if method == "linked":
+        return _Content(None, timing, "")
     buffer = io.BytesIO()
-    with open_video(source, 1) as (container, stream):
+    with open_video(source) as (container, stream):
         packets = [packet for packet in container.demux(stream) if packet.size]
         if len(packets) != len(timing.pts):
             raise DecodeError(f"{source}: {len(packets)} packets, {len(timing.pts)} frames")
@@ -196,7 +193,7 @@ def _decode(source: str, use: Callable[[Any, Any], None] | None = None) -> tuple
     errors: list[str] = []
     pts: list[int | None] = []
     last_duration = corrupt = 0
-    with open_video(source, 1) as (container, stream):
+    with open_video(source) as (container, stream):
         for frame in decoded_frames(container, stream, errors):
             pts.append(frame.pts)
             last_duration = frame.duration
@@ -215,7 +212,7 @@ def _decode(source: str, use: Callable[[Any, Any], None] | None = None) -> tuple
 # With encoding
 
 
-def _encoded(source: str, options: Options) -> _Content:
+def _encode(source: str, options: Options) -> _Content:
     encoder = _Encoder(options)
     timing, damage = _decode(source, encoder.add)
     return _Content(encoder.finish(timing), timing, damage)
@@ -240,7 +237,8 @@ class _Encoder:
         self._rate = frame_rate(stream)
         settings = {"crf": str(options.crf), "preset": options.preset, **_FAST_DECODE}
         self._stream = self._out.add_stream("libx264", rate=self._rate, options=settings)
-        self._stream.width, self._stream.height = self._orientation.turned(self._size)
+        upright_size = self._size[::-1] if self._orientation.transpose else self._size
+        self._stream.width, self._stream.height = upright_size
         self._stream.pix_fmt = "yuv420p"
         context = self._stream.codec_context
         context.thread_count = 1  # videos are encoded in parallel processes
@@ -252,8 +250,7 @@ class _Encoder:
         context.colorspace = _UNSPECIFIED_COLORSPACE if is_rgb else first.colorspace
 
     def add(self, frame: Any, stream: Any) -> None:
-        if frame.width * frame.height > MAX_PIXELS:
-            raise ValueError(f"frames of {frame.width}x{frame.height} pixels are too large")
+        check_size(frame.height, frame.width)
         if self._count == 0:
             self._start(frame, stream)
         width, height = self._size
@@ -262,7 +259,7 @@ class _Encoder:
         )
         upright = make_upright(small, self._orientation)
         upright.pts, upright.time_base = self._count, 1 / self._rate
-        upright.pict_type = 0  # else the encoder repeats the source's key frames
+        upright.pict_type = 0  # otherwise the encoder repeats the source's key frames
         self._packets += self._stream.encode(upright)
         self._count += 1
 
@@ -272,6 +269,3 @@ class _Encoder:
         mux(self._out, self._stream, self._packets, numbers, timing)
         self._out.close()
         return self._buffer.getvalue()
-
-
-_METHODS = {"linked": _linked, "remuxed": _remuxed, "encoded": _encoded}

@@ -15,7 +15,7 @@ from __future__ import annotations
 import multiprocessing
 import os
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
 import av
@@ -38,8 +38,7 @@ from slowfast_lara.prepare.motions import (
 )
 
 FPS = 30
-DEFAULT_VIDEOS = {"train": 512, "val": 64, "test": 64}
-SPLITS = tuple(DEFAULT_VIDEOS)
+SPLITS = ("train", "val", "test")
 
 # (generator, motion, frames, size, two_objects) -> video [T, H, W, 3], track [T, 2].
 Renderer = Callable[[np.random.Generator, Motion, int, int, bool], tuple[np.ndarray, np.ndarray]]
@@ -50,8 +49,8 @@ class Settings:
     """Contents of a synthetic set."""
 
     out: str
-    classes: int = 4
-    videos: Mapping[str, int] = field(default_factory=lambda: dict(DEFAULT_VIDEOS))  # by split
+    classes: int
+    videos: Mapping[str, int]  # by split
     size: int = 80
     frames: int = 16
     seed: int = 0
@@ -110,7 +109,7 @@ def _write_video(path: str, video: np.ndarray) -> None:
 
 
 def _write_frames(folder: str, video: np.ndarray) -> None:
-    """Write NAME/NAME_000001.jpg and so on."""
+    """Write FOLDER/NAME_000001.jpg and so on, NAME being the folder's name."""
     os.makedirs(folder, exist_ok=True)
     name = os.path.basename(folder)
     for number, image in enumerate(video, start=1):

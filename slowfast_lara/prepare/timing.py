@@ -33,8 +33,8 @@ def frame_rate(stream: Any) -> Fraction:
 def timing_of(pts: list[int | None], last_duration: int, stream: Any) -> Timing:
     """Timing of decoded frames.
 
-    The rate is constant if the timestamps match the declared frame rate up to rounding, and if
-    they are missing or not increasing.
+    The rate is constant if the timestamps match the declared frame rate up to rounding, or if they
+    are missing or not increasing.
     """
     rate, time_base = frame_rate(stream), stream.time_base
     known = [time - pts[0] for time in pts if time is not None and pts[0] is not None]

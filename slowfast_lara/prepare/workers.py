@@ -17,13 +17,13 @@ Item = TypeVar("Item")
 Result = TypeVar("Result")
 
 
-class Failure(NamedTuple):
+class ItemFailure(NamedTuple):
     """Why an item has no result."""
 
     reason: str
 
 
-class _Task(NamedTuple):
+class _RunningItem(NamedTuple):
     item: Any
     process: Any
     deadline: float
@@ -31,7 +31,7 @@ class _Task(NamedTuple):
 
 def in_processes(
     work: Callable[[Item], Result], items: Iterable[Item], processes: int, time_limit: float
-) -> Generator[tuple[Item, Result | Failure], None, None]:
+) -> Generator[tuple[Item, Result | ItemFailure], None, None]:
     """Run `work` on every item, each in its own process, and yield results as they finish.
 
     Args:
@@ -43,7 +43,7 @@ def in_processes(
     """
     context = _context(getattr(work, "func", work).__module__)
     waiting = iter(items)
-    running: dict[Connection, _Task] = {}
+    running: dict[Connection, _RunningItem] = {}
     try:
         while True:
             for item in itertools.islice(waiting, processes - len(running)):
@@ -51,27 +51,27 @@ def in_processes(
                 process = context.Process(target=_run, args=(work, other_end), daemon=True)
                 process.start()
                 other_end.close()
-                running[connection] = _Task(item, process, time.monotonic() + time_limit)
+                running[connection] = _RunningItem(item, process, time.monotonic() + time_limit)
                 # Sent last: Ctrl-C before this line must not leave a working process behind.
                 with contextlib.suppress(BrokenPipeError):  # it crashed: reported below
                     connection.send(item)
             if not running:
                 return
-            next_deadline = min(task.deadline for task in running.values())
+            next_deadline = min(entry.deadline for entry in running.values())
             ready = wait(list(running), max(next_deadline - time.monotonic(), 0))
-            for connection, task in list(running.items()):
-                result: Result | Failure
+            for connection, entry in list(running.items()):
+                result: Result | ItemFailure
                 if connection in ready:
-                    result = _receive(connection, task.process)
-                elif time.monotonic() > task.deadline:
-                    result = Failure(f"took longer than {time_limit:g} seconds")
+                    result = _receive(connection, entry.process)
+                elif time.monotonic() > entry.deadline:
+                    result = ItemFailure(f"took longer than {time_limit:g} seconds")
                 else:
                     continue
                 _kill(connection, running.pop(connection))
-                yield task.item, result
+                yield entry.item, result
     finally:
-        for connection, task in running.items():
-            _kill(connection, task)
+        for connection, entry in running.items():
+            _kill(connection, entry)
 
 
 def _receive(connection: Connection, process: Any) -> Any:
@@ -79,12 +79,12 @@ def _receive(connection: Connection, process: Any) -> Any:
         return connection.recv()
     except (EOFError, ConnectionResetError):
         process.join()
-        return Failure(f"the process ended with code {process.exitcode}")
+        return ItemFailure(f"the process ended with code {process.exitcode}")
 
 
-def _kill(connection: Connection, task: _Task) -> None:
-    task.process.kill()
-    task.process.join()
+def _kill(connection: Connection, entry: _RunningItem) -> None:
+    entry.process.kill()
+    entry.process.join()
     connection.close()
 
 

@@ -49,22 +49,22 @@ def test_random_clips_are_parts_of_the_video(tmp_path):
         DATA__STD=[1.0] * 3,
     )
     dataset, (frames, _) = Kinetics(cfg, "train"), decode_all(path)
-    places = defaultdict(list)
-    for place in itertools.product(range(90), range(33), (1, -1)):
-        index, x, flip = place
-        places[frames[index][:, x : x + 32][:, ::flip].tobytes()].append(place)
-    seen = set()
+    crops = defaultdict(list)
+    for crop in itertools.product(range(90), range(33), (1, -1)):
+        index, x, flip = crop
+        crops[frames[index][:, x : x + 32][:, ::flip].tobytes()].append(crop)
+    found = set()
     for epoch in range(30):
         clip = (dataset[(epoch, 0)].clip * 255).round().byte().permute(1, 2, 3, 0).numpy()
-        ((first, x, flip),) = places[clip[0].tobytes()]
-        seen.add((first, x, flip))
+        ((first, x, flip),) = crops[clip[0].tobytes()]
+        found.add((first, x, flip))
         start = [
             index
             for index in range(90)
             if np.array_equal(frames[index][:, x : x + 32][:, ::flip], clip[-1])
         ]
         assert start[0] - first in (14, 15, 16)  # 15 frames later; fractions are truncated
-    assert len(seen) == 30 and {flip for _, _, flip in seen} == {1, -1}
+    assert len(found) == 30 and {flip for _, _, flip in found} == {1, -1}
 
 
 def test_random_flip_can_be_disabled(tmp_path):

@@ -85,7 +85,7 @@ def test_resume_within_an_epoch(cfg):
     assert len(loader) == 6
 
 
-def test_two_ranks_see_what_one_process_sees(cfg):
+def test_two_ranks_read_the_batches_of_one_process(cfg):
     whole = batches(cfg, batch_size=6)
     halves = [batches(cfg, batch_size=3, rank=rank, world_size=2) for rank in (0, 1)]
     assert len(whole) == len(halves[0]) == len(halves[1]) == 8
@@ -139,14 +139,14 @@ def test_too_few_videos_for_a_batch(cfg):
 
 
 @pytest.mark.parametrize("world_size, batch_size", [(1, 4), (2, 4), (5, 2), (20, 3)])
-def test_validation_sees_every_video_once(cfg, world_size, batch_size):
-    seen = [
+def test_validation_reads_every_video_once(cfg, world_size, batch_size):
+    indices = [
         index
         for rank in range(world_size)
         for batch in val_loader(cfg, batch_size=batch_size, rank=rank, world_size=world_size)
         for index in batch.indices.tolist()
     ]
-    assert sorted(seen) == list(range(13))
+    assert sorted(indices) == list(range(13))
 
 
 def test_validation_omits_videos_that_do_not_decode(cfg, tmp_path):
@@ -218,7 +218,7 @@ def with_workers(cfg):
 
 
 @pytest.mark.parametrize("batches", [0, 24])
-def test_the_death_of_a_worker_waits_for_the_next_batch(with_workers, batches):
+def test_worker_death_is_raised_with_the_next_batch(with_workers, batches):
     """PyTorch would raise it from a signal handler, for example inside logging, which drops it."""
     worker, items = with_workers
     for _ in range(batches):  # an epoch has 25
@@ -231,7 +231,7 @@ def test_the_death_of_a_worker_waits_for_the_next_batch(with_workers, batches):
 
 
 @pytest.mark.parametrize("kill", [True, False])
-def test_a_connection_that_ends_with_the_worker(with_workers, monkeypatch, kill):
+def test_connection_reset_by_a_dying_worker(with_workers, monkeypatch, kill):
     """The exit of a worker killed while it transfers a batch is known a moment later."""
     worker, items = with_workers
 

@@ -34,7 +34,7 @@ def test_unknown_name():
         dataset_class(config(TEST__DATASET="Ava"), "TEST")
 
 
-def test_pyslowfast_keeps_its_own():
+def test_pyslowfast_registry_is_unchanged():
     assert DATASET_REGISTRY.get("Kinetics") is PySlowFastKinetics is not Kinetics
 
 

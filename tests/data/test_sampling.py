@@ -7,12 +7,7 @@ import pytest
 import torch
 from slowfast.datasets.decoder import get_start_end_idx, temporal_sampling
 
-from slowfast_lara.data.sampling import (
-    clip_indices,
-    clip_length,
-    segment_indices,
-    segment_view_indices,
-)
+from slowfast_lara.data.sampling import clip_indices, segment_indices, segment_view_indices
 
 
 @pytest.mark.parametrize("num_frames, rate", [(16, 4), (32, 3), (16, 8), (8, 8)])
@@ -22,9 +17,9 @@ def test_clips_are_those_of_pyslowfast(num_frames, rate):
         frames, fps = int(rng.integers(1, 400)), rng.choice([12, 23.976, 25, 29.97, 30, 60])
         views = int(rng.integers(1, 12))
         view = int(rng.integers(views))
-        start, end = get_start_end_idx(frames, num_frames * rate * fps / 30, view, views)
+        length = num_frames * rate * fps / 30
+        start, end = get_start_end_idx(frames, length, view, views)
         expected = temporal_sampling(torch.arange(frames), start, end, num_frames)
-        length = clip_length(num_frames, rate, fps, 30)
         indices = clip_indices(frames, length, num_frames, view, views)
         assert indices.tolist() == expected.tolist()
 

@@ -38,7 +38,7 @@ def webm(tmp_path):
     )
 
 
-def test_videos_directly(webm):
+def test_videos_without_lists(webm):
     train = Ssv2(webm, "train")
     assert train.labels == [0, 1]
     assert train.paths == [f"{webm.DATA.PATH_PREFIX}/{name}.webm" for name in ("11", "12")]
@@ -100,14 +100,14 @@ def test_frames_are_taken_from_the_segments(webm):
         ]
 
     assert indices(val[0].clip, frames) == [int((i + 0.5) * 30 / 8) for i in range(8)]
-    seen = set()
+    drawn = set()
     for epoch in range(20):
         picked = indices(
             train[(epoch, 0)].clip, [frame[:, :48] for frame in decode_all(train.paths[0])[0]]
         )
         assert all(int(i * 30 / 8) <= index < (i + 1) * 30 / 8 for i, index in enumerate(picked))
-        seen.add(tuple(picked))
-    assert len(seen) == 20
+        drawn.add(tuple(picked))
+    assert len(drawn) == 20
 
 
 def test_clips_are_never_mirrored(tmp_path):
@@ -166,7 +166,7 @@ def test_paths_with_spaces_and_frames_out_of_order(tmp_path):
         (f"{PREFIX}labels.json", json.dumps(dict.fromkeys(TEMPLATES, "x")), "class number"),
     ],
 )
-def test_files_of_the_wrong_form(tmp_path, file, content, expected):
+def test_invalid_lists_and_annotations(tmp_path, file, content, expected):
     write_annotations(tmp_path, train=[("7", 1), ("8", 0)])
     (tmp_path / file).write_text(content)
     with pytest.raises(DataError) as caught:

@@ -208,9 +208,9 @@ def test_damaged_files_give_no_wrong_frames(tmp_path, video):
     content = file.read_bytes()
     used = np.flatnonzero(np.frombuffer(content, np.uint8))
     damaged = [content[: len(content) * tenth // 10] for tenth in range(10)]
-    for place in rng.choice(used, 60):
+    for offset in rng.choice(used, 60):
         flipped = bytearray(content)
-        flipped[place] ^= 1 << rng.integers(8)
+        flipped[offset] ^= 1 << rng.integers(8)
         damaged.append(bytes(flipped))
     for other in damaged:
         file.write_bytes(other)

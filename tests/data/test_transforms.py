@@ -20,6 +20,9 @@ def clip():
     return (np.kron(coarse, np.ones((1, 6, 8, 1), int)) + noise).astype(np.uint8)
 
 
+ONE_SIDED, SYMMETRIC = rand_augment.operations(increasing=True)
+
+
 def by_pil(clip, change):
     return np.stack([np.asarray(change(Image.fromarray(frame))) for frame in clip])
 
@@ -44,7 +47,7 @@ def test_enhancements_are_those_of_pillow(clip, ours, theirs, factor):
     [
         (rand_augment.auto_contrast, ImageOps.autocontrast),
         (rand_augment.equalize, ImageOps.equalize),
-        (rand_augment.invert, ImageOps.invert),
+        (lambda clip: ONE_SIDED["invert"](clip, 1.0), ImageOps.invert),
         (lambda clip: rand_augment.posterize(clip, 3), lambda image: ImageOps.posterize(image, 3)),
         (
             lambda clip: rand_augment.solarize(clip, 100),
@@ -60,13 +63,13 @@ def test_operations_are_those_of_pillow(clip, ours, theirs):
 @pytest.mark.parametrize(
     "ours, matrix",
     [
-        (lambda clip: rand_augment.translate_x(clip, 0.25), (1, 0, 10, 0, 1, 0)),
-        (lambda clip: rand_augment.translate_y(clip, -0.25), (1, 0, 0, 0, 1, -9)),
+        (lambda clip: SYMMETRIC["translate_x"](clip, 0.25 / 0.45), (1, 0, 10, 0, 1, 0)),
+        (lambda clip: SYMMETRIC["translate_y"](clip, -0.25 / 0.45), (1, 0, 0, 0, 1, -9)),
         (lambda clip: rand_augment.rotate(clip, 90), None),
     ],
     ids=["translate_x", "translate_y", "rotate"],
 )
-def test_movements(clip, ours, matrix):
+def test_translations_and_rotation(clip, ours, matrix):
     if matrix is None:
         square, expected = clip[:, :36, :36], np.rot90(clip[:, :36, :36], 1, (1, 2))
         assert np.abs(ours(square).astype(int) - expected).max() <= 1
@@ -80,7 +83,7 @@ def test_movements(clip, ours, matrix):
     assert np.abs(ours(clip).astype(int) - expected).max() <= 1
 
 
-def test_flat_frames_survive():
+def test_flat_frames_do_not_change():
     flat = np.full((2, 8, 8, 3), 77, np.uint8)
     assert np.array_equal(rand_augment.auto_contrast(flat), flat)
     assert np.array_equal(rand_augment.equalize(flat), flat)
@@ -102,8 +105,7 @@ def test_the_same_draw_on_all_frames(spec, clip):
 
 
 def test_stronger_operations_change_more(clip):
-    plain, symmetric = rand_augment.INCREASING
-    assert len(plain) + len(symmetric) == 15
+    assert len(ONE_SIDED) + len(SYMMETRIC) == 15
     for name in (
         "posterize",
         "solarize",
@@ -118,16 +120,17 @@ def test_stronger_operations_change_more(clip):
         "translate_y",
         "solarize_add",
     ):
-        operation = {**plain, **symmetric}[name]
+        operation = {**ONE_SIDED, **SYMMETRIC}[name]
         weak, strong = (np.abs(operation(clip, s).astype(int) - clip).mean() for s in (0.1, 1.0))
         assert strong > weak
 
 
 @pytest.mark.parametrize("spec", ["augmix-m3", "rand-m1..5-n2", "rand-m9-n2-mstd0.5-inc-x", ""])
 def test_unknown_notation(spec):
-    with pytest.raises(ValueError, match=f"{spec!r}; the form is rand-m<magnitude>-n<operations>"):
+    expected = f"{spec!r}; must be of the form rand-m<magnitude>-n<operations>"
+    with pytest.raises(ValueError, match=expected):
         RandAugment(spec)
-    with pytest.raises(ConfigError, match=f"{spec!r}; the form is rand-m<magnitude>-n<operations>"):
+    with pytest.raises(ConfigError, match=expected):
         load_config(REPOSITORY / "configs/quick/lara.yaml", ["DATA.RAND_AUGMENT", spec])
 
 

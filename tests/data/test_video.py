@@ -101,8 +101,8 @@ def test_avi_without_a_whole_index(tmp_path, codec, index):
     """FFmpeg flags packets that the index does not contain as key frames."""
     path = write_video(tmp_path / "a.avi", 45, codec=codec, options={"g": "10"})
     content = path.read_bytes()
-    place = content.rindex(b"idx1")
-    cut = content[: place + 8 + 16 * 20]
+    offset = content.rindex(b"idx1")
+    cut = content[: offset + 8 + 16 * 20]
     path.write_bytes(content.replace(b"idx1", b"JUNK") if index == "none" else cut)
     check_single_frames(path, step=2)
 
@@ -283,10 +283,10 @@ def test_damaged_packets(tmp_path, suffix, value):
     with av.open(str(path)) as container:
         packets = [(packet.pos, packet.size) for packet in container.demux() if packet.size]
     content = path.read_bytes()
-    for place, size in packets[2:20:3]:
+    for offset, size in packets[2:20:3]:
         damaged = bytearray(content)
         # After the first header, so that the container stays valid.
-        damaged[place + 16 : place + size] = bytes([value]) * (size - 16)
+        damaged[offset + 16 : offset + size] = bytes([value]) * (size - 16)
         path.write_bytes(damaged)
         check_frames(path, read_whole)
 
@@ -299,8 +299,8 @@ def test_damage_from_the_first_header_on(tmp_path, value):
         packets = [(p.pos, p.size, bytes(p)) for p in container.demux(video=0) if p.size]
     content = bytearray(path.read_bytes())
     unreferenced = [packet for packet in packets[1:] if not packet[2][4] & 0x60]
-    for place, size, _ in unreferenced[3:6]:
-        content[place + 5 : place + size] = bytes([value]) * (size - 5)
+    for offset, size, _ in unreferenced[3:6]:
+        content[offset + 5 : offset + size] = bytes([value]) * (size - 5)
     path.write_bytes(content)
     assert len(decode_all(path)[0]) == 37
     check_frames(path, read_whole)
@@ -366,7 +366,7 @@ def test_timestamps_that_are_not_in_presentation_order(tmp_path):
     check_frames(tmp_path / "b.mp4", read_whole)
 
 
-def test_a_wrong_guess_of_the_number_of_frames(tmp_path, monkeypatch):
+def test_a_wrong_number_of_packets(tmp_path, monkeypatch):
     path = write_video(tmp_path / "whole.avi", codec="mpeg4")
     frames, _ = decode_all(path)
     right = read_timestamps(str(path))

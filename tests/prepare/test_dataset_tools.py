@@ -93,7 +93,7 @@ def test_folder_lists(tmp_path):
     output = run("datasets/build_folder_lists.py", tmp_path / "my clips", tmp_path / "out")
     assert "2 classes: MODEL.NUM_CLASSES" in output
     assert json.loads((tmp_path / "out/classes.json").read_text()) == ["closing", "opening"]
-    seen = []
+    paths = []
     for split, labels in (("train", [0] + [1] * 19), ("val", [0, 1, 1]), ("test", [0, 1, 1])):
         assert f"{split}: {len(labels)} videos" in output
         dataset = Kinetics(
@@ -102,8 +102,8 @@ def test_folder_lists(tmp_path):
         assert dataset.labels == labels
         for path, label in zip(dataset.paths, labels):
             assert ("closing", "opening")[label] in path and os.path.exists(path)
-        seen += dataset.paths
-    assert len(set(seen)) == len(seen) == 26
+        paths += dataset.paths
+    assert len(set(paths)) == len(paths) == 26
     before = (tmp_path / "out/train.csv").read_bytes()
     run("datasets/build_folder_lists.py", tmp_path / "my clips", tmp_path / "out")
     assert (tmp_path / "out/train.csv").read_bytes() == before

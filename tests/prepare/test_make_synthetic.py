@@ -165,7 +165,7 @@ def test_progress_bar_only_on_a_terminal(tmp_path):
 def test_spawned_processes(tmp_path, monkeypatch):
     """Windows starts processes by spawn: settings and renderers are pickled."""
     monkeypatch.setattr(multiprocessing, "Pool", multiprocessing.get_context("spawn").Pool)
-    make_set(Settings(str(tmp_path), videos={"train": 2, "val": 1, "test": 1}, size=16), 1)
+    make_set(Settings(str(tmp_path), 4, {"train": 2, "val": 1, "test": 1}, size=16), 1)
     assert len(list((tmp_path / "videos").iterdir())) == 4
 
 

@@ -6,7 +6,7 @@ import os
 import signal
 import time
 
-from slowfast_lara.prepare.workers import Failure, in_processes
+from slowfast_lara.prepare.workers import ItemFailure, in_processes
 
 
 def hang_or_crash(item: str) -> str:
@@ -23,8 +23,8 @@ def test_hang_or_crash_costs_one_item():
     assert sorted(item for item, _ in results) == sorted(items)
     for item, result in results:
         if item == "hang":
-            assert result == Failure("took longer than 5 seconds")
+            assert result == ItemFailure("took longer than 5 seconds")
         elif item == "crash":
-            assert result == Failure("the process ended with code -11")
+            assert result == ItemFailure("the process ended with code -11")
         else:
             assert result == item.upper()

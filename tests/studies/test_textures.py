@@ -9,8 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from slowfast_lara.prepare.motions import CLASSES, scene_paths, scene_time
-from slowfast_lara.prepare.motions import Path as ObjectPath
+from slowfast_lara.prepare.motions import CLASSES, ObjectPath, scene_paths, scene_time
 from slowfast_lara.prepare.synthetic import SPLITS, render
 from studies.textured import main, move_camera, picture_path, render_textured
 from studies.textures import read_textures
