@@ -67,7 +67,7 @@ def lara_attention(
     """
 
     def samples(
-        k: Tensor, q_landmarks: Tensor, k_landmarks: Tensor, noise: Tensor | None, *, triton: bool
+        k: Tensor, triton: bool, q_landmarks: Tensor, k_landmarks: Tensor, noise: Tensor | None
     ) -> Samples:
         if triton:
             w, q_landmarks, log_own, balance = triton_proposals(q_landmarks, k_landmarks, noise)
@@ -101,12 +101,7 @@ def lara_mixture_attention(
     """
 
     def samples(
-        k: Tensor,
-        q_landmarks: Tensor,
-        uniform: Tensor | None,
-        noise: Tensor | None,
-        *,
-        triton: bool,
+        k: Tensor, triton: bool, q_landmarks: Tensor, uniform: Tensor | None, noise: Tensor | None
     ) -> Samples:
         k, q_landmarks = scaled(to_float32(k)), scaled(q_landmarks)
         logits = q_landmarks @ k.mT  # [B,h,C,F*P]
@@ -236,7 +231,7 @@ class LaraAttention(Estimator):
         """k~ [B,h,C,d], in float32 for half-precision keys."""
         if self.proposal == "global":
             if triton:
-                _, means, remainder, _ = key_stats(scaled(q_landmarks), k, None, 1, False)
+                _, means, remainder, _ = key_stats(scaled(q_landmarks), k, None, 1)
                 # The samples are part of an exponent: add back what rounding removed.
                 means = means if remainder.numel() == 0 else means.float() + remainder
                 return means.squeeze(2)

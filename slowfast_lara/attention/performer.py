@@ -32,7 +32,7 @@ def performer_attention(
     """q [B,h,N,d]; k, v [B,h,F*P,d]; projection [h,S,d], the samples -> [B,h,N,F,d]."""
     w = projection.expand(*q.shape[:2], *projection.shape[-2:])
     return estimate(
-        lambda k, w, *, triton: Samples(w), q, k, v, w, num_frames=num_frames, kernels=kernels
+        lambda k, triton, w: Samples(w), q, k, v, w, num_frames=num_frames, kernels=kernels
     )
 
 

@@ -166,17 +166,14 @@ def build_estimator(
             raise ValueError(f"{key} is {size!r}; must be an integer of at least 1")
     if kernels not in KERNELS:
         raise ValueError(f"kernels is {kernels!r}; must be one of {_joined(KERNELS)}")
-    if kernels == "triton" and not has_kernels(name):
-        raise ValueError(f"kernels='triton' does not support {name}; use 'auto' or 'torch'")
     arguments = {**sizes, "dropout": dropout, "seed": seed, "kernels": kernels}
     wanted = inspect.signature(ESTIMATORS[name]).parameters
     estimator = ESTIMATORS[name](
         **{key: value for key, value in arguments.items() if key in wanted}, **options
     )
-    if kernels == "triton" and estimator.unsupported:
-        raise ValueError(
-            f"kernels='triton' does not support {estimator.unsupported}; use 'auto' or 'torch'"
-        )
+    unsupported = estimator.unsupported if "kernels" in wanted else name
+    if kernels == "triton" and unsupported:
+        raise ValueError(f"kernels='triton' does not support {unsupported}; use 'auto' or 'torch'")
     return estimator
 
 

@@ -50,7 +50,7 @@ def on_gpu(monkeypatch):
     """Make importance sampling take the path of GPUs."""
 
     def estimate(make_samples, q, k, v, *given, num_frames, kernels):
-        samples = make_samples(k, *map(to_float32, given), triton=False)
+        samples = make_samples(k, False, *map(to_float32, given))
         return importance_sdpa.estimate_by_sdpa(q, k, v, samples, num_frames)
 
     monkeypatch.setattr(attention.lara, "estimate", estimate)

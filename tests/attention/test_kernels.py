@@ -135,7 +135,7 @@ def test_torch_compile_traces_the_choice_in_one_graph(kernels):
 
 def test_torch_compile_takes_the_decision_of_the_model(monkeypatch):
     cpu = torch.device("cpu")
-    monkeypatch.setattr(choice, "DECISIONS", {(cpu, torch.float32): choice.Decision(True, "")})
+    monkeypatch.setattr(choice, "DECISIONS", {(cpu, torch.float32): True})
 
     def chosen(x: torch.Tensor) -> torch.Tensor:
         return x + 1 if choice.resolved(x) else x

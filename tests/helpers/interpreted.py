@@ -194,7 +194,7 @@ def operator_inputs() -> list[tuple]:
     w, landmarks = (x.requires_grad_() for x in normal(2, B, h, C, d, seed=1).unbind())
     noise = normal(B, h, C, d, seed=3).requires_grad_()
     columns = [x.requires_grad_() for x in normal(3, B, h, C, seed=2).abs().unbind()]
-    log_sums, means, *_ = (x.detach().requires_grad_() for x in key_stats(w, k, v, F, True))
+    log_sums, means, *_ = (x.detach().requires_grad_() for x in key_stats(w, k, v, F))
     tokens = [normal(1, 5, 2, 8).requires_grad_(), normal(1, 3, 5, 16).requires_grad_()]
     weights = [normal(32, 16).requires_grad_(), normal(32).requires_grad_()]
     return [
@@ -202,8 +202,8 @@ def operator_inputs() -> list[tuple]:
         (landmarks_operator, (k, C, F, True)),
         (proposals, (w, landmarks, None)),
         (proposals, (w, landmarks, noise)),
-        (key_stats, (w, k, v, F, True)),
-        (key_stats, (w, k, None, F, False)),
+        (key_stats, (w, k, v, F)),
+        (key_stats, (w, k, None, F)),
         (combine, (q, w, log_sums, means, landmarks, *columns)),
         (combine, (q, w, log_sums, means, None, None, None, None)),
         (temporal, (*tokens, *weights, True)),
@@ -327,7 +327,7 @@ def as_rank(rank: int, store: str) -> None:
     )  # both ranks have the same clips
     if rank == 1:
         triton_combine.combine_forward = None
-    print("decision", choice.resolve(CPU, torch.float32, all_ranks=True).triton)
+    print("decision", choice.resolve(CPU, torch.float32, all_ranks=True))
     distributed.destroy_process_group()
 
 
@@ -379,7 +379,7 @@ def error_of(function: Callable[..., Tensor], *args: Tensor, **options: int) -> 
 
 
 def self_check_passes() -> None:
-    assert choice.resolve(CPU, torch.float32).triton
+    assert choice.resolve(CPU, torch.float32)
 
 
 class BrokenKernel:
@@ -402,11 +402,11 @@ def too_large_for_shared_memory() -> None:
 
     right = triton_combine.combine_forward
     triton_combine.combine_forward = BrokenKernel(right, limited)
-    assert choice.resolve(CPU, torch.float32).triton
+    assert choice.resolve(CPU, torch.float32)
     problem = self_check.first_difference(CPU, torch.float32, (8, 33))
     assert problem == "combine: RuntimeError: out of resource: shared memory", problem
-    assert not choice.resolve(CPU, torch.float32, (8, 33)).triton
-    assert choice.resolve(CPU, torch.float32, (8, 300)).triton  # unsupported, so not checked
+    assert not choice.resolve(CPU, torch.float32, (8, 33))
+    assert choice.resolve(CPU, torch.float32, (8, 300))  # unsupported, so not checked
     triton_combine.combine_forward = right
 
 
@@ -440,7 +440,7 @@ def self_check_detects_broken_kernels() -> None:
         setattr(module, name, BrokenKernel(right, change))
         problem = self_check.first_difference(CPU, torch.float32)
         assert problem.startswith(f"{operator}: "), problem
-        assert not choice.resolve(CPU, torch.float32).triton
+        assert not choice.resolve(CPU, torch.float32)
         setattr(module, name, right)
 
 

@@ -8,8 +8,8 @@ import torch
 from torch import Tensor
 
 from slowfast_lara.attention.kernels.key_stats import query_normaliser, query_normaliser_backward
-from slowfast_lara.attention.kernels.launch import block_size, cdiv, launch, with_unit_stride
-from slowfast_lara.attention.kernels.tiles import FRAME_GROUP, tile
+from slowfast_lara.attention.kernels.launch import cdiv, launch, with_unit_stride
+from slowfast_lara.attention.kernels.tiles import FRAME_GROUP, block_size, tile
 
 
 @torch.library.custom_op("slowfast_lara::combine", mutates_args=())
@@ -42,7 +42,6 @@ def combine(
         blocks={"N": N},
         d=d,
         C=C,
-        BLOCK_C=block_size(C),
         ALIGNED=landmarks is not None,
     )
     # The memory layout that the temporal stage of trajectory attention reads.
@@ -50,7 +49,10 @@ def combine(
 
 
 def _contiguous(q: Tensor, w: Tensor, *others: Tensor | None) -> list[Tensor]:
-    """The tensors as the kernels take them; w replaces None, which they do not read."""
+    """Return contiguous tensors, and w in place of None, which the kernels do not read.
+
+    The kernels accept a q whose last dimension only is contiguous.
+    """
     return [with_unit_stride(q), *((w if x is None else x).contiguous() for x in (w, *others))]
 
 
@@ -86,7 +88,6 @@ def combine_backward(
         q,
         *(*tensors, grad, grad_q, query_stats, partial, *sizes),
         programs=B * h * blocks,
-        BLOCK_C=block_size(C),
         **shared,
     )
     minus_R = partial.sum(2)

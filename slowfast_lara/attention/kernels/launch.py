@@ -8,16 +8,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from slowfast_lara.attention.kernels.tiles import tile
+from slowfast_lara.attention.kernels.tiles import block_size, tile
 
 
 def cdiv(a: int, b: int) -> int:
     return -(-a // b)
-
-
-def block_size(n: int) -> int:
-    """The smallest power of two >= n, and at least 16, the smallest side of a Triton matmul."""
-    return max(16, 1 << (n - 1).bit_length())
 
 
 def matmul_precision() -> str:

@@ -62,10 +62,8 @@ def _empty_gradients(x: Tensor, with_noise: bool) -> tuple[Tensor, Tensor, Tenso
 
 
 @proposals_backward.register_fake
-def _(
-    q_landmarks: Tensor, k_landmarks: Tensor, w: Tensor, own: Tensor, balance: Tensor, *more: Any
-):
-    return _empty_gradients(q_landmarks, more[0])
+def _(q_landmarks: Tensor, *more: Any) -> tuple[Tensor, Tensor, Tensor]:
+    return _empty_gradients(q_landmarks, with_noise=more[4])
 
 
 def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
