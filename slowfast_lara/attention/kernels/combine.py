@@ -49,10 +49,7 @@ def combine(
 
 
 def _contiguous(q: Tensor, w: Tensor, *others: Tensor | None) -> list[Tensor]:
-    """Return contiguous tensors, and w in place of None, which the kernels do not read.
-
-    The kernels accept a q whose last dimension only is contiguous.
-    """
+    """Make the tensors contiguous (q: unit last stride); w replaces None, an unread argument."""
     return [with_unit_stride(q), *((w if x is None else x).contiguous() for x in (w, *others))]
 
 
@@ -92,7 +89,7 @@ def combine_backward(
     )
     minus_R = partial.sum(2)
     grad_w, grad_log_sums = torch.empty_like(w), torch.empty_like(log_sums)
-    grad_landmarks, grad_columns = _landmark_gradients(w, aligned)
+    grad_landmarks, grad_columns = _empty_landmark_gradients(w, aligned)
     grads = (grad_w, grad_log_sums, grad_landmarks, grad_columns)
     launch(
         "combine.combine_backward_samples",
@@ -118,7 +115,7 @@ def combine_backward(
     return grad_q, grad_w, grad_log_sums, grad_means, grad_landmarks, grad_columns
 
 
-def _landmark_gradients(w: Tensor, aligned: bool) -> tuple[Tensor, Tensor]:
+def _empty_landmark_gradients(w: Tensor, aligned: bool) -> tuple[Tensor, Tensor]:
     B, h, C, d = w.shape
     number = C if aligned else 0
     return w.new_empty(B, h, number, d), w.new_empty(B, h, 3, number)
@@ -127,7 +124,7 @@ def _landmark_gradients(w: Tensor, aligned: bool) -> tuple[Tensor, Tensor]:
 @combine_backward.register_fake
 def _(q: Tensor, w: Tensor, log_sums: Tensor, means: Tensor, landmarks: Tensor | None, *_: Any):
     grads = (x.new_empty(x.shape) for x in (q, w, log_sums, means))
-    return (*grads, *_landmark_gradients(w, landmarks is not None))
+    return (*grads, *_empty_landmark_gradients(w, landmarks is not None))
 
 
 def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:

@@ -60,5 +60,5 @@ def launch(
 
 
 def with_unit_stride(x: Tensor) -> Tensor:
-    """x, copied if its last dimension has a stride: kernels accept any other strides."""
+    """x, or a contiguous copy if its last stride is not 1; kernels accept any other strides."""
     return x if x.stride(-1) == 1 else x.contiguous()

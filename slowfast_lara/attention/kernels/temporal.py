@@ -34,7 +34,7 @@ def temporal(
 
 
 def _with_32_bit_offsets(x: Tensor) -> Tensor:
-    """x [B,F,N,D], copied if its last dimension has a stride or a clip spans 2**31 elements."""
+    """x [B,F,N,D], or a contiguous copy if its last stride is not 1 or a clip spans 2**31."""
     last = sum((size - 1) * stride for size, stride in zip(x.shape[1:], x.stride()[1:]))
     return with_unit_stride(x) if last < 2**31 else x.contiguous()
 

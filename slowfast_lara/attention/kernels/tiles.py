@@ -36,7 +36,7 @@ _SAMPLE_BLOCKS_FLOAT32 = {
     "key_stats_backward_tied": ((16, 16, 4, 1), (16, 16, 8, 1)),
     "key_stats_backward_samples": ((32, 16, 4, 1), (16, 16, 8, 1)),
 }
-# BLOCK_N of kernels whose programs hold all samples: for small sizes (d <= 64, C <= 128), others.
+# BLOCK_N of kernels whose programs hold all samples: for d <= 64 with C <= 128, and for others.
 _ALL_SAMPLES = {"combine_forward": (64, 32), "combine_backward_queries": (32, 16)}
 # Columns of a head (BLOCK_E) in a tile of the temporal stage.
 _TEMPORAL = {

@@ -1,6 +1,7 @@
 """Kernels of `temporal`, the temporal stage of trajectory attention (models/temporal.py).
 
-The absorbed queries u_nh = W_h^T q_nh are computed for one block of tokens and columns of x:
+The kernels compute the absorbed queries u_nh = W_h^T q_nh for a block of tokens and columns of x,
+and do not store them:
 
     temporal_scores            s_nhf = u_nh.x_nf, and its softmax a_nhf over the frames
     temporal_pool              y_nh = W_h (sum_f a_nhf x_nf)
@@ -27,13 +28,6 @@ import triton
 import triton.language as tl
 
 from slowfast_lara.attention.kernels.triton_shared import split_float32
-
-
-@triton.jit
-def own_axis(pid, size, BLOCK: tl.constexpr):
-    """Indices of a program's block of an axis, and the program's index along the other axes."""
-    blocks = tl.cdiv(size, BLOCK)
-    return pid % blocks * BLOCK + tl.arange(0, BLOCK), pid // blocks
 
 
 @triton.jit
@@ -98,15 +92,21 @@ def temporal_scores(
     BLOCK_H: tl.constexpr, BLOCK_E: tl.constexpr, BLOCK_F: tl.constexpr, BLOCK_N: tl.constexpr,
     BLOCK_X: tl.constexpr, PROJECT: tl.constexpr, EPILOGUE: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """EPILOGUE: "softmax" over the frames, the "gradient" of that softmax, or "" for raw scores.
+    """EPILOGUE: "softmax" over the frames, "gradient" through that softmax, or "" for raw scores.
 
     The first two need all frames in one tile.
     """
-    h, pid = own_axis(tl.program_id(0), H, BLOCK_H)
-    f, pid = own_axis(pid, F, BLOCK_F)
-    n, pid = own_axis(pid, N, BLOCK_N)
-    b, D = pid.to(tl.int64), H * E
+    blocks, frame_blocks = tl.cdiv(N, BLOCK_N), tl.cdiv(F, BLOCK_F)
+    head_blocks = tl.cdiv(H, BLOCK_H)
+    pid = tl.program_id(0)
+    h = pid % head_blocks * BLOCK_H + tl.arange(0, BLOCK_H)
+    pid = pid // head_blocks
+    f = pid % frame_blocks * BLOCK_F + tl.arange(0, BLOCK_F)
+    pid = pid // frame_blocks
+    n = pid % blocks * BLOCK_N + tl.arange(0, BLOCK_N)
+    b = (pid // blocks).to(tl.int64)
     mask_n, mask_f = n < N, f < F
+    D = H * E
     p_q, p_x, clip = q_ptr + b * N * D, x_ptr + b * x_stride_b, b * N * H * F
     scores = tl.zeros([BLOCK_N, BLOCK_H, BLOCK_F], tl.float32)
     for start in range(0, D, BLOCK_X):
@@ -140,7 +140,7 @@ def pooled(
     p_coeffs, p_x, n, mask_n, h, column, x_stride_f, x_stride_n, F, H, D,
     BLOCK_F: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """sum_f a_nhf x_nf, [N,h,columns] float32."""
+    """sum_f coeffs_nhf x_nf, [N,h,columns] float32."""
     total = tl.zeros([n.shape[0], h.shape[0], column.shape[0]], tl.float32)
     for first in range(0, F, BLOCK_F):
         f = first + tl.arange(0, BLOCK_F)
@@ -157,19 +157,22 @@ def temporal_pool(
     BLOCK_H: tl.constexpr, BLOCK_E: tl.constexpr, BLOCK_F: tl.constexpr, BLOCK_N: tl.constexpr,
     BLOCK_X: tl.constexpr, BIAS: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    e, pid = own_axis(tl.program_id(0), E, BLOCK_E)
-    h, pid = own_axis(pid, H, BLOCK_H)
-    n, pid = own_axis(pid, N, BLOCK_N)
-    b, D = pid.to(tl.int64), H * E
+    blocks, head_blocks, e_blocks = tl.cdiv(N, BLOCK_N), tl.cdiv(H, BLOCK_H), tl.cdiv(E, BLOCK_E)
+    pid = tl.program_id(0)
+    e = pid % e_blocks * BLOCK_E + tl.arange(0, BLOCK_E)
+    h = pid // e_blocks % head_blocks * BLOCK_H + tl.arange(0, BLOCK_H)
+    pid = pid // (e_blocks * head_blocks)
+    n = pid % blocks * BLOCK_N + tl.arange(0, BLOCK_N)
+    b = (pid // blocks).to(tl.int64)
     mask_n = n < N
+    D = H * E
     p_x, p_coeffs = x_ptr + b * x_stride_b, coeffs_ptr + b * N * H * F
     out = tl.zeros([BLOCK_H, BLOCK_N, BLOCK_E], tl.float32)
     for start in range(0, D, BLOCK_X):
         column = start + tl.arange(0, BLOCK_X)
         total = pooled(
-            p_coeffs, p_x, n, mask_n, h, column, x_stride_f, x_stride_n, F, H, D, BLOCK_F,
-            PRECISION,
-        )  # fmt: skip
+            p_coeffs, p_x, n, mask_n, h, column, x_stride_f, x_stride_n, F, H, D, BLOCK_F, PRECISION
+        )
         b_weight = load_weight(weight_ptr, h, e, column, H, E, D)
         total = tl.permute(total.to(b_weight.dtype), (1, 0, 2))
         out = tl.dot(total, tl.permute(b_weight, (0, 2, 1)), acc=out, input_precision=PRECISION)
@@ -188,9 +191,11 @@ def temporal_sum(
     BLOCK_N: tl.constexpr, BLOCK_X: tl.constexpr,
 ):  # fmt: skip
     D = H * E
-    column, pid = own_axis(tl.program_id(0), D, BLOCK_X)
-    n, pid = own_axis(pid, N, BLOCK_N)
-    b = pid.to(tl.int64)
+    blocks, column_blocks = tl.cdiv(N, BLOCK_N), tl.cdiv(D, BLOCK_X)
+    pid = tl.program_id(0)
+    column = pid % column_blocks * BLOCK_X + tl.arange(0, BLOCK_X)
+    n = pid // column_blocks % blocks * BLOCK_N + tl.arange(0, BLOCK_N)
+    b = (pid // (column_blocks * blocks)).to(tl.int64)
     bn = b * N + n
     mask = (n < N)[:, None] & (column < D)[None, :]
     p_x = x_ptr + b * x_stride_b + n[:, None] * x_stride_n + column[None, :]
@@ -212,10 +217,16 @@ def temporal_backward_tokens(
     BLOCK_X: tl.constexpr, PROJECT: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     D = H * E
-    f, pid = own_axis(tl.program_id(0), F, BLOCK_F)
-    column, pid = own_axis(pid, D, BLOCK_X)
-    n, pid = own_axis(pid, N, BLOCK_N)
-    b, mask_n = pid.to(tl.int64), n < N
+    blocks, column_blocks = tl.cdiv(N, BLOCK_N), tl.cdiv(D, BLOCK_X)
+    frame_blocks = tl.cdiv(F, BLOCK_F)
+    pid = tl.program_id(0)
+    f = pid % frame_blocks * BLOCK_F + tl.arange(0, BLOCK_F)
+    pid = pid // frame_blocks
+    column = pid % column_blocks * BLOCK_X + tl.arange(0, BLOCK_X)
+    pid = pid // column_blocks
+    n = pid % blocks * BLOCK_N + tl.arange(0, BLOCK_N)
+    b = (pid // blocks).to(tl.int64)
+    mask_n = n < N
     p_q, p_dy, clip = q_ptr + b * N * D, dy_ptr + b * N * D, b * N * H * F
     dtype: tl.constexpr = q_ptr.dtype.element_ty
     b_dx = tl.zeros([BLOCK_N, BLOCK_F, BLOCK_X], tl.float32)
@@ -247,10 +258,16 @@ def temporal_backward_weight(
     BLOCK_X: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """Each part has STEPS blocks of BLOCK_N tokens; no block covers two clips."""
-    D, blocks = H * E, tl.cdiv(N, BLOCK_N)
-    e, pid = own_axis(tl.program_id(0), E, BLOCK_E)
-    h, pid = own_axis(pid, H, BLOCK_H)
-    column, part = own_axis(pid, D, BLOCK_X)
+    D = H * E
+    head_blocks, e_blocks = tl.cdiv(H, BLOCK_H), tl.cdiv(E, BLOCK_E)
+    column_blocks = tl.cdiv(D, BLOCK_X)
+    pid = tl.program_id(0)
+    e = pid % e_blocks * BLOCK_E + tl.arange(0, BLOCK_E)
+    h = pid // e_blocks % head_blocks * BLOCK_H + tl.arange(0, BLOCK_H)
+    pid = pid // (e_blocks * head_blocks)
+    column = pid % column_blocks * BLOCK_X + tl.arange(0, BLOCK_X)
+    part = pid // column_blocks
+    blocks = tl.cdiv(N, BLOCK_N)
     b_dW = tl.zeros([BLOCK_H, BLOCK_E, BLOCK_X], tl.float32)
     for step in range(STEPS):
         block = part * STEPS + step
@@ -259,9 +276,8 @@ def temporal_backward_weight(
         mask_n = (n < N) & (b < B)
         p_x, p_coeffs = x_ptr + b * x_stride_b, coeffs_ptr + b * N * H * F
         total = pooled(
-            p_coeffs, p_x, n, mask_n, h, column, x_stride_f, x_stride_n, F, H, D, BLOCK_F,
-            PRECISION,
-        )  # fmt: skip
+            p_coeffs, p_x, n, mask_n, h, column, x_stride_f, x_stride_n, F, H, D, BLOCK_F, PRECISION
+        )
         b_q = load_heads(q_ptr + b * N * D, n, mask_n, h, e, H, E)
         total = tl.permute(total.to(b_q.dtype), (1, 0, 2))
         b_dW = tl.dot(tl.permute(b_q, (0, 2, 1)), total, acc=b_dW, input_precision=PRECISION)

@@ -35,7 +35,7 @@ def is_vit_npz(weights: dict[str, Tensor]) -> bool:
 
 
 def from_vit_npz(weights: dict[str, Tensor]) -> tuple[dict[str, Tensor], int | None]:
-    """Convert the weights; returns them and the number of heads. Unknown names are kept."""
+    """Return the converted weights and the number of heads. Unknown names are kept."""
     ours: dict[str, Tensor] = {}
     qkv: dict[str, dict[str, Tensor]] = {}
     heads: set[int] = set()
