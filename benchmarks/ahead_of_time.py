@@ -22,7 +22,7 @@ SHARED_MEMORY = 101376
 DTYPES = {"bf16": 2, "fp16": 2, "fp32": 4}
 
 _COMBINE = ("forward", "backward_queries", "backward_samples", "backward_means")
-# By the names of tiles.py: file of the Triton function, its name if different, and its flags.
+# By name in tiles.py: the file of the Triton function, its name if it differs, and its flags.
 KERNELS: dict[str, tuple[str, str, dict[str, Any]]] = {
     "segment_sums": ("landmarks", "", {"MEANS": True}),
     "farthest_of_segment": ("landmarks", "", {}),
@@ -57,7 +57,7 @@ KERNELS: dict[str, tuple[str, str, dict[str, Any]]] = {
     "temporal_backward_tokens": ("temporal", "", {"PROJECT": True}),
     "temporal_backward_weight": ("temporal", "", {}),
 }
-# Other forms of the kernels: the flags that differ.
+# Further variants of the kernels: the constants that differ.
 VARIANTS: list[tuple[str, dict[str, Any]]] = [
     ("segment_sums", {"MEANS": False}),
     ("segment_backward", {"MEANS": False}),
@@ -105,7 +105,7 @@ class Usage(NamedTuple):
 
 
 def usage(name: str, arch: int, dtype: str, *, d: int = 0, C: int = 0, **changes: Any) -> Usage:
-    """Compile one kernel for a target, such as 80 for sm_80, with flags changed by `changes`."""
+    """Compile a kernel for an architecture, such as 80 for sm_80; `changes` override constants."""
     import triton
     from triton.backends.compiler import GPUTarget
     from triton.compiler import ASTSource

@@ -150,9 +150,9 @@ class VisionTransformer(nn.Module):
         self.pos_drop = nn.Dropout(pos_drop)
 
         sizes = dict[str, Any](head_dim=dim // num_heads, num_heads=num_heads, dropout=attn_drop)
-        # With trajectory attention, "triton" may mean the kernel of the temporal stage alone.
-        allows_none = attn_layer == "trajectory" and not has_kernels(estimator)
-        estimator_kernels = "auto" if allows_none else kernels
+        # In trajectory attention, "triton" may apply to the temporal stage alone.
+        only_temporal = attn_layer == "trajectory" and not has_kernels(estimator)
+        estimator_kernels = "auto" if only_temporal else kernels
         layer = partial(
             ATTENTION_LAYERS[attn_layer], dim=dim, num_heads=num_heads, qkv_bias=qkv_bias, drop=drop
         )

@@ -306,7 +306,7 @@ def autocast() -> None:
 
 
 def checkpointing() -> None:
-    """Activation checkpointing does not change a bit."""
+    """Activation checkpointing gives bit-identical results."""
     plain, again = small_model(), small_model()
     again.act_checkpoint = True
     results = [step(model) for model in (plain, again)]
@@ -322,9 +322,8 @@ def as_rank(rank: int, store: str) -> None:
     distributed.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=2)
     alone = step(small_model())
     together = step(torch.nn.parallel.DistributedDataParallel(small_model()))
-    assert (
-        max(relative_errors(together, [x.double() for x in alone])) < 1e-5
-    )  # both ranks have the same clips
+    # Both ranks have the same clips.
+    assert max(relative_errors(together, [x.double() for x in alone])) < 1e-5
     if rank == 1:
         triton_combine.combine_forward = None
     print("decision", choice.resolve(CPU, torch.float32, all_ranks=True))
@@ -350,24 +349,24 @@ def meta() -> None:
 
 
 def invalid_inputs() -> None:
-    """Invalid numbers of frames raise PyTorch's error; unsupported values raise too."""
+    """Invalid numbers of frames raise the same error with both kernels; odd values raise too."""
     q = normal(1, 2, 12, 8)
     for device in ("cpu", "meta"):
         x = q.to(device)
         for options in ({"proposal": "global"}, {"landmarks": "farthest"}):
             for frames in (0, 5):
-                said = []
+                errors = []
                 for kernels in ("triton", "torch"):
                     built = build_estimator(
                         "lara", head_dim=8, num_landmarks=4, kernels=kernels, **options
                     )
-                    said.append(error_of(built, x, x, x, num_frames=frames))
-                assert said[0] == said[1] and "cannot be split" in said[0], said
+                    errors.append(error_of(built, x, x, x, num_frames=frames))
+                assert errors[0] == errors[1] and "cannot be split" in errors[0], errors
         performer = build_estimator("performer", head_dim=8, num_landmarks=4, kernels="triton")
         assert "12 tokens cannot be split into 5" in error_of(performer, x, x, x, num_frames=5)
         for v in (x[:, :, :6], x[..., :4]):
-            said = error_of(performer, x, x, v, num_frames=3)
-            assert "does not support values with a shape different" in said, said
+            error = error_of(performer, x, x, v, num_frames=3)
+            assert "does not support values with a shape different" in error, error
 
 
 def error_of(function: Callable[..., Tensor], *args: Tensor, **options: int) -> str:

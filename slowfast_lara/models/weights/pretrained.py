@@ -296,7 +296,7 @@ def _shape(x: Tensor) -> str:
 
 
 def _as_convolution(given: Tensor, own: Tensor) -> Tensor:
-    """Reshape the linear patch embedding [D,3*p*p] of early ViTs to that of `own`, if it is one."""
+    """Reshape the linear patch embedding [D,3*p*p] of early ViTs to the shape of `own`."""
     return given.reshape(own.shape) if given.shape == own.flatten(1).shape else given
 
 
