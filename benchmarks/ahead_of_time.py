@@ -14,8 +14,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from slowfast_lara.attention.kernels.launch import block_size
-from slowfast_lara.attention.kernels.tiles import FRAME_GROUP, tile
+from slowfast_lara.attention.kernels.tiles import FRAME_GROUP, block_size, tile
 
 ARCHS = (80, 90, 100)
 # Shared memory of a program, in bytes: the limit of compute capability 8.6, 8.9 and 12.0.
@@ -23,7 +22,7 @@ SHARED_MEMORY = 101376
 DTYPES = {"bf16": 2, "fp16": 2, "fp32": 4}
 
 _COMBINE = ("forward", "backward_queries", "backward_samples", "backward_means")
-# By the names of tiles.py: file of the Triton function, its name if different, and its flags.
+# By name in tiles.py: the file of the Triton function, its name if it differs, and its flags.
 KERNELS: dict[str, tuple[str, str, dict[str, Any]]] = {
     "segment_sums": ("landmarks", "", {"MEANS": True}),
     "farthest_of_segment": ("landmarks", "", {}),
@@ -58,7 +57,7 @@ KERNELS: dict[str, tuple[str, str, dict[str, Any]]] = {
     "temporal_backward_tokens": ("temporal", "", {"PROJECT": True}),
     "temporal_backward_weight": ("temporal", "", {}),
 }
-# Other forms of the kernels: the flags that differ.
+# Further variants of the kernels: the constants that differ.
 VARIANTS: list[tuple[str, dict[str, Any]]] = [
     ("segment_sums", {"MEANS": False}),
     ("segment_backward", {"MEANS": False}),
@@ -83,7 +82,7 @@ VARIANTS: list[tuple[str, dict[str, Any]]] = [
 # Pointers to float32 tensors, for any dtype of q, k and v.
 _WIDE = re.compile(
     r"d?(w|L|landmarks|columns|scores)_ptr"
-    r"|(log_z|peak|balance|gain|shares|stats|partial|minus_R|attention|over_frames|sums)_ptr"
+    r"|(log_z|peak|balance|gain|shares|stats|partial|minus_R|attention|coeffs|sums)_ptr"
     r"|mean_sums_ptr"
 )
 # Pointers to float32 in one kernel only: outputs, and gradients that a later kernel adds to.
@@ -106,7 +105,7 @@ class Usage(NamedTuple):
 
 
 def usage(name: str, arch: int, dtype: str, *, d: int = 0, C: int = 0, **changes: Any) -> Usage:
-    """Compile one kernel for a target, such as 80 for sm_80, with flags changed by `changes`."""
+    """Compile a kernel for an architecture, such as 80 for sm_80; `changes` override constants."""
     import triton
     from triton.backends.compiler import GPUTarget
     from triton.compiler import ASTSource
@@ -114,7 +113,7 @@ def usage(name: str, arch: int, dtype: str, *, d: int = 0, C: int = 0, **changes
     function = _function(name)
     chosen = tile(name, element_size=DTYPES[dtype], d=d, C=C)
     options = {key: chosen.pop(key) for key in ("num_warps", "num_stages")}
-    sizes = {"D": d, "BLOCK_D": block_size(d), "BLOCK_C": block_size(C), "BLOCK_F": 16}
+    sizes = {"D": d, "BLOCK_D": block_size(d), "BLOCK_F": 16}
     precision = "ieee" if dtype == "fp32" else "tf32"
     constants = {**sizes, "PRECISION": precision, **chosen, **KERNELS[name][2], **changes}
     constants = {key: value for key, value in constants.items() if key in function.arg_names}
@@ -124,8 +123,8 @@ def usage(name: str, arch: int, dtype: str, *, d: int = 0, C: int = 0, **changes
     }
     # As at a launch: pointers and strides are multiples of 16.
     aligned = {
-        (place,): [["tt.divisibility", 16]]
-        for place, key in enumerate(function.arg_names)
+        (i,): [["tt.divisibility", 16]]
+        for i, key in enumerate(function.arg_names)
         if key not in constants and (key.endswith("_ptr") or "_" in key or key == "C")
     }
     source = ASTSource(fn=function, signature=signature, constexprs=constants, attrs=aligned)

@@ -34,10 +34,10 @@ class CompiledKernel(NamedTuple):
         return self.usage.spills == 0 and self.usage.shared <= SHARED_MEMORY
 
     def cells(self) -> list[str]:
-        form = [f"{key}={value}" for key, value in self.changes.items()]
+        changes = [f"{key}={value}" for key, value in self.changes.items()]
         sizes = [str(size) if size else "any" for size in (self.d, self.C)]
         target = (f"sm_{self.arch}", self.dtype)
-        return [" ".join((self.kernel, *form)), *target, *sizes, *map(str, self.usage)]
+        return [" ".join((self.kernel, *changes)), *target, *sizes, *map(str, self.usage)]
 
 
 @dataclass
@@ -45,27 +45,27 @@ class KernelTable(ResultTable):
     kernels: list[CompiledKernel]
 
     def head(self) -> list[str]:
-        # The machine has no influence on compiled kernels.
+        # Without the hardware of this machine, which does not affect compiled kernels.
         return [self.title, *self.notes]
 
     def cells(self) -> Cells:
         return [COLUMNS, *(kernel.cells() for kernel in self.kernels)]
 
     def footer(self) -> list[str]:
-        good = sum(kernel.fits() for kernel in self.kernels)
-        return [f"{good} of {len(self.kernels)} have no spills and fit into shared memory"]
+        fitting = sum(kernel.fits() for kernel in self.kernels)
+        return [f"{fitting} of {len(self.kernels)} have no spills and fit into shared memory"]
 
     def write(self, path: str | os.PathLike[str]) -> None:
-        """Write PATH.csv, and PATH.md for people."""
+        """Write PATH.csv, and the same table as PATH.md."""
         super().write(path)
         lines = "\n\n".join([self.title, *self.footer(), markdown_table(self.cells())])
         write_text(f"{path}.md", lines + "\n")
 
 
 def compiled_kernels(kernels: Sequence[str] = (), archs: Sequence[int] = ()) -> KernelTable:
-    """Compile each kernel for each GPU, precision and size that its tile depends on.
+    """Compile each kernel in half precision for each GPU, and for each size with a different tile.
 
-    Other variants, and float32, are compiled only for the sizes of ViT-B and 128 samples.
+    Other variants, and float32, are compiled only for ViT-B's head size and 128 samples.
     """
     if find_spec("triton") is None:
         raise InputError("compiling the kernels needs the package triton")

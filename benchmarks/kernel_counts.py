@@ -1,14 +1,14 @@
 """Launches, bytes and FLOPs of a function on a GPU, counted on the meta device.
 
-On the meta device tensors have shapes and no data. The counter records every operator that
-PyTorch dispatches. An operator reads each of its tensors from memory once and writes its results
-once; views and dimensions with stride 0 are free. On the meta device the package takes the code
-path for NVIDIA GPUs.
+On the meta device tensors have shapes and no data, and the package takes the code path for NVIDIA
+GPUs. The counter records every operator that PyTorch dispatches. The model: an operator reads each
+of its tensors from memory once and writes its results once; views and dimensions with stride 0 are
+free.
 
-The meta device would decompose `scaled_dot_product_attention`. The counter replaces it by the
-kernel that a GPU would choose: flash attention in half precision without a mask, or else the
-memory-efficient one, or matmuls if the sizes suit neither. Our fused kernels declare their
-traffic (kernel_traffic.py).
+On the meta device PyTorch would decompose `scaled_dot_product_attention`. The counter replaces it
+by the kernel that runs on a GPU: flash attention in half precision without a mask, else the
+memory-efficient one, or matmuls for sizes that neither supports. kernel_traffic.py models the
+package's own Triton kernels.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ def count_kernels(function: Callable[[], Any]) -> tuple[list[Kernel], Any]:
 
 
 class _GpuAttention(TorchFunctionMode):
-    """Replaces scaled_dot_product_attention by the operator that a GPU would run."""
+    """Replaces scaled_dot_product_attention by the operator that runs on a GPU."""
 
     def __torch_function__(
         self, function: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None

@@ -1,13 +1,13 @@
 """Memory traffic and FLOPs of each Triton kernel, derived from its algorithm.
 
-A FLOP counter sees a fused kernel as one opaque operator. These functions state the bytes that
+A FLOP counter treats a fused kernel as one opaque operator. These functions return the bytes that
 each kernel reads and writes, and its floating-point operations. They need neither Triton nor a GPU.
 
 A tensor counts once for each pass of a kernel over it. Programs that share a tile are neighbours
 in the grid, so that the second one reads it from the L2 cache.
 
 In half precision, matmuls with the samples and landmarks run twice, for the rounded value and for
-the remainder (`_split_matmuls`). Tiles count without padding.
+the remainder (`_split_matmuls`). The padding of tiles is not counted.
 
 Shapes: B batch, h heads, N queries, F frames, P tokens of a frame, C samples or landmarks,
 d head size; `size` is the bytes of an element of q, k and v.
@@ -74,13 +74,13 @@ def key_stats_forward(
 ) -> list[Launch]:
     """Log-sums and means; half precision also writes the remainder of the means.
 
-    `values`: whether they differ from the keys.
+    `values`: whether there are values other than the keys.
     """
     keys, statistics = B * h * F * P * d * size, B * h * F * C
-    kept = statistics * (d * size * _split_matmuls(size) + 2 * FLOAT32)
-    product = 2 * B * h * F * P * C * d
-    moved = (1 + values) * keys + B * h * C * d * FLOAT32 + kept
-    return [Launch("key_stats_forward", moved, product * 2 * _split_matmuls(size))]
+    written = statistics * (d * size * _split_matmuls(size) + 2 * FLOAT32)
+    matmul_flops = 2 * B * h * F * P * C * d
+    moved = (1 + values) * keys + B * h * C * d * FLOAT32 + written
+    return [Launch("key_stats_forward", moved, matmul_flops * 2 * _split_matmuls(size))]
 
 
 def key_stats_backward(
@@ -90,10 +90,10 @@ def key_stats_backward(
     keys, statistics = (1 + values) * B * h * F * P * d * size, B * h * F * C
     samples = B * h * C * d * FLOAT32
     read = keys + samples + statistics * (d * size * (1 + _split_matmuls(size)) + 3 * FLOAT32)
-    product, again = 2 * B * h * F * P * C * d, _split_matmuls(size) + 1
+    matmul_flops, recomputed = 2 * B * h * F * P * C * d, _split_matmuls(size) + 1
     return [
-        Launch("key_stats_backward_keys", read + keys, product * (again + 2)),
-        Launch("key_stats_backward_samples", read + samples, product * (again + 1)),
+        Launch("key_stats_backward_keys", read + keys, matmul_flops * (recomputed + 2)),
+        Launch("key_stats_backward_samples", read + samples, matmul_flops * (recomputed + 1)),
     ]
 
 
@@ -102,13 +102,13 @@ def combine_forward(
 ) -> list[Launch]:
     """The estimate; `aligned` weightings first need the query normaliser."""
     queries, landmarks = B * h * N * d * size, B * h * C * FLOAT32
-    product, scores = 2 * B * h * N * C * d, _split_matmuls(size) * (1 + aligned)
+    matmul_flops, scores = 2 * B * h * N * C * d, _split_matmuls(size) * (1 + aligned)
     moved = queries * (1 + F) + B * h * F * C * (d * size + FLOAT32) + landmarks * d
-    launches = [Launch("combine_forward", moved, product * (scores + F))]
+    launches = [Launch("combine_forward", moved, matmul_flops * (scores + F))]
     if aligned:
         launches[0] = launches[0]._replace(bytes=moved + landmarks * (d + 4))
         sums = Launch(
-            "query_normaliser", queries + landmarks * (d + 1), product * _split_matmuls(size)
+            "query_normaliser", queries + landmarks * (d + 1), matmul_flops * _split_matmuls(size)
         )
         launches.insert(0, sums)
     return launches
@@ -121,11 +121,12 @@ def combine_backward(
     elements, landmarks = B * h * N * d, B * h * C * FLOAT32
     means, log_sums = B * h * F * C * d * size, B * h * F * C * FLOAT32
     query_stats = B * h * N * (3 * F + 2) * FLOAT32
-    # The partial sums of R_c over blocks of 32 queries.
+    # The partial sums of R_c over blocks of 32 queries (16 in float32, for d > 64 and for C > 128,
+    # which is ignored here).
     parts = aligned * -(-N // 32) * landmarks
-    small = landmarks * d * (1 + aligned) + 4 * aligned * landmarks
-    product, scores = 2 * B * h * N * C * d, _split_matmuls(size) * (1 + aligned)
-    read = elements * size * (1 + F) + small + means + log_sums
+    sample_inputs = landmarks * d * (1 + aligned) + 4 * aligned * landmarks
+    matmul_flops, scores = 2 * B * h * N * C * d, _split_matmuls(size) * (1 + aligned)
+    read = elements * size * (1 + F) + sample_inputs + means + log_sums
     grad_q = elements * (FLOAT32 if aligned else size)
     dq_matmuls = 1 + aligned * _split_matmuls(size)
     groups = -(-F // FRAME_GROUP)
@@ -133,20 +134,20 @@ def combine_backward(
         Launch(
             "combine_backward_queries",
             read + grad_q + query_stats + parts,
-            product * (scores + F + dq_matmuls),
+            matmul_flops * (scores + F + dq_matmuls),
         ),
         Launch(
             "combine_backward_samples",
-            read + query_stats + small + log_sums,
-            product * (scores + F + 1 + aligned),
+            read + query_stats + sample_inputs + log_sums,
+            matmul_flops * (scores + F + 1 + aligned),
         ),
-        Launch("combine_backward_means", read + query_stats, product * (groups * scores + F)),
+        Launch("combine_backward_means", read + query_stats, matmul_flops * (groups * scores + F)),
     ]
     if aligned:
         launches.insert(1, Launch("sum of parts", parts + landmarks, parts // FLOAT32))
         moved = 2 * elements * size + grad_q + landmarks * (d + 2)
         launches.append(
-            Launch("query_normaliser_backward", moved, product * 2 * _split_matmuls(size))
+            Launch("query_normaliser_backward", moved, matmul_flops * 2 * _split_matmuls(size))
         )
     return launches
 
@@ -154,7 +155,7 @@ def combine_backward(
 def temporal_forward(
     B: int, N: int, F: int, h: int, d: int, size: int, project_values: bool
 ) -> list[Launch]:
-    """Reads x for the attention weights, which are saved, and again for the values."""
+    """Reads x for the attention weights, which are saved, and a second time for the values."""
     scores = _temporal_scores(B, N, F, h, d, size, projected=True, twice=size != FLOAT32)
     if project_values:
         return [scores, _temporal_pool(B, N, F, h, d, size)]
@@ -170,25 +171,27 @@ def temporal_backward(
 
     For the gradient of x, each tile of 16 frames recomputes the absorbed queries.
     """
-    D, tokens, sides = h * d, B * N, 1 + project_values
-    row, attention = tokens * D * size, tokens * h * F * FLOAT32
+    D, tokens, projections = h * d, B * N, 1 + project_values
+    token_bytes, attention = tokens * D * size, tokens * h * F * FLOAT32
     scores = _temporal_scores(B, N, F, h, d, size, projected=project_values, twice=False)
     scores = scores._replace(bytes=scores.bytes + attention)
-    square, of_frames = 2 * tokens * D * D, 2 * tokens * h * F * D
-    tokens_moved = row * (2 + F) + 2 * attention + sides * D * D * size
+    projection_flops, frame_flops = 2 * tokens * D * D, 2 * tokens * h * F * D
+    tokens_moved = token_bytes * (2 + F) + 2 * attention + projections * D * D * size
     parts = weight_gradient_parts(tokens) * D * D * FLOAT32
-    moved = row * (1 + F) + attention + parts
+    moved = token_bytes * (1 + F) + attention + parts
     weight = [
-        Launch("temporal_backward_weight", moved, square + of_frames),
+        Launch("temporal_backward_weight", moved, projection_flops + frame_flops),
         Launch("sum of parts", parts + D * D * (2 * FLOAT32 + size), parts // FLOAT32),
     ]
     return [
         scores,
         Launch(
-            "temporal_backward_tokens", tokens_moved, -(-F // 16) * sides * square + 2 * of_frames
+            "temporal_backward_tokens",
+            tokens_moved,
+            -(-F // 16) * projections * projection_flops + 2 * frame_flops,
         ),
         _temporal_pool(B, N, F, h, d, size),
-        *weight * sides,
+        *weight * projections,
     ]
 
 
@@ -207,7 +210,9 @@ def _temporal_pool(B: int, N: int, F: int, h: int, d: int, size: int) -> Launch:
     return Launch("temporal_pool", moved, 2 * tokens * D * D + 2 * tokens * h * F * D)
 
 
-# By operator name, from the operator's arguments (also tensors on the meta device).
+# The functions below take the arguments of the operators, on any device (also meta).
+
+
 def _landmarks_traffic(x: Tensor, number: int, num_frames: int, farthest: bool) -> list[Launch]:
     B, h, T, d = x.shape
     return landmarks_forward(B, h, T, number, d, x.element_size(), farthest)

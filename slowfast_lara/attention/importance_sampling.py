@@ -15,7 +15,7 @@ stable at any scale, and inside the range of the frame's values.
 
 `estimate` computes it with the Triton kernels, as fused attention on a GPU
 (importance_sdpa.py), or here: frame by frame, with weights that the backward pass
-recomputes, so that no tensor of shape [N,F,C] exists.
+recomputes. No tensor of shape [N,F,C] exists.
 
 Shapes: B batch, h heads, N queries, F frames, P tokens of a frame, C samples, d head size.
 """
@@ -24,7 +24,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator
-from functools import partial
 from typing import Any, NamedTuple
 
 import torch
@@ -85,8 +84,8 @@ def estimate(
 ) -> Tensor:
     """The estimate above in the dtype of q: q [B,h,N,d]; k, v [B,h,F*P,d] -> [B,h,N,F,d].
 
-    `make_samples(k, *given, triton=BOOL)` returns the samples; `given` are tensors [B,h,C,...] or
-    None. On a CPU it is called for a few heads at a time.
+    `make_samples(k, triton, *given)` returns the samples; `triton` allows Triton kernels, and
+    `given` are tensors [B,h,C,...] or None. On a CPU it is called for a few heads at a time.
     """
     with without_autocast(q.device.type):
         given = tuple(map(to_float32, given))
@@ -95,16 +94,15 @@ def estimate(
         if k.shape != v.shape:
             unsupported = unsupported or "values with a shape different from the keys'"
         if choice.uses_triton(kernels, q, unsupported):
-            return _by_triton(q, k, v, make_samples(k, *given, triton=True), num_frames)
-        make_samples = partial(make_samples, triton=False)
+            return _by_triton(q, k, v, make_samples(k, True, *given), num_frames)
         if sdpa_supports(q) and not is_exporting():
-            return estimate_by_sdpa(q, k, v, make_samples(k, *given), num_frames)
+            return estimate_by_sdpa(q, k, v, make_samples(k, False, *given), num_frames)
         tensors = (*map(to_float32, (q, k, v)), *given)
 
         def statistics_of(heads: slice) -> Statistics:
-            some: list[Any] = [x if x is None else x[:, heads] for x in tensors]
-            q, k, v, *others = some
-            return statistics(q, k, v, make_samples(k, *others), num_frames)
+            group: list[Any] = [x if x is None else x[:, heads] for x in tensors]
+            q, k, v, *others = group
+            return statistics(q, k, v, make_samples(k, False, *others), num_frames)
 
         h = q.shape[1]
         if is_exporting():
@@ -116,7 +114,7 @@ def estimate(
 
 def _by_triton(q: Tensor, k: Tensor, v: Tensor, samples: Samples, num_frames: int) -> Tensor:
     k, v = k.to(q.dtype), v.to(q.dtype)
-    log_sums, means, *_ = key_stats(samples.w, k, v, num_frames, True)
+    log_sums, means, *_ = key_stats(samples.w, k, v, num_frames)
     if samples.log_weights is not None:
         log_sums = log_sums + samples.log_weights.unsqueeze(2)
     query_weights = samples.query_weights or (None, None, None, None)
@@ -183,47 +181,42 @@ class _CombineFrames(torch.autograd.Function):
         (B, _, N, _), (_, _, F, _, d) = groups[0].shape, groups[2].shape
         # The memory layout that the temporal stage of trajectory attention reads.
         out = groups[0].new_empty(B, F, N, heads, d).permute(0, 3, 2, 1, 4)
-        for (scores, log_sums, means), part in _head_groups(groups, out):
-            for b, some in _cache_chunks(scores):
+        for scores, log_sums, means, part in _head_groups(groups, out):
+            for at in _cache_chunks(scores):
                 for f in range(F):
-                    weights = (scores[b, some] + log_sums[b, some, f, None]).softmax(-1)
-                    part[b, some, :, f] = weights @ means[b, some, f]
+                    weights = (scores[at] + log_sums[*at, f, None]).softmax(-1)
+                    part[*at, :, f] = weights @ means[*at, f]
         ctx.save_for_backward(*groups)
         return out
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, ...]:
         grads: list[Tensor] = []
-        for (scores, log_sums, means), part in _head_groups(ctx.saved_tensors, grad):
+        for scores, log_sums, means, part in _head_groups(ctx.saved_tensors, grad):
             grad_scores = torch.zeros_like(scores)
             grad_log_sums, grad_means = torch.empty_like(log_sums), torch.empty_like(means)
-            for b, some in _cache_chunks(scores):
+            for at in _cache_chunks(scores):
                 for f in range(means.shape[2]):
-                    weights = (scores[b, some] + log_sums[b, some, f, None]).softmax(-1)
-                    g = part[b, some, :, f]
-                    grad_means[b, some, f] = weights.mT @ g
-                    grad_weights = g @ means[b, some, f].mT
+                    weights = (scores[at] + log_sums[*at, f, None]).softmax(-1)
+                    g = part[*at, :, f]
+                    grad_means[*at, f] = weights.mT @ g
+                    grad_weights = g @ means[*at, f].mT
                     mean_grad = (weights * grad_weights).sum(-1, keepdim=True)
                     grad_logits = grad_weights.sub_(mean_grad).mul_(weights)
-                    grad_scores[b, some] += grad_logits
-                    grad_log_sums[b, some, f] = grad_logits.sum(-2)
+                    grad_scores[at] += grad_logits
+                    grad_log_sums[*at, f] = grad_logits.sum(-2)
             grads += [grad_scores, grad_log_sums, grad_means]
         return tuple(grads)
 
 
-def _head_groups(
-    groups: tuple[Tensor, ...], whole: Tensor
-) -> Iterator[tuple[tuple[Tensor, ...], Tensor]]:
-    """The three tensors of each group of heads, with the same heads of `whole` [B,h,...]."""
-    start = 0
-    for i in range(0, len(groups), 3):
-        end = start + groups[i].shape[1]
-        yield groups[i : i + 3], whole[:, start:end]
-        start = end
+def _head_groups(groups: tuple[Tensor, ...], x: Tensor) -> Iterator[tuple[Tensor, ...]]:
+    """Yield scores, log_sums and means of each group of heads, and its heads of x [B,h,...]."""
+    parts = x.split([scores.shape[1] for scores in groups[::3]], dim=1)
+    return zip(groups[::3], groups[1::3], groups[2::3], parts)
 
 
 def _cache_chunks(scores: Tensor) -> Iterator[tuple[slice, slice]]:
-    """Slices of batch and heads."""
+    """Yield slices of clips and heads, with CPU_CHUNK elements of `scores` or one head."""
     B, h, N, C = scores.shape
     size = max(1, CPU_CHUNK // (N * C))
     for b in range(B):

@@ -2,16 +2,17 @@
 
     sum_c softmax_c(log alpha_nc + q_n.w_c + L_cf) M_cf
 
-is attention with the samples w as keys, the means M as values and log alpha as a mask. L depends
-on the samples only and is appended to the keys as extra components. L and M are results of
-attention too, with the samples as queries, and so are the normalisers of r_nc in alpha. Memory
-traffic dominates on a GPU, and the mask is the only tensor of size [N,C]; weightings with the
-same alpha for all queries need none.
+is attention with the samples w as keys, the means M as values and log alpha as a mask. L is the
+same for all queries, so extra components of the keys hold it. L and M are results of attention
+too, with the samples as queries, and so are the normalisers of r_nc in alpha. Memory traffic
+dominates on a GPU, and the mask is the only tensor of size [N,C]; weightings with the same alpha
+for all queries need none.
 
 Half precision rounds the samples and landmarks. All terms use the same rounded values, so the
 estimate is exact for slightly different samples, and no rounding error enters an exponential.
-Numbers that must not be rounded (L, norms, log-sums) take two components, the rounded value and
-the remainder. The other side has the constant `_UNIT` there, which keeps them in float16's range.
+Numbers that must not be rounded (L, norms, log-sums) are split into two components, the rounded
+value and the remainder, both divided by `_UNIT` to stay in float16's range. The other operand of
+the dot product has the constant `_UNIT` in these components.
 
 Shapes: B batch, h heads, N queries, F frames, P tokens of a frame, C samples, d head size; d' is
 d plus the extra components, rounded up to a multiple of 8 as the fused kernels require.
@@ -26,7 +27,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from slowfast_lara.attention.samples import MIN_ALPHA, QueryWeights, Samples
+from slowfast_lara.attention.samples import MIN_ALPHA, Samples
 from slowfast_lara.attention.softmax import frames_last
 from slowfast_lara.attention.tensors import scaled, split_frames
 
@@ -44,19 +45,22 @@ def sdpa_supports(x: Tensor) -> bool:
 def estimate_by_sdpa(q: Tensor, k: Tensor, v: Tensor, samples: Samples, num_frames: int) -> Tensor:
     """q [B,h,N,d]; k, v [B,h,F*P,d] -> [B,h,N,F,d], in the dtype of q."""
     k, v = k.to(q.dtype), v.to(q.dtype)
-    # q and k are not scaled, so the samples are scaled twice.
+    # q and k are not scaled here, so the samples take both factors d**-0.25.
     w = scaled(samples.w).to(q.dtype).flatten(0, 1)  # [B*h,C,d]
     log_sums, means = _key_stats(k, v, w, num_frames)
     if samples.log_weights is not None:
         log_sums = log_sums + samples.log_weights.flatten(0, 1).unsqueeze(1)
-    queries = _with_units(q.permute(2, 0, 1, 3)).flatten(1, 2).transpose(0, 1)  # [B*h,N,d']
+    queries = _append_units(q.permute(2, 0, 1, 3)).flatten(1, 2).transpose(0, 1)  # [B*h,N,d']
     mask = None
     if samples.query_weights is not None:
-        mask = _LogAlpha.apply(queries, *_log_alpha_inputs(samples.query_weights, q.dtype))
+        landmarks, balance, gain, shares = (x.flatten(0, 1) for x in samples.query_weights)
+        columns = (balance * _ALPHA_UNIT, gain * _ALPHA_UNIT, shares)
+        weights = (scaled(landmarks), *(x.unsqueeze(-1) for x in columns))
+        mask = _LogAlpha.apply(queries, *(x.to(q.dtype) for x in weights))
         mask = mask.expand(num_frames, -1, -1, -1)
     out = functional.scaled_dot_product_attention(
         queries.expand(num_frames, -1, -1, -1),
-        _with_sums(w.unsqueeze(1).expand(-1, num_frames, -1, -1), log_sums).transpose(0, 1),
+        _append_sums(w.unsqueeze(1).expand(-1, num_frames, -1, -1), log_sums).transpose(0, 1),
         means.transpose(0, 1),
         attn_mask=mask,
         scale=1.0,
@@ -64,28 +68,29 @@ def estimate_by_sdpa(q: Tensor, k: Tensor, v: Tensor, samples: Samples, num_fram
     return frames_last(out, q.shape[1])
 
 
-def _with_units(x: Tensor) -> Tensor:
-    """[...,d] -> [...,d']: append the constants that multiply the components of `_with_sums`."""
+def _append_units(x: Tensor) -> Tensor:
+    """[...,d] -> [...,d']: append the constants that multiply the components of `_append_sums`."""
     more = 2 + -(x.shape[-1] + 2) % 8
     return torch.cat((x, x.new_full((), _UNIT).expand(*x.shape[:-1], more)), dim=-1)
 
 
-def _with_sums(x: Tensor, sums: Tensor) -> Tensor:
-    """[...,M,d] and [...,M] -> [...,M,d'], whose dot product with `_with_units` adds the sums.
+def _append_sums(x: Tensor, sums: Tensor) -> Tensor:
+    """[...,M,d] and [...,M] -> [...,M,d'], whose dot product with `_append_units` adds the sums.
 
     A shift of all M sums cancels in a softmax over them, so the largest is subtracted.
     """
     sums = ((sums - sums.detach().amax(-1, keepdim=True)) / _UNIT).unsqueeze(-1)
-    return _with_remainder(x, sums)
+    return _append_split(x, sums)
 
 
-def _with_remainder(x: Tensor, sums: Tensor) -> Tensor:
+def _append_split(x: Tensor, sums: Tensor) -> Tensor:
+    """[...,d] and [...,1] -> [...,d']: append the rounded sums, their remainders and zeros."""
     rounded = sums.detach().to(x.dtype)
-    return _with_zeros(x, -(x.shape[-1] + 2) % 8, rounded, (sums - rounded).to(x.dtype))
+    return _append_zeros(x, -(x.shape[-1] + 2) % 8, rounded, (sums - rounded).to(x.dtype))
 
 
-def _with_zeros(x: Tensor, number: int, *between: Tensor) -> Tensor:
-    """Append components in one pass over memory; functional.pad fills the tensor first."""
+def _append_zeros(x: Tensor, number: int, *between: Tensor) -> Tensor:
+    """Append `between` and zeros in one pass over memory; functional.pad takes two."""
     return torch.cat((x, *between, x.new_zeros(()).expand(*x.shape[:-1], number)), dim=-1)
 
 
@@ -104,13 +109,13 @@ def _attention(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
 def _key_stats(k: Tensor, v: Tensor, w: Tensor, num_frames: int) -> tuple[Tensor, Tensor]:
     """L up to a shift per frame [B*h,F,C], and M [B*h,F,C,d].
 
-    k, v [B,h,F*P,d]; w [B*h,C,d], scaled twice.
+    k, v [B,h,F*P,d], not scaled; w [B*h,C,d] with both scaling factors.
     """
     d = k.shape[-1]
     k, v = (split_frames(x, num_frames) for x in (k, v))
-    keys = _with_sums(k, _HalfNorms.apply(k) * d**-0.5).flatten(0, 1)  # [B*h,F,P,d']
-    queries = _with_units(w).unsqueeze(1).expand(-1, num_frames, -1, -1)
-    values = _with_zeros(v, keys.shape[-1] - d).flatten(0, 1)
+    keys = _append_sums(k, _HalfNorms.apply(k) * d**-0.5).flatten(0, 1)  # [B*h,F,P,d']
+    queries = _append_units(w).unsqueeze(1).expand(-1, num_frames, -1, -1)
+    values = _append_zeros(v, keys.shape[-1] - d).flatten(0, 1)
     means, log_sums = _attention(queries, keys, values)
     if torch.is_grad_enabled():
         mean_keys, _ = _attention(queries.detach(), keys.detach(), keys)
@@ -151,23 +156,20 @@ class _HalfNorms(torch.autograd.Function):
         return x * -grad.unsqueeze(-1).to(x.dtype)
 
 
-def _log_alpha_inputs(weights: QueryWeights, dtype: torch.dtype) -> list[Tensor]:
-    """Landmarks [B*h,C,d], then balance, gain and shares [B*h,C,1]."""
-    landmarks, balance, gain, shares = (x.flatten(0, 1) for x in weights)
-    columns = (balance * _ALPHA_UNIT, gain * _ALPHA_UNIT, shares)
-    return [scaled(landmarks).to(dtype), *(x.unsqueeze(-1).to(dtype) for x in columns)]
-
-
 class _LogAlpha(torch.autograd.Function):
-    """log alpha [B*h,N,C] up to a constant, for queries [B*h,N,d'] with units."""
+    """log alpha [B*h,N,C] up to a constant.
+
+    Inputs: queries [B*h,N,d'] from `_append_units`, landmarks [B*h,C,d], then balance, gain and
+    shares [B*h,C,1].
+    """
 
     @staticmethod
     def forward(ctx: Any, queries: Tensor, *weights: Tensor) -> Tensor:
         landmarks, balance, gain, shares = weights
-        padded = _with_zeros(landmarks, queries.shape[-1] - landmarks.shape[-1])
+        padded = _append_zeros(landmarks, queries.shape[-1] - landmarks.shape[-1])
         # The softmax of r over the queries: log-normalisers, and mean queries sum_n r_nc q_n.
         mean_q, sums = (x[0] for x in _attention(padded[None], queries[None], queries[None]))
-        r = (queries @ _with_remainder(landmarks, -sums.unsqueeze(-1) / _UNIT).mT).exp_()
+        r = (queries @ _append_split(landmarks, -sums.unsqueeze(-1) / _UNIT).mT).exp_()
         rbar = r @ shares
         alpha = torch.addcmul(balance.mT, gain.mT, r - rbar)
         ctx.width = landmarks.shape[-1]
@@ -178,7 +180,7 @@ class _LogAlpha(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, ...]:
-        """Matmuls with few columns: y, overwritten by z, is the only new [N,C] tensor.
+        """Allocate one tensor [N,C] only, y, which z overwrites.
 
         With y = grad / alpha and z = r y, dr_nc = gain_c y_nc - shares_c s_n, where
         s_n = sum_c gain_c y_nc; the softmax over n subtracts the mean of each column.
@@ -191,7 +193,7 @@ class _LogAlpha(torch.autograd.Function):
         y_sums = y.mT @ functional.pad(rbar, (0, 1), value=1.0)  # sum_n y_nc (rbar_n, 1)
         s = y @ gain
         z = y.mul_(r)
-        # Sums over n of z and r s, times q_n and, by the units, times 1.
+        # sum_n z_nc q_n and sum_n r_nc s_n q_n; the last component of q_n is the constant _UNIT.
         z_sums, r_sums = z.mT @ queries, r.mT @ (s * queries)
         z_sum, r_sum = (x[..., -1:] / _UNIT for x in (z_sums, r_sums))
         column = gain * z_sum - shares * r_sum

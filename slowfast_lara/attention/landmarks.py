@@ -1,4 +1,4 @@
-"""Landmarks: one token per segment of the tokens, in float32 for half-precision input."""
+"""Landmarks: one vector per segment of the tokens, in float32 for half-precision input."""
 
 from __future__ import annotations
 

@@ -1,15 +1,15 @@
 """LARA: linear randomized attention.
 
 Zheng et al., "Linear Complexity Randomized Self-attention Mechanism", ICML 2022,
-sec. 4 and appendix G.3. C proposals q_c, one sample w_c of each, shared by all
-queries and frames, combined for each query by multiple importance sampling. In
-the scaled space:
+sec. 4 and appendix G.3. One sample w_c is drawn from each of C proposals q_c and shared
+by all queries and frames. Multiple importance sampling weights the samples for each
+query. In the scaled space, the estimate of importance_sampling.py has the weights
 
     a'_nc = alpha_nc N(w_c;0,I) / q_c(w_c)
 
-and the estimate is that of importance_sampling.py. In eval mode w_c is the mean of its
-proposal. alpha is clamped at 1e-8, since its correction may be negative. The paper's
-"mixed" equation has a wrong index; its text, followed here, sums over the key landmarks.
+In eval mode w_c is the mean of its proposal. alpha is clamped at 1e-8, since its
+correction may be negative. The paper's equation of the "mixed" proposal has a wrong
+index; its text, followed here, sums over the key landmarks.
 
 Shapes: B batch, h heads, N queries, F frames, P tokens of a frame, C landmarks,
 d head size. In `log_q` [B,h,C,C'], row c, column c' is log(q_c'(w_c) / N(w_c;0,I)).
@@ -67,7 +67,7 @@ def lara_attention(
     """
 
     def samples(
-        k: Tensor, q_landmarks: Tensor, k_landmarks: Tensor, noise: Tensor | None, *, triton: bool
+        k: Tensor, triton: bool, q_landmarks: Tensor, k_landmarks: Tensor, noise: Tensor | None
     ) -> Samples:
         if triton:
             w, q_landmarks, log_own, balance = triton_proposals(q_landmarks, k_landmarks, noise)
@@ -96,17 +96,12 @@ def lara_mixture_attention(
 ) -> Tensor:
     """LARA with the Gaussian mixtures sum_m softmax_m(q~_c.k_m) N(q~_c + k_m, I).
 
-    `uniform` [B,h,C,1] in [0, 1) draws the components; without it, the mean component is taken.
-    `noise` [B,h,C,d] is added. Without both, the samples are the means of the mixtures.
+    `uniform` [B,h,C,1] in [0, 1) draws the components; None takes the mean of the components.
+    `noise` [B,h,C,d] is added to the samples. Without both, they are the means of the mixtures.
     """
 
     def samples(
-        k: Tensor,
-        q_landmarks: Tensor,
-        uniform: Tensor | None,
-        noise: Tensor | None,
-        *,
-        triton: bool,
+        k: Tensor, triton: bool, q_landmarks: Tensor, uniform: Tensor | None, noise: Tensor | None
     ) -> Samples:
         k, q_landmarks = scaled(to_float32(k)), scaled(q_landmarks)
         logits = q_landmarks @ k.mT  # [B,h,C,F*P]
@@ -174,8 +169,8 @@ class LaraAttention(Estimator):
         ] = "local",
         landmarks: Annotated[
             Landmarks,
-            "q~ and k~, one for each of the C segments of the tokens: the mean of a segment, as in "
-            "the paper, or the one of its tokens that is farthest from it (single has neither)",
+            "q~ and k~, one for each of the C segments of the tokens: the mean of the segment, as "
+            "in the paper, or its token farthest from that mean; single has no segments",
         ] = "means",
         weighting: Annotated[
             Weighting,
@@ -236,8 +231,8 @@ class LaraAttention(Estimator):
         """k~ [B,h,C,d], in float32 for half-precision keys."""
         if self.proposal == "global":
             if triton:
-                _, means, remainder, _ = key_stats(scaled(q_landmarks), k, None, 1, False)
-                # The samples are part of an exponent: add back what rounding removed.
+                _, means, remainder, _ = key_stats(scaled(q_landmarks), k, None, 1)
+                # The samples enter an exponential: add back the remainder that rounding removed.
                 means = means if remainder.numel() == 0 else means.float() + remainder
                 return means.squeeze(2)
             k = to_float32(k)

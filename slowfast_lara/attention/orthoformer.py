@@ -1,8 +1,8 @@
 """Orthoformer attention: landmarks are the most orthogonal queries.
 
-Patrick et al., "Keeping Your Eye on the Ball", NeurIPS 2021, sec. 3.3: C query
-tokens are selected greedily, each the one whose largest |cosine| to the selected
-ones is smallest. With these landmarks l:
+Patrick et al., "Keeping Your Eye on the Ball", NeurIPS 2021, sec. 3.3. C query tokens
+are selected greedily: the next one has the smallest maximum of |cosine| to those
+selected before. With these landmarks l:
 
     softmax(q.l) softmax_f(l.k_f) v_f
 

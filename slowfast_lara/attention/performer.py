@@ -2,8 +2,8 @@
 
 Choromanski et al., "Rethinking Attention with Performers", ICLR 2021; here as
 self-normalised importance sampling with the proposal N(0, I), eq. 2 of the LARA
-paper: S samples for each head, shared by all queries and frames. As in the
-paper's appendix G.1, every training step draws new samples, eval mode uses one
+paper: S samples for each head, shared by all queries and frames. As in appendix
+G.1 of the LARA paper, every training step draws new samples, eval mode uses one
 fixed set, and the samples are not orthogonal by default.
 """
 
@@ -32,7 +32,7 @@ def performer_attention(
     """q [B,h,N,d]; k, v [B,h,F*P,d]; projection [h,S,d], the samples -> [B,h,N,F,d]."""
     w = projection.expand(*q.shape[:2], *projection.shape[-2:])
     return estimate(
-        lambda k, w, *, triton: Samples(w), q, k, v, w, num_frames=num_frames, kernels=kernels
+        lambda k, triton, w: Samples(w), q, k, v, w, num_frames=num_frames, kernels=kernels
     )
 
 
@@ -56,8 +56,8 @@ class PerformerAttention(Estimator):
         seed: int,
         features: Annotated[
             Literal["positive", "hyperbolic"],
-            "the randomised mapping xi(x, w) = exp(w.x - |x|^2/2), of each sample w (positive) "
-            "or of w and -w (hyperbolic; appendix C)",
+            "the random features exp(w.x - |x|^2/2) of each sample w (positive), or of w and -w "
+            "(hyperbolic; appendix C)",
         ] = "positive",
         orthogonal: Annotated[
             bool, "draw w_1, w_2, ... orthogonal to each other, in blocks of d samples"

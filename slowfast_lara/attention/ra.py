@@ -1,4 +1,4 @@
-"""RA: randomized attention, whose expectation is softmax attention, exactly.
+"""RA: randomized attention, an unbiased estimate of softmax attention.
 
 Zheng et al., "Linear Complexity Randomized Self-attention Mechanism", ICML 2022,
 sec. 3.2 and appendix G.2. Per query and frame, in the scaled space:
@@ -7,11 +7,11 @@ sec. 3.2 and appendix G.2. Per query and frame, in the scaled space:
     f(w) = sum_p softmax_p(w.k_fp - |k_fp|^2/2) v_fp
 
 averaged over S samples. The biased variant takes the expected component,
-w = q_n + sum_p pi_p k_fp + eps, and eps = 0 in eval mode. An option scales eps in
-training, as the authors' image code does; the estimate is then biased.
+w = q_n + sum_p pi_p k_fp + eps, and eps = 0 in eval mode. The option `noise` scales
+eps in training, as the authors' image code does; the estimate is then biased.
 
 Time is quadratic in the number of tokens. The unbiased variant holds the N x P
-probabilities of one frame at a time, the biased one never does.
+probabilities of one frame at a time; the biased one holds none.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ def ra_with_draws(
     draw: Draw | None,
     noise: float = 1.0,
 ) -> Tensor:
-    """`ra_attention` with standard normal numbers from `draw`, times `noise`."""
+    """`ra_attention` with standard normal numbers from `draw`, times `noise`; None is no noise."""
     q, k = scaled(q), scaled(k)
     # Fused GPU kernels require a multiple of 8 components, one of them for the norms; with any
     # other number PyTorch materialises the N x P matrix. On a CPU the zeros cost 10 % of the time.

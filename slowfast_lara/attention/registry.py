@@ -16,10 +16,9 @@ and float | Literal["word"] allows a word in place of a number.
 from __future__ import annotations
 
 import inspect
-import typing
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import Any
+from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_type_hints
 
 from torch import nn
 
@@ -36,11 +35,11 @@ ESTIMATORS: dict[str, type[Estimator]] = {}
 class Estimator(nn.Module):
     """Base class of the estimators."""
 
-    # Exact softmax attention, which may have the CLS token as a key.
+    # Whether this is exact softmax attention, which may have the CLS token as a key.
     exact = False
-    # Landmarks are made of tokens: there can be no more landmarks than tokens.
+    # Whether landmarks are made of tokens: there can be no more landmarks than tokens.
     landmarks_are_tokens = False
-    # Head size and number of samples, by which Triton kernels are compiled.
+    # Head size and number of samples in the Triton kernels; None without kernels.
     kernel_sizes: tuple[int, int] | None = None
 
     @property
@@ -102,7 +101,7 @@ def has_kernels(name: str) -> bool:
 def estimator_options(name: str) -> dict[str, Option]:
     """The options of an estimator: constructor arguments that the model does not pass."""
     cls = estimator_class(name)
-    hints = typing.get_type_hints(cls.__init__, include_extras=True)
+    hints = get_type_hints(cls.__init__, include_extras=True)
     return {
         key: _option(parameter.default, hints.get(key))
         for key, parameter in inspect.signature(cls).parameters.items()
@@ -112,15 +111,10 @@ def estimator_options(name: str) -> dict[str, Option]:
 
 def _option(default: Any, hint: Any) -> Option:
     meaning = ""
-    if typing.get_origin(hint) is typing.Annotated:
-        hint, meaning = typing.get_args(hint)
-    parts = typing.get_args(hint) if typing.get_origin(hint) is typing.Union else (hint,)
-    literals = tuple(
-        value
-        for part in parts
-        if typing.get_origin(part) is typing.Literal
-        for value in typing.get_args(part)
-    )
+    if get_origin(hint) is Annotated:
+        hint, meaning = get_args(hint)
+    parts = get_args(hint) if get_origin(hint) is Union else (hint,)
+    literals = tuple(x for part in parts if get_origin(part) is Literal for x in get_args(part))
     return Option(default, meaning=meaning, **{"words" if len(parts) > 1 else "choices": literals})
 
 
@@ -166,19 +160,16 @@ def build_estimator(
             raise ValueError(f"{key} is {size!r}; must be an integer of at least 1")
     if kernels not in KERNELS:
         raise ValueError(f"kernels is {kernels!r}; must be one of {_joined(KERNELS)}")
-    if kernels == "triton" and not has_kernels(name):
-        raise ValueError(f"kernels='triton' does not support {name}; use 'auto' or 'torch'")
     arguments = {**sizes, "dropout": dropout, "seed": seed, "kernels": kernels}
     wanted = inspect.signature(ESTIMATORS[name]).parameters
     estimator = ESTIMATORS[name](
         **{key: value for key, value in arguments.items() if key in wanted}, **options
     )
-    if kernels == "triton" and estimator.unsupported:
-        raise ValueError(
-            f"kernels='triton' does not support {estimator.unsupported}; use 'auto' or 'torch'"
-        )
+    unsupported = estimator.unsupported if "kernels" in wanted else name
+    if kernels == "triton" and unsupported:
+        raise ValueError(f"kernels='triton' does not support {unsupported}; use 'auto' or 'torch'")
     return estimator
 
 
-def _joined(names: typing.Iterable[Any]) -> str:
+def _joined(names: Iterable[Any]) -> str:
     return ", ".join(map(str, names)) or "(none)"

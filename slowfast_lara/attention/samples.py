@@ -22,8 +22,8 @@ MIN_ALPHA = 1e-8
 
 Noise = Annotated[
     float | Literal["code"],
-    "the size of the noise in training, as a factor of the paper's; code is that of the "
-    "authors' public code, d**-0.25, which adds the noise before it scales q and k",
+    "the standard deviation of the noise in training, 1 in the paper; the word code means "
+    "d**-0.25, as in the authors' public code, which adds the noise before it scales q and k",
 ]
 
 
@@ -31,7 +31,7 @@ class QueryWeights(NamedTuple):
     """Terms of alpha_nc, for weightings that differ between queries."""
 
     landmarks: Tensor  # q~_c, [B,h,C,d]
-    balance: Tensor  # [B,h,C], as the next two
+    balance: Tensor  # [B,h,C]; gain and shares too
     gain: Tensor
     shares: Tensor
 

@@ -1,4 +1,4 @@
-"""Selection of the estimator by config, and its names for users."""
+"""The estimator that a config selects, and the user-facing names of the estimators."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from slowfast_lara.attention import ESTIMATORS, estimator_options
 from slowfast_lara.errors import InputError
 
 EXACT = "softmax"
-# Recommended settings by the name that selects them: the estimator, and the options that differ
-# from the paper's and affect inference. configs/*/best.yaml set the same values.
+# Recommended settings by user-facing name: the estimator, and the options that differ from the
+# paper's and affect inference. configs/*/best.yaml set the same values.
 RECOMMENDED: dict[str, tuple[str, dict[str, Any]]] = {
     "lara-recommended": (
         "lara",
@@ -22,7 +22,7 @@ RECOMMENDED: dict[str, tuple[str, dict[str, Any]]] = {
 
 
 def chosen_estimator(cfg: CfgNode) -> str:
-    """The name in ESTIMATORS of VIT.APPROX_ATTN_TYPE; "none" is exact attention."""
+    """The name in ESTIMATORS for VIT.APPROX_ATTN_TYPE; "none" is exact attention."""
     name = cfg.VIT.APPROX_ATTN_TYPE
     return EXACT if name == "none" else name
 
@@ -49,5 +49,5 @@ def resolve_attention(name: str) -> tuple[str, dict[str, Any]]:
 
 
 def display_name(name: str) -> str:
-    """The name of an attention for users; `resolve_estimator` accepts it."""
+    """The user-facing name of an estimator; `resolve_estimator` accepts it."""
     return "exact" if name in ("none", EXACT) else name

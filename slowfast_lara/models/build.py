@@ -37,9 +37,9 @@ def device_of(cfg: CfgNode) -> torch.device:
 
 
 def resolve_kernels(model: nn.Module, cfg: CfgNode, device: torch.device) -> None:
-    """Decide what VIT.KERNELS auto means before the first step, on all ranks alike."""
-    in_use = cfg.VIT.ATTN_LAYER == "trajectory" or has_kernels(chosen_estimator(cfg))
-    if cfg.VIT.KERNELS == "auto" and in_use:
+    """Decide what VIT.KERNELS auto means before the first step, the same on all ranks."""
+    has_triton = cfg.VIT.ATTN_LAYER == "trajectory" or has_kernels(chosen_estimator(cfg))
+    if cfg.VIT.KERNELS == "auto" and has_triton:
         mixed = cfg.SOLVER.USE_MIXED_PRECISION
         dtype = getattr(torch, cfg.SOLVER.PRECISION) if mixed else torch.float32
         sizes = (x.kernel_sizes for x in model.modules() if isinstance(x, Estimator))

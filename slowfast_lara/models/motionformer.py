@@ -24,7 +24,7 @@ from slowfast_lara.models.attention_config import chosen_estimator, estimator_se
 from slowfast_lara.models.registry import MODEL_REGISTRY
 from slowfast_lara.models.space_time import ATTENTION_LAYERS
 
-# Crop size of the position embeddings; they are resized for others.
+# Position embeddings are stored for this crop size, and resized for others.
 BASE_CROP = 224
 
 ACTIVATIONS = {"tanh": nn.Tanh, "gelu": nn.GELU, "relu": nn.ReLU}
@@ -150,8 +150,9 @@ class VisionTransformer(nn.Module):
         self.pos_drop = nn.Dropout(pos_drop)
 
         sizes = dict[str, Any](head_dim=dim // num_heads, num_heads=num_heads, dropout=attn_drop)
-        # Trajectory attention has a kernel for its temporal stage; the estimator need not have one.
-        own_kernels = kernels if has_kernels(estimator) or attn_layer != "trajectory" else "auto"
+        # In trajectory attention, "triton" may apply to the temporal stage alone.
+        only_temporal = attn_layer == "trajectory" and not has_kernels(estimator)
+        estimator_kernels = "auto" if only_temporal else kernels
         layer = partial(
             ATTENTION_LAYERS[attn_layer], dim=dim, num_heads=num_heads, qkv_bias=qkv_bias, drop=drop
         )
@@ -159,7 +160,7 @@ class VisionTransformer(nn.Module):
             layer = partial(layer, project_values=not original_trajectory, kernels=kernels)
         blocks = []
         for i in range(depth):
-            layer_args = {**sizes, "seed": seed + i, "kernels": own_kernels}
+            layer_args = {**sizes, "seed": seed + i, "kernels": estimator_kernels}
             layer_args |= estimator_args or {}
             attn, timeattn = layer(estimator=build_estimator(estimator, **layer_args)), None
             if attn_layer == "divided":  # exact over time, because F is small
@@ -225,8 +226,8 @@ class VisionTransformer(nn.Module):
 
     def initialise(self) -> None:
         """Initialise as ViT-B at any width, temporal embeddings at 0; freeze unused parameters."""
-        # A deviation of 0.02 preserves the scale of activations at width 768. At width 96 every
-        # layer would shrink them to a third, and the model would not learn for hundreds of steps.
+        # A standard deviation of 0.02 preserves the scale of activations at width 768. At width 96
+        # every layer would shrink them to a third, and hundreds of steps would not train the model.
         linear_std = 0.02 * (768 / self.head.in_features) ** 0.5
         for module in self.modules():
             if isinstance(module, (nn.Linear, nn.Conv2d, nn.Conv3d)):
@@ -290,9 +291,9 @@ class VisionTransformer(nn.Module):
         expected = (self.channels, *frames)
         sides = clip.shape[-2:]
         if tuple(clip.shape[1:-2]) != expected or any(side % self.patch_size for side in sides):
-            form = ", ".join(map(str, ("batch", *expected, "height", "width")))
+            shape = ", ".join(map(str, ("batch", *expected, "height", "width")))
             raise ValueError(
-                f"expected a clip [{form}] with height and width multiples of {self.patch_size}, "
+                f"expected a clip [{shape}] with height and width multiples of {self.patch_size}, "
                 f"got {list(clip.shape)}"
             )
 

@@ -21,7 +21,7 @@ NARROW = 384
 
 
 def choose_threads(cfg: CfgNode) -> str:
-    """Set the number of CPU threads from config and environment; returns it with the reason."""
+    """Set the number of CPU threads from config and environment; return it with the reason."""
     if cfg.NUM_GPUS > 0 or cfg.DEVICE == "mps":
         reason = "the model runs on the GPU"
     elif os.environ.get("OMP_NUM_THREADS"):
@@ -58,7 +58,7 @@ def gpu_arithmetic(cfg: CfgNode) -> Iterator[None]:
     cudnn, matmul = torch.backends.cudnn, torch.backends.cuda.matmul
     try:
         before = cudnn.benchmark, cudnn.allow_tf32, matmul.allow_tf32
-    except RuntimeError:  # set by `fp32_precision`, which these flags cannot express: left as it is
+    except RuntimeError:  # `fp32_precision` is set, which these flags cannot read: keep it
         yield
         return
     choose_gpu_arithmetic(cfg)

@@ -1,15 +1,17 @@
 """Space-time attention layers: projections around an estimator.
 
-Token 0 is CLS; the others are the patches, frame-major. CLS attends exactly, to
-all tokens. In trajectory attention CLS is not a key of the patches. In joint and
-divided attention it is, as in Motionformer, if attention is exact; estimators group
-patches into landmarks and leave it out.
+Token 0 is CLS; the others are the patches, frame-major. The attention of CLS over
+all tokens is always exact. CLS is a key of the patches in joint and divided layers
+with exact attention, as in Motionformer. It is not in trajectory attention, nor with
+estimators, which group patches into landmarks.
 
 Shapes: B batch, h heads, N = F*P patches, F frames, P tokens of a frame, d head
 size, D = h*d.
 """
 
 from __future__ import annotations
+
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -20,7 +22,7 @@ from slowfast_lara.models.temporal import temporal_attention
 
 
 class SpaceTimeAttention(nn.Module):
-    """Projections shared by the three layers."""
+    """Base class of the layers: projections of the input and of the output."""
 
     def __init__(
         self, dim: int, num_heads: int, estimator: Estimator, qkv_bias: bool, drop: float
@@ -63,28 +65,20 @@ class JointAttention(SpaceTimeAttention):
 class DividedAttention(SpaceTimeAttention):
     """Each patch attends to its frame (over_time False) or to its spatial position."""
 
-    def __init__(
-        self,
-        dim: int,
-        num_heads: int,
-        estimator: Estimator,
-        qkv_bias: bool,
-        drop: float,
-        over_time: bool = False,
-    ) -> None:
-        super().__init__(dim, num_heads, estimator, qkv_bias, drop)
+    def __init__(self, *args: Any, over_time: bool = False, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
         self.over_time = over_time
 
     def forward(self, x: Tensor, num_frames: int) -> Tensor:
         q, k, v = self.queries_keys_values(x)
-        number = (x.shape[1] - 1) // num_frames if self.over_time else num_frames
+        num_groups = (x.shape[1] - 1) // num_frames if self.over_time else num_frames
         groups = [self.group(tokens, num_frames) for tokens in (q, k, v)]
         if self.estimator.exact:
             for i, tokens in ((1, k), (2, v)):
-                cls = tokens[:, :, :1].repeat_interleave(number, dim=0)
+                cls = tokens[:, :, :1].repeat_interleave(num_groups, dim=0)
                 groups[i] = torch.cat((cls, groups[i]), dim=2)
         out = self.estimator(*groups).squeeze(3)  # [B*groups,h,tokens of a group,d]
-        out = out.unflatten(0, (-1, number))
+        out = out.unflatten(0, (-1, num_groups))
         order = (0, 3, 1, 2, 4) if self.over_time else (0, 1, 3, 2, 4)
         patches = out.permute(order).flatten(1, 2).flatten(2)
         return self.project(cls_attention(q, k, v), patches)
@@ -100,18 +94,12 @@ class TrajectoryAttention(SpaceTimeAttention):
     """Each patch attends to every frame separately, then to its F results over time."""
 
     def __init__(
-        self,
-        dim: int,
-        num_heads: int,
-        estimator: Estimator,
-        qkv_bias: bool,
-        drop: float,
-        project_values: bool = False,
-        kernels: str = "auto",
+        self, *args: Any, project_values: bool = False, kernels: str = "auto", **kwargs: Any
     ) -> None:
-        super().__init__(dim, num_heads, estimator, qkv_bias, drop)
-        self.proj_q = nn.Linear(dim, dim, bias=qkv_bias)
-        self.proj_kv = nn.Linear(dim, 2 * dim, bias=qkv_bias)
+        super().__init__(*args, **kwargs)
+        dim, bias = self.qkv.in_features, self.qkv.bias is not None
+        self.proj_q = nn.Linear(dim, dim, bias=bias)
+        self.proj_kv = nn.Linear(dim, 2 * dim, bias=bias)
         self.project_values, self.kernels = project_values, kernels
 
     def forward(self, x: Tensor, num_frames: int) -> Tensor:

@@ -79,10 +79,8 @@ def _heads_first(x: Tensor, part: slice) -> Tensor:
 def _frame_weights(q: Tensor, x: Tensor, w_k: Tensor) -> tuple[Tensor, Tensor]:
     """Absorbed queries [n,h,D] and their attention over the frames [n,h,F]."""
     absorbed = torch.bmm(q, w_k).transpose(0, 1)
-    logits = torch.bmm(absorbed, x.mT)
-    return absorbed, logits.softmax(-1, dtype=torch.promote_types(x.dtype, torch.float32)).to(
-        x.dtype
-    )
+    logits, wide = torch.bmm(absorbed, x.mT), torch.promote_types(x.dtype, torch.float32)
+    return absorbed, logits.softmax(-1, dtype=wide).to(x.dtype)
 
 
 def _attend(

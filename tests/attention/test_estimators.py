@@ -131,7 +131,7 @@ def test_biased_ra(sizes, noisy):
 
 
 def test_unbiased_ra_averages_over_the_drawn_components(sizes):
-    """The test supplies the draws: normals whose probability selects a known key."""
+    """The test supplies the draws: normal numbers whose CDF selects a known key."""
     *shape, _ = sizes
     B, h, F, P, d = shape
     S = 3

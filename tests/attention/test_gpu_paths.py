@@ -47,17 +47,17 @@ def test_exact_attention_has_the_layout_of_the_temporal_stage(batch):
 
 @pytest.fixture
 def on_gpu(monkeypatch):
-    """Make importance sampling take the path of GPUs."""
+    """Make importance sampling use fused attention, as on a GPU."""
 
     def estimate(make_samples, q, k, v, *given, num_frames, kernels):
-        samples = make_samples(k, *map(to_float32, given), triton=False)
+        samples = make_samples(k, False, *map(to_float32, given))
         return importance_sdpa.estimate_by_sdpa(q, k, v, samples, num_frames)
 
     monkeypatch.setattr(attention.lara, "estimate", estimate)
     monkeypatch.setattr(attention.performer, "estimate", estimate)
 
 
-def lara_of(F, weighting, beta, noise):
+def lara_and_reference(F, weighting, beta, noise):
     """LARA and its reference, as functions of q, k, v and the landmarks."""
     return (
         lambda *inputs: attention.lara_attention(
@@ -79,17 +79,17 @@ over_weightings = pytest.mark.parametrize(
 @over_sizes
 @over_weightings
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
-def test_lara_as_attention(on_gpu, sizes, weighting, beta, dtype):
+def test_lara_by_fused_attention(on_gpu, sizes, weighting, beta, dtype):
     B, h, F, P, d, C = sizes
     q, k, v = qkv_of_layer(B, h, F, P, d)
     landmarks = [segment_means(x, C, num_frames=F) for x in (q, k)]
-    function, expected = lara_of(F, weighting, beta, normal(B, h, C, d, seed=3))
+    function, expected = lara_and_reference(F, weighting, beta, normal(B, h, C, d, seed=3))
     assert_same_function(function, expected, [q, k, v, *landmarks], dtype)
 
 
 @over_sizes
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
-def test_performer_as_attention(on_gpu, sizes, dtype):
+def test_performer_by_fused_attention(on_gpu, sizes, dtype):
     B, h, F, P, d, C = sizes
     assert_same_function(
         lambda q, k, v, w: attention.performer_attention(q, k, v, w, num_frames=F),
@@ -138,7 +138,7 @@ def test_lara_in_half_precision(on_gpu, weighting, beta, dtype, error):
     B, h, F, P, d, C = sizes = (2, 2, 4, 36, 32, 16)
     inputs = [x.to(dtype) for x in qkv_of_layer(*sizes[:5])]
     inputs += [segment_means(x, C, num_frames=F) for x in inputs[:2]]
-    function, expected = lara_of(F, weighting, beta, normal(B, h, C, d, seed=3).float())
+    function, expected = lara_and_reference(F, weighting, beta, normal(B, h, C, d, seed=3).float())
     direction = normal(B, h, F * P, F, d, seed=4)
 
     def results(function, inputs):

@@ -22,7 +22,7 @@ from slowfast_lara.models import VisionTransformer, build
 from tests.helpers.small_models import small_config
 
 ROOT = Path(__file__).resolve().parents[2]
-# Not imported: it imports Triton, which in this process has no interpreter.
+# Not imported here: Triton selects its interpreter when it is imported.
 INTERPRETED = "tests.helpers.interpreted"
 
 
@@ -52,8 +52,8 @@ def test_all_cases_in_the_interpreter():
 
 
 @pytest.mark.slow
-def test_both_ranks_fall_back_if_one_kernel_fails(tmp_path):
-    """Each rank logs in one line that it uses PyTorch's kernels, and why."""
+def test_both_ranks_use_pytorch_if_a_kernel_fails_on_one(tmp_path):
+    """Each rank logs one line with its reason."""
     environment = {**os.environ, "TRITON_INTERPRET": "1", "PYTHONPATH": str(ROOT)}
     started = [
         subprocess.Popen(
@@ -112,7 +112,7 @@ def test_temporal_tiles_have_16_frames_except_for_the_scores(frames, monkeypatch
     assert set(blocks.values()) == {16} and len(blocks) == 3
 
 
-def test_a_model_is_checked_at_its_own_sizes(monkeypatch):
+def test_kernels_are_checked_at_the_sizes_of_the_model(monkeypatch):
     calls = []
     monkeypatch.setattr(choice, "resolve", lambda *args, all_ranks: calls.append(args))
     sizes = {"dim": 24, "depth": 1, "num_heads": 2, "num_classes": 3}
@@ -135,7 +135,7 @@ def test_torch_compile_traces_the_choice_in_one_graph(kernels):
 
 def test_torch_compile_takes_the_decision_of_the_model(monkeypatch):
     cpu = torch.device("cpu")
-    monkeypatch.setattr(choice, "DECISIONS", {(cpu, torch.float32): choice.Decision(True, "")})
+    monkeypatch.setattr(choice, "DECISIONS", {(cpu, torch.float32): True})
 
     def chosen(x: torch.Tensor) -> torch.Tensor:
         return x + 1 if choice.resolved(x) else x
@@ -155,7 +155,7 @@ def test_estimators_work_without_triton():
     assert "torch.Size([1, 1, 8, 1, 8])" in done.stdout, done.stderr
 
 
-def test_unsupported_kernels(monkeypatch):
+def test_kernels_triton_raises_where_it_is_unsupported(monkeypatch):
     monkeypatch.delenv("TRITON_INTERPRET", raising=False)
     q = torch.ones(1, 1, 8, 8)
     for name in ESTIMATORS:
@@ -189,7 +189,7 @@ def test_unsupported_kernels(monkeypatch):
         ("divided", "none", False),
     ],
 )
-def test_the_config_key_needs_a_kernel(tmp_path, layer, attention, allowed):
+def test_kernels_triton_in_a_config_requires_a_kernel(tmp_path, layer, attention, allowed):
     import yaml
 
     file = tmp_path / "config.yaml"
@@ -274,8 +274,8 @@ def test_every_operator_has_a_traffic_model():
     assert sum(x.bytes for x in half) < 0.6 * sum(x.bytes for x in wide)
 
 
-def test_kernels_get_one_dtype(monkeypatch):
-    """They do not compile for half-precision queries with float32 values."""
+def test_keys_and_values_are_converted_to_the_dtype_of_the_queries(monkeypatch):
+    """The kernels do not compile for half-precision queries with float32 values."""
     dtypes = []
 
     def record(w, k, v, *rest):

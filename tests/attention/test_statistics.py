@@ -22,7 +22,7 @@ def qkv(*shape, seed=0):
 
 
 def assert_mean(draws, expected):
-    """Within four standard errors in every entry; draws are along the first dimension."""
+    """Assert that every entry's mean is within four standard errors; draws [n,...]."""
     error = draws.std(0) / len(draws) ** 0.5
     distance = ((draws.mean(0) - expected).abs() / error).max().item()
     assert distance < 4, f"{distance:.1f} standard errors from the expectation"
@@ -142,7 +142,7 @@ def test_performer_is_consistent():
 
 @pytest.mark.parametrize("weighting", ["balance", "coupled"])
 def test_lara_is_consistent(weighting):
-    """The same with several draws per proposal: repeated proposals with independent noise."""
+    """As for Performer; several draws per proposal are repeated proposals with new noise."""
     q, k, v = repeated_qkv()
     landmarks = [segment_means(x, 4, num_frames=3) for x in (q, k)]
     errors = []
@@ -184,7 +184,7 @@ def test_lara_with_a_proposal_for_each_query_and_delta_weights_is_ra():
 
 @pytest.mark.parametrize("weighting", WEIGHTINGS)
 def test_weights_sum_to_one(weighting):
-    """For one common sample, as the paper normalises them."""
+    """The alphas of equal samples w_c, before the clamp, sum to one over c."""
     q, q_landmarks, k_landmarks = qkv(2, 3, 6, 4, seed=8)
     mean = q_landmarks + k_landmarks
     sample = mean[:, :, :1].expand_as(mean) + 0.3

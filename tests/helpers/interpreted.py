@@ -194,7 +194,7 @@ def operator_inputs() -> list[tuple]:
     w, landmarks = (x.requires_grad_() for x in normal(2, B, h, C, d, seed=1).unbind())
     noise = normal(B, h, C, d, seed=3).requires_grad_()
     columns = [x.requires_grad_() for x in normal(3, B, h, C, seed=2).abs().unbind()]
-    log_sums, means, *_ = (x.detach().requires_grad_() for x in key_stats(w, k, v, F, True))
+    log_sums, means, *_ = (x.detach().requires_grad_() for x in key_stats(w, k, v, F))
     tokens = [normal(1, 5, 2, 8).requires_grad_(), normal(1, 3, 5, 16).requires_grad_()]
     weights = [normal(32, 16).requires_grad_(), normal(32).requires_grad_()]
     return [
@@ -202,8 +202,8 @@ def operator_inputs() -> list[tuple]:
         (landmarks_operator, (k, C, F, True)),
         (proposals, (w, landmarks, None)),
         (proposals, (w, landmarks, noise)),
-        (key_stats, (w, k, v, F, True)),
-        (key_stats, (w, k, None, F, False)),
+        (key_stats, (w, k, v, F)),
+        (key_stats, (w, k, None, F)),
         (combine, (q, w, log_sums, means, landmarks, *columns)),
         (combine, (q, w, log_sums, means, None, None, None, None)),
         (temporal, (*tokens, *weights, True)),
@@ -306,7 +306,7 @@ def autocast() -> None:
 
 
 def checkpointing() -> None:
-    """Activation checkpointing does not change a bit."""
+    """Activation checkpointing gives bit-identical results."""
     plain, again = small_model(), small_model()
     again.act_checkpoint = True
     results = [step(model) for model in (plain, again)]
@@ -322,12 +322,11 @@ def as_rank(rank: int, store: str) -> None:
     distributed.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=2)
     alone = step(small_model())
     together = step(torch.nn.parallel.DistributedDataParallel(small_model()))
-    assert (
-        max(relative_errors(together, [x.double() for x in alone])) < 1e-5
-    )  # both ranks have the same clips
+    # Both ranks have the same clips.
+    assert max(relative_errors(together, [x.double() for x in alone])) < 1e-5
     if rank == 1:
         triton_combine.combine_forward = None
-    print("decision", choice.resolve(CPU, torch.float32, all_ranks=True).triton)
+    print("decision", choice.resolve(CPU, torch.float32, all_ranks=True))
     distributed.destroy_process_group()
 
 
@@ -350,24 +349,24 @@ def meta() -> None:
 
 
 def invalid_inputs() -> None:
-    """Invalid numbers of frames raise PyTorch's error; unsupported values raise too."""
+    """Invalid numbers of frames raise the same error with both kernels; odd values raise too."""
     q = normal(1, 2, 12, 8)
     for device in ("cpu", "meta"):
         x = q.to(device)
         for options in ({"proposal": "global"}, {"landmarks": "farthest"}):
             for frames in (0, 5):
-                said = []
+                errors = []
                 for kernels in ("triton", "torch"):
                     built = build_estimator(
                         "lara", head_dim=8, num_landmarks=4, kernels=kernels, **options
                     )
-                    said.append(error_of(built, x, x, x, num_frames=frames))
-                assert said[0] == said[1] and "cannot be split" in said[0], said
+                    errors.append(error_of(built, x, x, x, num_frames=frames))
+                assert errors[0] == errors[1] and "cannot be split" in errors[0], errors
         performer = build_estimator("performer", head_dim=8, num_landmarks=4, kernels="triton")
         assert "12 tokens cannot be split into 5" in error_of(performer, x, x, x, num_frames=5)
         for v in (x[:, :, :6], x[..., :4]):
-            said = error_of(performer, x, x, v, num_frames=3)
-            assert "does not support values with a shape different" in said, said
+            error = error_of(performer, x, x, v, num_frames=3)
+            assert "does not support values with a shape different" in error, error
 
 
 def error_of(function: Callable[..., Tensor], *args: Tensor, **options: int) -> str:
@@ -379,7 +378,7 @@ def error_of(function: Callable[..., Tensor], *args: Tensor, **options: int) -> 
 
 
 def self_check_passes() -> None:
-    assert choice.resolve(CPU, torch.float32).triton
+    assert choice.resolve(CPU, torch.float32)
 
 
 class BrokenKernel:
@@ -402,11 +401,11 @@ def too_large_for_shared_memory() -> None:
 
     right = triton_combine.combine_forward
     triton_combine.combine_forward = BrokenKernel(right, limited)
-    assert choice.resolve(CPU, torch.float32).triton
+    assert choice.resolve(CPU, torch.float32)
     problem = self_check.first_difference(CPU, torch.float32, (8, 33))
     assert problem == "combine: RuntimeError: out of resource: shared memory", problem
-    assert not choice.resolve(CPU, torch.float32, (8, 33)).triton
-    assert choice.resolve(CPU, torch.float32, (8, 300)).triton  # unsupported, so not checked
+    assert not choice.resolve(CPU, torch.float32, (8, 33))
+    assert choice.resolve(CPU, torch.float32, (8, 300))  # unsupported, so not checked
     triton_combine.combine_forward = right
 
 
@@ -440,7 +439,7 @@ def self_check_detects_broken_kernels() -> None:
         setattr(module, name, BrokenKernel(right, change))
         problem = self_check.first_difference(CPU, torch.float32)
         assert problem.startswith(f"{operator}: "), problem
-        assert not choice.resolve(CPU, torch.float32).triton
+        assert not choice.resolve(CPU, torch.float32)
         setattr(module, name, right)
 
 

@@ -1,4 +1,4 @@
-"""GPU arithmetic settings of a config inside a process with other settings; needs no GPU."""
+"""TF32 and cuDNN settings of a config, in a process with other settings; needs no GPU."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def test_scoring_uses_the_settings_of_the_config(tf32):
     assert model.settings == (tf32,) * 3 and settings() == before
 
 
-def test_settings_made_by_fp32_precision_are_kept():
+def test_fp32_precision_is_not_changed():
     cfg, matmul = load_config("quick/lara"), torch.backends.cuda.matmul
     if not hasattr(matmul, "fp32_precision"):
         pytest.skip("PyTorch has no fp32_precision")

@@ -133,7 +133,7 @@ def test_joint_positions_freeze_the_separate_ones():
     assert all(p.grad is not None for p in model.parameters() if p.requires_grad)
 
 
-def test_two_dimensional_patches_equal_three_dimensional_ones_of_one_frame():
+def test_patches_of_one_frame_use_the_2d_embedding():
     model = small(patch_size_temp=1, num_frames=4)
     tokens = model.embed(clip())
     frames = [model.patch_embed(clip()[:, :, t]) for t in range(4)]

@@ -23,7 +23,7 @@ from tests.helpers.made_up_weights import (
 
 
 def check_image_weights(model, start, state, hidden=True):
-    """Check that only the image model's blocks and inflated patches are in the model."""
+    """Check that the model has the image model's weights, and initial weights elsewhere."""
     for name, new in model.state_dict().items():
         if (
             name in ("head.weight", "head.bias", "temp_embed")
@@ -117,8 +117,8 @@ def test_position_embeddings_of_another_crop(tmp_path, grid, joint):
     positions = model.positions((14, 14))[0]
     assert torch.equal(positions[0], torch.full((DIM,), 9.0))
     expected = 2 * own[:, None] - 3 * own
-    # PyTorch's cubic (a = -0.75) is off by at most 0.05 of the step to the next patch. It repeats
-    # the border values, so the outer patches are not compared.
+    # The error of PyTorch's cubic kernel (a = -0.75) is at most 0.05 of the step to the next patch.
+    # It repeats the border values, so the outer patches are not compared.
     atol = 1e-6 if grid == 14 else 0.05 * 5 / grid
     for frame in positions[1:, 0].reshape(4, 14, 14):
         torch.testing.assert_close(frame[4:-4, 4:-4], expected[4:-4, 4:-4], atol=atol, rtol=0)
@@ -200,7 +200,7 @@ def test_vit_b_16_of_timm_by_its_public_names_and_shapes(tmp_path, pre_logits, c
     report = load_pretrained(model, tmp_path / "jx_vit.pth")
     table = report.table().splitlines()
     hidden = "loaded" if pre_logits else "initialised"
-    for state, name in {
+    for name, outcome in {
         "pos_embed": "loaded",
         "blocks.*.attn.qkv.weight x 12": "loaded",
         "patch_embed_3d.proj.weight": "adapted",
@@ -208,7 +208,7 @@ def test_vit_b_16_of_timm_by_its_public_names_and_shapes(tmp_path, pre_logits, c
         "pre_logits.fc.weight": hidden,
         "temp_embed": "initialised",
     }.items():
-        assert any(line.startswith(name) and state in line for line in table), (state, name)
+        assert any(line.startswith(outcome) and name in line for line in table), (name, outcome)
     assert any(line.startswith("unused") and "head.weight" in line for line in table)
     assert len(table) < 60
 
@@ -258,7 +258,7 @@ def drop(state, prefix):
         (lambda s: s.update({"module.cls_token": s["cls_token"]}), "cls_token twice"),
     ],
 )
-def test_missing_or_unfitting_weights_are_reported(tmp_path, corrupt, word):
+def test_missing_or_mismatched_weights_are_reported(tmp_path, corrupt, word):
     state = vit()
     corrupt(state)
     assert word in refused(build(), save(tmp_path, "pth", state))
@@ -299,7 +299,7 @@ def test_joint_positions_of_a_wrong_shape(tmp_path, shape):
     assert f"st_embed is {list(shape)}" in refused(build(pos_embed="joint"), tmp_path / "run.pyth")
 
 
-def test_first_blocks_of_a_deeper_model(tmp_path):
+def test_a_deeper_model_fills_the_first_blocks(tmp_path):
     state, model = vit(depth=4), build()
     report = load_pretrained(model, save(tmp_path, "pth", state))
     assert torch.equal(model.blocks[1].mlp.fc1.weight, state["blocks.1.mlp.fc1.weight"])
@@ -328,7 +328,7 @@ def test_unrelated_model_is_refused_with_its_names(tmp_path):
     assert "missing cls_token" in message and "layer1.0.conv1.weight" in message
 
 
-def test_heads_of_an_npz_are_compared(tmp_path):
+def test_npz_with_another_number_of_heads(tmp_path):
     np.savez(tmp_path / "x.npz", **vit_npz(vit(), heads=4))
     assert "4 attention heads, expected 3" in refused(build(), tmp_path / "x.npz")
 
@@ -361,7 +361,7 @@ def test_npz_without_attention(tmp_path):
     assert "missing blocks.0.attn.qkv.weight" in message and "heads" not in message
 
 
-def test_npz_without_the_values(tmp_path):
+def test_npz_without_the_value_projection(tmp_path):
     arrays = vit_npz(vit())
     del arrays["Transformer/encoderblock_1/MultiHeadDotProductAttention_1/value/kernel"]
     np.savez(tmp_path / "x.npz", **arrays)

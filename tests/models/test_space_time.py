@@ -85,8 +85,8 @@ def test_temporal_stage_does_not_depend_on_the_chunk_size(monkeypatch, chunk):
         assert_close(value, expected[name], 1e-12, name)
 
 
-class PlainAttention(nn.Module):
-    """Joint or divided attention by a mask over all pairs of tokens."""
+class MaskedAttention(nn.Module):
+    """Joint or divided attention as a mask over all pairs of tokens."""
 
     def __init__(self, layer, attends):
         super().__init__()
@@ -121,7 +121,7 @@ class PlainAttention(nn.Module):
 def test_joint_and_divided_equal_masked_attention(kind, options, attends):
     layer = make(kind, 15, 3, **options)
     x = torch.randn(2, 1 + 4 * 5, 15, dtype=torch.float64)
-    assert_same(layer, PlainAttention(layer, attends), x, 4)
+    assert_same(layer, MaskedAttention(layer, attends), x, 4)
 
 
 def test_half_precision_gradients_are_accurate_with_small_chunks(monkeypatch):

@@ -207,7 +207,7 @@ def test_expanded_tensors_are_refused(tmp_path, form):
     assert "expand to" in refused(build(), save(tmp_path, form, state))
 
 
-def test_deeply_nested_values(tmp_path):
+def test_deeply_nested_values_are_not_printed(tmp_path):
     key = value = ("x",)
     for _ in range(40):
         value = (value,) * 9

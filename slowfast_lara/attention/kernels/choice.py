@@ -1,10 +1,10 @@
 """Choice between PyTorch's operations and the Triton kernels.
 
 `torch` and `triton` force one of them; forcing `triton` where it cannot run is an error. `auto`
-selects Triton on an NVIDIA GPU whose results agreed with PyTorch's in a check (self_check.py),
-and PyTorch everywhere else. `resolve` makes that decision once per device and dtype: when
-build_model moves a model to a GPU, or at the first call. A choice by measured speed, or one per
-operator, belongs in `resolve` too.
+selects Triton on an NVIDIA GPU where its results agree with PyTorch's (self_check.py), and PyTorch
+everywhere else. `resolve` makes that decision once per device and dtype: when build_model moves a
+model to a GPU, or at the first call. A choice by measured speed, or one per operator, belongs in
+`resolve` too.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from __future__ import annotations
 import logging
 import os
 from importlib.util import find_spec
-from typing import Literal, NamedTuple, get_args
+from typing import Literal, get_args
 
 import torch
 from torch import Tensor, distributed
@@ -30,15 +30,8 @@ MAX_HEAD_DIM = 128
 MAX_SAMPLES = 256
 MIN_CAPABILITY = (8, 0)
 
-
-class Decision(NamedTuple):
-    """Whether Triton kernels run, with the reason."""
-
-    triton: bool
-    reason: str
-
-
-DECISIONS: dict[tuple[torch.device, torch.dtype], Decision] = {}
+# Whether `auto` means Triton, by device and dtype.
+DECISIONS: dict[tuple[torch.device, torch.dtype], bool] = {}
 
 
 def unsupported_sizes(head_dim: int, num_samples: int) -> str:
@@ -73,13 +66,12 @@ def uses_triton(kernels: str, x: Tensor, unsupported: str = "") -> bool:
 def resolved(x: Tensor) -> bool:
     """The decision of `resolve` for tensors like x; the first call makes it."""
     if torch.compiler.is_compiling():  # the check cannot run while torch.compile traces
-        decision = DECISIONS.get((x.device, x.dtype))
-        return decision is not None and decision.triton
+        return DECISIONS.get((x.device, x.dtype), False)
     if isinstance(x, FakeTensor):
         return not obstacle(x.device)
     if (x.device, x.dtype) not in DECISIONS:
         resolve(x.device, x.dtype)
-    return DECISIONS[x.device, x.dtype].triton
+    return DECISIONS[x.device, x.dtype]
 
 
 def resolve(
@@ -88,8 +80,8 @@ def resolve(
     sizes: tuple[int, int] | None = None,
     *,
     all_ranks: bool = False,
-) -> Decision:
-    """Decide what `auto` means for a device and dtype, and log it.
+) -> bool:
+    """Decide whether `auto` means Triton on a device with a dtype; log the decision and its reason.
 
     Args:
         sizes: head size and number of samples of the model; the check also runs at these sizes,
@@ -113,8 +105,8 @@ def resolve(
         reason, level = "results agree with PyTorch's", logging.INFO
     library, name = "Triton" if triton else "PyTorch", str(dtype).removeprefix("torch.")
     logger.log(level, "Using %s kernels on %s (%s): %s", library, device, name, reason)
-    DECISIONS[device, dtype] = Decision(triton, reason)
-    return DECISIONS[device, dtype]
+    DECISIONS[device, dtype] = triton
+    return triton
 
 
 def obstacle(device: torch.device) -> str:

@@ -8,8 +8,8 @@ import torch
 from torch import Tensor
 
 from slowfast_lara.attention.kernels.key_stats import query_normaliser, query_normaliser_backward
-from slowfast_lara.attention.kernels.launch import block_size, cdiv, launch, with_unit_stride
-from slowfast_lara.attention.kernels.tiles import FRAME_GROUP, tile
+from slowfast_lara.attention.kernels.launch import cdiv, launch, with_unit_stride
+from slowfast_lara.attention.kernels.tiles import FRAME_GROUP, block_size, tile
 
 
 @torch.library.custom_op("slowfast_lara::combine", mutates_args=())
@@ -42,7 +42,6 @@ def combine(
         blocks={"N": N},
         d=d,
         C=C,
-        BLOCK_C=block_size(C),
         ALIGNED=landmarks is not None,
     )
     # The memory layout that the temporal stage of trajectory attention reads.
@@ -50,7 +49,7 @@ def combine(
 
 
 def _contiguous(q: Tensor, w: Tensor, *others: Tensor | None) -> list[Tensor]:
-    """The tensors as the kernels take them; w replaces None, which they do not read."""
+    """Make the tensors contiguous (q: unit last stride); w replaces None, an unread argument."""
     return [with_unit_stride(q), *((w if x is None else x).contiguous() for x in (w, *others))]
 
 
@@ -86,12 +85,11 @@ def combine_backward(
         q,
         *(*tensors, grad, grad_q, query_stats, partial, *sizes),
         programs=B * h * blocks,
-        BLOCK_C=block_size(C),
         **shared,
     )
     minus_R = partial.sum(2)
     grad_w, grad_log_sums = torch.empty_like(w), torch.empty_like(log_sums)
-    grad_landmarks, grad_columns = _landmark_gradients(w, aligned)
+    grad_landmarks, grad_columns = _empty_landmark_gradients(w, aligned)
     grads = (grad_w, grad_log_sums, grad_landmarks, grad_columns)
     launch(
         "combine.combine_backward_samples",
@@ -117,7 +115,7 @@ def combine_backward(
     return grad_q, grad_w, grad_log_sums, grad_means, grad_landmarks, grad_columns
 
 
-def _landmark_gradients(w: Tensor, aligned: bool) -> tuple[Tensor, Tensor]:
+def _empty_landmark_gradients(w: Tensor, aligned: bool) -> tuple[Tensor, Tensor]:
     B, h, C, d = w.shape
     number = C if aligned else 0
     return w.new_empty(B, h, number, d), w.new_empty(B, h, 3, number)
@@ -126,7 +124,7 @@ def _landmark_gradients(w: Tensor, aligned: bool) -> tuple[Tensor, Tensor]:
 @combine_backward.register_fake
 def _(q: Tensor, w: Tensor, log_sums: Tensor, means: Tensor, landmarks: Tensor | None, *_: Any):
     grads = (x.new_empty(x.shape) for x in (q, w, log_sums, means))
-    return (*grads, *_landmark_gradients(w, landmarks is not None))
+    return (*grads, *_empty_landmark_gradients(w, landmarks is not None))
 
 
 def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:

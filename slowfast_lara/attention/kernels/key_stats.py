@@ -13,24 +13,24 @@ from slowfast_lara.attention.tensors import split_frames
 
 @torch.library.custom_op("slowfast_lara::key_stats", mutates_args=())
 def key_stats(
-    w: Tensor, k: Tensor, v: Tensor | None, num_frames: int, norms: bool
+    w: Tensor, k: Tensor, v: Tensor | None, num_frames: int
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Log-sums L [B,h,F,C] and means M [B,h,F,C,d] of k, v [B,h,F*P,d] for samples w [B,h,C,d].
 
     Args:
         w: samples in the scaled space, float32; k is not scaled.
-        v: values; None takes the keys.
-        norms: weights are xi(k, w), with the norms of the keys, instead of exp(w.k).
+        v: values, weighted by xi(k, w); None averages the keys, weighted by exp(w.k).
 
     Returns:
         L in float32, M in the dtype of k, the remainder that rounding removed from M (empty for
         float32), and the largest weight of each sample [B,h,F,C].
     """
+    tied = v is None
     k, w = with_unit_stride(k), w.contiguous()
     v = k if v is None else with_unit_stride(v)
     log_sums, means, remainder, peak = out = _empty(w, k, v, num_frames)
     tensors = (w, k, v, log_sums, peak, means, remainder)
-    _launch("key_stats_forward", tensors, num_frames, "statistics", NORMS=norms, VALUES=True)
+    _launch("key_stats_forward", tensors, num_frames, "statistics", NORMS=not tied, VALUES=True)
     return out
 
 
@@ -39,7 +39,8 @@ def _launch(
 ) -> None:
     """Launch a kernel on tensors (w, k, v, ...).
 
-    A program owns a block of "keys" or "statistics" of one frame, or of "samples" of all frames.
+    `owned`: each program computes a block of "keys" or "statistics" of one frame, or of "samples"
+    over all frames.
     """
     w, k, v = tensors[:3]
     (B, h, keys, d), C = k.shape, w.shape[2]
@@ -58,7 +59,7 @@ def _launch(
 
 
 @key_stats.register_fake
-def _empty(w: Tensor, k: Tensor, v: Tensor | None, num_frames: int, norms: bool = True):
+def _empty(w: Tensor, k: Tensor, v: Tensor | None, num_frames: int):
     split_frames(k, num_frames)  # raises if the tokens cannot be split
     B, h, C, d = w.shape
     log_sums = w.new_empty(B, h, num_frames, C)
@@ -69,7 +70,7 @@ def _empty(w: Tensor, k: Tensor, v: Tensor | None, num_frames: int, norms: bool 
 
 @torch.library.custom_op("slowfast_lara::key_stats_backward", mutates_args=())
 def key_stats_backward(
-    w: Tensor, k: Tensor, v: Tensor | None, num_frames: int, norms: bool,
+    w: Tensor, k: Tensor, v: Tensor | None, num_frames: int,
     log_sums: Tensor, means: Tensor, remainder: Tensor, peak: Tensor,
     grad_log_sums: Tensor, grad_means: Tensor,
 ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
@@ -82,10 +83,10 @@ def key_stats_backward(
     grad_w, grad_k = torch.empty_like(w), k.new_empty(k.shape)
     grad_v = v.new_empty(0 if tied else v.shape)
     kernel, tile_of = "key_stats_backward_keys", "key_stats_backward_tied" if tied else ""
-    flags: dict[str, Any] = {"NORMS": norms, "VALUES": True, "TIED": tied}
+    flags: dict[str, Any] = {"NORMS": not tied, "VALUES": True, "TIED": tied}
     _launch(kernel, (*tensors, grad_k, grad_v), num_frames, "keys", tile_of, **flags)
     kernel = "key_stats_backward_samples"
-    _launch(kernel, (*tensors, grad_w), num_frames, "samples", NORMS=norms)
+    _launch(kernel, (*tensors, grad_w), num_frames, "samples", NORMS=not tied)
     return grad_w, grad_k, grad_v
 
 
@@ -96,7 +97,7 @@ def _(w: Tensor, k: Tensor, v: Tensor | None, *_: Any) -> tuple[Tensor, Tensor, 
 
 
 def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
-    w, k, v, ctx.num_frames, ctx.norms = inputs
+    w, k, v, ctx.num_frames = inputs
     ctx.set_materialize_grads(False)  # the last two outputs have no gradient
     ctx.save_for_backward(w, k, v, *output)
 
@@ -105,9 +106,9 @@ def _backward(ctx: Any, *grads: Tensor | None) -> tuple[Any, ...]:
     w, k, v, *stats = ctx.saved_tensors
     grads = tuple(torch.zeros_like(x) if g is None else g for g, x in zip(grads[:2], stats))
     grad_w, grad_k, grad_v = torch.ops.slowfast_lara.key_stats_backward(
-        w, k, v, ctx.num_frames, ctx.norms, *stats, *grads
+        w, k, v, ctx.num_frames, *stats, *grads
     )
-    return grad_w, grad_k, None if v is None else grad_v, None, None
+    return grad_w, grad_k, None if v is None else grad_v, None
 
 
 key_stats.register_autograd(_backward, setup_context=_save)

@@ -1,4 +1,4 @@
-"""Operators `landmarks` and `landmarks_backward`: one token per segment of the tokens."""
+"""Operators `landmarks` and `landmarks_backward`: one vector per segment of the tokens."""
 
 from __future__ import annotations
 

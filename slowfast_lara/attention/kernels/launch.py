@@ -8,16 +8,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from slowfast_lara.attention.kernels.tiles import tile
+from slowfast_lara.attention.kernels.tiles import block_size, tile
 
 
 def cdiv(a: int, b: int) -> int:
     return -(-a // b)
-
-
-def block_size(n: int) -> int:
-    """The smallest power of two >= n, and at least 16, the smallest side of a Triton matmul."""
-    return max(16, 1 << (n - 1).bit_length())
 
 
 def matmul_precision() -> str:
@@ -65,5 +60,5 @@ def launch(
 
 
 def with_unit_stride(x: Tensor) -> Tensor:
-    """x, copied if its last dimension has a stride: kernels accept any other strides."""
+    """x, or a contiguous copy if its last stride is not 1; kernels accept any other strides."""
     return x if x.stride(-1) == 1 else x.contiguous()

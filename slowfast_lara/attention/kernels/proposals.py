@@ -20,11 +20,9 @@ def proposals(
         w and q~ in the scaled space (in which the noise is given), then log(q_c(w_c) / N(w_c;0,I))
         and the balance heuristic q_c(w_c) / sum_c' q_c'(w_c), [B,h,C].
     """
-    inputs = [x.contiguous() for x in (q_landmarks, k_landmarks)]
-    noise_or_unused = inputs[0] if noise is None else noise.contiguous()
-    out = _empty(q_landmarks)
-    tensors = (*inputs, noise_or_unused, *out)
-    _launch("proposals_forward", tensors, NOISE=noise is not None)
+    noise_or_unused = q_landmarks if noise is None else noise
+    out, inputs = _empty(q_landmarks), (q_landmarks, k_landmarks, noise_or_unused)
+    _launch("proposals_forward", inputs, out, NOISE=noise is not None)
     return out
 
 
@@ -34,10 +32,10 @@ def _empty(x: Tensor, *_: Any) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     return new(x.shape), new(x.shape), new(x.shape[:3]), new(x.shape[:3])
 
 
-def _launch(kernel: str, tensors: tuple[Tensor, ...], **flags: bool) -> None:
-    B, h, C, d = tensors[0].shape
-    args: dict[str, Any] = {"programs": B * h, "blocks": {"C": C}, "d": d, **flags}
-    launch(f"proposals.{kernel}", tensors[0], *tensors, d**-0.25, C, **args)
+def _launch(kernel: str, inputs: tuple[Tensor, ...], out: tuple[Tensor, ...], **flags: Any) -> None:
+    B, h, C, d = inputs[0].shape
+    args = (*(x.contiguous() for x in inputs), *out, d**-0.25, C)
+    launch(f"proposals.{kernel}", inputs[0], *args, programs=B * h, blocks={"C": C}, d=d, **flags)
 
 
 @torch.library.custom_op("slowfast_lara::proposals_backward", mutates_args=())
@@ -51,9 +49,8 @@ def proposals_backward(
     inputs = (q_landmarks, k_landmarks, w, log_own, balance)
     grads = (grad_w, landmarks_or_unused, grad_log_own, grad_balance)
     out = _empty_gradients(q_landmarks, with_noise)
-    tensors = (*(x.contiguous() for x in (*inputs, *grads)), *out)
     flags = {"NOISE": with_noise, "LANDMARKS": grad_landmarks is not None}
-    _launch("proposals_backward", tensors, **flags)
+    _launch("proposals_backward", (*inputs, *grads), out, **flags)
     return out
 
 
@@ -62,10 +59,8 @@ def _empty_gradients(x: Tensor, with_noise: bool) -> tuple[Tensor, Tensor, Tenso
 
 
 @proposals_backward.register_fake
-def _(
-    q_landmarks: Tensor, k_landmarks: Tensor, w: Tensor, own: Tensor, balance: Tensor, *more: Any
-):
-    return _empty_gradients(q_landmarks, more[0])
+def _(q_landmarks: Tensor, *more: Any) -> tuple[Tensor, Tensor, Tensor]:
+    return _empty_gradients(q_landmarks, with_noise=more[4])
 
 
 def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:

@@ -158,7 +158,7 @@ def _plain_proposals(q_tilde: Tensor, k_tilde: Tensor, noise: Tensor | None = No
 
 
 def _key_stats(w: Tensor, k: Tensor, v: Tensor | None = None) -> Tensor:
-    log_sums, means, *_ = key_stats(w.float(), k, v, _FRAMES, v is not None)
+    log_sums, means, *_ = key_stats(w.float(), k, v, _FRAMES)
     return torch.cat((log_sums.unsqueeze(-1), means.float()), -1)
 
 

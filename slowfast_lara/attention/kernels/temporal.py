@@ -7,8 +7,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from slowfast_lara.attention.kernels.launch import block_size, cdiv, launch, with_unit_stride
-from slowfast_lara.attention.kernels.tiles import tile, weight_gradient_parts
+from slowfast_lara.attention.kernels.launch import cdiv, launch, with_unit_stride
+from slowfast_lara.attention.kernels.tiles import block_size, tile, weight_gradient_parts
 
 # Frames in one tile of scores; with more frames PyTorch computes the softmax.
 MAX_TILE_FRAMES = 32
@@ -34,19 +34,19 @@ def temporal(
 
 
 def _with_32_bit_offsets(x: Tensor) -> Tensor:
-    """x [B,F,N,D], copied if its last dimension has a stride or a clip spans 2**31 elements."""
+    """x [B,F,N,D], or a contiguous copy if its last stride is not 1 or a clip spans 2**31."""
     last = sum((size - 1) * stride for size, stride in zip(x.shape[1:], x.stride()[1:]))
     return with_unit_stride(x) if last < 2**31 else x.contiguous()
 
 
-def _pool(over_frames: Tensor, x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-    """W_h (sum_f a_nhf x_nf) + bias, [B,N,h,d]."""
-    (B, N, h, F), d = over_frames.shape, weight.shape[1]
+def _pool(coeffs: Tensor, x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+    """W_h (sum_f coeffs_nhf x_nf) + bias, [B,N,h,d]."""
+    (B, N, h, F), d = coeffs.shape, weight.shape[1]
     out = x.new_empty(B, N, h, d)
     launch(
         "temporal.temporal_pool",
         x,
-        *(over_frames, x, weight, weight if bias is None else bias, out),
+        *(coeffs, x, weight, weight if bias is None else bias, out),
         *(*x.stride()[:3], N, F, h, d),
         programs=B,
         blocks={"N": N, "H": h, "E": d},
@@ -73,7 +73,7 @@ def _scores(
     attention: Tensor | None = None,
     scale: float = 1.0,
 ) -> Tensor:
-    """q_nh.(W_h x_nf), [B,N,h,F] float32, with an epilogue of the kernel."""
+    """q_nh.(W_h x_nf), [B,N,h,F] float32, with an epilogue of the kernel temporal_scores."""
     (B, N, h, d), F = q.shape, x.shape[1]
     out = q.new_empty(B, N, h, F, dtype=torch.float32)
     launch(
@@ -101,12 +101,8 @@ def temporal_backward(
     attention: Tensor, grad: Tensor,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
     """Gradients of q, x, weight and bias (empty without a bias)."""
-    q, x, weight, grad = (
-        q.contiguous(),
-        _with_32_bit_offsets(x),
-        weight.contiguous(),
-        grad.contiguous(),
-    )
+    x = _with_32_bit_offsets(x)
+    q, weight, grad = (tensor.contiguous() for tensor in (q, weight, grad))
     (B, N, h, d), F = q.shape, x.shape[1]
     w_k, w_v = weight.unflatten(0, (2, h, d))
     scale = d**-0.5
@@ -137,8 +133,8 @@ def temporal_backward(
     return grad_q, grad_x, grad_weight, grad_bias
 
 
-def _weight_gradient(q: Tensor, x: Tensor, over_frames: Tensor) -> Tensor:
-    """sum_n q_nh (sum_f c_nhf x_nf)^T, [D,D] float32, from partial sums over the tokens."""
+def _weight_gradient(q: Tensor, x: Tensor, coeffs: Tensor) -> Tensor:
+    """sum_n q_nh (sum_f coeffs_nhf x_nf)^T, [D,D] float32, from partial sums over the tokens."""
     (B, N, h, d), F = q.shape, x.shape[1]
     kernel = "temporal_backward_weight"
     blocks = B * cdiv(N, tile(kernel, element_size=q.element_size())["BLOCK_N"])
@@ -147,7 +143,7 @@ def _weight_gradient(q: Tensor, x: Tensor, over_frames: Tensor) -> Tensor:
     launch(
         f"temporal.{kernel}",
         q,
-        *(q, x, over_frames, out, *x.stride()[:3], B, N, F, h, d, steps),
+        *(q, x, coeffs, out, *x.stride()[:3], B, N, F, h, d, steps),
         programs=out.shape[0],
         blocks={"H": h, "E": d, "X": h * d},
     )

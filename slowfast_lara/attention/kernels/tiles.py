@@ -9,6 +9,12 @@ self_check.py detects.
 
 from __future__ import annotations
 
+
+def block_size(n: int) -> int:
+    """The smallest power of two >= n, and at least 16, the smallest side of a Triton matmul."""
+    return max(16, 1 << (n - 1).bit_length())
+
+
 # Frames whose gradients one program of combine_backward_means accumulates: it computes the scores
 # once for all of them.
 FRAME_GROUP = 4
@@ -30,7 +36,7 @@ _SAMPLE_BLOCKS_FLOAT32 = {
     "key_stats_backward_tied": ((16, 16, 4, 1), (16, 16, 8, 1)),
     "key_stats_backward_samples": ((32, 16, 4, 1), (16, 16, 8, 1)),
 }
-# BLOCK_N of kernels whose programs hold all samples: for small sizes (d <= 64, C <= 128), others.
+# BLOCK_N of kernels whose programs hold all samples: for d <= 64 with C <= 128, and for others.
 _ALL_SAMPLES = {"combine_forward": (64, 32), "combine_backward_queries": (32, 16)}
 # Columns of a head (BLOCK_E) in a tile of the temporal stage.
 _TEMPORAL = {
@@ -52,26 +58,27 @@ def tile(kernel: str, *, element_size: int, d: int = 0, C: int = 0) -> dict[str,
             step, warps = 32 if small or wide else 64, 4 if wide and d <= 64 else 8
         else:
             step, warps = 16 if d <= 64 or wide else 64, 8
-        return {"BLOCK_N": block_n, "STEP": step, **_program(warps, 2 if small else 1)}
+        block = {"BLOCK_C": block_size(C), "BLOCK_N": block_n, "STEP": step}
+        return {**block, **_options(warps, 2 if small else 1)}
     if kernel in _SAMPLE_BLOCKS:
         if wide and kernel in _SAMPLE_BLOCKS_FLOAT32:
             sizes = _SAMPLE_BLOCKS_FLOAT32[kernel][0 if d <= 64 else 1]
         else:
             sizes = _SAMPLE_BLOCKS[kernel][0 if d <= 64 and not wide else 1]
         block_c, block_n, warps, stages = sizes
-        return {"BLOCK_C": block_c, "BLOCK_N": 16 if wide else block_n, **_program(warps, stages)}
+        return {"BLOCK_C": block_c, "BLOCK_N": 16 if wide else block_n, **_options(warps, stages)}
     if kernel in ("segment_sums", "farthest_of_segment", "segment_backward"):
-        return {"BLOCK_N": 16, **_program(2, 1)}
+        return {"BLOCK_N": 16, **_options(2, 1)}
     if kernel in ("proposals_forward", "proposals_backward"):
-        return {"BLOCK_C": 16, **_program(8, 1)}
+        return {"BLOCK_C": 16, **_options(8, 1)}
     if kernel == "temporal_sum":
-        return {"BLOCK_N": 16, "BLOCK_X": 128, **_program(4, 2)}
+        return {"BLOCK_N": 16, "BLOCK_X": 128, **_options(4, 2)}
     columns = 16 if wide else _TEMPORAL[kernel]
     block = {"BLOCK_H": 16, "BLOCK_E": columns, "BLOCK_N": 16, "BLOCK_X": 16, "BLOCK_F": 16}
-    return {**block, **_program(4 if wide and kernel == "temporal_backward_weight" else 8, 1)}
+    return {**block, **_options(4 if wide and kernel == "temporal_backward_weight" else 8, 1)}
 
 
-def _program(warps: int, stages: int) -> dict[str, int]:
+def _options(warps: int, stages: int) -> dict[str, int]:
     return {"num_warps": warps, "num_stages": stages}
 
 

@@ -20,11 +20,11 @@ loops over the frames. No tensor of shape [N,C] is in memory. Backward:
 `combine_backward_queries` owns a block of queries, as the forward kernel does. It writes dq, the
 query statistics [B,h,N,3F+2] (for each frame max_c(s + L), max_c p and delta, then rbar and t),
 and its partial sum of -R_c, [B,h,blocks,C]. The operator adds up the partial sums for the other
-kernels. R_c is not known before, so dq stays in float32 until its term is added.
+kernels. dq is float32 at first: its term with R_c is added after R_c is complete.
 
 `combine_backward_samples` and `combine_backward_means` own a block of samples (the latter of a
 group of frames) and loop over all queries. With the query statistics they need no other samples.
-Each sum has one owner, so results are deterministic.
+One program computes each sum, in a fixed order, so results are deterministic.
 
 q [B,h,N,d] and dout [B,F,N,h,d] have any strides; out and all other tensors are contiguous.
 """
@@ -67,7 +67,7 @@ def query_alignment(
     p_q, mask_n, bhc, mask_c, landmarks_ptr, log_z_ptr, shares_ptr, scale,
     D: tl.constexpr, STEP: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """r_nc [N,C] and rbar_n, for queries at p_q and landmarks bhc."""
+    """r_nc [N,C] and rbar_n, for the queries at p_q and the landmarks with flat indices bhc."""
     logits = query_dots(p_q, mask_n, landmarks_ptr + bhc * D, mask_c, scale, D, STEP, PRECISION)
     logits = tl.where(mask_n[:, None], logits, float("-inf"))
     b_log_z = tl.load(log_z_ptr + bhc, mask=mask_c, other=float("inf"))
@@ -204,7 +204,7 @@ def sample_weights(logits, p_stats, mask):
     """p_ncf as [C,N], normalised by the query statistics of a frame.
 
     Recomputed logits differ from the forward pass's by rounding, which matters if they are large.
-    A weight well above 1/2 is the largest of its query: that one is in the statistics, exactly.
+    A weight above 0.6 can only be the largest of its query, which the statistics hold exactly.
     """
     top = tl.load(p_stats, mask=mask, other=float("inf"))[None, :]
     largest = tl.load(p_stats + 1, mask=mask, other=0.0)[None, :]

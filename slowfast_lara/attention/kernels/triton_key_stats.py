@@ -2,24 +2,25 @@
 
     logit_cp = w_c.k_p - |k_p|^2/2,   L_c = log sum_p exp(logit_cp),   M_c = sum_p a_cp v_p
 
-with weights a_cp = exp(logit_cp - L_c). A program goes through the keys of a frame once, with a
+with weights a_cp = exp(logit_cp - L_c). A program loops over the keys of a frame once, with a
 running maximum. Backward, with g_c = dL_c - dM_c.M_c,
 
     dlogit_cp = a_cp (dM_c.v_p + g_c),   dv_p = sum_c a_cp dM_c
     dk_p = sum_c dlogit_cp w_c - k_p sum_c dlogit_cp,   dw_c = sum_p dlogit_cp k_p
 
-One kernel owns the keys and one the samples, so each sum has one owner and a fixed order. M and dM
-have the dtype of v; M_lo is the remainder that rounding removed from M.
+One kernel computes the gradients of keys and values, another that of the samples: one program
+computes each sum, in a fixed order. M and dM have the dtype of v; M_lo is the remainder that
+rounding removed from M.
 
 Recomputed logits differ from the forward pass's by rounding, which matters if they are large. A
-weight above 0.6 is therefore replaced by the saved largest weight of its sample (`peak`). If that
-is 1, M_c is v_p and dlogit_cp is dL_c, without a difference that is pure rounding error.
+weight above 0.6 can only be the largest of its sample, so the saved one (`peak`) replaces it. If
+that is 1, then M_c = v_p and dlogit_cp = dL_c; the formula would add pure rounding error.
 
-TIED: the keys are the values, and dk is the sum of both gradients.
+NORMS: subtract |k_p|^2/2. TIED: the keys are the values, and dk is the sum of both gradients.
 
 Without NORMS and VALUES, k are the queries, w the landmarks and L the log-normalisers log Z_c of
 the alignment scores. The backward kernel of the keys then adds its result to the float32 gradient
-that `dv_ptr` points to.
+at `dv_ptr`.
 
 k, v [B,h,F*P,d] have any strides; all other tensors are contiguous.
 """
@@ -82,7 +83,7 @@ def key_stats_forward(
         if NORMS:
             logits -= half_norms(b_k, scale)[None, :]
         logits = tl.where(mask_p[None, :], logits, float("-inf"))
-        # Finite from the first block on, which has at least one key.
+        # Finite: the first block has at least one key.
         new = tl.maximum(top, tl.max(logits, 1))
         weights = tl.exp(logits - new[:, None])
         decay = tl.exp(top - new)

@@ -51,7 +51,7 @@ def farthest_of_segment(
     x_stride_b, x_stride_h, x_stride_n, global_share, H, F, P, C, SHORT, LENGTH,
     D: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_N: tl.constexpr,
 ):  # fmt: skip
-    """The first token of each segment that is farthest from the segment's reference point.
+    """The token of each segment that is farthest from the segment's reference point.
 
     The reference is the segment's mean, moved by `global_share` towards the mean of all tokens.
     `mean_sums` [B,h,d] is the mean of the segments' sums.
@@ -87,7 +87,7 @@ def segment_backward(
     grad_ptr, chosen_ptr, out_ptr, F, P, C, SHORT, LENGTH,
     D: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_N: tl.constexpr, MEANS: tl.constexpr,
 ):  # fmt: skip
-    """The gradient of each segment, divided among its tokens or given to the chosen one."""
+    """The gradient of a segment's mean, for all its tokens, or of its chosen token."""
     pid = tl.program_id(0)
     bh, first, number = segment(pid, C, SHORT, LENGTH)
     d, i = tl.arange(0, BLOCK_D), tl.arange(0, BLOCK_N)

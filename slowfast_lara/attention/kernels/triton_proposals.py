@@ -2,15 +2,15 @@
 
 With mu_c = scale (q~_c + k~_c) and w_c = mu_c + noise_c,
 
-    l_cj = w_c.mu_j - |mu_j|^2/2,   own_c = l_cc,   balance_c = exp(l_cc - log sum_j exp(l_cj))
+    l_cj = w_c.mu_j - |mu_j|^2/2,   log_own_c = l_cc,   balance_c = exp(l_cc - log sum_j exp(l_cj))
 
 Backward, with y_c = balance_c dbalance_c and
 
-    E_cj = -y_c exp(l_cj - own_c) balance_c  (+ down_c + y_c if j = c),
+    E_cj = -y_c exp(l_cj - log_own_c) balance_c  (+ dlog_own_c + y_c if j = c),
 
     dw_c += sum_j E_cj mu_j,   dmu_c = dw_c + sum_j E_jc (w_j - mu_c)
 
-A program owns a block of proposals, as c in one sum and as j in the other, and loops over all.
+A program owns a block of proposals (c in dw_c and dmu_c) and loops over all proposals j.
 All tensors are contiguous, [B,h,C,d] or [B,h,C].
 """
 
@@ -35,7 +35,7 @@ def half_norm(x):
 
 @triton.jit
 def proposals_forward(
-    q_ptr, k_ptr, noise_ptr, w_ptr, landmarks_ptr, own_ptr, balance_ptr, scale, C,
+    q_ptr, k_ptr, noise_ptr, w_ptr, landmarks_ptr, log_own_ptr, balance_ptr, scale, C,
     D: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_C: tl.constexpr,
     NOISE: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
@@ -49,30 +49,30 @@ def proposals_forward(
     b_w = b_mu
     if NOISE:
         b_w += tl.load(noise_ptr + cd, mask=mask, other=0.0)
-    own = tl.sum(b_w * b_mu, 1) - half_norm(b_mu)
-    top, total = own, tl.zeros([BLOCK_C], tl.float32)
+    log_own = tl.sum(b_w * b_mu, 1) - half_norm(b_mu)
+    top, total = log_own, tl.zeros([BLOCK_C], tl.float32)
     for start in range(0, C, BLOCK_C):
         j = start + i
         mask_jd = (j < C)[:, None] & (d < D)[None, :]
         mu_j = load_mu(q_ptr, k_ptr, (bh * C + j[:, None]) * D + d[None, :], mask_jd, scale)
         logits = tl.dot(b_w, tl.trans(mu_j), input_precision=PRECISION)
         logits -= half_norm(mu_j)[None, :]
-        # Exactly `own`, not the same number rounded differently: balance is at most 1.
-        logits = tl.where(c[:, None] == j[None, :], own[:, None], logits)
+        # Exactly log_own, without the matmul's rounding, so that balance is at most 1.
+        logits = tl.where(c[:, None] == j[None, :], log_own[:, None], logits)
         logits = tl.where((j < C)[None, :], logits, float("-inf"))
         new = tl.maximum(top, tl.max(logits, 1))
         total = total * tl.exp(top - new) + tl.sum(tl.exp(logits - new[:, None]), 1)
         top = new
     tl.store(w_ptr + cd, b_w, mask=mask)
     tl.store(landmarks_ptr + cd, landmarks, mask=mask)
-    tl.store(own_ptr + bh * C + c, own, mask=c < C)
-    tl.store(balance_ptr + bh * C + c, tl.exp(own - top - tl.log(total)), mask=c < C)
+    tl.store(log_own_ptr + bh * C + c, log_own, mask=c < C)
+    tl.store(balance_ptr + bh * C + c, tl.exp(log_own - top - tl.log(total)), mask=c < C)
 
 
 @triton.jit
 def proposals_backward(
-    q_ptr, k_ptr, w_ptr, own_ptr, balance_ptr, dw_ptr, dlandmarks_ptr, down_ptr, dbalance_ptr,
-    dq_ptr, dk_ptr, dnoise_ptr, scale, C,
+    q_ptr, k_ptr, w_ptr, log_own_ptr, balance_ptr, dw_ptr, dlandmarks_ptr, dlog_own_ptr,
+    dbalance_ptr, dq_ptr, dk_ptr, dnoise_ptr, scale, C,
     D: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_C: tl.constexpr,
     NOISE: tl.constexpr, LANDMARKS: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
@@ -87,11 +87,11 @@ def proposals_backward(
     b_mu = load_mu(q_ptr, k_ptr, cd, mask, scale)
     half_norms = half_norm(b_mu)
     balance = tl.load(balance_ptr + bhc, mask=mask_c, other=0.0)
-    own = tl.load(own_ptr + bhc, mask=mask_c, other=0.0)
+    log_own = tl.load(log_own_ptr + bhc, mask=mask_c, other=0.0)
     y = balance * tl.load(dbalance_ptr + bhc, mask=mask_c, other=0.0)
-    down = tl.load(down_ptr + bhc, mask=mask_c, other=0.0)
-    b_dw = tl.load(dw_ptr + cd, mask=mask, other=0.0) + down[:, None] * b_mu
-    b_dmu = down[:, None] * (b_w - b_mu)
+    dlog_own = tl.load(dlog_own_ptr + bhc, mask=mask_c, other=0.0)
+    b_dw = tl.load(dw_ptr + cd, mask=mask, other=0.0) + dlog_own[:, None] * b_mu
+    b_dmu = dlog_own[:, None] * (b_w - b_mu)
     for start in range(0, C, BLOCK_C):
         j = start + i
         bhj, mask_j = bh * C + j, j < C
@@ -100,20 +100,20 @@ def proposals_backward(
         mu_j = load_mu(q_ptr, k_ptr, jd, mask_jd, scale)
         logits = tl.dot(b_w, tl.trans(mu_j), input_precision=PRECISION)
         logits -= half_norm(mu_j)[None, :]
-        shares = tl.exp(logits - own[:, None] + tl.log(balance)[:, None])
-        # Add the y_c of the diagonal before the matmul: after it, large vectors would not cancel.
+        shares = tl.exp(logits - log_own[:, None] + tl.log(balance)[:, None])
+        # The diagonal includes +y_c before the matmul: large vectors would not cancel after it.
         shares = tl.where(same, balance[:, None] - 1, shares)
         shares = tl.where(mask_j[None, :], shares, 0.0)
         b_dw -= tl.dot(y[:, None] * shares, mu_j, input_precision=PRECISION)
 
         w_j = tl.load(w_ptr + jd, mask=mask_jd, other=0.0)
-        own_j = tl.load(own_ptr + bhj, mask=mask_j, other=0.0)
+        log_own_j = tl.load(log_own_ptr + bhj, mask=mask_j, other=0.0)
         balance_j = tl.load(balance_ptr + bhj, mask=mask_j, other=0.0)
         y_j = balance_j * tl.load(dbalance_ptr + bhj, mask=mask_j, other=0.0)
         logits = tl.dot(b_mu, tl.trans(w_j), input_precision=PRECISION)
         logits -= half_norms[:, None]
         # Out-of-range proposals have balance 0, so their share is exp(-inf) = 0.
-        shares = tl.exp(logits - own_j[None, :] + tl.log(balance_j)[None, :])
+        shares = tl.exp(logits - log_own_j[None, :] + tl.log(balance_j)[None, :])
         shares = tl.where(same, balance[:, None] - 1, shares)
         weights = shares * y_j[None, :]
         b_dmu -= tl.dot(weights, w_j, input_precision=PRECISION)

@@ -1,12 +1,13 @@
 """Kernels of `temporal`, the temporal stage of trajectory attention (models/temporal.py).
 
-The absorbed queries u_nh = W_h^T q_nh exist only for a block of tokens and of columns of x:
+The kernels compute the absorbed queries u_nh = W_h^T q_nh for a block of tokens and columns of x,
+and do not store them:
 
     temporal_scores            s_nhf = u_nh.x_nf, and its softmax a_nhf over the frames
     temporal_pool              y_nh = W_h (sum_f a_nhf x_nf)
     temporal_sum               the same without a projection of the values
 
-The backward pass uses both with other arguments: da is temporal_scores of dy, and dq is
+The backward pass calls the first two with other arguments: da is temporal_scores of dy, and dq is
 temporal_pool of ds. It adds
 
     temporal_backward_tokens   dx_nf = sum_h ds_nhf u_nh + sum_h a_nhf (V_h^T dy_nh)
@@ -14,11 +15,11 @@ temporal_pool of ds. It adds
 
 Without a projection of the values, V_h selects the columns of head h.
 
-The matmuls over frames and heads are batched over tokens: a token's [h,D] @ [D,F], hence three
-dimensions. x [B,F,N,D] has any strides; q and y [B,N,h,d], a and ds [B,N,h,F] and the weights
-[h,d,D] are contiguous. H, E and D are the numbers of heads, of columns per head and of all
-columns; programs or loops cover any number of them in blocks. Offsets inside a clip are 32 bits,
-to save registers: the operators reject larger clips.
+The matmuls over frames and heads, [h,D] @ [D,F], are batched over tokens, hence three dimensions.
+x [B,F,N,D] has any strides; q and y [B,N,h,d], a and ds [B,N,h,F] and the weights [h,d,D] are
+contiguous. H, E and D are the numbers of heads, of columns per head and of all columns; programs or
+loops cover any number of them in blocks. Offsets inside a clip are 32 bits, to save registers:
+models/temporal.py does not call the operator for larger clips.
 """
 
 from __future__ import annotations
@@ -46,8 +47,8 @@ def load_weight(ptr, h, e, column, H, E, D):
 
 
 @triton.jit
-def load_over_frames(ptr, n, mask_n, h, f, H, F):
-    """Block of [N,h,F]."""
+def load_coeffs(ptr, n, mask_n, h, f, H, F):
+    """Block of the coefficients over the frames, a or ds, [N,h,F]."""
     mask = mask_n[:, None, None] & (h < H)[None, :, None] & (f < F)[None, None, :]
     offsets = (n[:, None, None] * H + h[None, :, None]) * F + f[None, None, :]
     return tl.load(ptr + offsets, mask=mask, other=0.0)
@@ -91,9 +92,10 @@ def temporal_scores(
     BLOCK_H: tl.constexpr, BLOCK_E: tl.constexpr, BLOCK_F: tl.constexpr, BLOCK_N: tl.constexpr,
     BLOCK_X: tl.constexpr, PROJECT: tl.constexpr, EPILOGUE: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """EPILOGUE: "softmax" over the frames, its "gradient" before `scale`, or "" for raw scores.
+    """EPILOGUE: "softmax" over the frames, "gradient" through that softmax, or "" for raw scores.
 
-    The first two need all frames in one tile."""
+    The first two need all frames in one tile.
+    """
     blocks, frame_blocks = tl.cdiv(N, BLOCK_N), tl.cdiv(F, BLOCK_F)
     head_blocks = tl.cdiv(H, BLOCK_H)
     pid = tl.program_id(0)
@@ -125,7 +127,7 @@ def temporal_scores(
         weights = tl.exp(scores - tl.max(scores, 2)[:, :, None])
         scores = weights / tl.sum(weights, 2)[:, :, None]
     if EPILOGUE == "gradient":
-        attention = load_over_frames(attention_ptr + clip, n, mask_n, h, f, H, F)
+        attention = load_coeffs(attention_ptr + clip, n, mask_n, h, f, H, F)
         mean = tl.sum(attention * scores, 2)
         scores = scale * attention * (scores - mean[:, :, None])
     mask = mask_n[:, None, None] & (h < H)[None, :, None] & mask_f[None, None, :]
@@ -135,22 +137,22 @@ def temporal_scores(
 
 @triton.jit
 def pooled(
-    p_over_frames, p_x, n, mask_n, h, column, x_stride_f, x_stride_n, F, H, D,
+    p_coeffs, p_x, n, mask_n, h, column, x_stride_f, x_stride_n, F, H, D,
     BLOCK_F: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """sum_f a_nhf x_nf, [N,h,columns] float32."""
+    """sum_f coeffs_nhf x_nf, [N,h,columns] float32."""
     total = tl.zeros([n.shape[0], h.shape[0], column.shape[0]], tl.float32)
     for first in range(0, F, BLOCK_F):
         f = first + tl.arange(0, BLOCK_F)
-        over_frames = load_over_frames(p_over_frames, n, mask_n, h, f, H, F)
+        coeffs = load_coeffs(p_coeffs, n, mask_n, h, f, H, F)
         b_x = load_tokens(p_x, n, mask_n, f, column, x_stride_f, x_stride_n, F, D)
-        total = tl.dot(over_frames.to(b_x.dtype), b_x, acc=total, input_precision=PRECISION)
+        total = tl.dot(coeffs.to(b_x.dtype), b_x, acc=total, input_precision=PRECISION)
     return total
 
 
 @triton.jit
 def temporal_pool(
-    over_frames_ptr, x_ptr, weight_ptr, bias_ptr, out_ptr,
+    coeffs_ptr, x_ptr, weight_ptr, bias_ptr, out_ptr,
     x_stride_b, x_stride_f, x_stride_n, N, F, H, E,
     BLOCK_H: tl.constexpr, BLOCK_E: tl.constexpr, BLOCK_F: tl.constexpr, BLOCK_N: tl.constexpr,
     BLOCK_X: tl.constexpr, BIAS: tl.constexpr, PRECISION: tl.constexpr,
@@ -164,14 +166,13 @@ def temporal_pool(
     b = (pid // blocks).to(tl.int64)
     mask_n = n < N
     D = H * E
-    p_x, p_over_frames = x_ptr + b * x_stride_b, over_frames_ptr + b * N * H * F
+    p_x, p_coeffs = x_ptr + b * x_stride_b, coeffs_ptr + b * N * H * F
     out = tl.zeros([BLOCK_H, BLOCK_N, BLOCK_E], tl.float32)
     for start in range(0, D, BLOCK_X):
         column = start + tl.arange(0, BLOCK_X)
         total = pooled(
-            p_over_frames, p_x, n, mask_n, h, column, x_stride_f, x_stride_n, F, H, D, BLOCK_F,
-            PRECISION,
-        )  # fmt: skip
+            p_coeffs, p_x, n, mask_n, h, column, x_stride_f, x_stride_n, F, H, D, BLOCK_F, PRECISION
+        )
         b_weight = load_weight(weight_ptr, h, e, column, H, E, D)
         total = tl.permute(total.to(b_weight.dtype), (1, 0, 2))
         out = tl.dot(total, tl.permute(b_weight, (0, 2, 1)), acc=out, input_precision=PRECISION)
@@ -231,11 +232,11 @@ def temporal_backward_tokens(
     b_dx = tl.zeros([BLOCK_N, BLOCK_F, BLOCK_X], tl.float32)
     for first in range(0, H, BLOCK_H):
         h = first + tl.arange(0, BLOCK_H)
-        dscores = load_over_frames(dscores_ptr + clip, n, mask_n, h, f, H, F).to(dtype)
+        dscores = load_coeffs(dscores_ptr + clip, n, mask_n, h, f, H, F).to(dtype)
         b_u = absorbed(p_q, key_weight_ptr, n, mask_n, h, column, H, E, BLOCK_E, PRECISION)
         dscores = tl.permute(dscores, (0, 2, 1))
         b_dx = tl.dot(dscores, b_u.to(dtype), acc=b_dx, input_precision=PRECISION)
-        attention = load_over_frames(attention_ptr + clip, n, mask_n, h, f, H, F).to(dtype)
+        attention = load_coeffs(attention_ptr + clip, n, mask_n, h, f, H, F).to(dtype)
         if PROJECT:
             dvalues = absorbed(
                 p_dy, value_weight_ptr, n, mask_n, h, column, H, E, BLOCK_E, PRECISION
@@ -251,7 +252,7 @@ def temporal_backward_tokens(
 
 @triton.jit
 def temporal_backward_weight(
-    q_ptr, x_ptr, over_frames_ptr, partial_ptr,
+    q_ptr, x_ptr, coeffs_ptr, partial_ptr,
     x_stride_b, x_stride_f, x_stride_n, B, N, F, H, E, STEPS,
     BLOCK_H: tl.constexpr, BLOCK_E: tl.constexpr, BLOCK_F: tl.constexpr, BLOCK_N: tl.constexpr,
     BLOCK_X: tl.constexpr, PRECISION: tl.constexpr,
@@ -273,11 +274,10 @@ def temporal_backward_weight(
         b = (block // blocks).to(tl.int64)
         n = block % blocks * BLOCK_N + tl.arange(0, BLOCK_N)
         mask_n = (n < N) & (b < B)
-        p_x, p_over_frames = x_ptr + b * x_stride_b, over_frames_ptr + b * N * H * F
+        p_x, p_coeffs = x_ptr + b * x_stride_b, coeffs_ptr + b * N * H * F
         total = pooled(
-            p_over_frames, p_x, n, mask_n, h, column, x_stride_f, x_stride_n, F, H, D, BLOCK_F,
-            PRECISION,
-        )  # fmt: skip
+            p_coeffs, p_x, n, mask_n, h, column, x_stride_f, x_stride_n, F, H, D, BLOCK_F, PRECISION
+        )
         b_q = load_heads(q_ptr + b * N * D, n, mask_n, h, e, H, E)
         total = tl.permute(total.to(b_q.dtype), (1, 0, 2))
         b_dW = tl.dot(tl.permute(b_q, (0, 2, 1)), total, acc=b_dW, input_precision=PRECISION)

@@ -1,8 +1,8 @@
 """Readers for weight files: PyTorch, safetensors and NumPy's .npz.
 
-The content of a file determines its format, not its name. Files may come from anyone, so no code in
-them is executed: pickles may hold tensors and plain values only. `_check_expanded_size` refuses
-small files that would fill the memory.
+The format is detected from the content of a file, not from its name. Files may come from anyone, so
+no code in them is executed: pickles may hold tensors and plain values only. `_check_expanded_size`
+rejects small files that would fill the memory.
 """
 
 from __future__ import annotations
@@ -11,8 +11,7 @@ import contextlib
 import os
 import pickle
 import zipfile
-from collections.abc import Callable, Iterator
-from functools import partial
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -30,7 +29,7 @@ EMA_STATE = "ema_state"
 # Trained weights hardly compress: by a third at most, or by half if they were trained in 16 bits
 # and saved in 32.
 _MAX_EXPANSION = 4
-# Allowed for any file, even one of zeros. A model of this package fits in.
+# Any file may expand to this size, which is enough for a model of this package.
 _ALWAYS_ALLOWED_BYTES = 512 * 2**20
 
 
@@ -46,7 +45,7 @@ def read_weights(path: str | os.PathLike[str], *, averaged: bool = False) -> dic
     """
     path = os.fspath(path)
     with _errors_in_one_line(path):
-        weights = _find_reader(path, averaged)(path)
+        weights = _read(path, averaged)
     if not weights:
         raise WeightsError(f"{path} holds no weights")
     return bare_names(weights, path)
@@ -55,10 +54,11 @@ def read_weights(path: str | os.PathLike[str], *, averaged: bool = False) -> dic
 def read_torch_file(path: str) -> Any:
     """Read tensors and plain values that torch.save wrote, on the CPU, or raise WeightsError."""
     with _errors_in_one_line(path):
-        _check_archive(path)
+        if zipfile.is_zipfile(path):
+            _check_archive(path)
         with open(path, "rb") as file:  # given a path, torch.load would go by the suffix
             content = torch.load(file, map_location="cpu", weights_only=True)
-        # An expanded tensor repeats a few bytes, and takes its full size only when it is used.
+        # An expanded tensor (stride 0) occupies its full size only when it is copied.
         size = sum(x.numel() * x.element_size() for x in _tensors_in(content, {}))
         _check_expanded_size(size, path)
         return content
@@ -95,10 +95,8 @@ def _errors_in_one_line(path: str) -> Iterator[None]:
         raise WeightsError(f"cannot read {path}: {first_line(error)}") from None
 
 
-def _check_archive(path: str) -> list[str]:
-    """Verify the checksums of a zip archive, which torch.load ignores; returns its entry names."""
-    if not zipfile.is_zipfile(path):
-        return []
+def _check_archive(path: str) -> None:
+    """Verify the checksums of a zip archive, which torch.load ignores."""
     with zipfile.ZipFile(path) as archive:
         entries = archive.infolist()
         # Python decompresses the other methods in one go, beyond the declared size.
@@ -109,7 +107,6 @@ def _check_archive(path: str) -> list[str]:
         damaged = archive.testzip()
         if damaged:
             raise WeightsError(f"cannot read {path}: {damaged} in it is damaged")
-        return archive.namelist()
 
 
 def _check_expanded_size(size: int, path: str) -> None:
@@ -122,24 +119,27 @@ def _check_expanded_size(size: int, path: str) -> None:
         )
 
 
-def _find_reader(path: str, averaged: bool) -> Callable[[str], dict[str, Tensor]]:
-    read_torch = partial(_read_torch, averaged=averaged)
+def _read(path: str, averaged: bool) -> dict[str, Tensor]:
     with open(path, "rb") as file:
         start = file.read(9)
     if zipfile.is_zipfile(path):
-        names = _check_archive(path)
-        return _read_npz if all(name.endswith(".npy") for name in names) else read_torch
-    if start[8:] == b"{":
-        return _read_safetensors
-    if start[:1] != pickle.PROTO:  # PyTorch's older files are pickles
+        with zipfile.ZipFile(path) as archive:
+            is_npz = all(name.endswith(".npy") for name in archive.namelist())
+        if is_npz:
+            _check_archive(path)
+            with np.load(path, allow_pickle=False) as arrays:
+                return {name: torch.from_numpy(arrays[name]) for name in arrays.files}
+    elif start[8:] == b"{":
+        # Imported here, because a PySlowFast checkout may lack the package.
+        from safetensors.torch import load
+
+        with open(path, "rb") as file:
+            return load(file.read())
+    elif start[:1] != pickle.PROTO:  # PyTorch's older files are pickles
         raise WeightsError(
-            f"cannot read {path}: it starts with {start!r}; expected a PyTorch, safetensors or "
-            "NumPy file"
+            f"cannot read {path}: expected a PyTorch, safetensors or NumPy file, got one that "
+            f"starts with {start!r}"
         )
-    return read_torch
-
-
-def _read_torch(path: str, averaged: bool) -> dict[str, Tensor]:
     content = read_torch_file(path)
     if isinstance(content, dict):
         for key in (EMA_STATE, *_WRAPPERS) if averaged else _WRAPPERS:
@@ -165,19 +165,6 @@ def plain_weights(content: Any, path: str) -> dict[str, Tensor]:
         if x.layout != torch.strided or x.device.type != "cpu" or x.is_nested or x.is_quantized:
             raise WeightsError(f"cannot read {path}: {name!r:.80} is not a dense CPU tensor")
     return dict(content)
-
-
-def _read_npz(path: str) -> dict[str, Tensor]:
-    with np.load(path, allow_pickle=False) as arrays:
-        return {name: torch.from_numpy(arrays[name]) for name in arrays.files}
-
-
-def _read_safetensors(path: str) -> dict[str, Tensor]:
-    # Imported here, because a PySlowFast checkout may lack the package.
-    from safetensors.torch import load
-
-    with open(path, "rb") as file:
-        return load(file.read())
 
 
 def bare_names(weights: dict[str, Tensor], path: str) -> dict[str, Tensor]:

@@ -45,8 +45,8 @@ _OPTIONAL_PART = re.compile(
     r"(?P<estimator>attn\.estimator\.\w+)|(?P<hidden>pre_logits)|(?P<head>head)|"
     r"(?P<time>temp_embed))\b.*"
 )
-# Parameters that change what the network computes if only the file has them: LayerScale or norms
-# of q and k in a block, for example, or further tokens next to CLS.
+# Parameters of the file that must not be ignored, because its network computes something else
+# without them: LayerScale or norms of q and k in a block, for example, or tokens other than CLS.
 _PART_OF_NETWORK = re.compile(r"blocks\.(\d+)\.|norm_pre\b|(?:reg|dist|register)_token")
 # Parts that keep their initial weights if their shape in the file differs.
 _REPLACEABLE = ("head", "attn.estimator.")
@@ -54,7 +54,7 @@ _REPLACEABLE = ("head", "attn.estimator.")
 
 @dataclass
 class LoadReport:
-    """The names of the weights in a model and a file by outcome, some with a note."""
+    """Names of the weights of a model and a file, grouped by outcome; `notes` explain some."""
 
     path: str
     loaded: list[str] = field(default_factory=list)
@@ -64,7 +64,7 @@ class LoadReport:
     notes: dict[str, str] = field(default_factory=dict)
 
     def table(self) -> str:
-        """One line per name, or per name in all blocks."""
+        """One line per name; names that differ only in the block index share a line."""
         lines = [f"weights from {self.path}"]
         for outcome in ("loaded", "adapted", "initialised", "unused"):
             names = getattr(self, outcome)
@@ -177,8 +177,10 @@ class _Loader:
             self.wrong_shape(name, given, own)
         elif name == flat_name:
             # A model with 3-D patches does not use the 2-D ones.
-            needed = self.model.patch_size_temp == 1 or "patch_embed_3d.proj.bias" not in self.file
-            (self.missing.append if needed else self.keep)(name)
+            if self.model.patch_size_temp > 1 and "patch_embed_3d.proj.bias" in self.file:
+                self.keep(name, "not in the file, and not needed")
+            else:
+                self.missing.append(name)
         elif self.has_3d_patches:
             self.missing.append(name)
         elif flat is None:
@@ -254,7 +256,7 @@ class _Loader:
         if note is not None:
             self.report.notes[name] = note
 
-    def keep(self, name: str, note: str = "not in the file, and not needed") -> None:
+    def keep(self, name: str, note: str) -> None:
         """Keep the initial value of a tensor."""
         self.report.initialised.append(name)
         self.report.notes[name] = note
@@ -263,9 +265,9 @@ class _Loader:
         self.problems.append(f"{name} is {_shape(given)}, expected {_shape(own)}")
 
     def changes_network(self, name: str) -> bool:
-        """Whether a parameter that only the file has changes what its network computes."""
+        """Whether the file's network computes something else without this parameter."""
         match = _PART_OF_NETWORK.match(name)
-        # VIT.DEPTH leaves out the last blocks of a deeper model on purpose.
+        # A smaller VIT.DEPTH omits the last blocks of a deeper model on purpose.
         too_deep = match and match[1] and int(match[1]) >= len(self.model.blocks)
         return bool(match) and not too_deep and _optional_part(name) is None
 
@@ -294,7 +296,7 @@ def _shape(x: Tensor) -> str:
 
 
 def _as_convolution(given: Tensor, own: Tensor) -> Tensor:
-    """Reshape the linear patch embedding [D,3*p*p] of early ViTs like `own`; others as they are."""
+    """Reshape the linear patch embedding [D,3*p*p] of early ViTs to the shape of `own`."""
     return given.reshape(own.shape) if given.shape == own.flatten(1).shape else given
 
 
@@ -345,7 +347,7 @@ def _without_index(name: str) -> str:
 
 
 def _summary(items: list[str], separator: str = ", ") -> str:
-    """The first four items, one per name in all blocks, and the number of the others."""
+    """The first four items (one of those that differ only in the block index), and a count."""
     items = list(dict.fromkeys(items))
     first: dict[str, str] = {}
     for item in items:

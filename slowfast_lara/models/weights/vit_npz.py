@@ -1,7 +1,8 @@
 """Conversion of the original ViT release (.npz) to this package's names and layouts.
 
-Kernels there are [in, out], those of attention [D,h,d] and [h,d,D], the patch embedding HWIO.
-h heads, d head size, D = h*d.
+The release stores linear layers as [in,out], q, k and v of attention as [D,h,d], its output
+projection as [h,d,D], and the patch embedding as [height,width,in,out]. h heads, d head size,
+D = h*d.
 """
 
 from __future__ import annotations
@@ -14,7 +15,6 @@ from torch import Tensor
 _PREFIX = "opt/target/"  # in files that also hold the optimizer state
 _BLOCK = re.compile(r"Transformer/encoderblock_(\d+)/(.+)")
 _QKV = re.compile(r"MultiHeadDotProductAttention_1/(query|key|value)/(kernel|bias)")
-_PARTS = {"query": 0, "key": 1, "value": 2}
 _TENSORS = {"cls": "cls_token", "Transformer/posembed_input/pos_embedding": "pos_embed"}
 _MODULES = {
     "embedding": "patch_embed.proj",
@@ -35,9 +35,9 @@ def is_vit_npz(weights: dict[str, Tensor]) -> bool:
 
 
 def from_vit_npz(weights: dict[str, Tensor]) -> tuple[dict[str, Tensor], int | None]:
-    """Convert the weights; returns them and the number of heads. Unknown names are kept."""
+    """Return the converted weights and the number of heads. Unknown names are kept."""
     ours: dict[str, Tensor] = {}
-    qkv: dict[str, dict[int, Tensor]] = {}
+    qkv: dict[str, dict[str, Tensor]] = {}
     heads: set[int] = set()
     for full_name, x in weights.items():
         name = full_name.removeprefix(_PREFIX)
@@ -49,23 +49,21 @@ def from_vit_npz(weights: dict[str, Tensor]) -> tuple[dict[str, Tensor], int | N
         new_name = _new_name(name_in_block)
         try:
             if part:
-                weight = part[2] == "kernel"
-                width, num_heads, size = (x if weight else x[None]).shape
+                *_, num_heads, _ = x.shape
                 heads.add(num_heads)
                 target = f"{prefix}attn.qkv.{_PARAMETERS[part[2]]}"
-                flat = x.reshape(width, num_heads * size).T if weight else x.flatten()
-                qkv.setdefault(target, {})[_PARTS[part[1]]] = flat
+                qkv.setdefault(target, {})[part[1]] = x.flatten(-2).t()
             elif new_name:
                 ours[prefix + new_name] = _new_layout(name_in_block, x)
             else:
                 ours[full_name] = x
         except (IndexError, RuntimeError, ValueError):
-            raise ValueError(f"{name} is {list(x.shape)}, not a shape of a ViT") from None
+            raise ValueError(f"{name} is {list(x.shape)}; must be a shape of a ViT") from None
     for target, parts in qkv.items():
         if len({part.shape for part in parts.values()}) > 1:
             raise ValueError(f"query, key and value differ in shape ({target})")
-        if len(parts) == len(_PARTS):  # else `target` is reported as missing
-            ours[target] = torch.cat([parts[i] for i in range(len(_PARTS))])
+        if len(parts) == 3:  # else the loader reports `target` as missing
+            ours[target] = torch.cat([parts[name] for name in ("query", "key", "value")])
     if len(heads) > 1:
         raise ValueError(f"layers differ in their number of attention heads: {sorted(heads)}")
     return ours, heads.pop() if heads else None
