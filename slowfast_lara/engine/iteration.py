@@ -99,7 +99,7 @@ class PendingIteration:
 class ExchangedTotals:
     """Sums over all ranks."""
 
-    # Of the pending iteration; zero without one.
+    # Of the pending iteration; zero if there is none.
     loss: float
     top1: float
     top5: float

@@ -1,24 +1,24 @@
 """Training loop, from the start or from the newest checkpoint to the last epoch.
 
 Before every batch the random generators are seeded from (RNG_SEED, rank, epoch, batch). Drop
-path, estimator noise and mixup depend on the position in the training only, and an interrupted
-run resumes bit for bit.
+path, estimator noise and mixup then depend on the position in the training only, so that an
+interrupted run resumes bit for bit.
 
-An iteration never waits for its own results: its metrics are read in the next one, between the
-forward and the backward pass (see `iteration`), in a collective. The backward pass sums gradients
-over the ranks, so that a rank that entered it alone would hang. Therefore:
+An iteration never waits for its own results: a collective reads its metrics in the next
+iteration, between the forward and the backward pass (see `iteration`). The backward pass sums
+gradients over the ranks: a rank that entered it alone would hang. Therefore:
 
 - An exception in the loader or the forward pass ends the process and closes its connections:
-  the other ranks raise in the collective. Work queued on the device is completed first, because
-  other ranks may be summing gradients with it.
+  the other ranks raise in the collective. The process first completes the work queued on its
+  device, because other ranks may be summing gradients with it.
 - Signals, bad videos and metrics that are not finite are shared in the collective: all ranks stop
   after the same optimiser step, or raise the same error. If the next batch of one rank does not
   arrive, all ranks stop at the step before it.
 - If a rank is killed, or raises inside the backward pass, gloo connections break. NCCL
   connections do not; `heartbeat` then ends the other ranks.
 
-A loss that is not finite gives NaN gradients, their sum is NaN on all ranks, and the optimiser
-skips the step on the device. The error is raised before a checkpoint of the iteration is written.
+A loss that is not finite gives NaN gradients. Their sum is NaN on all ranks, and the optimisers
+skip the step. The error is raised before a checkpoint of the iteration is written.
 """
 
 from __future__ import annotations
@@ -132,7 +132,7 @@ class Trainer:
             if iteration.ends_group:
                 self.position = iteration.position_after
                 self._save_within_epoch(iteration)
-        if self.stop.stalled:  # replaces the exchange of the batch that did not arrive
+        if self.stop.stalled:  # in place of the exchange of the batch that did not arrive
             self._exchange()
         self._flush()
         self.progress.end_epoch()
@@ -197,7 +197,7 @@ class Trainer:
             for failures_of_rank in all_gather(list(failures)):
                 self.bad_videos.add(failures_of_rank)
         self.stopping = self.stopping or totals.stop > 0
-        if totals.stalled:  # one rank has no batch, so all discard theirs
+        if totals.stalled:  # one rank has no batch: all ranks discard theirs
             self._save_and_stop(self.position)
 
     def _flush(self) -> None:
@@ -217,7 +217,7 @@ class Trainer:
             self.state.save_if_best(TrainingPosition(epoch + 1), stats)
 
     def _validation_stats(self) -> dict[str, Any] | None:
-        """Return the errors of the EMA weights if there are any, with `raw_*` of the weights."""
+        """Return the errors; with EMA weights their errors, and those of the weights as `raw_*`."""
         compute_stats = partial(validate, self.model, self.val_loader, self.cfg, self.stop)
         stats = compute_stats()
         if stats is None or self.state.ema is None:
@@ -267,5 +267,5 @@ class Trainer:
 
 
 def batch_seed(*position: int) -> int:
-    """Hash (RNG_SEED, rank, epoch, batch) to a seed; sums of them would repeat."""
+    """Hash (RNG_SEED, rank, epoch, batch) to a seed; a sum of them would repeat."""
     return int(np.random.SeedSequence(position).generate_state(1, np.uint64)[0] >> 1)

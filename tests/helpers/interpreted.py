@@ -251,7 +251,7 @@ def results_are_deterministic() -> None:
 
 
 def same_draws_as_pytorch() -> None:
-    """In training, a seed draws the same noise with both kinds of kernels."""
+    """In training, a seed gives the same noise with Triton and PyTorch kernels."""
     q, k, v = normal(3, 1, 2, 12, 8)
     for options in ({}, {"proposal": "mixture"}):
         outs = []
@@ -322,9 +322,8 @@ def as_rank(rank: int, store: str) -> None:
     distributed.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=2)
     alone = step(small_model())
     together = step(torch.nn.parallel.DistributedDataParallel(small_model()))
-    assert (
-        max(relative_errors(together, [x.double() for x in alone])) < 1e-5
-    )  # both ranks have the same clips
+    # Both ranks have the same clips.
+    assert max(relative_errors(together, [x.double() for x in alone])) < 1e-5
     if rank == 1:
         triton_combine.combine_forward = None
     print("decision", choice.resolve(CPU, torch.float32, all_ranks=True).triton)
@@ -356,18 +355,18 @@ def invalid_inputs() -> None:
         x = q.to(device)
         for options in ({"proposal": "global"}, {"landmarks": "farthest"}):
             for frames in (0, 5):
-                said = []
+                messages = []
                 for kernels in ("triton", "torch"):
                     built = build_estimator(
                         "lara", head_dim=8, num_landmarks=4, kernels=kernels, **options
                     )
-                    said.append(error_of(built, x, x, x, num_frames=frames))
-                assert said[0] == said[1] and "cannot be split" in said[0], said
+                    messages.append(error_of(built, x, x, x, num_frames=frames))
+                assert messages[0] == messages[1] and "cannot be split" in messages[0], messages
         performer = build_estimator("performer", head_dim=8, num_landmarks=4, kernels="triton")
         assert "12 tokens cannot be split into 5" in error_of(performer, x, x, x, num_frames=5)
         for v in (x[:, :, :6], x[..., :4]):
-            said = error_of(performer, x, x, v, num_frames=3)
-            assert "does not support values with a shape different" in said, said
+            message = error_of(performer, x, x, v, num_frames=3)
+            assert "does not support values with a shape different" in message, message
 
 
 def error_of(function: Callable[..., Tensor], *args: Tensor, **options: int) -> str:
@@ -400,14 +399,14 @@ def too_large_for_shared_memory() -> None:
             raise RuntimeError("out of resource: shared memory")
         kernel(*args, **options)
 
-    right = triton_combine.combine_forward
-    triton_combine.combine_forward = BrokenKernel(right, limited)
+    original = triton_combine.combine_forward
+    triton_combine.combine_forward = BrokenKernel(original, limited)
     assert choice.resolve(CPU, torch.float32).triton
     problem = self_check.first_difference(CPU, torch.float32, (8, 33))
     assert problem == "combine: RuntimeError: out of resource: shared memory", problem
     assert not choice.resolve(CPU, torch.float32, (8, 33)).triton
     assert choice.resolve(CPU, torch.float32, (8, 300)).triton  # unsupported, so not checked
-    triton_combine.combine_forward = right
+    triton_combine.combine_forward = original
 
 
 def self_check_detects_broken_kernels() -> None:
@@ -436,12 +435,12 @@ def self_check_detects_broken_kernels() -> None:
         (triton_temporal, "temporal_scores", raising, "temporal (projected)"),
     )
     for module, name, change, operator in changes:
-        right = getattr(module, name)
-        setattr(module, name, BrokenKernel(right, change))
+        original = getattr(module, name)
+        setattr(module, name, BrokenKernel(original, change))
         problem = self_check.first_difference(CPU, torch.float32)
         assert problem.startswith(f"{operator}: "), problem
         assert not choice.resolve(CPU, torch.float32).triton
-        setattr(module, name, right)
+        setattr(module, name, original)
 
 
 add_cases()
