@@ -177,8 +177,8 @@ def _write_results(
         if result.scores is None:
             failed.append({**video, "reason": result.reason})
             continue
-        top5 = np.argsort(-result.scores, kind="stable")[:5]
-        video |= {"top5": top5.tolist(), "top5_scores": result.scores[top5].tolist()}
+        order = np.argsort(-result.scores, kind="stable")[:5]
+        video |= {"top5": order.tolist(), "top5_scores": result.scores[order].tolist()}
         scored.append({**video, "num_views": result.num_views})
         rows.append(result.scores)
     if not scored:
@@ -188,9 +188,13 @@ def _write_results(
         )
     scores, labels = np.stack(rows), [video["label"] for video in scored]
     tensors = torch.from_numpy(scores), torch.tensor(labels)
-    accuracies = [100.0 * count.item() / len(scored) for count in count_correct(*tensors)]
-    summary = dict(zip(("top1_acc", "top5_acc"), accuracies))
-    summary |= {"num_videos": len(scored), "num_failed": len(failed)}
+    top1, top5 = count_correct(*tensors)
+    summary = {
+        "top1_acc": 100.0 * top1.item() / len(scored),
+        "top5_acc": 100.0 * top5.item() / len(scored),
+        "num_videos": len(scored),
+        "num_failed": len(failed),
+    }
     content = {
         **summary,
         "checkpoint": weights.checkpoint,
@@ -212,11 +216,9 @@ def _write_results(
 
 
 def _per_class(scores: Tensor, labels: Tensor) -> dict[str, dict[str, float]]:
-    correct = scores.argmax(dim=1) == labels
+    is_correct = scores.argmax(dim=1) == labels
+    by_class = {str(label): is_correct[labels == label] for label in labels.unique().tolist()}
     return {
-        str(label): {
-            "top1_acc": 100.0 * correct[labels == label].double().mean().item(),
-            "num_videos": int((labels == label).sum()),
-        }
-        for label in labels.unique().tolist()
+        label: {"top1_acc": 100.0 * part.double().mean().item(), "num_videos": len(part)}
+        for label, part in by_class.items()
     }

@@ -32,18 +32,13 @@ def build_optimizer(model: nn.Module, cfg: CfgNode) -> torch.optim.Optimizer:
     # If fused SGD skips its first step, as a loss scaler often makes it, it has no momentum
     # buffer afterwards. On mps, fused optimisers ignore `found_inf` (pytorch/pytorch#186360).
     fused = cfg.DEVICE != "mps" and (solver.OPTIMIZING_METHOD != "sgd" or not scales_loss(cfg))
+    common: dict[str, Any] = {"lr": solver.BASE_LR, "fused": fused}
     try:
         if solver.OPTIMIZING_METHOD == "sgd":
-            return torch.optim.SGD(
-                groups,
-                lr=solver.BASE_LR,
-                momentum=solver.MOMENTUM,
-                dampening=solver.DAMPENING,
-                nesterov=solver.NESTEROV,
-                fused=fused,
-            )
+            momentum = {"momentum": solver.MOMENTUM, "dampening": solver.DAMPENING}
+            return torch.optim.SGD(groups, **momentum, nesterov=solver.NESTEROV, **common)
         kind = {"adam": torch.optim.Adam, "adamw": torch.optim.AdamW}[solver.OPTIMIZING_METHOD]
-        return kind(groups, lr=solver.BASE_LR, betas=(0.9, 0.999), fused=fused)
+        return kind(groups, betas=(0.9, 0.999), **common)
     except ValueError as error:
         raise ConfigError(f"invalid SOLVER settings: {error}") from None
 
@@ -123,10 +118,10 @@ def set_lr(optimizer: torch.optim.Optimizer, lr: float) -> None:
         group["lr"] = lr * group["lr_scale"]
 
 
-def lr_scale(cfg: CfgNode, total_batch: int) -> float:
-    """Return the ratio of the clips per step to SOLVER.REFERENCE_BATCH (1 if that is 0)."""
+def batch_lr_factor(cfg: CfgNode, step_batch: int) -> float:
+    """Return the ratio of the clips per step to SOLVER.REFERENCE_BATCH; 1 if that is 0."""
     reference = cfg.SOLVER.REFERENCE_BATCH
-    return total_batch / reference if reference else 1.0
+    return step_batch / reference if reference else 1.0
 
 
 def lr_at(cfg: CfgNode, epoch: float) -> float:

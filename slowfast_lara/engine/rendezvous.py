@@ -97,12 +97,11 @@ class Rendezvous:
     def _lead(self, fingerprint: dict[str, str], deadline: float) -> None:
         self._run_id = secrets.token_hex(8)
         self._store.set(self._key("fingerprint"), json.dumps(fingerprint))
-        is_settling = False
         # Once all ranks are registered, a process that differs belongs to another run.
         while self._count("registered") < self._world_size - 1:
             self.reply()
-            if not is_settling and self._count("problems"):
-                is_settling, deadline = True, min(deadline, time.monotonic() + SETTLE_SECONDS)
+            if self._count("problems"):
+                deadline = min(deadline, time.monotonic() + SETTLE_SECONDS)
             if time.monotonic() > deadline:
                 self._give_up()
             self._pause()

@@ -7,10 +7,8 @@ process may leave an incomplete last record: reading stops there, and the video 
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import json
-import os
 import secrets
 import zlib
 from collections.abc import Sequence
@@ -125,5 +123,4 @@ def _crc(record: np.ndarray) -> int:
 
 def _remove(paths: Sequence[Path]) -> None:
     for path in paths:
-        with contextlib.suppress(FileNotFoundError):  # another process has removed it
-            os.remove(path)
+        path.unlink(missing_ok=True)  # another process may have removed it

@@ -69,12 +69,11 @@ class StopRequest:
 
         `on_request` is called in another thread at the first signal.
         """
-        receiver, sender = socket.socketpair()
-        sender.setblocking(False)
-        signal.set_wakeup_fd(sender.fileno(), warn_on_full_buffer=False)
-        threading.Thread(
-            target=self._watch, args=(receiver, sender, on_request), name="signals", daemon=True
-        ).start()
+        receiver, self._sender = socket.socketpair()  # the reference keeps the socket open
+        self._sender.setblocking(False)
+        signal.set_wakeup_fd(self._sender.fileno(), warn_on_full_buffer=False)
+        arguments = receiver, on_request
+        threading.Thread(target=self._watch, args=arguments, name="signals", daemon=True).start()
         for number in SIGNALS:
             signal.signal(number, self._on_signal)
         if _HAS_TIMER:
@@ -104,12 +103,7 @@ class StopRequest:
             self._waiting_since = None
             raise _Stalled
 
-    def _watch(
-        self,
-        receiver: socket.socket,
-        _sender: socket.socket,  # a reference that keeps it open
-        on_request: Callable[[], None] | None,
-    ) -> None:
+    def _watch(self, receiver: socket.socket, on_request: Callable[[], None] | None) -> None:
         urgent_since: float | None = None
         while True:
             for number in receiver.recv(4096):

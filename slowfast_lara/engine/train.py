@@ -51,7 +51,7 @@ from slowfast_lara.engine.iteration import (
     iteration_at,
 )
 from slowfast_lara.engine.mixup import draw_mix, main_labels, mix_clips, mixed_loss
-from slowfast_lara.engine.optimizer import lr_scale, set_lr, step_if_finite
+from slowfast_lara.engine.optimizer import batch_lr_factor, set_lr, step_if_finite
 from slowfast_lara.engine.progress import TrainProgress
 from slowfast_lara.engine.shutdown import is_connection_loss
 from slowfast_lara.engine.signals import StopRequest
@@ -77,7 +77,7 @@ class Trainer:
         self.dataset = cast(VideoDataset, train_loader.dataset)
         self.model, self.optimizer, self.scaler = state.model, state.optimizer, state.scaler
         self.step_batch = state.global_batch * cfg.SOLVER.ACCUMULATE_STEPS
-        self.lr_scale = lr_scale(cfg, self.step_batch)
+        self.lr_factor = batch_lr_factor(cfg, self.step_batch)
         self.progress = TrainProgress(cfg, len(train_loader))
         self.bad_videos = BadVideos(len(self.dataset), cfg.DATA.MAX_BAD_SHARE)
         # Whether any rank has received a signal; equal on all ranks.
@@ -110,8 +110,8 @@ class Trainer:
         self.model.train()
         for epoch in range(start.epochs, epochs):
             self._train_epoch(epoch, start.batches if epoch == start.epochs else 0)
-            last = epoch + 1 == epochs
-            if last or is_checkpoint_epoch(epoch, self.cfg.TRAIN.CHECKPOINT_PERIOD):
+            is_last = epoch + 1 == epochs
+            if is_last or is_checkpoint_epoch(epoch, self.cfg.TRAIN.CHECKPOINT_PERIOD):
                 self._save(TrainingPosition(epoch + 1))
             self._validate(epoch)
 
@@ -123,7 +123,7 @@ class Trainer:
         group_indices: list[int] = []
         batches = self.stop.batches(self.train_loader)
         for i, batch in enumerate(self.progress.timed(batches), first_batch):
-            iteration = iteration_at(self.cfg, epoch, i, total, self.lr_scale)
+            iteration = iteration_at(self.cfg, epoch, i, total, self.lr_factor)
             metrics = self._train_batch(batch, iteration)
             indices = batch.indices.tolist()
             group_indices = indices if i == iteration.group_start else group_indices + indices
@@ -146,7 +146,9 @@ class Trainer:
         with sync:
             loss, correct = self.forward(batch, seed)
             self._exchange(batch.failures)  # all ranks enter the backward pass, or none
-            self._backward(loss, iteration)
+            # An infinite loss may have finite gradients; make them NaN, on all ranks.
+            factor = torch.where(loss.detach().isfinite(), 1.0, math.nan)
+            self.scaler.scale(loss * factor / iteration.group_size).backward()
         grad_norm = self._step(iteration) if iteration.ends_group else torch.zeros_like(loss)
         return AsyncScalars([loss, *correct, grad_norm])
 
@@ -162,11 +164,6 @@ class Trainer:
         logits = logits.float()
         loss = mixed_loss(logits, labels, mix, self.cfg.SOLVER.SMOOTHING)
         return loss, count_correct(logits.detach(), main_labels(labels, mix))
-
-    def _backward(self, loss: Tensor, iteration: Iteration) -> None:
-        # An infinite loss may have finite gradients; make them NaN, on all ranks.
-        factor = torch.where(loss.detach().isfinite(), 1.0, math.nan)
-        self.scaler.scale(loss * factor / iteration.group_size).backward()
 
     def _step(self, iteration: Iteration) -> Tensor:
         """Step with the gradients of the group; return their norm."""
@@ -186,7 +183,7 @@ class Trainer:
         return norm
 
     def _exchange(self, failures: Sequence[Failure] = ()) -> None:
-        """Exchange the pending iteration and the state of all ranks; check and log them."""
+        """Exchange the pending iteration and the state of the batch; check and log them."""
         pending, self.pending = self.pending, None
         totals = exchange(pending, len(failures), self.stop.requested, self.stop.stalled)
         if pending is not None:
@@ -196,7 +193,7 @@ class Trainer:
         if totals.failures:
             for failures_of_rank in all_gather(list(failures)):
                 self.bad_videos.add(failures_of_rank)
-        self.stopping = self.stopping or totals.stop > 0
+        self.stopping = self.stopping or totals.stop_requests > 0
         if totals.stalled:  # one rank has no batch: all ranks discard theirs
             self._save_and_stop(self.position)
 
@@ -206,8 +203,8 @@ class Trainer:
             self._exchange()
 
     def _validate(self, epoch: int) -> None:
-        last = epoch + 1 == self.cfg.SOLVER.MAX_EPOCH
-        if not last and (epoch + 1) % self.cfg.TRAIN.EVAL_PERIOD:
+        is_last = epoch + 1 == self.cfg.SOLVER.MAX_EPOCH
+        if not is_last and (epoch + 1) % self.cfg.TRAIN.EVAL_PERIOD:
             return
         stats = self._validation_stats()
         if stats is None:  # interrupted by a signal
@@ -223,9 +220,9 @@ class Trainer:
         if stats is None or self.state.ema is None:
             return stats
         with self.state.ema.swapped_in():
-            averaged = compute_stats()
+            ema_stats = compute_stats()
         raw = {f"raw_{name}": stats[name] for name in ("top1_err", "top5_err")}
-        return None if averaged is None else {**averaged, **raw}
+        return None if ema_stats is None else {**ema_stats, **raw}
 
     def _save_within_epoch(self, at: Iteration) -> None:
         """Save after an optimiser step, for a signal or every TRAIN.CHECKPOINT_ITERATIONS."""
@@ -256,8 +253,8 @@ class Trainer:
             f"world size {world_size()}, {len(self.train_loader)} batches per epoch"
         )
         logger.info(
-            f"Learning rate {solver.BASE_LR * self.lr_scale:g}: SOLVER.BASE_LR {solver.BASE_LR:g} "
-            f"* {self.lr_scale:g} (SOLVER.REFERENCE_BATCH {solver.REFERENCE_BATCH}), "
+            f"Learning rate {solver.BASE_LR * self.lr_factor:g}: SOLVER.BASE_LR {solver.BASE_LR:g} "
+            f"* {self.lr_factor:g} (SOLVER.REFERENCE_BATCH {solver.REFERENCE_BATCH}), "
             f"{solver.OPTIMIZING_METHOD}, {solver.LR_POLICY}"
         )
         if solver.LAYER_DECAY < 1:

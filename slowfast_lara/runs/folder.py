@@ -15,14 +15,14 @@ from slowfast_lara.data.classes import class_names
 from slowfast_lara.errors import InputError
 from slowfast_lara.files import parse_json
 
-# Checkpoints are in checkpoints/ (see `checkpoint`). Config and environment are those of the
-# training; those of a test have the prefix.
+# Names in OUTPUT_DIR; checkpoints are in checkpoints/ (see `checkpoint`). The config and the
+# environment of a test have the prefix, those of the training do not.
 LOG = "stdout.log"
 CONFIG = "config.yaml"
 ENVIRONMENT = "environment.json"
 TEST_PREFIX = "test_"
 TEST_RESULTS = "test_results.json"
-# The confusion matrix has the square of this number.
+# Limits the memory of the confusion matrix, [classes, classes].
 MAX_CLASSES = 10_000
 
 # PySlowFast's `log_json_stats` writes this before the numbers.
