@@ -123,9 +123,9 @@ def run_test(
             f"stopped by {stop.signal_name or 'a signal to another process'}; {num_done:.0f} of "
             f"{len(dataset)} videos are scored; the same command resumes the test"
         )
-    everywhere = all_gather(results)
+    by_rank = all_gather(results)
     if rank() == 0:
-        merged = sorted((result for part in everywhere for result in part), key=lambda r: r.index)
+        merged = sorted((result for part in by_rank for result in part), key=lambda r: r.index)
         _write_results(merged, dataset, cfg, weights)
     barrier()  # no rank removes its scores before the results are written
     files.remove()
@@ -138,17 +138,17 @@ def _resume_test(files: ScoreFiles, loader: DataLoader) -> list[VideoResult]:
     video, the lowest of them returns the result.
     """
     found = files.read()
-    everywhere = all_gather((sorted(found), len(files.of_other_tests)))
+    by_rank = all_gather((sorted(found), len(files.of_other_tests)))
     files.remove_other_tests()
-    done = {index for indices, _ in everywhere for index in indices}
-    if any(others for _, others in everywhere):
+    done = {index for indices, _ in by_rank for index in indices}
+    if any(others for _, others in by_rank):
         logger.warning(
             "Removing scores of an interrupted test with different weights, list, config or version"
         )
     if done:
         logger.info("Resuming a test: %d videos are scored", len(done))
     cast(TestVideos, loader.sampler).leave_out(done)
-    on_lower_ranks = {index for indices, _ in everywhere[: rank()] for index in indices}
+    on_lower_ranks = {index for indices, _ in by_rank[: rank()] for index in indices}
     return [result for index, result in found.items() if index not in on_lower_ranks]
 
 
