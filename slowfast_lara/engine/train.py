@@ -244,9 +244,8 @@ class Trainer:
     def _log_start(self) -> None:
         cfg, solver = self.cfg, self.cfg.SOLVER
         parameters = sum(p.numel() for p in self.model.parameters()) / 1e6
-        attention = display_name(cfg.VIT.APPROX_ATTN_TYPE)
-        name = cfg.MODEL.MODEL_NAME
-        logger.info("%s with %s attention: %.2f million parameters", name, attention, parameters)
+        model = f"{cfg.MODEL.MODEL_NAME} with {display_name(cfg.VIT.APPROX_ATTN_TYPE)} attention"
+        logger.info("%s: %.2f million parameters", model, parameters)
         logger.info(
             f"Effective batch {self.step_batch}: TRAIN.BATCH_SIZE {cfg.TRAIN.BATCH_SIZE} per node "
             f"* {cfg.NUM_SHARDS} nodes * {solver.ACCUMULATE_STEPS} accumulated; "
@@ -259,8 +258,8 @@ class Trainer:
         )
         if solver.LAYER_DECAY < 1:
             lowest = min(group["lr_scale"] for group in self.optimizer.param_groups)
-            factor = f"SOLVER.LAYER_DECAY {solver.LAYER_DECAY:g}"
-            logger.info("%s: embeddings have %g of this rate", factor, lowest)
+            decay = solver.LAYER_DECAY
+            logger.info("SOLVER.LAYER_DECAY %g: embeddings have %g of this rate", decay, lowest)
 
 
 def batch_seed(*position: int) -> int:
