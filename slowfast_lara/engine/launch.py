@@ -21,7 +21,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from multiprocessing.connection import wait
 from multiprocessing.process import BaseProcess
 from typing import Any
@@ -34,7 +34,7 @@ from fvcore.common.config import CfgNode
 from slowfast_lara.config import check_machine, load_config
 from slowfast_lara.engine.fingerprint import run_fingerprint
 from slowfast_lara.engine.heartbeat import Heartbeat
-from slowfast_lara.engine.rendezvous import join_run
+from slowfast_lara.engine.rendezvous import RankInfo, join_run
 from slowfast_lara.engine.shutdown import end_process, friendly_errors
 from slowfast_lara.engine.signals import StopRequest, ignore_signals
 from slowfast_lara.errors import (
@@ -58,17 +58,6 @@ RENDEZVOUS_SECONDS = 300
 GRACE_SECONDS = 30
 # torchrun sets these variables in every process that it starts.
 _TORCHRUN = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
-
-
-@dataclass(frozen=True)
-class RankInfo:
-    """The rank of one process, and the address of the rendezvous."""
-
-    rank: int
-    world_size: int
-    local_rank: int
-    host: str
-    port: int
 
 
 def under_torchrun() -> bool:
@@ -246,11 +235,9 @@ def _init_process_group(cfg: CfgNode, info: RankInfo, stop: StopRequest) -> Hear
     fingerprint = run_fingerprint(cfg, info.world_size)
     heartbeat = Heartbeat(info.rank, info.world_size, stop)
     try:
-        address = info.host, info.port
-        store = join_run(fingerprint, info.rank, info.world_size, *address, timeout, heartbeat)
         dist.init_process_group(
             backend,
-            store=store,
+            store=join_run(fingerprint, info, timeout, heartbeat),
             rank=info.rank,
             world_size=info.world_size,
             timeout=datetime.timedelta(seconds=cfg.DIST_TIMEOUT),

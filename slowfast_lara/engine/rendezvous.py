@@ -24,6 +24,7 @@ import secrets
 import socket
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 
 import torch.distributed as dist
 
@@ -41,24 +42,29 @@ SETTLE_SECONDS = 10
 LATE_SECONDS = 30
 
 
+@dataclass(frozen=True)
+class RankInfo:
+    """The rank of one process, and the address of the rendezvous."""
+
+    rank: int
+    world_size: int
+    local_rank: int
+    host: str
+    port: int
+
+
 def join_run(
-    fingerprint: dict[str, str],
-    rank: int,
-    world_size: int,
-    host: str,
-    port: int,
-    timeout: float,
-    heartbeat: Heartbeat,
+    fingerprint: dict[str, str], info: RankInfo, timeout: float, heartbeat: Heartbeat
 ) -> dist.Store:
     """Join the other ranks and start the heartbeat; return a store for the process group.
 
     Raises InputError on all ranks if the fingerprints differ.
     """
     agent_store = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
-    serves_store = rank == 0 and not agent_store
-    group_store = open_store(host, port, timeout, serve=serves_store)
-    store = dist.PrefixStore("rendezvous", open_store(host, port, timeout, serve=False))
-    rendezvous = Rendezvous(store, rank, world_size, heartbeat.mark_alive)
+    serves_store = info.rank == 0 and not agent_store
+    group_store = open_store(info.host, info.port, timeout, serve=serves_store)
+    store = dist.PrefixStore("rendezvous", open_store(info.host, info.port, timeout, serve=False))
+    rendezvous = Rendezvous(store, info.rank, info.world_size, heartbeat.mark_alive)
     run_id = rendezvous.join(fingerprint, timeout)
     # A process that arrives after the rendezvous belongs to another run: a reply makes it fail.
     # Under torchrun it may belong to the next attempt of this run, and has to wait for that.
