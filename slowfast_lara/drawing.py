@@ -77,7 +77,14 @@ class VideoWriter:
         self._failed = False
 
     def add(self, image: np.ndarray) -> None:
-        stream = self._stream = self._stream or self._add_stream(*image.shape[:2])
+        stream = self._stream
+        if stream is None:
+            options = {"preset": "veryfast", "crf": "20"}
+            stream = self._container.add_stream("libx264", rate=self._fps, options=options)
+            # 4:2:0 chroma subsampling needs an even width and height.
+            stream.height, stream.width = (max(2, side // 2 * 2) for side in image.shape[:2])
+            stream.pix_fmt = "yuv420p"
+            self._stream = stream
         size = (stream.width, stream.height)
         if (image.shape[1], image.shape[0]) != size:  # an odd size, or a change of size
             image = cv2.resize(image, size, interpolation=cv2.INTER_AREA)
@@ -100,13 +107,6 @@ class VideoWriter:
         except av.FFmpegError as error:
             self._failed = True  # FFmpeg crashes if it has to write more after a full disk
             raise RunError(f"cannot write the video: {error.strerror}") from None
-
-    def _add_stream(self, height: int, width: int) -> av.VideoStream:
-        options = {"preset": "veryfast", "crf": "20"}
-        stream = self._container.add_stream("libx264", rate=self._fps, options=options)
-        stream.width, stream.height = max(2, width // 2 * 2), max(2, height // 2 * 2)
-        stream.pix_fmt = "yuv420p"
-        return stream
 
 
 @functools.lru_cache(maxsize=8)

@@ -75,12 +75,6 @@ class Stopped(UserError):
     exit_code = STOPPED
 
 
-class Interrupted(UserError):
-    """Immediate stop after a second Ctrl-C."""
-
-    exit_code = INTERRUPTED
-
-
 def run_with_exit_code(command: Callable[[], int | None], *, os_error: int = BAD_INPUT) -> int:
     """Run a command, print its error in one line, and return the process exit code.
 
@@ -135,8 +129,8 @@ def _log(message: str) -> None:
 def _is_printed_by_another_rank(message: str) -> bool:
     """Whether another rank of the same launch has printed this message.
 
-    All ranks find the same bad input. The first one creates a marker file in the launch
-    directory: ours, or torchrun's, which is two levels above a rank's error file.
+    All ranks find the same bad input, and the first one creates a marker file in the directory of
+    the launch: ours, or torchrun's, which is two levels above a rank's error file.
     """
     folder = os.environ.get(LAUNCH_DIR)
     if not folder and (error_file := os.environ.get("TORCHELASTIC_ERROR_FILE")):
@@ -154,7 +148,7 @@ def _is_printed_by_another_rank(message: str) -> bool:
 def no_shared_memory(reason: str) -> str:
     """Error message for DataLoader workers that run out of shared memory."""
     return (
-        "no room in the shared memory /dev/shm, through which DataLoader workers pass batches: "
+        "no space left in /dev/shm, the shared memory of DataLoader workers: "
         "enlarge it (docker run --shm-size=8g), or lower DATA_LOADER.NUM_WORKERS (0 needs none), "
         f"TRAIN.BATCH_SIZE or, in a test, TEST.NUM_ENSEMBLE_VIEWS ({reason})"
     )

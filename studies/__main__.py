@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 
 from slowfast_lara.cli import run_command
 from slowfast_lara.cli.parser import CommandParser, add_jobs_flag, positive_int
-from slowfast_lara.errors import STOPPED, Interrupted
+from slowfast_lara.errors import INTERRUPTED, STOPPED, print_error
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -80,7 +80,8 @@ def _run(study: Callable[[], str]) -> None:
     try:
         print(study(), end="")
     except KeyboardInterrupt:
-        raise Interrupted("interrupted; the same command resumes") from None
+        print_error("interrupted; the same command resumes")
+        sys.exit(INTERRUPTED)
 
 
 if __name__ == "__main__":

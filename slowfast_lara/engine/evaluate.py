@@ -1,7 +1,7 @@
 """Validation with one clip per video, and tests with all views.
 
-Every video counts once, whatever the number of ranks; PySlowFast's sampler pads, so that some
-videos count twice. A test runs no collectives between its start and its end.
+Every video counts once, whatever the number of ranks; PySlowFast's sampler pads the list, so
+that some videos count twice. A test runs no collectives between its start and its end.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from torch.utils.data import DataLoader
 from slowfast_lara.data.dataset import VideoDataset, VideoViews
 from slowfast_lara.data.loader import TestVideos
 from slowfast_lara.engine.distributed import all_gather, all_reduce_sum, barrier, rank, unwrap_ddp
-from slowfast_lara.engine.score_files import ScoreFiles, VideoScores, scores_fingerprint
+from slowfast_lara.engine.score_files import ScoreFiles, VideoResult, scores_fingerprint
 from slowfast_lara.engine.signals import StopRequest
 from slowfast_lara.errors import RunError, Stopped
 from slowfast_lara.files import atomic_write, write_json
@@ -33,16 +33,8 @@ from slowfast_lara.runs.folder import TEST_RESULTS
 logger = logging.getLogger(__name__)
 
 
-class VideoResult(NamedTuple):
-    """The scores of a tested video, or the reason why it has none."""
-
-    index: int  # type: ignore[assignment]  # hides tuple.index
-    scores: VideoScores | None
-    reason: str = ""
-
-
 class TestedWeights(NamedTuple):
-    """The checkpoint of a test, and whether its EMA weights are used."""
+    """The checkpoint of a test, and whether the test uses its EMA weights."""
 
     checkpoint: str
     averaged: bool
@@ -63,7 +55,7 @@ def count_correct(scores: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
 def validate(
     model: nn.Module, loader: DataLoader, cfg: CfgNode, stop: StopRequest
 ) -> dict[str, Any] | None:
-    """Compute the errors with one clip per video; None if a signal interrupts it."""
+    """Return the errors in percent with one clip per video; None if a signal interrupts it."""
     model = unwrap_ddp(model)
     model.eval()
     device = device_of(cfg)
@@ -74,7 +66,7 @@ def validate(
             break
         failed += len(batch.failures)
         for failure in batch.failures:
-            logger.warning("ignoring a video: %s: %s", failure.path, failure.reason)
+            logger.warning("Ignoring a video: %s: %s", failure.path, failure.reason)
         if batch.clips:
             with autocast(cfg, device):
                 scores = model([to_device(clip, device) for clip in batch.clips])
@@ -124,16 +116,16 @@ def run_test(
                         "time_diff": (time.perf_counter() - started) / num_scored,
                     }
                 )
-    # If one rank stops, all stop: the results would lack its videos.
+    # If one rank stops, all stop: without its videos there are no results.
     num_done, stopped = all_reduce_sum([len(results), stop.requested])
     if stopped:
         raise Stopped(
             f"stopped by {stop.signal_name or 'a signal to another process'}; {num_done:.0f} of "
             f"{len(dataset)} videos are scored; the same command resumes the test"
         )
-    everywhere = all_gather(results)
+    by_rank = all_gather(results)
     if rank() == 0:
-        merged = sorted((result for part in everywhere for result in part), key=lambda r: r.index)
+        merged = sorted((result for part in by_rank for result in part), key=lambda r: r.index)
         _write_results(merged, dataset, cfg, weights)
     barrier()  # no rank removes its scores before the results are written
     files.remove()
@@ -142,26 +134,22 @@ def run_test(
 def _resume_test(files: ScoreFiles, loader: DataLoader) -> list[VideoResult]:
     """Remove the videos already scored from the loader; return their results.
 
-    The nodes may or may not share a file system, and the world size may have changed: if
-    several ranks find the scores of a video, the lowest rank returns them.
+    Nodes with a shared file system find the same files: if several ranks find the scores of a
+    video, the lowest of them returns the result.
     """
     found = files.read()
-    everywhere = all_gather((sorted(found), len(files.of_other_tests)))
+    by_rank = all_gather((sorted(found), len(files.of_other_tests)))
     files.remove_other_tests()
-    done = {index for indices, _ in everywhere for index in indices}
-    if any(others for _, others in everywhere):
+    done = {index for indices, _ in by_rank for index in indices}
+    if any(others for _, others in by_rank):
         logger.warning(
             "Removing scores of an interrupted test with different weights, list, config or version"
         )
     if done:
         logger.info("Resuming a test: %d videos are scored", len(done))
     cast(TestVideos, loader.sampler).leave_out(done)
-    on_lower_ranks = {index for indices, _ in everywhere[: rank()] for index in indices}
-    return [
-        VideoResult(index, scores)
-        for index, scores in sorted(found.items())
-        if index not in on_lower_ranks
-    ]
+    on_lower_ranks = {index for indices, _ in by_rank[: rank()] for index in indices}
+    return [result for index, result in found.items() if index not in on_lower_ranks]
 
 
 def _score(model: nn.Module, video: VideoViews, cfg: CfgNode, files: ScoreFiles) -> VideoResult:
@@ -169,37 +157,42 @@ def _score(model: nn.Module, video: VideoViews, cfg: CfgNode, files: ScoreFiles)
     if video.views is not None:
         mean = score_views(model, video.views, cfg)
         if torch.isfinite(mean).all():
-            scores = VideoScores(len(video.views), mean.numpy())
-            files.add(video.index, scores)
-            return VideoResult(video.index, scores)
+            result = VideoResult(video.index, len(video.views), mean.numpy())
+            files.add(result)
+            return result
         reason = "the scores of the model are not finite"
-    logger.warning("ignoring a video: %s: %s", video.path, reason)
-    return VideoResult(video.index, None, reason)
+    logger.warning("Ignoring a video: %s: %s", video.path, reason)
+    return VideoResult(video.index, reason=reason)
 
 
 def _write_results(
     results: list[VideoResult], dataset: VideoDataset, cfg: CfgNode, weights: TestedWeights
 ) -> None:
-    failed = [
-        {"path": dataset.paths[r.index], "label": dataset.labels[r.index], "reason": r.reason}
-        for r in results
-        if r.scores is None
-    ]
-    indices = [r.index for r in results if r.scores is not None]
-    videos = [r.scores for r in results if r.scores is not None]
-    if not videos:
+    scored, failed, rows = [], [], []
+    for result in results:
+        video: dict[str, Any] = {
+            "path": dataset.paths[result.index],
+            "label": dataset.labels[result.index],
+        }
+        if result.scores is None:
+            failed.append({**video, "reason": result.reason})
+            continue
+        order = np.argsort(-result.scores, kind="stable")[:5]
+        video |= {"top5": order.tolist(), "top5_scores": result.scores[order].tolist()}
+        scored.append({**video, "num_views": result.num_views})
+        rows.append(result.scores)
+    if not scored:
         raise RunError(
             f"none of the {len(failed)} test videos could be scored; the first: "
             f"{failed[0]['path']}: {failed[0]['reason']}"
         )
-    scores = np.stack([video.scores for video in videos])
-    paths, labels = zip(*((dataset.paths[i], dataset.labels[i]) for i in indices))
+    scores, labels = np.stack(rows), [video["label"] for video in scored]
     tensors = torch.from_numpy(scores), torch.tensor(labels)
-    top1, top5 = (100.0 * count.item() / len(videos) for count in count_correct(*tensors))
+    top1, top5 = count_correct(*tensors)
     summary = {
-        "top1_acc": top1,
-        "top5_acc": top5,
-        "num_videos": len(videos),
+        "top1_acc": 100.0 * top1.item() / len(scored),
+        "top5_acc": 100.0 * top5.item() / len(scored),
+        "num_videos": len(scored),
         "num_failed": len(failed),
     }
     content = {
@@ -207,38 +200,25 @@ def _write_results(
         "checkpoint": weights.checkpoint,
         "weights": "moving average" if weights.averaged else "as trained",
         "per_class": _per_class(*tensors),
-        "videos": [_video_json(*video) for video in zip(paths, labels, videos)],
+        "videos": scored,
         "failed": failed,
     }
     path = os.path.join(cfg.OUTPUT_DIR, TEST_RESULTS)
     write_json(path, content)
     if cfg.TEST.SAVE_RESULTS_PATH:
-        # Plain arrays: scores [videos, classes], paths, labels, num_views.
+        # scores is [videos, classes]; the other arrays are [videos].
         scores_path = os.path.join(cfg.OUTPUT_DIR, cfg.TEST.SAVE_RESULTS_PATH)
-        num_views = np.array([video.num_views for video in videos])
+        paths, num_views = ([video[key] for video in scored] for key in ("path", "num_views"))
         with atomic_write(scores_path) as temporary, open(temporary, "wb") as file:
             np.savez(file, scores=scores, paths=paths, labels=labels, num_views=num_views)
     logger.info("Results of every video: %s", path)
     log_json_stats({"split": "test_final", **summary})
 
 
-def _video_json(path: str, label: int, video: VideoScores) -> dict[str, Any]:
-    order = np.argsort(-video.scores, kind="stable")[:5]
-    return {
-        "path": path,
-        "label": label,
-        "top5": order.tolist(),
-        "top5_scores": [float(video.scores[i]) for i in order],
-        "num_views": video.num_views,
-    }
-
-
 def _per_class(scores: Tensor, labels: Tensor) -> dict[str, dict[str, float]]:
-    correct = scores.argmax(dim=1) == labels
+    is_correct = scores.argmax(dim=1) == labels
+    by_class = {str(label): is_correct[labels == label] for label in labels.unique().tolist()}
     return {
-        str(label): {
-            "top1_acc": 100.0 * correct[labels == label].double().mean().item(),
-            "num_videos": int((labels == label).sum()),
-        }
-        for label in labels.unique().tolist()
+        label: {"top1_acc": 100.0 * part.double().mean().item(), "num_videos": len(part)}
+        for label, part in by_class.items()
     }

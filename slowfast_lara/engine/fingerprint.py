@@ -1,9 +1,8 @@
-"""Fingerprint of a run: config, code and lists that all ranks must share."""
+"""Fingerprint of a run: config, code and lists, which must be equal on all ranks."""
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator
 from importlib import metadata
 from pathlib import Path
 
@@ -11,29 +10,25 @@ import torch
 from fvcore.common.config import CfgNode
 
 import slowfast_lara
+from slowfast_lara.config.keys import all_keys, get_value
+from slowfast_lara.data.ssv2 import PREFIX
 from slowfast_lara.files import check_regular_file
 
 # Keys that may differ between nodes, because they change no result.
 MAY_DIFFER = ("SHARD_ID", "DATA_LOADER.NUM_WORKERS", "DATA_LOADER.PIN_MEMORY")
-LISTS = (
-    "train.csv",
-    "val.csv",
-    "test.csv",
-    "something-something-v2-labels.json",
-    "something-something-v2-train.json",
-    "something-something-v2-validation.json",
-)
+_SSV2 = (f"{PREFIX}{name}.json" for name in ("labels", "train", "validation"))
+LISTS = ("train.csv", "val.csv", "test.csv", *_SSV2)
 MAX_NAMED = 8
 
 
 def run_fingerprint(cfg: CfgNode, world_size: int) -> dict[str, str]:
-    """Return everything that must be equal on all ranks, by name."""
+    """Return the values that must be equal on all ranks, by name."""
     return {
         "the world size": str(world_size),
         "the code": f"{slowfast_lara.__version__} ({_code_hash()})",
         "torch": torch.__version__,
         "pyslowfast": metadata.version("pyslowfast"),
-        **{key: value for key, value in _config_values(cfg) if key not in MAY_DIFFER},
+        **{key: repr(get_value(cfg, key)) for key in all_keys() if key not in MAY_DIFFER},
         **{name: _list_hash(Path(cfg.DATA.PATH_TO_DATA_DIR, name)) for name in LISTS},
     }
 
@@ -42,21 +37,13 @@ def differences(ours: dict[str, str], rank0: dict[str, str], rank: int) -> str:
     """Describe how the fingerprint of `rank` differs from that of rank 0; "" if it does not."""
     keys = [key for key in rank0 | ours if ours.get(key) != rank0.get(key)]
     parts = [
-        f"{key} is {ours.get(key, 'unknown'):.200} on rank {rank} and "
-        f"{rank0.get(key, 'unknown'):.200} on rank 0"
+        f"{key} is {ours.get(key, 'missing'):.200} on rank {rank} and "
+        f"{rank0.get(key, 'missing'):.200} on rank 0"
         for key in keys[:MAX_NAMED]
     ]
     if len(keys) > MAX_NAMED:
         parts.append(f"{len(keys) - MAX_NAMED} more differ")
     return "; ".join(parts)
-
-
-def _config_values(node: CfgNode, prefix: str = "") -> Iterator[tuple[str, str]]:
-    for key, value in node.items():
-        if isinstance(value, CfgNode):
-            yield from _config_values(value, f"{prefix}{key}.")
-        else:
-            yield f"{prefix}{key}", repr(value)
 
 
 def _code_hash() -> str:
@@ -74,5 +61,5 @@ def _list_hash(path: Path) -> str:
         content = path.read_bytes()
     except OSError as error:  # the loader raises an error if it needs the file
         return f"unreadable ({error.strerror})"
-    num_lines = content.count(b"\n")
-    return f"{num_lines} lines ({hashlib.sha256(content).hexdigest()[:12]})"
+    lines = content.count(b"\n")
+    return f"{lines} lines ({hashlib.sha256(content).hexdigest()[:12]})"

@@ -1,14 +1,14 @@
 """Detection of lost ranks within half a minute.
 
-A collective fails when a peer dies, but evaluation runs no collectives for a long time, and
-a machine that loses power closes no connection. Each rank therefore increments a counter in
-the TCP store, watches the counter of the next rank, and publishes a loss to all ranks.
+A collective fails when a peer dies, but a test runs no collectives for a long time, and a
+machine that loses power closes no connection. Each rank therefore increments a counter in the
+TCP store, watches the counter of the next rank, and publishes a loss to all ranks.
 
 Calls to the store have no reliable timeout: they block while the machine of the store is
 unreachable or its process is suspended. A second thread, the watchdog, checks that they return.
 
-Both threads count their own turns instead of seconds, so that a job that is suspended and
-continued as a whole loses no rank.
+Both threads count their own periods instead of seconds, so that suspending and continuing a
+whole job is not taken for a loss.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from slowfast_lara.engine.signals import StopRequest
 from slowfast_lara.errors import FAILED, print_error
 
 PERIOD = 3.0
-# 7 turns detect a loss, at most 2 more turns publish it to all ranks: below 30 s.
+# A loss is detected after 7 periods and published to all ranks after at most 2 more: below 30 s.
 MISSED_BEATS = 7
 STORE = "the TCP store of the run"
 
@@ -31,8 +31,8 @@ STORE = "the TCP store of the run"
 class Heartbeat:
     """Ends this process when another rank or the store is lost; shares stop requests.
 
-    Training exchanges stop requests at each batch; but a test runs no collectives, and a batch
-    may never arrive. The watchdog starts at once, the beats with `start`.
+    Training exchanges stop requests with each batch, but a test runs no collectives, and the
+    next batch may never arrive. The watchdog thread starts at once, the beats with `start`.
     """
 
     def __init__(self, rank: int, world_size: int, stop: StopRequest) -> None:
@@ -50,7 +50,7 @@ class Heartbeat:
     def start(self, store: dist.Store, on_beat: Callable[[], None]) -> None:
         """Start the beats; each calls `on_beat`.
 
-        `store` must be a connection used here only; that of the process group may block for
+        `store` must be a connection of its own: the process group may block its connection for
         minutes.
         """
         self._store, self._on_beat = store, on_beat

@@ -56,12 +56,12 @@ class Iteration:
 
 
 def iteration_at(
-    cfg: CfgNode, epoch: int, batch: int, epoch_batches: int, lr_scale: float
+    cfg: CfgNode, epoch: int, batch: int, epoch_batches: int, lr_factor: float
 ) -> Iteration:
     steps = cfg.SOLVER.ACCUMULATE_STEPS
     start = batch // steps * steps
     size = min(steps, epoch_batches - start)  # the last group of an epoch may be smaller
-    lr = lr_at(cfg, epoch + start / epoch_batches) * lr_scale
+    lr = lr_at(cfg, epoch + start / epoch_batches) * lr_factor
     return Iteration(epoch, batch, epoch_batches, start, size, lr)
 
 
@@ -99,16 +99,16 @@ class PendingIteration:
 class ExchangedTotals:
     """Sums over all ranks."""
 
-    # Of the pending iteration; zero without one.
+    # Of the pending iteration; zero if there is none.
     loss: float
     top1: float
     top5: float
     count: float
     bad_losses: float
     bad_gradients: float
-    # Of the current state.
+    # Of the current batch: bad videos, and ranks with a stop request or without a batch.
     failures: float
-    stop: float
+    stop_requests: float
     stalled: float
 
     def mean_metrics(self) -> dict[str, float]:
@@ -123,7 +123,7 @@ class ExchangedTotals:
 def exchange(
     pending: PendingIteration | None, num_failures: int, stop: bool, stalled: bool
 ) -> ExchangedTotals:
-    """Sum the metrics of the pending iteration and the state of all ranks.
+    """Sum the metrics of the pending iteration, and the state of the current batch, over all ranks.
 
     A collective: if a rank fails before it, its connections close and the others raise here.
     """

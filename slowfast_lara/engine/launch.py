@@ -21,7 +21,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from multiprocessing.connection import wait
 from multiprocessing.process import BaseProcess
 from typing import Any
@@ -34,7 +34,7 @@ from fvcore.common.config import CfgNode
 from slowfast_lara.config import check_machine, load_config
 from slowfast_lara.engine.fingerprint import run_fingerprint
 from slowfast_lara.engine.heartbeat import Heartbeat
-from slowfast_lara.engine.rendezvous import join_run
+from slowfast_lara.engine.rendezvous import RankInfo, join_run
 from slowfast_lara.engine.shutdown import end_process, friendly_errors
 from slowfast_lara.engine.signals import StopRequest, ignore_signals
 from slowfast_lara.errors import (
@@ -60,17 +60,6 @@ GRACE_SECONDS = 30
 _TORCHRUN = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 
 
-@dataclass(frozen=True)
-class RankInfo:
-    """The rank of one process, and the address of the rendezvous."""
-
-    rank: int
-    world_size: int
-    local_rank: int
-    host: str
-    port: int
-
-
 def under_torchrun() -> bool:
     return all(name in os.environ for name in _TORCHRUN)
 
@@ -78,14 +67,14 @@ def under_torchrun() -> bool:
 def prepare(cfg_file: str, opts: Sequence[Any], init_method: str | None) -> CfgNode:
     """Load the config of a run and check that this command can run it on this machine."""
     cfg = load_config(cfg_file, opts)
-    is_explicit = init_method is not None or "SHARD_ID" in opts or "NUM_SHARDS" in opts
+    has_node_flags = init_method is not None or "SHARD_ID" in opts or "NUM_SHARDS" in opts
     if under_torchrun():
         world, local = int(os.environ["WORLD_SIZE"]), int(os.environ["LOCAL_WORLD_SIZE"])
         node = int(os.environ["RANK"]) // local
         counts = ["NUM_SHARDS", world // local, "SHARD_ID", node]
         counts += ["NUM_GPUS", local] if cfg.NUM_GPUS > 0 else []
         cfg = load_config(cfg_file, [*opts, *counts])
-    elif cfg.NUM_SHARDS > 1 and cfg.SHARD_ID == 0 and not is_explicit:
+    elif cfg.NUM_SHARDS > 1 and cfg.SHARD_ID == 0 and not has_node_flags:
         # Without an address, this process would wait for nodes that cannot find it.
         raise ConfigError(
             f"NUM_SHARDS is {cfg.NUM_SHARDS} in {cfg_file}; run this command on each of the "
@@ -132,7 +121,10 @@ def _free_port() -> int:
 
 
 def spawn(run: RunFunction, cfg: CfgNode, first: RankInfo, processes: int) -> int:
-    """Start the processes of this node and wait for them; `first` describes the first one."""
+    """Start the processes of this node and wait for them; return the exit code.
+
+    `first` is the rank of the first one.
+    """
     context = multiprocessing.get_context("spawn")
     start_method = multiprocessing.get_start_method()
     with tempfile.TemporaryDirectory() as folder:
@@ -180,8 +172,8 @@ def _run_child(
     run: RunFunction, cfg: CfgNode, info: RankInfo, start_method: str, folder: str
 ) -> None:
     os.environ[LAUNCH_DIR] = folder
-    # Spawning made "spawn" the default start method of this process. DataLoader workers start
-    # with the same method as in a run of one process.
+    # A spawned process has the default start method "spawn". Restore that of the launcher, for
+    # DataLoader workers.
     multiprocessing.set_start_method(start_method, force=True)
     threading.Thread(target=_end_with_parent, daemon=True).start()
     sys.exit(run_process(run, cfg, info))
@@ -196,9 +188,9 @@ def _end_with_parent() -> None:
 
 
 def run_process(run: RunFunction, cfg: CfgNode, info: RankInfo | None = None) -> int:
-    """Run `run` in this process, as one rank if `info` is given; return the exit code.
+    """Run `run` in this process; return the exit code.
 
-    A rank of several does not return after a failure: it ends the process.
+    With `info`, the process is one rank of several. After a failure it exits instead of returning.
     """
     stop = StopRequest().listen()
     errors = []
@@ -211,8 +203,8 @@ def run_process(run: RunFunction, cfg: CfgNode, info: RankInfo | None = None) ->
             else:
                 _run_rank(run, cfg, info, stop)
         except BaseException as error:
-            # The reference keeps the loaders in the traceback alive. Their destructors would
-            # wait for the workers, ten seconds for each that hangs.
+            # Keep a reference to the traceback, and so to the loaders: their destructors would
+            # wait ten seconds for each worker that hangs.
             errors.append(error)
             raise
 
@@ -240,19 +232,16 @@ def _init_process_group(cfg: CfgNode, info: RankInfo, stop: StopRequest) -> Hear
         torch.cuda.set_device(info.local_rank)
         backend = f"cpu:gloo,cuda:{cfg.DIST_BACKEND}"
     timeout = min(cfg.DIST_TIMEOUT, RENDEZVOUS_SECONDS)
+    fingerprint = run_fingerprint(cfg, info.world_size)
+    heartbeat = Heartbeat(info.rank, info.world_size, stop)
     try:
-        fingerprint = run_fingerprint(cfg, info.world_size)
-        heartbeat = Heartbeat(info.rank, info.world_size, stop)
-        address = info.host, info.port
-        store = join_run(fingerprint, info.rank, info.world_size, *address, timeout, heartbeat)
         dist.init_process_group(
             backend,
-            store=store,
+            store=join_run(fingerprint, info, timeout, heartbeat),
             rank=info.rank,
             world_size=info.world_size,
             timeout=datetime.timedelta(seconds=cfg.DIST_TIMEOUT),
         )
-        return heartbeat
     except UserError:
         raise
     except (RuntimeError, ValueError, TimeoutError) as error:
@@ -260,3 +249,4 @@ def _init_process_group(cfg: CfgNode, info: RankInfo, stop: StopRequest) -> Hear
             f"rank {info.rank} of {info.world_size}: rendezvous at {info.host}:{info.port} failed "
             f"within {timeout} s: {first_line(error)}"
         ) from None
+    return heartbeat

@@ -6,8 +6,8 @@ embeddings). PySlowFast 1.0 decays all of them, and has no AdamW. SOLVER.LAYER_D
 al. 2020, "ELECTRA") multiplies the learning rate of a parameter once for each layer between it
 and the classifier.
 
-The optimisers are PyTorch's fused ones: they read on the device whether a gradient is not
-finite and then skip the step, so that the host does not wait.
+The optimisers are PyTorch's fused ones. If a gradient is not finite, they skip the step on the
+device, so that the host does not wait.
 """
 
 from __future__ import annotations
@@ -29,22 +29,16 @@ def build_optimizer(model: nn.Module, cfg: CfgNode) -> torch.optim.Optimizer:
     """Build the optimiser of SOLVER.OPTIMIZING_METHOD for a bare model."""
     solver = cfg.SOLVER
     groups = _parameter_groups(model, solver.WEIGHT_DECAY, solver.LAYER_DECAY)
-    # Fused SGD whose very first step is skipped has no momentum buffer afterwards, and a loss
-    # scaler often skips the first step. On mps, fused optimisers ignore `found_inf` (pytorch
-    # pull request 186360).
+    # If fused SGD skips its first step, as a loss scaler often makes it, it has no momentum
+    # buffer afterwards. On mps, fused optimisers ignore `found_inf` (pytorch/pytorch#186360).
     fused = cfg.DEVICE != "mps" and (solver.OPTIMIZING_METHOD != "sgd" or not scales_loss(cfg))
+    common: dict[str, Any] = {"lr": solver.BASE_LR, "fused": fused}
     try:
         if solver.OPTIMIZING_METHOD == "sgd":
-            return torch.optim.SGD(
-                groups,
-                lr=solver.BASE_LR,
-                momentum=solver.MOMENTUM,
-                dampening=solver.DAMPENING,
-                nesterov=solver.NESTEROV,
-                fused=fused,
-            )
+            momentum = {"momentum": solver.MOMENTUM, "dampening": solver.DAMPENING}
+            return torch.optim.SGD(groups, **momentum, nesterov=solver.NESTEROV, **common)
         kind = {"adam": torch.optim.Adam, "adamw": torch.optim.AdamW}[solver.OPTIMIZING_METHOD]
-        return kind(groups, lr=solver.BASE_LR, betas=(0.9, 0.999), fused=fused)
+        return kind(groups, betas=(0.9, 0.999), **common)
     except ValueError as error:
         raise ConfigError(f"invalid SOLVER settings: {error}") from None
 
@@ -57,12 +51,9 @@ def scales_loss(cfg: CfgNode) -> bool:
 def load_optimizer(optimizer: torch.optim.Optimizer, state: dict[str, Any]) -> None:
     """Load the per-parameter state of a saved optimiser, but not its hyperparameters.
 
-    PyTorch checks the number of parameters only, and would fail at the first step.
+    PyTorch checks the number of parameters only: an invalid state would fail at the first step.
     """
     expected = _SGD_STATE if isinstance(optimizer, torch.optim.SGD) else _ADAM_STATE
-    found = {name for parameter in state["state"].values() for name in parameter}
-    if not found <= expected:
-        raise ValueError(f"expected {sorted(expected)}, got {sorted(map(str, found))}")
     saved, own = state["param_groups"], optimizer.param_groups
     parameters = [parameter for group in own for parameter in group["params"]]
     indices = [index for group in saved for index in group["params"]]
@@ -74,7 +65,7 @@ def load_optimizer(optimizer: torch.optim.Optimizer, state: dict[str, Any]) -> N
 
 def _check_parameter_state(state: dict[str, Any], parameter: Tensor, expected: set[str]) -> None:
     if state and state.keys() != expected:
-        raise ValueError(f"a parameter has no {', '.join(expected - state.keys())}")
+        raise ValueError(f"expected {sorted(expected)}, got {sorted(map(str, state))}")
     for name, value in state.items():
         if value is None and name == "momentum_buffer":  # SGD without momentum
             continue
@@ -88,12 +79,12 @@ def _check_parameter_state(state: dict[str, Any], parameter: Tensor, expected: s
 def step_if_finite(optimizer: torch.optim.Optimizer, norm: Tensor) -> None:
     """Step, or skip the step if the gradient norm is not finite.
 
-    Fused optimisers read `found_inf` on the device, as PyTorch's GradScaler uses it. For others
-    the host reads the norm.
+    Fused optimisers read the attribute `found_inf` on the device; PyTorch's GradScaler sets it,
+    too. For others the host reads the norm.
     """
     if optimizer.defaults["fused"]:
         found_inf = (~norm.isfinite()).float()
-        optimizer.found_inf = found_inf  # type: ignore[attr-defined]  # a public attribute, by convention
+        optimizer.found_inf = found_inf  # type: ignore[attr-defined]
         optimizer.step()
     elif norm.isfinite():
         optimizer.step()
@@ -127,10 +118,10 @@ def set_lr(optimizer: torch.optim.Optimizer, lr: float) -> None:
         group["lr"] = lr * group["lr_scale"]
 
 
-def lr_scale(cfg: CfgNode, total_batch: int) -> float:
-    """Return the ratio of the clips per step to SOLVER.REFERENCE_BATCH (1 if that is 0)."""
+def batch_lr_factor(cfg: CfgNode, step_batch: int) -> float:
+    """Return the ratio of the clips per step to SOLVER.REFERENCE_BATCH; 1 if that is 0."""
     reference = cfg.SOLVER.REFERENCE_BATCH
-    return total_batch / reference if reference else 1.0
+    return step_batch / reference if reference else 1.0
 
 
 def lr_at(cfg: CfgNode, epoch: float) -> float:

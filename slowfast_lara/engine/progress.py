@@ -36,7 +36,12 @@ class TrainProgress:
     def __init__(self, cfg: CfgNode, epoch_batches: int) -> None:
         self._cfg, self._epoch_batches = cfg, epoch_batches
         self._data_seconds = 0.0
-        self._writer = _tensorboard(cfg) if rank() == 0 and cfg.TENSORBOARD.ENABLE else None
+        self._writer: Any = None
+        if rank() == 0 and cfg.TENSORBOARD.ENABLE:
+            from torch.utils.tensorboard import SummaryWriter  # slow to import
+
+            folder = cfg.TENSORBOARD.LOG_DIR or os.path.join(cfg.OUTPUT_DIR, "tensorboard")
+            self._writer = SummaryWriter(folder)
 
     def show_clips(self, dataset: VideoDataset, class_names: list[str] | None) -> None:
         """Write a few labelled clips to TensorBoard, if it is enabled."""
@@ -139,34 +144,24 @@ class TrainProgress:
 
 
 def _peak_memory() -> dict[str, str]:
-    """Return the peak memory of this process; nothing on Windows, which has no `resource`."""
+    """Return the peak memory of this process; {} on Windows, which has no `resource`."""
     try:
         import resource
     except ImportError:
         return {}
-    # In kilobytes; in bytes on macOS.
-    unit = 2**30 if sys.platform == "darwin" else 2**20
+    unit = 2**30 if sys.platform == "darwin" else 2**20  # macOS counts bytes, Linux kilobytes
     return {"ram": f"{resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / unit:.2f}G"}
 
 
 def write_clips(
     writer: Any, dataset: VideoDataset, class_names: list[str] | None, count: int = 4
 ) -> None:
-    """Write clips of different classes to a SummaryWriter, frames side by side.
-
-    Their tags are "clips/LABEL_NAME".
-    """
+    """Write clips of different classes to a SummaryWriter, with their frames side by side."""
     first_of_class = {label: index for index, label in reversed([*enumerate(dataset.labels)])}
     for index in sorted(first_of_class.values())[:count]:
         sample = dataset[index]
         if isinstance(sample, Sample) and sample.clip is not None:
             frames = np.concatenate(list(pixels_of(sample.clip, dataset.cfg)), axis=1)
-            # TensorBoard replaces some characters; the number keeps the tags distinct.
+            # TensorBoard replaces some characters of a name; the label keeps tags distinct.
             name = class_names[sample.label] if class_names else "class"
             writer.add_image(f"clips/{sample.label}_{name}", frames, dataformats="HWC")
-
-
-def _tensorboard(cfg: CfgNode) -> Any:
-    from torch.utils.tensorboard import SummaryWriter
-
-    return SummaryWriter(cfg.TENSORBOARD.LOG_DIR or os.path.join(cfg.OUTPUT_DIR, "tensorboard"))

@@ -1,16 +1,16 @@
-"""Rendezvous: all ranks find each other and check that they run the same thing.
+"""Rendezvous: all ranks find each other and check that their fingerprints are equal.
 
 The ranks communicate through the TCP store, before a process group exists:
 1. Each rank except 0 takes a ticket number and waits for a reply to it.
-2. Rank 0 replies to every ticket with the run id, which it has just drawn at random.
+2. Rank 0 replies to every ticket with the run id, which it has drawn at random.
    (A reply proves that rank 0 is alive: torchrun keeps its store over a restart, with all
    keys of the dead processes.)
 3. Each rank compares its fingerprint with that of rank 0. If they are equal, it registers
    itself; if not, it publishes the difference and exits.
 4. Rank 0 publishes the verdict: an empty string to start, or the reason to exit.
 
-No call blocks inside the store, and the watchdog of `heartbeat` checks that calls return, so
-that no rank hangs whatever happens to the others.
+The ranks poll the store instead of waiting inside it. The watchdog of `heartbeat` ends a rank
+whose call to the store does not return.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ import secrets
 import socket
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 
 import torch.distributed as dist
 
@@ -33,35 +34,40 @@ from slowfast_lara.errors import InputError, RunError
 from slowfast_lara.files import parse_json
 
 POLL_SECONDS = 0.1
-# After a difference, rank 0 waits this long for the other ranks: all of them report the reason,
-# and if the differing process belongs to another run, the right one may still arrive.
+# After a difference, rank 0 waits this long for the other ranks, so that all report the reason.
+# If the process that differs belongs to another run, the right one may still arrive.
 SETTLE_SECONDS = 10
-# After that, the store stays open this long for ranks that are still starting; without it they
-# would retry the connection for minutes. It closes as soon as all ranks have read the verdict.
+# Then the store stays open until all ranks have read the verdict, but at most this long: without
+# the store, ranks that are still starting would retry the connection for minutes.
 LATE_SECONDS = 30
 
 
+@dataclass(frozen=True)
+class RankInfo:
+    """The rank of one process, and the address of the rendezvous."""
+
+    rank: int
+    world_size: int
+    local_rank: int
+    host: str
+    port: int
+
+
 def join_run(
-    fingerprint: dict[str, str],
-    rank: int,
-    world_size: int,
-    host: str,
-    port: int,
-    timeout: float,
-    heartbeat: Heartbeat,
+    fingerprint: dict[str, str], info: RankInfo, timeout: float, heartbeat: Heartbeat
 ) -> dist.Store:
     """Join the other ranks and start the heartbeat; return a store for the process group.
 
     Raises InputError on all ranks if the fingerprints differ.
     """
     agent_store = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
-    serves_store = rank == 0 and not agent_store
-    group_store = open_store(host, port, timeout, serve=serves_store)
-    store = dist.PrefixStore("rendezvous", open_store(host, port, timeout, serve=False))
-    rendezvous = Rendezvous(store, rank, world_size, heartbeat.mark_alive)
+    serves_store = info.rank == 0 and not agent_store
+    group_store = open_store(info.host, info.port, timeout, serve=serves_store)
+    store = dist.PrefixStore("rendezvous", open_store(info.host, info.port, timeout, serve=False))
+    rendezvous = Rendezvous(store, info.rank, info.world_size, heartbeat.mark_alive)
     run_id = rendezvous.join(fingerprint, timeout)
-    # A process that arrives at a complete run belongs to another run and gets a reply that lets it
-    # fail; under torchrun it may belong to the next attempt of this run, and waits for that.
+    # A process that arrives after the rendezvous belongs to another run: a reply makes it fail.
+    # Under torchrun it may belong to the next attempt of this run, and has to wait for that.
     on_beat = rendezvous.reply if serves_store else lambda: None
     heartbeat.start(dist.PrefixStore(run_id, store), on_beat)
     return dist.PrefixStore(run_id, group_store)
@@ -75,7 +81,7 @@ class Rendezvous:
     ) -> None:
         self._store, self._rank, self._world_size = store, rank, world_size
         self._mark_alive = mark_alive
-        self._replied = 0
+        self._num_replied = 0
         self._run_id = ""
 
     def join(self, fingerprint: dict[str, str], timeout: float) -> str:
@@ -90,26 +96,25 @@ class Rendezvous:
     def reply(self) -> None:
         """On rank 0, send the run id to all processes that arrived since the last call."""
         tickets = self._store.add("tickets", 0)
-        for ticket in range(self._replied + 1, tickets + 1):
+        for ticket in range(self._num_replied + 1, tickets + 1):
             self._store.set(f"reply/{ticket}", self._run_id)
-        self._replied = tickets
+        self._num_replied = tickets
 
     def _lead(self, fingerprint: dict[str, str], deadline: float) -> None:
         self._run_id = secrets.token_hex(8)
         self._store.set(self._key("fingerprint"), json.dumps(fingerprint))
-        settling = False
         # Once all ranks are registered, a process that differs belongs to another run.
         while self._count("registered") < self._world_size - 1:
             self.reply()
-            if not settling and self._count("problems"):
-                settling, deadline = True, min(deadline, time.monotonic() + SETTLE_SECONDS)
+            if self._count("problems"):
+                deadline = min(deadline, time.monotonic() + SETTLE_SECONDS)
             if time.monotonic() > deadline:
                 self._give_up()
             self._pause()
         self._store.set(self._key("verdict"), "")
 
     def _give_up(self) -> None:
-        """Publish the reason to the ranks that joined, and raise it."""
+        """Publish a difference to the ranks that joined, and raise it; or raise TimeoutError."""
         differ = self._count("problems")
         if not differ:
             joined = self._count("registered") + 1
@@ -132,8 +137,8 @@ class Rendezvous:
             raise ValueError("rank 0 published an invalid fingerprint")
         problem = differences(fingerprint, rank0, self._rank)
         if problem:
-            problem = f"all ranks must run the same thing, but {problem}"
-            self._store.set(self._key("problem"), problem)  # one is named, all are counted
+            problem = f"config, code and lists must be equal on all ranks, but {problem}"
+            self._store.set(self._key("problem"), problem)  # rank 0 reports one, and their number
             self._store.add(self._key("problems"), 1)
             raise InputError(problem)
         if self._store.add(self._key(f"rank/{self._rank}"), 1) > 1:
@@ -178,26 +183,24 @@ def open_store(host: str, port: int, timeout: float, *, serve: bool) -> dist.TCP
 
 
 def listen(host: str, port: int) -> socket.socket:
-    """Return a socket that listens on the given address only, where that is possible.
+    """Return a socket that listens on the given address only, if it is one of this machine.
 
-    PyTorch would listen on all interfaces, also for tcp://localhost.
+    PyTorch would listen on all interfaces, even for tcp://localhost.
     """
     try:
         family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
-        # Debian maps the own host name to a loopback address, which other nodes cannot reach.
+        # Debian maps its host name to a loopback address, which other nodes cannot reach.
         ip = str(address[0])
         if host in ("localhost", ip) or not ipaddress.ip_address(ip).is_loopback:
             try:
                 return socket.create_server(address, family=family, backlog=4096)
             except OSError as error:
-                # With address translation, as for containers, the address is not local.
+                # Behind NAT, as in containers, the address is not local.
                 if error.errno != errno.EADDRNOTAVAIL:
                     raise
-        if socket.has_dualstack_ipv6():
-            return socket.create_server(
-                ("", port), family=socket.AF_INET6, backlog=4096, dualstack_ipv6=True
-            )
-        return socket.create_server(("", port), backlog=4096)
+        dual = socket.has_dualstack_ipv6()
+        family = socket.AF_INET6 if dual else socket.AF_INET
+        return socket.create_server(("", port), family=family, backlog=4096, dualstack_ipv6=dual)
     except OSError as error:
         raise RunError(
             f"cannot listen on {host}:{port}: {error.strerror}; --init_method must name a free "

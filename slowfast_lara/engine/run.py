@@ -43,7 +43,7 @@ def run(cfg: CfgNode, stop: StopRequest) -> None:
     threads = choose_threads(cfg)
     choose_gpu_arithmetic(cfg)
     set_up_logging()
-    # Read all lists and checkpoints before any training, so that their errors come first.
+    # Read all lists and checkpoints before the training, to report errors in them at once.
     loaders = _build_loaders(cfg)
     with contextlib.ExitStack() as stack:
         # Rank 0 locks the folder for all: only rank 0 reads and writes checkpoints.
@@ -54,28 +54,23 @@ def run(cfg: CfgNode, stop: StopRequest) -> None:
         if cfg.TRAIN.ENABLE:
             videos = cast(VideoDataset, loaders["train"].dataset)
             state = TrainState(cfg, resume_policy.list_fingerprint(videos.paths, videos.labels))
-            if cfg.TEST.CHECKPOINT_FILE_PATH and cfg.TEST.ENABLE:
+            if cfg.TEST.CHECKPOINT_FILE_PATH and cfg.TEST.ENABLE:  # only check them now
                 broadcast_from_rank0(lambda: _read_tested_weights(cfg) and None)
         elif cfg.TEST.ENABLE:
             tested = _build_tested_model(cfg)
-        if rank() == 0:
-            _open_output_dir(cfg, threads)
+        if rank() == 0:  # all checks have passed: write the first files
+            open_log(cfg.OUTPUT_DIR)
+            for folder in (cfg.OUTPUT_DIR, get_checkpoint_dir(cfg.OUTPUT_DIR)):
+                remove_unfinished(folder)
+            names = ", ".join(write_records(cfg))
+            logger.info("Config and versions: %s in %s", names, cfg.OUTPUT_DIR)
+            logger.info("PyTorch threads: %s", threads)
         if state:
             Trainer(state, loaders["train"], loaders["val"], stop).run()
             del state  # free its memory for the test
         if cfg.TEST.ENABLE:
             model, weights = tested or _build_tested_model(cfg)
             run_test(model, loaders["test"], cfg, weights, stop)
-
-
-def _open_output_dir(cfg: CfgNode, threads: str) -> None:
-    """Write the first files to OUTPUT_DIR; all checks have passed."""
-    open_log(cfg.OUTPUT_DIR)
-    for folder in (cfg.OUTPUT_DIR, get_checkpoint_dir(cfg.OUTPUT_DIR)):
-        remove_unfinished(folder)
-    names = write_records(cfg)
-    logger.info("Config and versions: %s in %s", ", ".join(names), cfg.OUTPUT_DIR)
-    logger.info("PyTorch threads: %s", threads)
 
 
 def _build_loaders(cfg: CfgNode) -> dict[str, Any]:
@@ -103,7 +98,7 @@ def _build_tested_model(cfg: CfgNode) -> tuple[nn.Module, TestedWeights]:
 def _read_tested_weights(
     cfg: CfgNode,
 ) -> tuple[TestedWeights, dict[str, torch.Tensor], checkpoint.TrainedAttention]:
-    """Read the weights to test: where they are from, the tensors, their attention."""
+    """Read the weights to test; return their source, their tensors, and their attention."""
     given = cfg.TEST.CHECKPOINT_FILE_PATH
     found = (given, checkpoint.load(given)) if given else checkpoint.newest(cfg.OUTPUT_DIR)
     if found is None:

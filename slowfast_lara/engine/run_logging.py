@@ -42,7 +42,7 @@ _PROGRESS_RECORDS = ('"_type": "train_iter"', '"split": "test_iter"')
 
 
 class _Console(logging.StreamHandler):
-    """Logs to stdout until its reader closes the pipe: `run | head` continues with its log file."""
+    """Logs to stdout until its reader closes the pipe; the run then logs to its file only."""
 
     def handleError(self, record: logging.LogRecord) -> None:
         if isinstance(sys.exc_info()[1], OSError):
@@ -52,7 +52,7 @@ class _Console(logging.StreamHandler):
 
 
 class _LogFile(logging.FileHandler):
-    """Logs to a file; the first record that cannot be written is reported on the console."""
+    """Logs to a file; warns once if a record cannot be written."""
 
     warned = False
 
@@ -62,16 +62,16 @@ class _LogFile(logging.FileHandler):
             super().handleError(record)
         elif not self.warned:
             self.warned = True
-            reason = f"cannot write to {self.baseFilename}: {error.strerror}"
-            logger.warning("%s; records are missing from this log", reason)
+            path, reason = self.baseFilename, error.strerror
+            logger.warning("cannot write to %s (%s): the log is incomplete", path, reason)
 
 
 def set_up_logging() -> None:
     """Log to stdout: all records on rank 0, warnings on the others.
 
     Rank 0 also buffers its records until `open_log`, because a run may not write to OUTPUT_DIR
-    before its checks have passed. PySlowFast's `setup_logging` writes no file, and takes every
-    eighth rank for the first one.
+    before its checks have passed. PySlowFast's `setup_logging` writes no file, and assumes 8
+    processes per node.
     """
     console = _Console(sys.stdout)
     console.addFilter(_show_on_console)
@@ -84,7 +84,7 @@ def set_up_logging() -> None:
 
 
 def open_log(output_dir: str) -> None:
-    """Log to a file of OUTPUT_DIR, starting with the buffered records."""
+    """Log to a file in OUTPUT_DIR, starting with the buffered records."""
     file = _LogFile(os.path.join(output_dir, LOG), encoding="utf-8")
     file.setFormatter(_FORMATTER)
     for handler in list(logging.root.handlers):
@@ -103,10 +103,7 @@ def _show_on_console(record: logging.LogRecord) -> bool:
 
 
 def write_records(cfg: CfgNode) -> list[str]:
-    """Write the config and the environment; return the names of the files.
-
-    Training and test have separate files, so that a later test keeps those of the training.
-    """
+    """Write the config and the environment, of training and test apart; return the file names."""
     names = []
     for prefix, enabled in (("", cfg.TRAIN.ENABLE), (TEST_PREFIX, cfg.TEST.ENABLE)):
         if enabled:
@@ -139,8 +136,7 @@ def _environment() -> dict[str, Any]:
 def _git_commit() -> str | None:
     """Return the commit of the checkout, with "-dirty" if files differ from it."""
     folder = os.path.dirname(os.path.abspath(slowfast_lara.__file__))
-    describe = ["describe", "--always", "--dirty", "--abbrev=40", "--exclude", "*"]
-    command = ["git", "-C", folder, *describe]
+    command = ["git", "-C", folder, "describe", "--always", "--dirty", "--abbrev=40", "--exclude=*"]
     try:
         answer = subprocess.run(command, capture_output=True, text=True, timeout=10, check=True)
     except (OSError, subprocess.SubprocessError):

@@ -1,16 +1,14 @@
 """Scores of a running test on disk, so that an interrupted test resumes.
 
 Each process appends to its own file in OUTPUT_DIR: a JSON header line that identifies the
-test, then a fixed-size little-endian record per video that ends with a CRC-32. A killed process
-may leave an incomplete last record: reading stops there, and the video is scored again.
+test, then a little-endian record of fixed size per video, which ends with a CRC-32. A killed
+process may leave an incomplete last record: reading stops there, and the video is scored again.
 """
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import json
-import os
 import secrets
 import zlib
 from collections.abc import Sequence
@@ -26,19 +24,20 @@ import slowfast_lara
 from slowfast_lara.errors import RunError
 from slowfast_lara.files import make_folder, remove_empty
 
-# Keys that change no score; they may change between an interrupted test and its continuation.
-_NODES_MAY_CHANGE = ("TRAIN", "SOLVER", "MIXUP", "TENSORBOARD", "DATA_LOADER")
-_RUN_MAY_CHANGE = ("OUTPUT_DIR", "LOG_PERIOD", "NUM_GPUS", "NUM_SHARDS", "SHARD_ID")
-_MAY_CHANGE = (*_NODES_MAY_CHANGE, *_RUN_MAY_CHANGE, "DIST_BACKEND", "DIST_TIMEOUT")
-_MAY_CHANGE_IN_TEST = ("ENABLE", "SAVE_RESULTS_PATH", "CHECKPOINT_FILE_PATH")
+# Config nodes and keys that change no score: a test may resume with other values.
+_MAY_CHANGE = {"TRAIN", "SOLVER", "MIXUP", "TENSORBOARD", "DATA_LOADER", "OUTPUT_DIR", "LOG_PERIOD"}
+_MAY_CHANGE |= {"NUM_GPUS", "NUM_SHARDS", "SHARD_ID", "DIST_BACKEND", "DIST_TIMEOUT"}
+_MAY_CHANGE_IN_TEST = {"ENABLE", "SAVE_RESULTS_PATH", "CHECKPOINT_FILE_PATH"}
 _PATTERN = "test_scores.*.part"
 
 
-class VideoScores(NamedTuple):
-    """Mean scores [classes] over the views of a video."""
+class VideoResult(NamedTuple):
+    """Mean scores [classes] of a tested video over its views; None and a reason if it failed."""
 
-    num_views: int
-    scores: np.ndarray
+    index: int  # type: ignore[assignment]  # hides tuple.index
+    num_views: int = 0
+    scores: np.ndarray | None = None
+    reason: str = ""
 
 
 def scores_fingerprint(
@@ -71,9 +70,9 @@ class ScoreFiles:
         self._made_folders: list[str] = []
         self._path = self._folder / _PATTERN.replace("*", secrets.token_hex(6))
 
-    def read(self) -> dict[int, VideoScores]:
-        """Read the scores of earlier processes of this test, by video index."""
-        scores: dict[int, VideoScores] = {}
+    def read(self) -> dict[int, VideoResult]:
+        """Read the results of earlier processes of this test, by video index."""
+        results: dict[int, VideoResult] = {}
         for path in sorted(self._folder.glob(_PATTERN)):
             header, _, content = path.read_bytes().partition(b"\n")
             if header != self._header:
@@ -84,14 +83,14 @@ class ScoreFiles:
             for record in np.frombuffer(content, self._dtype, count):
                 if record["crc"] != _crc(record):
                     break
-                video = VideoScores(int(record["num_views"]), record["scores"])
-                scores[int(record["index"])] = video
-        return scores
+                index = int(record["index"])
+                results[index] = VideoResult(index, int(record["num_views"]), record["scores"])
+        return results
 
-    def add(self, index: int, video: VideoScores) -> None:
-        """Write the scores of a video, so that they survive this process."""
+    def add(self, result: VideoResult) -> None:
+        """Append the scores of a video to the file of this process."""
         record = np.zeros((), self._dtype)
-        record["index"], record["num_views"], record["scores"] = index, *video
+        record["index"], record["num_views"], record["scores"] = result[:3]
         record["crc"] = _crc(record)
         try:
             if self._file is None:
@@ -124,5 +123,4 @@ def _crc(record: np.ndarray) -> int:
 
 def _remove(paths: Sequence[Path]) -> None:
     for path in paths:
-        with contextlib.suppress(FileNotFoundError):  # another process has removed it
-            os.remove(path)
+        path.unlink(missing_ok=True)  # another process may have removed it

@@ -25,9 +25,9 @@ def friendly_errors() -> Iterator[None]:
     except Exception as error:
         if _is_full_shared_memory(error):
             raise RunError(no_shared_memory(first_line(error))) from None
-        if not is_connection_loss(error):
-            raise
-        raise RunError(f"lost connection to another rank: {first_line(error)}") from None
+        if is_connection_loss(error):
+            raise RunError(f"lost connection to another rank: {first_line(error)}") from None
+        raise
 
 
 def _is_full_shared_memory(error: Exception) -> bool:
@@ -41,15 +41,11 @@ def _is_full_shared_memory(error: Exception) -> bool:
 
 
 def is_connection_loss(error: Exception) -> bool:
-    """Whether a peer caused the error; gloo raises plain RuntimeErrors."""
-    if not (dist.is_available() and dist.is_initialized()):
+    """Whether the error is a lost connection to a peer; gloo raises plain RuntimeErrors."""
+    if not dist.is_initialized() or not isinstance(error, RuntimeError):
         return False
-    if isinstance(error, (dist.DistBackendError, dist.DistNetworkError, dist.DistStoreError)):
-        return True
-    message = str(error).lower()
-    return isinstance(error, RuntimeError) and any(
-        word in message for word in ("gloo", "nccl", "connection")
-    )
+    words = ("gloo", "nccl", "connection")
+    return isinstance(error, dist.DistError) or any(word in str(error).lower() for word in words)
 
 
 def end_process(code: int) -> None:

@@ -1,11 +1,11 @@
 """Graceful stop on SIGTERM, SIGINT (Ctrl-C) and SIGUSR1 (the warning of Slurm).
 
-The first signal requests a checkpoint after the next optimiser step and an exit with code 75
-(see `errors`). If the next batch does not arrive because the DataLoader workers hang, the
-state after the last optimiser step is saved instead.
+After the first signal, the run saves a checkpoint at the next optimiser step and exits with code
+75 (see `errors`). If the next batch does not arrive because the DataLoader workers hang, it saves
+the state after the last optimiser step.
 
 A second SIGTERM or SIGINT ends the process at once. A thread receives it: Python runs a signal
-handler only when the main thread returns from C code, which may block on other ranks for half
+handler only when the main thread returns from C code, where it may wait for other ranks for half
 an hour.
 """
 
@@ -32,16 +32,16 @@ _HAS_TIMER = hasattr(signal, "setitimer")
 SIGNALS = tuple(
     getattr(signal, name) for name in ("SIGTERM", "SIGINT", "SIGUSR1") if hasattr(signal, name)
 )
-# SIGUSR1 is missing: Slurm sends SIGTERM some time after it, which is not a second request.
+# The second one of these ends the process. SIGUSR1 does not count: Slurm sends SIGTERM after it.
 _URGENT = (signal.SIGTERM, signal.SIGINT)
-# One Ctrl-C or `scancel` reaches a process twice: directly, and through its launcher.
+# One Ctrl-C or `scancel` may reach a process twice: directly, and through its launcher.
 SAME_REQUEST_SECONDS = 0.3
 # How long to wait for the next batch after a signal.
 PATIENCE_SECONDS = 5.0
 
 
 class _Stalled(BaseException):
-    """Interrupts the wait for a batch; no `except Exception` catches it."""
+    """Interrupts the wait for a batch; a BaseException, so that `except Exception` lets it pass."""
 
 
 class StopRequest:
@@ -69,12 +69,11 @@ class StopRequest:
 
         `on_request` is called in another thread at the first signal.
         """
-        receiver, sender = socket.socketpair()
-        sender.setblocking(False)
-        signal.set_wakeup_fd(sender.fileno(), warn_on_full_buffer=False)
-        threading.Thread(
-            target=self._watch, args=(receiver, sender, on_request), name="signals", daemon=True
-        ).start()
+        receiver, self._sender = socket.socketpair()  # the reference keeps the socket open
+        self._sender.setblocking(False)
+        signal.set_wakeup_fd(self._sender.fileno(), warn_on_full_buffer=False)
+        arguments = receiver, on_request
+        threading.Thread(target=self._watch, args=arguments, name="signals", daemon=True).start()
         for number in SIGNALS:
             signal.signal(number, self._on_signal)
         if _HAS_TIMER:
@@ -104,12 +103,7 @@ class StopRequest:
             self._waiting_since = None
             raise _Stalled
 
-    def _watch(
-        self,
-        receiver: socket.socket,
-        _sender: socket.socket,  # a reference that keeps it open
-        on_request: Callable[[], None] | None,
-    ) -> None:
+    def _watch(self, receiver: socket.socket, on_request: Callable[[], None] | None) -> None:
         urgent_since: float | None = None
         while True:
             for number in receiver.recv(4096):
@@ -142,8 +136,8 @@ def ignore_signals() -> None:
 def shield_workers(loader: DataLoader) -> DataLoader:
     """Make the workers of a loader ignore the stop signals; they exit with their parent.
 
-    Slurm and terminals signal every process. A worker that died of it would lose the batch
-    after which the main process saves.
+    Slurm and terminals signal every process. If a worker died, the batch after which the main
+    process saves would be lost.
     """
     loader.worker_init_fn = functools.partial(_init_worker, loader.worker_init_fn)
     return loader

@@ -1,24 +1,24 @@
 """Training loop, from the start or from the newest checkpoint to the last epoch.
 
 Before every batch the random generators are seeded from (RNG_SEED, rank, epoch, batch). Drop
-path, estimator noise and mixup depend on the position in the training only, and an interrupted
-run resumes bit for bit.
+path, estimator noise and mixup then depend on the position in the training only, so that an
+interrupted run resumes bit for bit.
 
-An iteration never waits for its own results: its metrics are read in the next one, between the
-forward and the backward pass (see `iteration`), in a collective. The backward pass sums gradients
-over the ranks, so that a rank that entered it alone would hang. Therefore:
+An iteration never waits for its own results: a collective reads its metrics in the next
+iteration, between the forward and the backward pass (see `iteration`). The backward pass sums
+gradients over the ranks: a rank that entered it alone would hang. Therefore:
 
 - An exception in the loader or the forward pass ends the process and closes its connections:
-  the other ranks raise in the collective. Work queued on the device is completed first, because
-  other ranks may be summing gradients with it.
+  the other ranks raise in the collective. The process first completes the work queued on its
+  device, because other ranks may be summing gradients with it.
 - Signals, bad videos and metrics that are not finite are shared in the collective: all ranks stop
   after the same optimiser step, or raise the same error. If the next batch of one rank does not
   arrive, all ranks stop at the step before it.
 - If a rank is killed, or raises inside the backward pass, gloo connections break. NCCL
   connections do not; `heartbeat` then ends the other ranks.
 
-A loss that is not finite gives NaN gradients, their sum is NaN on all ranks, and the optimiser
-skips the step on the device. The error is raised before a checkpoint of the iteration is written.
+A loss that is not finite gives NaN gradients. Their sum is NaN on all ranks, and the optimisers
+skip the step. The error is raised before a checkpoint of the iteration is written.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ from slowfast_lara.engine.iteration import (
     iteration_at,
 )
 from slowfast_lara.engine.mixup import draw_mix, main_labels, mix_clips, mixed_loss
-from slowfast_lara.engine.optimizer import lr_scale, set_lr, step_if_finite
+from slowfast_lara.engine.optimizer import batch_lr_factor, set_lr, step_if_finite
 from slowfast_lara.engine.progress import TrainProgress
 from slowfast_lara.engine.shutdown import is_connection_loss
 from slowfast_lara.engine.signals import StopRequest
@@ -77,7 +77,7 @@ class Trainer:
         self.dataset = cast(VideoDataset, train_loader.dataset)
         self.model, self.optimizer, self.scaler = state.model, state.optimizer, state.scaler
         self.step_batch = state.global_batch * cfg.SOLVER.ACCUMULATE_STEPS
-        self.lr_scale = lr_scale(cfg, self.step_batch)
+        self.lr_factor = batch_lr_factor(cfg, self.step_batch)
         self.progress = TrainProgress(cfg, len(train_loader))
         self.bad_videos = BadVideos(len(self.dataset), cfg.DATA.MAX_BAD_SHARE)
         # Whether any rank has received a signal; equal on all ranks.
@@ -110,8 +110,8 @@ class Trainer:
         self.model.train()
         for epoch in range(start.epochs, epochs):
             self._train_epoch(epoch, start.batches if epoch == start.epochs else 0)
-            last = epoch + 1 == epochs
-            if last or is_checkpoint_epoch(epoch, self.cfg.TRAIN.CHECKPOINT_PERIOD):
+            is_last = epoch + 1 == epochs
+            if is_last or is_checkpoint_epoch(epoch, self.cfg.TRAIN.CHECKPOINT_PERIOD):
                 self._save(TrainingPosition(epoch + 1))
             self._validate(epoch)
 
@@ -123,7 +123,7 @@ class Trainer:
         group_indices: list[int] = []
         batches = self.stop.batches(self.train_loader)
         for i, batch in enumerate(self.progress.timed(batches), first_batch):
-            iteration = iteration_at(self.cfg, epoch, i, total, self.lr_scale)
+            iteration = iteration_at(self.cfg, epoch, i, total, self.lr_factor)
             metrics = self._train_batch(batch, iteration)
             indices = batch.indices.tolist()
             group_indices = indices if i == iteration.group_start else group_indices + indices
@@ -132,7 +132,7 @@ class Trainer:
             if iteration.ends_group:
                 self.position = iteration.position_after
                 self._save_within_epoch(iteration)
-        if self.stop.stalled:  # replaces the exchange of the batch that did not arrive
+        if self.stop.stalled:  # in place of the exchange of the batch that did not arrive
             self._exchange()
         self._flush()
         self.progress.end_epoch()
@@ -146,7 +146,9 @@ class Trainer:
         with sync:
             loss, correct = self.forward(batch, seed)
             self._exchange(batch.failures)  # all ranks enter the backward pass, or none
-            self._backward(loss, iteration)
+            # An infinite loss may have finite gradients; make them NaN, on all ranks.
+            factor = torch.where(loss.detach().isfinite(), 1.0, math.nan)
+            self.scaler.scale(loss * factor / iteration.group_size).backward()
         grad_norm = self._step(iteration) if iteration.ends_group else torch.zeros_like(loss)
         return AsyncScalars([loss, *correct, grad_norm])
 
@@ -162,11 +164,6 @@ class Trainer:
         logits = logits.float()
         loss = mixed_loss(logits, labels, mix, self.cfg.SOLVER.SMOOTHING)
         return loss, count_correct(logits.detach(), main_labels(labels, mix))
-
-    def _backward(self, loss: Tensor, iteration: Iteration) -> None:
-        # An infinite loss may have finite gradients; make them NaN, on all ranks.
-        factor = torch.where(loss.detach().isfinite(), 1.0, math.nan)
-        self.scaler.scale(loss * factor / iteration.group_size).backward()
 
     def _step(self, iteration: Iteration) -> Tensor:
         """Step with the gradients of the group; return their norm."""
@@ -186,7 +183,7 @@ class Trainer:
         return norm
 
     def _exchange(self, failures: Sequence[Failure] = ()) -> None:
-        """Exchange the pending iteration and the state of all ranks; check and log them."""
+        """Exchange the pending iteration and the state of the batch; check and log them."""
         pending, self.pending = self.pending, None
         totals = exchange(pending, len(failures), self.stop.requested, self.stop.stalled)
         if pending is not None:
@@ -196,8 +193,8 @@ class Trainer:
         if totals.failures:
             for failures_of_rank in all_gather(list(failures)):
                 self.bad_videos.add(failures_of_rank)
-        self.stopping = self.stopping or totals.stop > 0
-        if totals.stalled:  # one rank has no batch, so all discard theirs
+        self.stopping = self.stopping or totals.stop_requests > 0
+        if totals.stalled:  # one rank has no batch: all ranks discard theirs
             self._save_and_stop(self.position)
 
     def _flush(self) -> None:
@@ -206,8 +203,8 @@ class Trainer:
             self._exchange()
 
     def _validate(self, epoch: int) -> None:
-        last = epoch + 1 == self.cfg.SOLVER.MAX_EPOCH
-        if not last and (epoch + 1) % self.cfg.TRAIN.EVAL_PERIOD:
+        is_last = epoch + 1 == self.cfg.SOLVER.MAX_EPOCH
+        if not is_last and (epoch + 1) % self.cfg.TRAIN.EVAL_PERIOD:
             return
         stats = self._validation_stats()
         if stats is None:  # interrupted by a signal
@@ -217,15 +214,15 @@ class Trainer:
             self.state.save_if_best(TrainingPosition(epoch + 1), stats)
 
     def _validation_stats(self) -> dict[str, Any] | None:
-        """Return the errors of the EMA weights if there are any, with `raw_*` of the weights."""
+        """Return the errors; with EMA weights their errors, and those of the weights as `raw_*`."""
         compute_stats = partial(validate, self.model, self.val_loader, self.cfg, self.stop)
         stats = compute_stats()
         if stats is None or self.state.ema is None:
             return stats
         with self.state.ema.swapped_in():
-            averaged = compute_stats()
+            ema_stats = compute_stats()
         raw = {f"raw_{name}": stats[name] for name in ("top1_err", "top5_err")}
-        return None if averaged is None else {**averaged, **raw}
+        return None if ema_stats is None else {**ema_stats, **raw}
 
     def _save_within_epoch(self, at: Iteration) -> None:
         """Save after an optimiser step, for a signal or every TRAIN.CHECKPOINT_ITERATIONS."""
@@ -247,25 +244,24 @@ class Trainer:
     def _log_start(self) -> None:
         cfg, solver = self.cfg, self.cfg.SOLVER
         parameters = sum(p.numel() for p in self.model.parameters()) / 1e6
-        attention = display_name(cfg.VIT.APPROX_ATTN_TYPE)
-        name = cfg.MODEL.MODEL_NAME
-        logger.info("%s with %s attention: %.2f million parameters", name, attention, parameters)
+        model = f"{cfg.MODEL.MODEL_NAME} with {display_name(cfg.VIT.APPROX_ATTN_TYPE)} attention"
+        logger.info("%s: %.2f million parameters", model, parameters)
         logger.info(
             f"Effective batch {self.step_batch}: TRAIN.BATCH_SIZE {cfg.TRAIN.BATCH_SIZE} per node "
             f"* {cfg.NUM_SHARDS} nodes * {solver.ACCUMULATE_STEPS} accumulated; "
             f"world size {world_size()}, {len(self.train_loader)} batches per epoch"
         )
         logger.info(
-            f"Learning rate {solver.BASE_LR * self.lr_scale:g}: SOLVER.BASE_LR {solver.BASE_LR:g} "
-            f"* {self.lr_scale:g} (SOLVER.REFERENCE_BATCH {solver.REFERENCE_BATCH}), "
+            f"Learning rate {solver.BASE_LR * self.lr_factor:g}: SOLVER.BASE_LR {solver.BASE_LR:g} "
+            f"* {self.lr_factor:g} (SOLVER.REFERENCE_BATCH {solver.REFERENCE_BATCH}), "
             f"{solver.OPTIMIZING_METHOD}, {solver.LR_POLICY}"
         )
         if solver.LAYER_DECAY < 1:
             lowest = min(group["lr_scale"] for group in self.optimizer.param_groups)
-            factor = f"SOLVER.LAYER_DECAY {solver.LAYER_DECAY:g}"
-            logger.info("%s: embeddings have %g of this rate", factor, lowest)
+            decay = solver.LAYER_DECAY
+            logger.info("SOLVER.LAYER_DECAY %g: embeddings have %g of this rate", decay, lowest)
 
 
 def batch_seed(*position: int) -> int:
-    """Hash (RNG_SEED, rank, epoch, batch) to a seed; sums of them would repeat."""
+    """Hash (RNG_SEED, rank, epoch, batch) to a seed; a sum of them would repeat."""
     return int(np.random.SeedSequence(position).generate_state(1, np.uint64)[0] >> 1)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import math
-import os
 from typing import Any
 
 import torch
@@ -35,11 +34,8 @@ logger = logging.getLogger(__name__)
 class TrainState:
     """Everything a training changes; `start` is the position to train from.
 
-    Random states are not part of it: they follow from the seed and the position.
-
-    Args:
-        cfg: The config of the run.
-        train_list: The fingerprint of the training list (`resume_policy.list_fingerprint`).
+    It has no random state: `train` seeds the generators before every batch. `train_list` is the
+    fingerprint of the training list (`resume_policy.list_fingerprint`).
     """
 
     def __init__(self, cfg: CfgNode, train_list: str) -> None:
@@ -70,7 +66,7 @@ class TrainState:
         return path
 
     def save_if_best(self, position: TrainingPosition, stats: dict[str, Any]) -> None:
-        """Write best.pyth if the top-1 validation error is lower than that of the present one."""
+        """Write best.pyth if its top-1 validation error would be lower than that of the old one."""
         path = checkpoint.best_path(self.cfg.OUTPUT_DIR)
         if rank() == 0 and stats["top1_err"] < _best_error(path):
             checkpoint.save(path, {**self._content(position), "val": stats})
@@ -105,20 +101,24 @@ class TrainState:
             if not all(isinstance(value, (int, float)) for value in scaler_state.values()):
                 raise TypeError("'scaler_state' has values that are not numbers")
             self.scaler.load_state_dict(scaler_state)
-        # A foreign file may contain anything: see `checkpoint.load`.
+        # The file may be from anyone, and its optimiser state may contain anything.
         except (AttributeError, LookupError, TypeError, ValueError, RuntimeError) as error:
             raise CheckpointError(
                 f"cannot resume from checkpoint {path}: the state of its optimiser does not fit "
                 f"({first_line(error)})"
             ) from None
         position = checkpoint.position_of(path, content, self.global_batch)
-        _log_resume(path, position, self.cfg.SOLVER.MAX_EPOCH)
+        epochs, batches, max_epoch = position.epochs, position.batches, self.cfg.SOLVER.MAX_EPOCH
+        if epochs >= max_epoch:
+            limit = f"SOLVER.MAX_EPOCH {max_epoch}"
+            logger.info("Training is complete: %s has %d epochs (%s)", path, epochs, limit)
+        else:
+            logger.info("Resuming from %s: %d epochs, %d batches are done", path, epochs, batches)
         # Resume at the start of a group of accumulated batches.
-        steps = self.cfg.SOLVER.ACCUMULATE_STEPS
-        return TrainingPosition(position.epochs, position.batches // steps * steps)
+        return TrainingPosition(epochs, batches - batches % self.cfg.SOLVER.ACCUMULATE_STEPS)
 
     def _load_weights(self, path: str, content: dict[str, Any]) -> None:
-        """Load the weights and the EMA; without one in the checkpoint, it starts from them."""
+        """Load the weights and the EMA; if the checkpoint has no EMA, it starts at the weights."""
         model, ema_state = unwrap_ddp(self.model), content.get(checkpoint.EMA_STATE)
         if self.ema is not None and ema_state is not None:
             checkpoint.load_weights(model, ema_state, path)
@@ -132,7 +132,7 @@ class TrainState:
         saved_method = saved_config.saved_value(content, "SOLVER.OPTIMIZING_METHOD")
         saved_decay = saved_config.saved_value(content, "SOLVER.LAYER_DECAY")
         if saved_method not in (None, method):
-            reason = f"it is of {saved_method}"
+            reason = f"the optimiser was {saved_method}"
         elif (saved_decay in (None, 1)) != (layer_decay == 1):
             reason = "SOLVER.LAYER_DECAY changes the order of the parameters"
         else:
@@ -142,7 +142,7 @@ class TrainState:
 
 
 def _class_names(cfg: CfgNode) -> list[str] | None:
-    """Return the class names of the list folder; None if it has no valid ones."""
+    """Return the class names from the folder of the lists; None if they are missing or invalid."""
     try:
         return names_in(cfg.DATA.PATH_TO_DATA_DIR, cfg.MODEL.NUM_CLASSES)
     except DataError as error:  # not fatal: training does not need the names
@@ -150,19 +150,10 @@ def _class_names(cfg: CfgNode) -> list[str] | None:
         return None
 
 
-def _log_resume(path: str, position: TrainingPosition, max_epoch: int) -> None:
-    epochs, batches = position.epochs, position.batches
-    if epochs >= max_epoch:
-        limit = f"SOLVER.MAX_EPOCH {max_epoch}"
-        logger.info("Training is complete: %s has %d epochs (%s)", path, epochs, limit)
-    else:
-        logger.info("Resuming from %s: %d epochs, %d batches are done", path, epochs, batches)
-
-
 def _find_start(cfg: CfgNode, train_list: str) -> tuple[str, dict[str, Any], bool] | None:
-    """Return the path and content to start from, and whether to resume at its position."""
+    """Return the checkpoint to start from: path, content, and whether to resume its training."""
     if not cfg.TRAIN.AUTO_RESUME and checkpoint.exist_in(cfg.OUTPUT_DIR):
-        # Checkpoints of both runs would mix, and the newest of all would be tested.
+        # The checkpoints of both runs would be mixed, and the newest of all would be tested.
         raise ConfigError(
             f"TRAIN.AUTO_RESUME is False, but {cfg.OUTPUT_DIR} has checkpoints of another run; "
             "choose another OUTPUT_DIR"
@@ -192,8 +183,7 @@ def _adapted_weights(cfg: CfgNode, path: str) -> dict[str, Any]:
 
 
 def _best_error(path: str) -> float:
-    if not os.path.isfile(path):
-        return math.inf
+    """Return the top-1 validation error of a checkpoint; infinity if it is missing or invalid."""
     try:
         return float(checkpoint.load(path)["val"]["top1_err"])
     except (WeightsError, KeyError, TypeError, ValueError):

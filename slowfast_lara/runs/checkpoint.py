@@ -4,7 +4,7 @@ PySlowFast's `save_checkpoint` writes in place, so that a crash leaves an incomp
 its `get_last_checkpoint` then picks. Its file names are kept, and sort by progress:
 `checkpoint_epoch_00002.pyth` after two epochs, `checkpoint_epoch_00002_sample_000000480.pyth`
 within the third. They count samples, because a run may resume with another batch size. PySlowFast
-takes any file with "checkpoint" in its name for one; other files in the folder avoid it.
+loads any file with "checkpoint" in its name, so the names of other files avoid that word.
 
 Earlier versions counted batches: `checkpoint_epoch_00002_iter_000120.pyth`. These names sort by
 the samples computed from the batch size in the file; PySlowFast sorts them by name.
@@ -177,7 +177,7 @@ def position_of(path: str, content: dict[str, Any], global_batch: int) -> Traini
 def weights_to_use(
     content: dict[str, Any], path: str, *, averaged: bool
 ) -> tuple[dict[str, torch.Tensor], bool]:
-    """Return the EMA weights if `averaged` and present, else the weights; and which they are."""
+    """Return the EMA weights if `averaged` and present, else the weights; and which of both."""
     if EMA_STATE not in content:
         return content["model_state"], False
     logger.info("Using the %s weights of %s", "EMA" if averaged else "raw (not EMA)", path)
@@ -199,27 +199,22 @@ def load_weights(
         The names of the buffers that keep their seeded values.
     """
     states, own = bare_names(states, path), model.state_dict()
-    kept: dict[str, torch.Tensor] = {}
+    kept: list[str] = []
     if attention != TrainedAttention.SAME:
-        kept = {
-            name: buffer
-            for name, buffer in model.named_buffers()
-            if ESTIMATOR_PART in name
-            and (
-                attention == TrainedAttention.OTHER
-                or name not in states
-                or states[name].shape != buffer.shape
-            )
-        }
+        for name, buffer in model.named_buffers():
+            fits = name in states and states[name].shape == buffer.shape
+            if ESTIMATOR_PART in name and (attention == TrainedAttention.OTHER or not fits):
+                kept.append(name)
         unused = [name for name in states if ESTIMATOR_PART in name and name not in own]
         if unused:
             logger.info("Ignoring unused weights in %s: %s", path, ", ".join(unused))
-        states = {**{name: x for name, x in states.items() if name not in unused}, **kept}
+        states = {name: x for name, x in states.items() if name not in unused}
+        states |= {name: own[name] for name in kept}
     if kept:
         logger.info("Keeping the seeded values, not those of %s: %s", path, ", ".join(kept))
     check_fit(own, states, path)
     model.load_state_dict(states)
-    return list(kept)
+    return kept
 
 
 def check_fit(own: dict[str, torch.Tensor], states: dict[str, torch.Tensor], path: str) -> None:

@@ -6,6 +6,7 @@ import contextlib
 import math
 import os
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -15,14 +16,14 @@ from slowfast_lara.data.classes import class_names
 from slowfast_lara.errors import InputError
 from slowfast_lara.files import parse_json
 
-# Checkpoints are in checkpoints/ (see `checkpoint`). Config and environment are those of the
-# training; those of a test have the prefix.
+# Names in OUTPUT_DIR; checkpoints are in checkpoints/ (see `checkpoint`). The config and the
+# environment of a test have the prefix, those of the training do not.
 LOG = "stdout.log"
 CONFIG = "config.yaml"
 ENVIRONMENT = "environment.json"
 TEST_PREFIX = "test_"
 TEST_RESULTS = "test_results.json"
-# The confusion matrix has the square of this number.
+# Limits the memory of the confusion matrix, [classes, classes].
 MAX_CLASSES = 10_000
 
 # PySlowFast's `log_json_stats` writes this before the numbers.
@@ -117,10 +118,7 @@ def read_run(folder: str, classes: str | None) -> RunRecord:
 
 
 def _read(path: str) -> str:
-    if not os.path.isfile(path):
-        return ""
-    with open(path, encoding="utf-8", errors="replace") as file:
-        return file.read()
+    return Path(path).read_text("utf-8", "replace") if os.path.isfile(path) else ""
 
 
 def json_object(text: str, path: str | os.PathLike[str]) -> dict[str, Any]:
@@ -157,9 +155,9 @@ def read_stats(folder: str | os.PathLike[str]) -> list[dict[str, Any]]:
     stats = []
     for line in _read(os.path.join(folder, LOG)).splitlines():
         # Indented lines continue a message, which may contain the mark.
-        _, found, text = ("", "", "") if line[:1].isspace() else line.partition(_JSON_MARK)
+        text = "" if line[:1].isspace() else line.partition(_JSON_MARK)[2]
         with contextlib.suppress(ValueError):
-            content = parse_json(text, parse_constant=float) if found else None  # loss may be NaN
+            content = parse_json(text, parse_constant=float)  # the loss may be NaN
             if isinstance(content, dict):
                 stats.append(content)
     return stats

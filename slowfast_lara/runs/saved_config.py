@@ -18,7 +18,7 @@ from slowfast_lara.runs.checkpoint import TrainedAttention
 
 logger = logging.getLogger(__name__)
 
-# Shortens values of a checkpoint, which may be of any type and nested without end.
+# Shortens values of a checkpoint, which may have any type and depth.
 _SHORT = reprlib.Repr()
 _SHORT.maxstring = 80
 
@@ -42,7 +42,7 @@ def describe(changes: Iterable[Change]) -> str:
 def check_model(
     path: str, content: dict[str, Any], cfg: CfgNode, *, swap_attention: bool = False
 ) -> TrainedAttention:
-    """Refuse a checkpoint of a model that computes something else.
+    """Raise CheckpointError if a checkpoint is of a model with different settings.
 
     Args:
         path: The checkpoint, for messages.
@@ -67,7 +67,7 @@ def check_model(
 
 
 def config_changes(content: dict[str, Any], cfg: CfgNode, least: Affects) -> list[Change]:
-    """The changed keys of a checkpoint's config that affect `least` or more."""
+    """The keys that differ from a checkpoint's config, with an effect of at least `least`."""
     tree = saved_config(content)
     if tree is None:
         return []

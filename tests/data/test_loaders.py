@@ -248,7 +248,7 @@ def test_connection_reset_by_a_dying_worker(with_workers, monkeypatch, kill):
 
 @pytest.mark.parametrize(
     "number, expected",
-    [(signal.SIGBUS, "no room in the shared memory"), (signal.SIGSEGV, "worker died")],
+    [(signal.SIGBUS, "no space left in /dev/shm"), (signal.SIGSEGV, "worker died")],
 )
 def test_other_deaths_of_a_worker(with_workers, number, expected):
     worker, items = with_workers

@@ -57,7 +57,7 @@ def check(stderr, output, kept, case, *, ranks, bad_rank):
     assert stderr.count(".mp4") == named
     log = (output / "stdout.log").read_text()
     assert stderr.removeprefix("error: ").strip() in log
-    # All iterations before are logged, and the weights are those of the last step before.
+    # All earlier iterations are logged, and the weights are those of the last good step.
     assert sum(s.get("_type") == "train_iter" for s in json_stats(output)) == at - 1
     (saved,) = os.listdir(output / "checkpoints")
     assert f"sample_{(iteration - 1) // steps * steps * 2 * ranks:09d}" in saved
@@ -124,7 +124,7 @@ def test_a_failing_rank_ends_the_other(tmp_path, video_set, fault, steps):
 
 @pytest.mark.slow
 def test_torchrun_prints_the_error_of_any_rank(tmp_path, video_set):
-    """Also bad data, an error that usually occurs on all ranks."""
+    """Bad data, which usually all ranks report, is reported by one rank only here."""
     config = write_config(tmp_path / "c.yaml", video_set, tmp_path / "out", **changes(1, 6))
     agent = ("-m", "torch.distributed.run", "--nproc-per-node", "2")
     broken = ("-m", "tests.helpers.fault_injection", "data", "6", "1", str(tmp_path), "--")

@@ -12,10 +12,10 @@ from torch import nn
 
 from slowfast_lara.config import get_cfg
 from slowfast_lara.engine.optimizer import (
+    batch_lr_factor,
     build_optimizer,
     load_optimizer,
     lr_at,
-    lr_scale,
     set_lr,
     step_if_finite,
 )
@@ -63,9 +63,9 @@ def test_steps_with_warmup():
         assert lr_at(cfg, epoch) == pytest.approx(lr)
 
 
-def test_scale_is_relative_to_the_reference_batch():
-    assert lr_scale(config(), 64) == 1.0
-    assert lr_scale(config(REFERENCE_BATCH=256), 64) == 0.25
+def test_lr_factor_is_relative_to_the_reference_batch():
+    assert batch_lr_factor(config(), 64) == 1.0
+    assert batch_lr_factor(config(REFERENCE_BATCH=256), 64) == 0.25
 
 
 class Model(nn.Module):

@@ -1,4 +1,4 @@
-"""Rendezvous: all ranks run the same thing, or all exit and name the difference."""
+"""Rendezvous: all fingerprints are equal, or all ranks exit and name the difference."""
 
 from __future__ import annotations
 
@@ -98,7 +98,7 @@ def test_an_invalid_fingerprint_of_rank_0(store_port, published, monkeypatch):
 
 
 def test_a_process_of_another_run_fails_and_the_run_continues(store_port):
-    """It arrives before the right one, for which the run waits."""
+    """It arrives before the rank for which the run waits."""
     ranks = Ranks(store_port, 2)
     first = ranks.add(0)
     assert "SOLVER.BASE_LR" in reason(ranks.add(1, OTHERS))

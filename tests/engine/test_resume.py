@@ -223,7 +223,7 @@ def test_stopped_in_validation_keeps_the_epoch(tmp_path, video_set):
 
 @pytest.mark.slow
 def test_second_ctrl_c_ends_at_once(tmp_path, video_set):
-    """The epoch is one long step, so that the first signal has to wait."""
+    """The epoch is one optimiser step, so that the run cannot save soon after the first signal."""
     lists = copy_lists(tmp_path / "lists", video_set, train=1000)
     config, output = noisy_config(tmp_path, lists, "twice", SOLVER__ACCUMULATE_STEPS=8000)
     process = start("--cfg", config)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import errno
 import fcntl
 import os
-import re
 import shutil
 import signal
 from pathlib import Path
@@ -42,7 +41,7 @@ def trained_once(tmp_path_factory, video_set):
 
 @pytest.fixture()
 def trained(trained_once, tmp_path):
-    """A copy of that folder that a test may change."""
+    """A copy of `trained_once` that a test may change."""
     return Path(shutil.copytree(trained_once, tmp_path / "out"))
 
 
@@ -260,7 +259,7 @@ def test_accepted_weight_decay_is_applied(trained, video_set):
 @pytest.mark.parametrize("method", ["adam", "sgd"])
 def test_accepted_optimizer_change_resets_its_state(trained, video_set, method):
     changed = accept(video_set, trained, SOLVER__OPTIMIZING_METHOD=method, SOLVER__MOMENTUM=0.5)
-    assert re.search("Resetting|begins anew", (trained / "stdout.log").read_text())
+    assert "Resetting" in (trained / "stdout.log").read_text()
     states = changed["optimizer_state"]["state"].values()
     group = changed["optimizer_state"]["param_groups"][0]
     if method == "sgd":

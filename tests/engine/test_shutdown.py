@@ -307,7 +307,7 @@ def test_two_nodes_save_although_a_worker_of_one_hangs(tmp_path, video_set):
     ],
 )
 def test_second_signal_ends_at_once(tmp_path, video_set, first, second):
-    """The epoch is one long step, so that the first signal has to wait."""
+    """The epoch is one optimiser step, so that the run cannot save soon after the first signal."""
     copy_set(tmp_path, video_set, repeat_train=1000)
     output = tmp_path / "out"
     changes = {**ENDLESS, "SOLVER__ACCUMULATE_STEPS": 8000, "TRAIN__BATCH_SIZE": 2}

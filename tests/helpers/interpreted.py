@@ -251,7 +251,7 @@ def results_are_deterministic() -> None:
 
 
 def same_draws_as_pytorch() -> None:
-    """In training, a seed draws the same noise with both kinds of kernels."""
+    """In training, a seed gives the same noise with Triton and PyTorch kernels."""
     q, k, v = normal(3, 1, 2, 12, 8)
     for options in ({}, {"proposal": "mixture"}):
         outs = []
@@ -435,8 +435,8 @@ def self_check_detects_broken_kernels() -> None:
         (triton_temporal, "temporal_scores", raising, "temporal (projected)"),
     )
     for module, name, change, operator in changes:
-        right = getattr(module, name)
-        setattr(module, name, BrokenKernel(right, change))
+        original = getattr(module, name)
+        setattr(module, name, BrokenKernel(original, change))
         problem = self_check.first_difference(CPU, torch.float32)
         assert problem.startswith(f"{operator}: "), problem
         assert not choice.resolve(CPU, torch.float32)

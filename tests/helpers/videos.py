@@ -181,8 +181,8 @@ def write_malformed(folder: Path) -> list[str]:
             save(f"cut{tenth}.{suffix}", whole[: len(whole) * tenth // 10])
         for number in range(28):
             content = bytearray(whole)
-            for place in rng.integers(0, len(whole), 1 + 3 * number):
-                content[place] ^= 1 << rng.integers(8)
+            for offset in rng.integers(0, len(whole), 1 + 3 * number):
+                content[offset] ^= 1 << rng.integers(8)
             save(f"flipped{number}.{suffix}", bytes(content))
     save("zeros.mp4", bytes(10_000))
     save("noise.mp4", rng.bytes(10_000))

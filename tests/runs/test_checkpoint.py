@@ -85,7 +85,7 @@ def test_old_names_are_ordered_by_the_batch_size_in_the_file(tmp_path):
 
 
 def test_the_checkpoint_just_written_is_not_pruned(tmp_path):
-    """Also if one with more progress is unreadable and the run resumed from an earlier one."""
+    """Even if the run resumed from an earlier one because that with more progress is unreadable."""
     torn = save_at(tmp_path, TrainingPosition(5))
     os.truncate(torn, 10)
     for batch in (1, 2, 3):
@@ -160,7 +160,7 @@ def test_missing_file_is_one_line(tmp_path):
 
 
 def test_a_file_that_is_not_regular_is_skipped(tmp_path):
-    """Uses /dev/null; reading a FIFO or /dev/zero would never end."""
+    """Reading a FIFO or /dev/zero would never end; this test uses /dev/null instead."""
     whole = save_at(tmp_path, TrainingPosition(1))
     device = Path(whole).with_name("checkpoint_epoch_00002_iter_000007.pyth")
     device.symlink_to("/dev/null")
@@ -170,7 +170,7 @@ def test_a_file_that_is_not_regular_is_skipped(tmp_path):
 
 
 def test_a_full_disk_keeps_the_old_checkpoint(tmp_path):
-    """Simulates the full disk by a file size limit."""
+    """A limit on the file size simulates the full disk."""
     path = save_at(tmp_path, TrainingPosition(1), 1.0)
     script = f"""
 import resource, signal, torch

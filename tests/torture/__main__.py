@@ -144,7 +144,7 @@ class Campaign:
 def main(argv: Sequence[str]) -> int:
     args = parse(argv)
     if IN_NAMESPACE not in os.environ and "mounts" in available_privileges():
-        # Mounts are private to this process and vanish with it.
+        # In a mount namespace, the mounts are private to this process and end with it.
         os.environ[IN_NAMESPACE] = "1"
         command = ["unshare", "--mount", "--propagation", "private", sys.executable]
         os.execvp(command[0], [*command, "-m", "tests.torture", *argv])

@@ -24,8 +24,8 @@ from tests.torture.workload import GLOBAL_BATCH, LAST, Reference, config_file, r
 END_SECONDS = 120
 TRIGGER_SECONDS = 240
 DISK = "64m"
-# The launchers of each mode. Two processes give the same bits with any launcher; in mode "mixed"
-# the batch size varies, so that only the number of samples can be checked.
+# The launchers of each mode. Two processes compute the same weights with any launcher; in mode
+# "mixed" the batch size varies, so that only the number of samples can be checked.
 MODES = {
     "alone": ("alone",),
     "two": ("nodes", "torchrun", "spawn"),
@@ -161,7 +161,7 @@ class Case:
 
     def close(self, *, keep: bool) -> None:
         self.restore()
-        if keep and self.disk:  # the mount vanishes with this process
+        if keep and self.disk:  # the mount ends with this process
             shutil.copytree(self.disk, self.folder / "kept", ignore=_not_regular)
         if self.disk:
             _call("umount", "-l", str(self.disk))

@@ -195,7 +195,7 @@ def broken_val_video(case: Case, rng: random.Random) -> bool:
 
 @fault("broken training videos", "before", modes=("mixed",))
 def broken_train_videos(case: Case, rng: random.Random) -> bool:
-    """Other videos replace them, so that the bits differ from the reference."""
+    """Other videos replace them in the batches, so that the weights differ from the reference."""
     for number in rng.sample(range(24), rng.randint(1, 2)):
         _break_video(case, f"train{number}.mp4", rng)
     case.best_may_differ = True

@@ -34,9 +34,8 @@ def _fill(case: Case, left: int) -> None:
 @fault("disk becomes full", "ending", weight=2, needs="mounts")
 def disk_becomes_full(case: Case, run: StartedRun, rng: random.Random) -> set[int]:
     _fill(case, rng.choice([0, 4096, 50_000, 200_000, 1_000_000]))
-    case.expected_text = (
-        str(case.out.path) if run.launch == "alone" else ""
-    )  # the error names a file there
+    # The error names a file in the output folder.
+    case.expected_text = str(case.out.path) if run.launch == "alone" else ""
     return {0, 1}
 
 
@@ -81,7 +80,7 @@ def closed_stdout(case: Case, rng: random.Random) -> str:
 
 @fault("another test in the folder", "whole")
 def another_test(case: Case, rng: random.Random) -> str | None:
-    """With fewer views: its scores must not be used for the other test."""
+    """A test with fewer views, whose scores the regular test must not use."""
     trigger, kill = Trigger("test", rng.randint(1, 10), 0), rng.random() < 0.7
     if case.newest() is None:
         return None

@@ -40,7 +40,7 @@ def missing_node(case: Case, rng: random.Random) -> str:
 
 @fault("cut link", "whole", modes=TWO_RANKS, weight=0.7, needs="networks")
 def cut_link(case: Case, rng: random.Random) -> str:
-    """Between two nodes, which both have to detect it."""
+    """The link between two nodes; both must detect the loss."""
     trigger: Trigger = draw_trigger(rng, "nodes")
     side = rng.randrange(2)
     with linked_namespaces() as names:

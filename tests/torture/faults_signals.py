@@ -67,7 +67,7 @@ def hang_up(case: Case, run: StartedRun, rng: random.Random) -> set[int]:
 @fault("one signal", "ending", weight=4)
 def one_signal(case: Case, run: StartedRun, rng: random.Random) -> set[int]:
     number = rng.choice([signal.SIGTERM, signal.SIGINT, signal.SIGUSR1])
-    if run.launch in ("torchrun", "spawn"):  # forward it
+    if run.launch in ("torchrun", "spawn"):  # they forward SIGTERM to their ranks
         number = signal.SIGTERM
     send([rng.choice(run.mains).pid], number)
     return _codes(case, run)
@@ -75,7 +75,7 @@ def one_signal(case: Case, run: StartedRun, rng: random.Random) -> set[int]:
 
 @fault("signal to all processes", "ending", weight=2)
 def signal_to_all(case: Case, run: StartedRun, rng: random.Random) -> set[int]:
-    """As sent by a terminal or Slurm, to the workers too; perhaps two at once."""
+    """As a terminal or Slurm does, workers included; one signal, or two at once."""
     numbers = rng.sample([signal.SIGTERM, signal.SIGINT], rng.choice([1, 2]))
     for number in numbers:
         send(run.all_pids(), number)
@@ -108,7 +108,7 @@ def suspended_workers(case: Case, run: StartedRun, rng: random.Random) -> set[in
 
 @fault("suspended rank", "ending", launches=SEVERAL)
 def stop_rank(case: Case, run: StartedRun, rng: random.Random) -> set[int] | None:
-    """The others detect it; then it continues alone, or is killed."""
+    """The other ranks detect the loss; then the suspended one is continued or killed."""
     ranks = run.ranks()
     if len(ranks) < 2:
         return None
@@ -140,7 +140,7 @@ def no_fault(case: Case, run: StartedRun, rng: random.Random) -> set[int]:
     return {0}
 
 
-# The run continues
+# Faults after which the run continues
 
 
 @fault("all suspended and continued", "during", weight=2)
@@ -163,7 +163,7 @@ def pause_rank(case: Case, run: StartedRun, rng: random.Random) -> bool:
 
 
 def _pause_one(pids: list[int], rng: random.Random, least: float, most: float) -> bool:
-    """Suspend a random process; return False without one."""
+    """Suspend and continue a random process; return False without processes."""
     if not pids:
         return False
     victim = rng.choice(pids)

@@ -1,4 +1,4 @@
-"""Start of runs with all launchers, and search for their processes, also orphans."""
+"""Start of runs with all launchers, and search for their processes, including orphans."""
 
 from __future__ import annotations
 
@@ -120,7 +120,7 @@ def start(
         with path.open("wb") as stderr:
             process = subprocess.Popen(
                 command,
-                # PyTorch also warns in undisturbed runs, of many workers and of DDP's strides.
+                # PyTorch warns of many workers and of DDP's strides in undisturbed runs, too.
                 env={**environment(), MARK: mark, "PYTHONWARNINGS": "ignore"},
                 stdin=subprocess.DEVNULL,
                 stdout=stdout,
