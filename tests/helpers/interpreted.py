@@ -440,7 +440,7 @@ def self_check_detects_broken_kernels() -> None:
         problem = self_check.first_difference(CPU, torch.float32)
         assert problem.startswith(f"{operator}: "), problem
         assert not choice.resolve(CPU, torch.float32)
-        setattr(module, name, right)
+        setattr(module, name, original)
 
 
 add_cases()
