@@ -10,10 +10,15 @@ from typing import Any
 import torch
 from torch import Tensor
 
-# True while torch.export or the ONNX exporter traces a model. Code that loops over chunks, or
-# has its own backward pass, then runs plain operations on the whole batch: chunks would fix the
-# batch size in the exported program. PyTorch before 2.7 has no such function.
-is_exporting: Callable[[], bool] = getattr(torch.compiler, "is_exporting", lambda: False)
+
+def is_exporting() -> bool:
+    """Whether torch.export or the ONNX exporter traces a model.
+
+    Code that loops over chunks, or has its own backward pass, then runs plain operations on the
+    whole batch: chunks would fix the batch size in the exported program. Under torch.compile,
+    PyTorch 2.11 and older also return True for `torch.compiler.is_exporting`.
+    """
+    return torch.compiler.is_exporting() and not torch.compiler.is_dynamo_compiling()
 
 
 def split_frames(x: Tensor, num_frames: int) -> Tensor:
