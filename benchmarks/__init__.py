@@ -1,1 +1,1 @@
-"""Benchmarks that compare implementations; they run from a checkout and are not installed."""
+"""Benchmarks that compare implementations. They run from a checkout; the wheel omits them."""

@@ -1,4 +1,4 @@
-"""Command line of the benchmarks: `python -m benchmarks SUBCOMMAND ...`, in a checkout."""
+"""Command line of the benchmarks: `python -m benchmarks SUBCOMMAND ...`, from a checkout."""
 
 from __future__ import annotations
 
@@ -24,31 +24,31 @@ def main(argv: Sequence[str] | None = None) -> int:
 def build_parser() -> CommandParser:
     root = CommandParser(
         prog="python -m benchmarks",
-        description="Measure speed, memory and errors here, or estimate speed for a GPU.",
+        description="Measure speed, memory and errors on this machine, or estimate GPU speed.",
     )
     parser = root.add_command("crop", crop)
     sizes = {"type": positive_int, "nargs": "+"}
-    parser.add_flag("--crops", "sizes", default=[224, 336, 448], metavar="PIXELS", **sizes)
+    parser.add_flag("--crops", "crop sizes", default=[224, 336, 448], metavar="PIXELS", **sizes)
     parser.add_flag("--flops", "also count the GFLOPs of whole models", action="store_true")
     _add_attention_flags(parser)
 
     parser = root.add_command("length", length)
     lengths = [1024, 2048, 3072, 4096, 8192]
-    parser.add_flag("--lengths", "tokens", default=lengths, metavar="TOKENS", **sizes)
+    parser.add_flag("--lengths", "sequence lengths", default=lengths, metavar="TOKENS", **sizes)
     _add_attention_flags(parser)
 
     parser = root.add_command("errors", errors)
     numbers = "numbers of landmarks or samples"
     parser.add_flag("--samples", numbers, default=[16, 32, 64, 128, 256], metavar="C", **sizes)
-    parser.add_flag("--seeds", "repetitions of random attentions", type=positive_int, default=5)
+    parser.add_flag("--seeds", "seeds of random attentions", type=positive_int, default=5)
     add_table_flag(parser)
 
     parser = root.add_command("data", data)
     parser.add_argument("videos", nargs="+", type=existing_file, metavar="VIDEO")
     parser.add_flag("--frames", "frames of a clip", type=positive_int, default=16)
     parser.add_flag("--rate", "sampling rate, in frames", type=positive_int, default=4)
-    parser.add_flag("--rounds", "repetitions", type=positive_int, default=3)
-    samples = "random training samples of each video per round"
+    parser.add_flag("--rounds", "measured rounds", type=positive_int, default=3)
+    samples = "random training samples per video and round"
     parser.add_flag("--train-samples", samples, type=positive_int, default=20)
     _add_checkout_flags(parser)
 
@@ -69,7 +69,7 @@ def build_parser() -> CommandParser:
     add_table_flag(parser)
 
     parser = root.add_command("kernels", kernels)
-    parser.add_flag("--kernels", "names (default: all)", nargs="+", metavar="NAME", default=[])
+    parser.add_flag("--kernels", "kernels (default: all)", nargs="+", metavar="NAME", default=[])
     archs = "compute capabilities without the point, such as 80 for sm_80 (default: all)"
     parser.add_flag("--archs", archs, type=int, nargs="+", default=[])
     add_table_flag(parser, "PATH.csv and PATH.md")
@@ -78,7 +78,7 @@ def build_parser() -> CommandParser:
 
 def _add_attention_flags(parser: CommandParser) -> None:
     parser.add_flag("--estimators", "attentions (default: all)", nargs="+", metavar="NAME")
-    parser.add_flag("--repeats", "rounds; the best one counts", type=positive_int, default=5)
+    parser.add_flag("--repeats", "rounds; reports the best time", type=positive_int, default=5)
     add_table_flag(parser)
 
 
@@ -88,28 +88,28 @@ def _add_checkout_flags(parser: CommandParser) -> None:
 
 
 def existing_file(text: str) -> str:
-    """Argument type: the path of a file."""
+    """Argument type: the path of an existing file."""
     if not os.path.isfile(text):
         raise argparse.ArgumentTypeError(f"{text!r} is not a file")
     return text
 
 
 def crop(args: argparse.Namespace) -> None:
-    """Time a trajectory layer over the crop size."""
+    """Time a trajectory layer at several crop sizes."""
     from benchmarks.attention_speed import crop_costs
 
     print_table(crop_costs(args.crops, args.estimators, args.repeats, args.flops), args.out)
 
 
 def length(args: argparse.Namespace) -> None:
-    """Time the encoder of the paper's efficiency table over the sequence length."""
+    """Time the encoder of the paper's efficiency table at several sequence lengths."""
     from benchmarks.attention_speed import length_costs
 
     print_table(length_costs(args.lengths, args.estimators, args.repeats), args.out)
 
 
 def errors(args: argparse.Namespace) -> None:
-    """Measure the error of each attention to exact attention on random q, k, v."""
+    """Measure the error of each attention, compared with exact attention, on random q, k, v."""
     from benchmarks.random_errors import measure_errors, smooth_inputs
     from slowfast_lara.config import get_cfg
 
@@ -117,7 +117,7 @@ def errors(args: argparse.Namespace) -> None:
 
 
 def data(args: argparse.Namespace) -> None:
-    """Time the reading of videos, and compare it with PySlowFast."""
+    """Time the reading of videos by this package and by PySlowFast."""
     from benchmarks.data_speed import reading_times
 
     table = reading_times(
@@ -132,7 +132,7 @@ def data(args: argparse.Namespace) -> None:
 
 
 def lists(args: argparse.Namespace) -> None:
-    """Measure start-up time and memory with long lists."""
+    """Measure the time to read long lists, and the memory of DataLoader workers."""
     from benchmarks.long_lists import list_costs
 
     table = list_costs(args.videos, args.frames, args.workers, args.start, args.before)
@@ -140,7 +140,7 @@ def lists(args: argparse.Namespace) -> None:
 
 
 def roofline(args: argparse.Namespace) -> None:
-    """Estimate the time of attention on a GPU, without one."""
+    """Estimate the time of attention on a GPU; needs no GPU."""
     from benchmarks.roofline import roofline
 
     table = roofline(args.device, args.crops, args.frames, args.clips, args.landmarks)
@@ -148,7 +148,7 @@ def roofline(args: argparse.Namespace) -> None:
 
 
 def kernels(args: argparse.Namespace) -> None:
-    """Compile the GPU kernels without a GPU: registers, spills, shared memory."""
+    """Compile the GPU kernels without a GPU; report registers, spills and shared memory."""
     from benchmarks.compiled_kernels import compiled_kernels
 
     print_table(compiled_kernels(args.kernels, args.archs), args.out)

@@ -1,7 +1,7 @@
 """Ahead-of-time compilation of the kernels: registers, spills, shared memory.
 
-Triton compiles for any GPU and ships NVIDIA's assembler, which reports the resources of a kernel.
-No GPU is needed, and nothing runs.
+Triton can compile for a GPU that is not present, and ships NVIDIA's assembler ptxas, which reports
+the resources of a kernel. The kernels are compiled, not run.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ from typing import Any, NamedTuple
 from slowfast_lara.attention.kernels.tiles import FRAME_GROUP, block_size, tile
 
 ARCHS = (80, 90, 100)
-# Shared memory of a program, in bytes: the limit of compute capability 8.6, 8.9 and 12.0.
+# Maximum shared memory of a program at compute capability 8.6, 8.9 and 12.0, in bytes.
 SHARED_MEMORY = 101376
 DTYPES = {"bf16": 2, "fp16": 2, "fp32": 4}
 
 _COMBINE = ("forward", "backward_queries", "backward_samples", "backward_means")
-# By name in tiles.py: the file of the Triton function, its name if it differs, and its flags.
+# Kernel name in tiles.py -> (triton_*.py file, Triton function if its name differs, its constants).
 KERNELS: dict[str, tuple[str, str, dict[str, Any]]] = {
     "segment_sums": ("landmarks", "", {"MEANS": True}),
     "farthest_of_segment": ("landmarks", "", {}),
@@ -57,7 +57,7 @@ KERNELS: dict[str, tuple[str, str, dict[str, Any]]] = {
     "temporal_backward_tokens": ("temporal", "", {"PROJECT": True}),
     "temporal_backward_weight": ("temporal", "", {}),
 }
-# Further variants of the kernels: the constants that differ.
+# Further variants to compile: the kernel, and its constants that differ from KERNELS.
 VARIANTS: list[tuple[str, dict[str, Any]]] = [
     ("segment_sums", {"MEANS": False}),
     ("segment_backward", {"MEANS": False}),
@@ -79,13 +79,13 @@ VARIANTS: list[tuple[str, dict[str, Any]]] = [
     ("temporal_pool", {"BIAS": False}),
     ("temporal_backward_tokens", {"PROJECT": False}),
 ]
-# Pointers to float32 tensors, for any dtype of q, k and v.
+# Arguments that point to float32 tensors, whatever the dtype of q, k and v.
 _WIDE = re.compile(
     r"d?(w|L|landmarks|columns|scores)_ptr"
     r"|(log_z|peak|balance|gain|shares|stats|partial|minus_R|attention|coeffs|sums)_ptr"
     r"|mean_sums_ptr"
 )
-# Pointers to float32 in one kernel only: outputs, and gradients that a later kernel adds to.
+# (kernel, argument): the argument points to a float32 tensor in this kernel, but not in others.
 _WIDE_IN_KERNEL = {
     ("segment_sums", "out_ptr"),
     ("farthest_of_segment", "out_ptr"),
@@ -97,7 +97,7 @@ _WIDE_IN_KERNEL = {
 
 
 class Usage(NamedTuple):
-    """Resources of a compiled kernel: registers per thread, bytes of spills and shared memory."""
+    """Registers per thread, spilled bytes, and bytes of shared memory of a compiled kernel."""
 
     registers: int
     spills: int
@@ -105,7 +105,7 @@ class Usage(NamedTuple):
 
 
 def usage(name: str, arch: int, dtype: str, *, d: int = 0, C: int = 0, **changes: Any) -> Usage:
-    """Compile a kernel for an architecture, such as 80 for sm_80; `changes` override constants."""
+    """Resources of a kernel compiled for `arch` (80 is sm_80); `changes` override its constants."""
     import triton
     from triton.backends.compiler import GPUTarget
     from triton.compiler import ASTSource
@@ -121,7 +121,7 @@ def usage(name: str, arch: int, dtype: str, *, d: int = 0, C: int = 0, **changes
         key: "constexpr" if key in constants else _type(name, key, dtype)
         for key in function.arg_names
     }
-    # As at a launch: pointers and strides are multiples of 16.
+    # As in a real launch, pointers, strides and C are multiples of 16.
     aligned = {
         (i,): [["tt.divisibility", 16]]
         for i, key in enumerate(function.arg_names)
@@ -150,7 +150,7 @@ def _type(kernel: str, key: str, dtype: str) -> str:
 
 @functools.cache
 def _assembled(ptx: str, arch: int) -> tuple[int, int]:
-    """Registers per thread and bytes of spills, as reported by ptxas."""
+    """Assemble PTX code; returns registers per thread and spilled bytes."""
     import triton
 
     folder = Path(triton.__file__).parent / "backends" / "nvidia" / "bin"

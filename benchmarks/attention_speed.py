@@ -1,9 +1,11 @@
-"""Time and memory of the attentions over the crop size and over the sequence length.
+"""Time and memory of the attentions at several crop sizes and sequence lengths.
 
-`crop`: the trajectory layer of ViT-B with 8 temporal tokens, forward and backward, compared with
-the textbook layer. `length`: the paper's efficiency table (appendix H.5), whole encoders of 8
-layers, width 192, 3 heads, 16 samples, all keys in one group, compared with exact attention that
-materialises its matrix.
+`crop` measures one trajectory layer of ViT-B with 8 temporal tokens. The baseline is the textbook
+layer.
+
+`length` measures the encoder of the paper's efficiency table (appendix H.5): 8 layers of joint
+attention, width 192, 3 heads, 16 samples. The baseline is exact attention that materialises the
+attention matrix.
 """
 
 from __future__ import annotations
@@ -33,7 +35,7 @@ BASELINE = "textbook"
 def crop_costs(
     crops: Sequence[int], estimators: Sequence[str] | None, repeats: int, flops: bool
 ) -> SpeedTable:
-    """A trajectory layer over the crop size; optionally the GFLOPs of whole models."""
+    """Measure a trajectory layer at each crop size; `flops` adds the GFLOPs of whole models."""
     names = _estimator_names(estimators)
     table = SpeedTable("trajectory layer, ViT-B, 8 frames, batch 1", "crop", BASELINE)
     for crop in crops:
@@ -52,7 +54,7 @@ def crop_costs(
 def length_costs(
     lengths: Sequence[int], estimators: Sequence[str] | None, repeats: int
 ) -> SpeedTable:
-    """The paper's encoder over the number of tokens."""
+    """Measure the encoder of the paper's efficiency table at each sequence length."""
     names = _estimator_names(estimators)
     title = "encoder of 8 layers, width 192, 3 heads, 16 samples, batch 1"
     table = SpeedTable(title, "tokens", BASELINE)
@@ -80,7 +82,7 @@ def trajectory_layer(name: str) -> TrajectoryAttention:
 def _costs(
     size: int, models: Mapping[str, nn.Module], *inputs: Any, repeats: int
 ) -> Iterator[Cost]:
-    """Time and memory of each model for the inputs, without and with the backward pass."""
+    """Time of each model without and with the backward pass, and peak memory with it."""
 
     @torch.no_grad()
     def forward(model: nn.Module) -> None:
@@ -100,7 +102,7 @@ def _costs(
 
 
 class TextbookSoftmax(Estimator):
-    """Exact attention with a materialised N x N matrix: the paper's baseline."""
+    """Exact attention that materialises the N x N matrix: the paper's baseline."""
 
     exact = True
 
@@ -120,13 +122,13 @@ class _Encoder(nn.Module):
 
 
 def encoder(build: Callable[[], Any]) -> nn.Module:
-    """The paper's encoder: every layer attends to all tokens."""
+    """The encoder of the paper's efficiency table, with joint space-time attention."""
     layers = (JointAttention(192, 3, build(), True, 0.0) for _ in range(8))
     return _Encoder([Block(192, layer, None, 4.0, 0.0, 0.0) for layer in layers])
 
 
 def model_gflops(crop: int, estimators: Sequence[str]) -> dict[str, float]:
-    """GFLOPs of a whole ViT-B Motionformer by attention; the textbook layer comes first."""
+    """GFLOPs of a whole ViT-B Motionformer with the textbook layer, and with each estimator."""
     clip = torch.zeros(1, 3, 2 * FRAMES, crop, crop)
     textbook = VisionTransformer(num_classes=400, estimator=EXACT)
     blocks: Iterable[Any] = textbook.blocks

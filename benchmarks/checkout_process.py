@@ -1,12 +1,17 @@
-"""Measurements of one checkout of this package, in a process of its own.
+"""Measurements of one checkout of this package, in a separate process.
 
     PYTHONPATH=CHECKOUT python -P checkout_process.py read FRAMES RATE
     PYTHONPATH=CHECKOUT python -P checkout_process.py lists Kinetics|Ssv2 LISTS WORKERS fork|spawn
 
-`read` answers lines `LISTS train|test epoch video` with `seconds digest`. `lists` prints the
-processor seconds to read the lists, the megabytes that they take, the private megabytes of all
-workers after each has looked up its share of the videos, and the part of these that the look-up
-added. The file is run by its path, not imported, and uses only names that every checkout has.
+`read` reads lines `LISTS train|test EPOCH VIDEO` from stdin. For each line it reads the video and
+prints its CPU seconds and a digest of the pixels.
+
+`lists` prints four numbers: the CPU seconds to read the lists, the megabytes that the lists take,
+the private megabytes of all workers after each has looked up its share of the videos, and how many
+of these private megabytes the look-up added.
+
+To measure another checkout, this file is run by its path with that checkout's package. It uses only
+names that exist in both old and new checkouts.
 """
 
 import sys
@@ -31,7 +36,7 @@ def reading_config(folder: str, frames: int, rate: int) -> Any:
 
 
 def timed_read(dataset: Any, epoch: int, video: int) -> tuple[float, int]:
-    """Processor seconds of a sample or of all views, and a digest of the pixels."""
+    """CPU seconds to read a training sample or all test views, and a digest of the pixels."""
     start = time.process_time()
     item = dataset[(epoch, video)]
     return time.process_time() - start, zlib.crc32(item[0].contiguous().numpy())
@@ -56,7 +61,7 @@ def megabytes(*kinds: str) -> float:
 
 
 def look_up(dataset, number, workers, ready, go, answers) -> None:
-    """Work of a worker: look up its share of the videos."""
+    """Body of a worker process: look up its share of the videos, and report private memory."""
     private = ("Private_Clean:", "Private_Dirty:")
     before = megabytes(*private)
     ready.wait()

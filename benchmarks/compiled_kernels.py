@@ -45,7 +45,7 @@ class KernelTable(ResultTable):
     kernels: list[CompiledKernel]
 
     def head(self) -> list[str]:
-        # Without the hardware of this machine, which does not affect compiled kernels.
+        # Omits the hardware of this machine, which does not affect compiled kernels.
         return [self.title, *self.notes]
 
     def cells(self) -> Cells:
@@ -53,22 +53,23 @@ class KernelTable(ResultTable):
 
     def footer(self) -> list[str]:
         fitting = sum(kernel.fits() for kernel in self.kernels)
-        return [f"{fitting} of {len(self.kernels)} have no spills and fit into shared memory"]
+        return [f"{fitting} of {len(self.kernels)} do not spill and fit into shared memory"]
 
     def write(self, path: str | os.PathLike[str]) -> None:
-        """Write PATH.csv, and the same table as PATH.md."""
+        """Write the table as PATH.csv and PATH.md."""
         super().write(path)
         lines = "\n\n".join([self.title, *self.footer(), markdown_table(self.cells())])
         write_text(f"{path}.md", lines + "\n")
 
 
 def compiled_kernels(kernels: Sequence[str] = (), archs: Sequence[int] = ()) -> KernelTable:
-    """Compile each kernel in half precision for each GPU, and for each size with a different tile.
+    """Compile the kernels for the architectures; by default all of both.
 
-    Other variants, and float32, are compiled only for ViT-B's head size and 128 samples.
+    bfloat16 and float16 are compiled for all HEAD_SIZES and SAMPLES. float32 and the VARIANTS are
+    compiled only for ViT-B's head size and 128 samples.
     """
     if find_spec("triton") is None:
-        raise InputError("compiling the kernels needs the package triton")
+        raise InputError("compiling the kernels requires the package triton")
     unknown = [name for name in kernels if name not in KERNELS]
     if unknown:
         raise InputError(f"--kernels is {unknown[0]!r}; must be one of {', '.join(KERNELS)}")
@@ -89,7 +90,7 @@ def compiled_kernels(kernels: Sequence[str] = (), archs: Sequence[int] = ()) -> 
 
 
 def _variants(kernel: str) -> Iterator[tuple[str, int, int, dict[str, Any]]]:
-    """Precision, head size, samples, and changed compile-time constants."""
+    """Yield dtype, d, C and changed constants; 0 for d or C if the kernel does not depend on it."""
     for dtype in HALF:
         for d, C in _sizes(kernel):
             yield dtype, d, C, {}
@@ -106,7 +107,7 @@ def _has_samples(kernel: str) -> bool:
 
 
 def _sizes(kernel: str) -> Iterator[tuple[int, int]]:
-    if kernel.startswith("temporal"):  # one tile for all sizes
+    if kernel.startswith("temporal"):  # the tile does not depend on the sizes
         yield 0, 0
         return
     for d in HEAD_SIZES:

@@ -1,10 +1,12 @@
-"""Reading speed against PySlowFast's Kinetics dataset and against an earlier checkout.
+"""Video reading speed, compared with PySlowFast's Kinetics dataset and an earlier checkout.
 
-PyTorch, OpenCV and the decoder use one thread, and the results are processor time. All readers
-take turns, sample by sample, so that other load on the machine slows them alike. The videos are
-read as given; enlarged, with distant key frames, as downloads often are; and both again after
-`slowfast-lara data prepare`. A first round is not measured: it fills the page cache and our
-timestamp cache.
+There are three tasks: all test views of a video, training samples, and training samples of enlarged
+copies of the videos with distant key frames, as downloads often have. Training samples are also
+read from videos prepared by `slowfast-lara data prepare`.
+
+PyTorch, OpenCV and the decoder use one thread, and the results are CPU time. The readers take turns
+after every sample, so that other load on the machine slows all of them alike. The first round is
+not measured, because it fills the page cache and the package's timestamp cache.
 """
 
 from __future__ import annotations
@@ -36,7 +38,7 @@ from slowfast_lara.errors import RunError
 from slowfast_lara.files import write_text
 from slowfast_lara.prepare.reencode import Options, prepare_video
 
-# The enlarged videos: short side, and frames between key frames.
+# Enlarged videos: pixels of the short side, and distance of key frames in frames.
 LARGE, FAR_APART = 720, 250
 OURS, PREPARED, BEFORE, PREPARED_BEFORE, PYSLOWFAST = (
     "ours",
@@ -46,14 +48,14 @@ OURS, PREPARED, BEFORE, PREPARED_BEFORE, PYSLOWFAST = (
     "PySlowFast",
 )
 
-# (epoch, video) -> processor seconds, and a digest of the pixels (None for PySlowFast).
+# (epoch, video) -> CPU seconds, and a digest of the pixels (None for PySlowFast).
 Reader = Callable[[int, int], tuple[float, int | None]]
-# (folder of lists, mode, epoch, video) -> the same, by another checkout.
+# (folder of lists, mode, epoch, video) -> CPU seconds and digest of another checkout.
 CheckoutReader = Callable[[str, str, int, int], tuple[float, int]]
 
 
 class Reading(NamedTuple):
-    """Milliseconds of a task by reader; comparison of the pixels with the earlier checkout."""
+    """Mean milliseconds of each reader for one task, and a note on clips with changed pixels."""
 
     task: str
     times: dict[str, float]
@@ -86,7 +88,7 @@ def reading_times(
     train_samples: int,
     before: str | None = None,
 ) -> ReadingTable:
-    """Measure all views of a video, and training samples."""
+    """Measure all readers on the three tasks; `before` is the path of an earlier checkout."""
     threads, opencv_threads = torch.get_num_threads(), cv2.getNumThreads()
     torch.set_num_threads(1)
     cv2.setNumThreads(0)
@@ -107,14 +109,14 @@ def reading_times(
         ]
     torch.set_num_threads(threads)
     cv2.setNumThreads(opencv_threads)
-    return ReadingTable("reading of videos, processor time of one thread", readings)
+    return ReadingTable("reading of videos, CPU time of one thread", readings)
 
 
 def _compare(
     task: str, cfg: CfgNode, mode: str, epochs: int, checkout_read: CheckoutReader | None
 ) -> Reading:
     ours, theirs = Kinetics(cfg, mode), PySlowFastKinetics(cfg, mode)
-    views = len(theirs) // len(ours)  # items of PySlowFast per video
+    views = len(theirs) // len(ours)  # dataset items per video in PySlowFast
 
     def read_theirs(epoch: int, video: int) -> tuple[float, None]:
         start = time.process_time()
@@ -146,7 +148,7 @@ def _compare(
 
 
 def checkout_command(checkout: str, *arguments: str) -> dict[str, Any]:
-    """Arguments of `subprocess` that run `checkout_process` on a checkout."""
+    """Arguments of `subprocess.Popen` that run checkout_process.py with a checkout's package."""
     return {
         "args": [sys.executable, "-P", checkout_process.__file__, *arguments],
         "env": {**os.environ, "PYTHONPATH": os.path.abspath(checkout)},
@@ -167,7 +169,7 @@ def _checkout_reader(checkout: str, frames: str, rate: str) -> Iterator[Checkout
         process.stdin.flush()  # type: ignore[union-attr]
         words = process.stdout.readline().split()  # type: ignore[union-attr]
         if not words:
-            raise RunError(f"{checkout}: expected a checkout that can read the videos")
+            raise RunError(f"{checkout}: the process that reads videos with it has exited")
         return words
 
     def read(folder: str, mode: str, epoch: int, video: int) -> tuple[float, int]:
@@ -183,7 +185,7 @@ def _checkout_reader(checkout: str, frames: str, rate: str) -> Iterator[Checkout
 
 
 def _link(videos: Sequence[str], folder: str) -> list[str]:
-    """Links without spaces: PySlowFast splits its lists at spaces."""
+    """Create symlinks without spaces in their names: PySlowFast splits list lines at spaces."""
     os.mkdir(folder)
     links = []
     for number, video in enumerate(videos):
@@ -215,7 +217,7 @@ def _enlarge(videos: Sequence[str], folder: str) -> list[str]:
 
 
 def _prepare(cfg: CfgNode) -> CfgNode:
-    """The config with prepared videos."""
+    """Prepare the training videos; returns a config that reads them."""
     folder = f"{cfg.DATA.PATH_TO_DATA_DIR}_prepared"
     results = []
     for number, video in enumerate(Kinetics(cfg, "train").paths):
@@ -229,6 +231,6 @@ def _config(videos: Sequence[str], frames: int, rate: int) -> CfgNode:
     for mode in ("train", "test"):
         write_text(f"{folder}/{mode}.csv", "".join(f"{video} 0\n" for video in videos))
     for video in videos:
-        if not os.path.islink(video):  # timestamps of videos changed just now are not cached
+        if not os.path.islink(video):  # the timestamp cache skips recently changed files
             os.utime(video, (0, 0))
     return reading_config(folder, frames, rate)

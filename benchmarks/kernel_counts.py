@@ -1,14 +1,14 @@
 """Launches, bytes and FLOPs of a function on a GPU, counted on the meta device.
 
-On the meta device tensors have shapes and no data, and the package takes the code path for NVIDIA
-GPUs. The counter records every operator that PyTorch dispatches. The model: an operator reads each
-of its tensors from memory once and writes its results once; views and dimensions with stride 0 are
-free.
+Meta tensors have shapes and no data. For them, the package takes the code path for NVIDIA GPUs. The
+counter records every operator that PyTorch dispatches. Its cost model assumes that an operator
+reads each input from memory once and writes each output once. Views and dimensions with stride 0
+are free.
 
-On the meta device PyTorch would decompose `scaled_dot_product_attention`. The counter replaces it
-by the kernel that runs on a GPU: flash attention in half precision without a mask, else the
-memory-efficient one, or matmuls for sizes that neither supports. kernel_traffic.py models the
-package's own Triton kernels.
+On the meta device PyTorch would decompose `scaled_dot_product_attention`. The counter therefore
+replaces it by the operator that runs on a GPU: flash attention in half precision without a mask,
+otherwise memory-efficient attention, or matmuls for sizes that neither supports. kernel_traffic.py
+models the package's own Triton kernels.
 """
 
 from __future__ import annotations
@@ -44,11 +44,11 @@ class Kernel(NamedTuple):
     launches: int
     bytes: int
     flops: int
-    half: bool  # FLOPs in half precision, not in float32
+    half: bool  # whether the FLOPs are in half precision
 
 
 def count_kernels(function: Callable[[], Any]) -> tuple[list[Kernel], Any]:
-    """The kernels of a function of meta tensors, and its result."""
+    """Call a function of meta tensors; returns its kernels and its result."""
     counter = _Counter()
     with _GpuAttention(), counter:
         result = function()
@@ -56,7 +56,7 @@ def count_kernels(function: Callable[[], Any]) -> tuple[list[Kernel], Any]:
 
 
 class _GpuAttention(TorchFunctionMode):
-    """Replaces scaled_dot_product_attention by the operator that runs on a GPU."""
+    """Replaces scaled_dot_product_attention by the operator that it calls on a GPU."""
 
     def __torch_function__(
         self, function: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
@@ -118,16 +118,16 @@ def _kernel(name: str, given: list[Tensor], made: list[Tensor]) -> Iterable[Kern
     if not made or name == "copy_" and _same_memory(*given[:2]):
         return []
     read = given[1:] if name in _FILL else given
-    if name in ("gather", "index_select"):  # they read only the selected elements
+    if name in ("gather", "index_select"):  # these read only the selected elements
         read = [*given[1:], *made]
     size = sum(map(_bytes, {id(x): x for x in read}.values())) + sum(map(_bytes, made))
     launches, flops = 1, 0
     if name in ("mm", "bmm", "addmm", "baddbmm", "baddbmm_"):
         left, right = given[-2:]
         flops = 2 * left.numel() * right.shape[-1]
-        if name == "baddbmm":  # copies its first argument into the output first
+        if name == "baddbmm":  # first copies argument 0 into the output
             launches, size = 2, size + _bytes(given[0]) + _bytes(made[0])
-    elif name == "constant_pad_nd":  # fills the output, then copies into it
+    elif name == "constant_pad_nd":  # fills the output, then copies the input
         launches, size = 2, size + sum(map(_bytes, made))
     elif "attention" in name:
         launches, extra, flops = _attention_costs(name, given)
@@ -137,15 +137,16 @@ def _kernel(name: str, given: list[Tensor], made: list[Tensor]) -> Iterable[Kern
 
 
 def _attention_costs(name: str, given: list[Tensor]) -> tuple[int, int, int]:
-    """Launches, bytes in addition to its tensors, and FLOPs of a fused attention."""
+    """Launches, bytes of scratch memory traffic, and FLOPs of a fused attention operator."""
     backward = name.endswith("backward")
     q, k, v = given[1:4] if backward else given[:3]
     pairs = math.prod(q.shape[:-1]) * k.shape[-2]
     if not backward:
         return 1, 0, 2 * pairs * (q.shape[-1] + v.shape[-1])
-    # A first kernel multiplies outputs and gradients. The main one accumulates the gradient of q
-    # over blocks of 128 keys in float32, in global memory: flash zeroes it, adds to it, and
-    # converts it in a separate kernel; the memory-efficient one keeps the last block in registers.
+    # A first kernel multiplies the outputs by their gradients. The main kernel accumulates the
+    # gradient of q over blocks of 128 keys, in a float32 buffer in global memory. Flash attention
+    # passes over the buffer three times: it zeroes it, adds to it, and converts it in a separate
+    # kernel. Memory-efficient attention reads and writes the buffer for every block but the last.
     passes = 3 if "flash" in name else 2 * (-(-k.shape[-2] // 128) - 1)
     launches = 3 if "flash" in name else 2
     return launches, passes * 4 * q.shape.numel(), 2 * pairs * (3 * q.shape[-1] + 2 * v.shape[-1])
@@ -160,6 +161,6 @@ def _same_memory(a: Tensor, b: Tensor) -> bool:
 
 
 def _bytes(x: Tensor) -> int:
-    """Bytes of distinct elements: a dimension with stride 0 counts once."""
+    """Bytes of the distinct elements: a dimension with stride 0 counts as size 1."""
     sizes = (size for size, stride in zip(x.shape, x.stride()) if stride)
     return math.prod(sizes) * x.element_size()

@@ -1,16 +1,17 @@
 """Memory traffic and FLOPs of each Triton kernel, derived from its algorithm.
 
-A FLOP counter treats a fused kernel as one opaque operator. These functions return the bytes that
-each kernel reads and writes, and its floating-point operations. They need neither Triton nor a GPU.
+A FLOP counter treats a fused kernel as one opaque operator. The functions of this module return the
+bytes that each kernel reads and writes, and its FLOPs. They need neither Triton nor a GPU.
 
-A tensor counts once for each pass of a kernel over it. Programs that share a tile are neighbours
-in the grid, so that the second one reads it from the L2 cache.
+The bytes of a tensor count once for each pass of a kernel over the tensor. Programs that read the
+same tile are neighbours in the grid, so only the first one reads it from memory; the others find it
+in the L2 cache.
 
-In half precision, matmuls with the samples and landmarks run twice, for the rounded value and for
-the remainder (`_split_matmuls`). The padding of tiles is not counted.
+In half precision, matmuls with the samples and landmarks run twice: once with the rounded value and
+once with the remainder that rounding removed (`_split_matmuls`). Padding of tiles is not counted.
 
-Shapes: B batch, h heads, N queries, F frames, P tokens of a frame, C samples or landmarks,
-d head size; `size` is the bytes of an element of q, k and v.
+Shapes: B batch, h heads, T tokens, N queries, F frames, P tokens of a frame, C samples or
+landmarks, d head size, D = h*d. `size` is the bytes of an element of q, k and v.
 """
 
 from __future__ import annotations
@@ -40,7 +41,7 @@ def _split_matmuls(size: int) -> int:
 def landmarks_forward(
     B: int, h: int, T: int, C: int, d: int, size: int, farthest: bool
 ) -> list[Launch]:
-    """One pass over the T tokens for the means, another for the farthest tokens."""
+    """One pass over the tokens for the means; with `farthest`, another for the farthest tokens."""
     tokens, landmarks = B * h * T * d, B * h * C * d * FLOAT32
     sums = Launch("segment_sums", tokens * size + landmarks, tokens)
     if not farthest:
@@ -58,13 +59,13 @@ def landmarks_backward(
 
 
 def proposals_forward(B: int, h: int, C: int, d: int, noise: bool) -> list[Launch]:
-    """Reads landmarks and noise; writes samples, scaled landmarks and two columns [B,h,C]."""
+    """Reads landmarks and noise; writes samples, scaled landmarks, and log_own, balance [B,h,C]."""
     moved = B * h * C * (d * (4 + noise) + 2) * FLOAT32
     return [Launch("proposals_forward", moved, 2 * B * h * C * C * d)]
 
 
 def proposals_backward(B: int, h: int, C: int, d: int, noise: bool, aligned: bool) -> list[Launch]:
-    """Recomputes the densities twice, by rows and by columns."""
+    """Recomputes the [C,C] densities twice: for the sums over rows and over columns."""
     moved = B * h * C * (d * (6 + noise + aligned) + 4) * FLOAT32
     return [Launch("proposals_backward", moved, 4 * 2 * B * h * C * C * d)]
 
@@ -72,9 +73,9 @@ def proposals_backward(B: int, h: int, C: int, d: int, noise: bool, aligned: boo
 def key_stats_forward(
     B: int, h: int, F: int, P: int, C: int, d: int, size: int, values: bool
 ) -> list[Launch]:
-    """Log-sums and means; half precision also writes the remainder of the means.
+    """Writes log-sums and means; in half precision also the rounding remainder of the means.
 
-    `values`: whether there are values other than the keys.
+    If `values` is false, the keys are also the values.
     """
     keys, statistics = B * h * F * P * d * size, B * h * F * C
     written = statistics * (d * size * _split_matmuls(size) + 2 * FLOAT32)
@@ -86,7 +87,7 @@ def key_stats_forward(
 def key_stats_backward(
     B: int, h: int, F: int, P: int, C: int, d: int, size: int, values: bool
 ) -> list[Launch]:
-    """One kernel for keys and values, one for the samples; each recomputes the weights."""
+    """One kernel for keys and values, one for the samples; both recompute the softmax weights."""
     keys, statistics = (1 + values) * B * h * F * P * d * size, B * h * F * C
     samples = B * h * C * d * FLOAT32
     read = keys + samples + statistics * (d * size * (1 + _split_matmuls(size)) + 3 * FLOAT32)
@@ -100,7 +101,7 @@ def key_stats_backward(
 def combine_forward(
     B: int, h: int, N: int, F: int, C: int, d: int, size: int, aligned: bool
 ) -> list[Launch]:
-    """The estimate; `aligned` weightings first need the query normaliser."""
+    """The estimate; if `aligned`, another kernel computes the query normaliser first."""
     queries, landmarks = B * h * N * d * size, B * h * C * FLOAT32
     matmul_flops, scores = 2 * B * h * N * C * d, _split_matmuls(size) * (1 + aligned)
     moved = queries * (1 + F) + B * h * F * C * (d * size + FLOAT32) + landmarks * d
@@ -117,12 +118,12 @@ def combine_forward(
 def combine_backward(
     B: int, h: int, N: int, F: int, C: int, d: int, size: int, aligned: bool
 ) -> list[Launch]:
-    """First the gradient of the queries, with the query statistics that the others read."""
+    """The first kernel writes the gradient of q, and query statistics for the other kernels."""
     elements, landmarks = B * h * N * d, B * h * C * FLOAT32
     means, log_sums = B * h * F * C * d * size, B * h * F * C * FLOAT32
     query_stats = B * h * N * (3 * F + 2) * FLOAT32
-    # The partial sums of R_c over blocks of 32 queries (16 in float32, for d > 64 and for C > 128,
-    # which is ignored here).
+    # Partial sums of R_c (see triton_combine.py), one for each block of 32 queries. The smaller
+    # blocks of 16 queries for float32, d > 64 or C > 128 are ignored here.
     parts = aligned * -(-N // 32) * landmarks
     sample_inputs = landmarks * d * (1 + aligned) + 4 * aligned * landmarks
     matmul_flops, scores = 2 * B * h * N * C * d, _split_matmuls(size) * (1 + aligned)
@@ -155,7 +156,7 @@ def combine_backward(
 def temporal_forward(
     B: int, N: int, F: int, h: int, d: int, size: int, project_values: bool
 ) -> list[Launch]:
-    """Reads x for the attention weights, which are saved, and a second time for the values."""
+    """The first kernel reads x and writes the attention weights, the second reads both."""
     scores = _temporal_scores(B, N, F, h, d, size, projected=True, twice=size != FLOAT32)
     if project_values:
         return [scores, _temporal_pool(B, N, F, h, d, size)]
@@ -167,9 +168,9 @@ def temporal_forward(
 def temporal_backward(
     B: int, N: int, F: int, h: int, d: int, size: int, project_values: bool
 ) -> list[Launch]:
-    """Gradients of the attention weights, of x and of q, then of the key and value weights.
+    """Kernels for the gradients of attention weights, x, q, and the projection weights, in order.
 
-    For the gradient of x, each tile of 16 frames recomputes the absorbed queries.
+    The kernel for x recomputes the absorbed queries (triton_temporal.py) in each tile of 16 frames.
     """
     D, tokens, projections = h * d, B * N, 1 + project_values
     token_bytes, attention = tokens * D * size, tokens * h * F * FLOAT32
@@ -210,7 +211,7 @@ def _temporal_pool(B: int, N: int, F: int, h: int, d: int, size: int) -> Launch:
     return Launch("temporal_pool", moved, 2 * tokens * D * D + 2 * tokens * h * F * D)
 
 
-# The functions below take the arguments of the operators, on any device (also meta).
+# The functions below have the signatures of the operators. They accept meta tensors.
 
 
 def _landmarks_traffic(x: Tensor, number: int, num_frames: int, farthest: bool) -> list[Launch]:

@@ -1,6 +1,6 @@
-"""Cost of long lists: processor seconds to read them, and memory of the workers.
+"""Cost of long lists: CPU seconds to read them, and memory of the DataLoader workers.
 
-The lists are generated, in the form of Kinetics (`path label`) and of Something-Something-v2's
+The lists are generated, in the format of Kinetics (`path label`) and of Something-Something-v2's
 extracted frames (one line per frame, and the official JSON files).
 """
 
@@ -29,9 +29,9 @@ class ListCost(NamedTuple):
     checkout: str
     workers: str
     seconds: float
-    megabytes: float  # of the process that reads the list
+    megabytes: float  # taken by the list in the main process
     worker_megabytes: float  # private memory of all workers, after an epoch
-    added: float  # the part of it that looking up all videos added
+    added: float  # part of worker_megabytes that looking up the videos added
 
 
 @dataclass
@@ -57,7 +57,7 @@ def list_costs(videos: int, frames: int, workers: int, start: str, before: str |
             for version, checkout in checkouts.items():
                 figures = _measure(checkout, [kind, path, str(workers), start])
                 costs.append(ListCost(name, version, f"{workers} by {start}", *figures))
-    return ListTable("start-up with long lists", costs)
+    return ListTable("cost of long lists", costs)
 
 
 def _measure(checkout: str, arguments: list[str]) -> list[float]:
@@ -77,7 +77,7 @@ def _write_videos(folder: Path, count: int) -> str:
             file.write(f"{name} {number % 400}\n")
     first = folder / "class_000" / f"{0:011x}_000010_000020.mp4"
     first.parent.mkdir()
-    first.touch()  # datasets check that a few videos exist
+    first.touch()  # a dataset checks that some of its videos exist
     return str(folder)
 
 

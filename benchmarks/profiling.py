@@ -1,4 +1,4 @@
-"""Peak memory of a function, and multiply-accumulates of a model by fvcore's counter."""
+"""Peak memory of a function, and multiply-accumulates of a model, counted by fvcore."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from torch.profiler import ProfilerActivity, profile
 
 
 def peak_memory(job: Callable[[], Any]) -> float:
-    """The peak of tensor memory during a job, in bytes above the level before it."""
+    """Peak of tensor memory during a job, in bytes, minus the memory allocated before the job."""
     if torch.cuda.is_available():
         torch.cuda.reset_peak_memory_stats()
         before = torch.cuda.memory_allocated()
         job()
         return torch.cuda.max_memory_allocated() - before
-    # At lower levels the profiler logs its start on stderr.
+    # At lower log levels the profiler prints start-up messages to stderr.
     os.environ.setdefault("KINETO_LOG_LEVEL", "6")
     with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler:
         job()
@@ -42,9 +42,10 @@ def _allocations(events: list[Any]) -> Iterator[tuple[int, int]]:
 
 
 def count_flops(model: nn.Module, *inputs: Any, projected_values: bool = False) -> int:
-    """Multiply-accumulates by fvcore's counter, with handlers for the operators it lacks.
+    """Multiply-accumulates of a model, counted by fvcore with handlers for further operators.
 
-    fvcore calls them FLOPs, as do the published figures of video models.
+    fvcore and papers on video models call a multiply-accumulate a FLOP. Set `projected_values` if
+    the temporal stage projects the values.
     """
 
     def fused_attention(inputs: list[Any], _: list[Any]) -> int:

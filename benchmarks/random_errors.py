@@ -1,6 +1,6 @@
-"""Error of each attention to exact attention on random q, k, v: the paper's figure 1.
+"""Error of each attention on random q, k, v, compared with exact attention (paper, figure 1).
 
-Neighbouring tokens are correlated, as in a video.
+The q, k, v of neighbouring tokens are correlated, as in a video.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ class ErrorTable(ResultTable):
 def measure_errors(
     inputs: LayerInputs, cfg: CfgNode, samples: Sequence[int], seeds: int
 ) -> ErrorTable:
-    """Errors of all approximate attentions with the options of a config; of RA both forms."""
+    """Errors of all approximate attentions (RA biased and unbiased), with a config's options."""
     q, k, v, num_frames, _ = inputs
     numbers, notes = fitting_numbers(samples, q.shape[2])
     title = "mean squared error to exact attention, random q, k, v with correlated neighbours"
@@ -67,10 +67,10 @@ def measure_errors(
 def smooth_inputs(
     frames: int = 4, side: int = 14, heads: int = 2, d: int = 32, seed: int = 0
 ) -> LayerInputs:
-    """Random fields over space and time, smooth on the scale of a few tokens.
+    """Random q, k, v that vary smoothly over space and time, on the scale of a few tokens.
 
-    Query and key of a token share half of their variance, because a token of a trained model
-    attends to similar tokens.
+    The query and key of a token share half of their variance, because tokens of a trained model
+    attend to similar tokens.
     """
     generator = torch.Generator().manual_seed(seed)
     coarse = torch.randn(1, 4 * heads * d, 2, 5, 5, generator=generator)

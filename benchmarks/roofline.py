@@ -1,12 +1,12 @@
-"""Roofline estimates of attention on a GPU, without one.
+"""Roofline estimates of the time of attention on a GPU; no GPU is needed.
 
-Launches, bytes and FLOPs are counted on the meta device (kernel_counts.py). The time of a kernel
-is the longer of its bytes at the device's bandwidth and its FLOPs at the peak, plus 5
-microseconds per launch. The estimates are for comparing designs and sizes: a kernel that reaches
-half of the peak takes twice the time. They are deterministic.
+Launches, bytes and FLOPs are counted on the meta device (kernel_counts.py). The time of a kernel is
+max(bytes / bandwidth, FLOPs / peak FLOPs per second), plus 5 microseconds per launch. The estimates
+serve to compare designs and sizes, not to predict times: a kernel that reaches half of the peak
+takes twice the estimated time. The estimates are deterministic.
 
-The estimates cover one ViT-B block in bfloat16, in training: the estimators of the spatial stage,
-the temporal stage, and the rest of the block (projections, MLP, norms).
+They cover the forward and backward pass of one ViT-B block in bfloat16, in separate parts: every
+estimator of the spatial stage, the temporal stage, and the rest (projections, MLP, norms).
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ TEMPORAL, REST = "temporal stage", "rest of the block"
 
 
 class Device(NamedTuple):
-    """Bytes, half-precision FLOPs and float32 FLOPs per second, from the data sheet."""
+    """Peak bytes, half-precision FLOPs and float32 FLOPs per second, from the data sheet."""
 
     bandwidth: float
     half: float
@@ -62,7 +62,7 @@ class Sizes(NamedTuple):
 
 
 def seconds(kernels: Sequence[Kernel], device: Device) -> float:
-    """Estimated seconds of kernels that run one after the other."""
+    """Estimated seconds of kernels that run one after another."""
     return sum(
         max(k.bytes / device.bandwidth, k.flops / (device.half if k.half else device.single))
         + k.launches * LAUNCH
@@ -73,7 +73,7 @@ def seconds(kernels: Sequence[Kernel], device: Device) -> float:
 def roofline(
     device: str, crops: Sequence[int], frames: Sequence[int], clips: int, landmarks: int
 ) -> RooflineTable:
-    """Estimate every attention and the rest of a block over the sizes."""
+    """Estimate all parts of a block for all combinations of crop and number of frames."""
     if device not in DEVICES:
         raise InputError(f"--device is {device!r}; must be one of {', '.join(DEVICES)}")
     table = RooflineTable(
@@ -98,7 +98,7 @@ Counts = tuple[list[Kernel], list[Kernel]]  # forward, backward
 
 
 def block_parts(sizes: Sizes) -> Iterator[tuple[str, Callable[[], Counts]]]:
-    """Names of the parts of a block, exact attention first, and functions that count them."""
+    """Yield each part of a block, exact attention first: its name, and a function to count it."""
     fused = {"kernels": "triton"}
     settings: list[tuple[str, str, dict[str, Any]]]
     settings = [(name, display_name(name), {}) for name in ESTIMATORS]
@@ -114,7 +114,7 @@ def block_parts(sizes: Sizes) -> Iterator[tuple[str, Callable[[], Counts]]]:
 
 
 def spatial_counts(name: str, sizes: Sizes, **options: Any) -> Counts:
-    """Count an estimator, from the output of the qkv projection to its gradient."""
+    """Count an estimator: forward from the qkv projection's output, backward to its gradient."""
     estimator = build_estimator(
         name,
         head_dim=WIDTH // HEADS,
@@ -146,7 +146,7 @@ def _backward(out: Tensor, inputs: Sequence[Tensor]) -> list[Kernel]:
 
 
 class _Projections(SpaceTimeAttention):
-    """The projections of a trajectory layer, without its attention."""
+    """A trajectory layer with its projections, but without attention."""
 
     def __init__(self) -> None:
         super().__init__(WIDTH, HEADS, build_estimator("softmax", head_dim=64), True, 0.0)

@@ -22,15 +22,15 @@ class PassCost(NamedTuple):
 
 @dataclass
 class RooflineTable(ResultTable):
-    # By crop, frames and part of a block: forward, backward.
+    # (crop, frames, part of a block) -> costs of the forward and of the backward pass.
     costs: dict[tuple[int, int, str], tuple[PassCost, PassCost]] = field(default_factory=dict)
 
     def head(self) -> list[str]:
-        # The machine has no influence on counted figures.
+        # Omits the hardware of this machine, which does not affect the estimates.
         return [self.title, *self.notes]
 
     def both(self, crop: int, frames: int, part: str) -> float:
-        """Seconds, forward and backward."""
+        """Estimated seconds of the forward and backward pass together."""
         return sum(cost.seconds for cost in self.costs[crop, frames, part])
 
     def cells(self) -> Cells:
@@ -57,7 +57,7 @@ class RooflineTable(ResultTable):
         return rows
 
     def plot(self, path: str) -> None:
-        """Plot over the crops, or over the frames if there is one crop."""
+        """Plot time and traffic against the crop size, or the frames if there is only one crop."""
         crops, frames, parts = (list(dict.fromkeys(column)) for column in zip(*self.costs))
         over_crops = len(crops) > 1
         sizes = crops if over_crops else frames

@@ -13,7 +13,7 @@ MEGABYTE = 2**20
 
 @dataclass(frozen=True)
 class Cost:
-    """One attention at one size: seconds and bytes."""
+    """Seconds of one attention at one size (forward; forward + backward), and peak bytes."""
 
     size: int
     name: str
@@ -24,14 +24,14 @@ class Cost:
 
 @dataclass
 class SpeedTable(ResultTable):
-    """Costs, each compared with the baseline at the same size."""
+    """Costs of attentions, each with its ratio to the baseline of the same size."""
 
     size_name: str
     baseline: str
     costs: list[Cost] = field(default_factory=list)
 
     def figures(self, cost: Cost) -> tuple[float, float, float, float, float, float]:
-        """Milliseconds and speed-up, forward and with backward; megabytes and their ratio."""
+        """Forward ms, speed-up, forward + backward ms, speed-up, peak MB, ratio to baseline MB."""
         base = next(c for c in self.costs if (c.size, c.name) == (cost.size, self.baseline))
         return (
             cost.forward * 1e3,

@@ -1,4 +1,4 @@
-"""Markdown files of result tables, and plots over a size."""
+"""Markdown output of result tables, and plots of values against a size."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from slowfast_lara.files import write_text
 
 @dataclass
 class MarkdownTable(ResultTable):
-    """A result that also has a Markdown file."""
+    """A result table that is also written as a Markdown file."""
 
     def markdown(self) -> str:
         items = "\n".join(map(_list_item, self.head()[1:]))
@@ -30,7 +30,7 @@ class MarkdownTable(ResultTable):
 
 
 def _list_item(line: str) -> str:
-    """An item of a list, in lines of at most 100 characters unless it is a command."""
+    """A Markdown list item, wrapped at 100 characters unless it is a command."""
     if line.startswith("`"):
         return f"- {line}"
     return textwrap.fill(f"- {line}", 100, subsequent_indent="  ", break_on_hyphens=False)
@@ -48,7 +48,7 @@ def plot_over_sizes(
     value_name: str,
     values: Mapping[str, Sequence[float]],
 ) -> None:
-    """Draw lines on logarithmic axes, or bars if there is one size."""
+    """Draw lines on logarithmic axes, or bars if there is only one size."""
     lines_or_bars(axis, sizes, values, "o-")
     if len(sizes) == 1:
         axis.set_xlabel(f"{value_name} ({size_name}: {sizes[0]})")

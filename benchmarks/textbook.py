@@ -1,7 +1,7 @@
-"""Textbook trajectory attention: the equations of the paper, without speed-ups.
+"""Textbook trajectory attention: the equations of the paper, without optimisations.
 
-It materialises the attention matrix and projects all F keys and values of every query. Tests and
-benchmarks use it as the reference.
+The layer materialises the attention matrix of the spatial stage, and in the temporal stage projects
+the F keys and F values of every query. Tests and benchmarks use it as the reference.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from slowfast_lara.models.space_time import TrajectoryAttention
 
 
 class TextbookTrajectoryAttention(nn.Module):
-    """The exact layer with the weights of a TrajectoryAttention."""
+    """Exact trajectory attention that shares the weights of a TrajectoryAttention."""
 
     def __init__(self, layer: TrajectoryAttention) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""An estimator of this package in a transformer of your own, without configs or videos.
+"""Use an estimator of this package in your own transformer, without configs or videos.
 
 python examples/attention_in_your_model.py
 """
@@ -30,7 +30,7 @@ class Block(nn.Module):
         """[B,N,D] -> [B,N,D]: attention over all N tokens."""
         qkv = self.qkv(self.norm1(x)).unflatten(-1, (3, self.heads, -1))
         q, k, v = qkv.permute(2, 0, 3, 1, 4)  # each [B,h,N,d]
-        attended = self.estimator(q, k, v)[:, :, :, 0]  # one frame: [B,h,N,1,d] -> [B,h,N,d]
+        attended = self.estimator(q, k, v)[:, :, :, 0]  # drop the frame dimension: [B,h,N,d]
         x = x + self.proj(attended.transpose(1, 2).flatten(2))
         return x + self.mlp(self.norm2(x))
 
@@ -51,14 +51,14 @@ def main() -> None:
         print(f"{'exact':<20} {1000 * seconds:6.1f} ms")
         for name, (attention, options) in attentions.items():
             block = Block(64, 2, attention, num_landmarks=64, **options).eval()
-            block.load_state_dict(exact.state_dict(), strict=False)  # Performer keeps its samples
+            block.load_state_dict(exact.state_dict(), strict=False)  # Performer adds a buffer
             output, seconds = timed(block, tokens)
             error = (output - reference).square().mean().sqrt().item()
             print(f"{name:<20} {1000 * seconds:6.1f} ms   RMS error of the output {error:.4f}")
 
 
 def timed(block: nn.Module, tokens: Tensor) -> tuple[Tensor, float]:
-    """The output of a block, and the best time of three runs."""
+    """The output of a block, and the shortest of three times in seconds."""
     best = float("inf")
     for _ in range(3):
         start = time.perf_counter()

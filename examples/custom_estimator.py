@@ -1,4 +1,4 @@
-"""An attention of your own: register a class, compare it with exact attention, train with it.
+"""Define your own attention: register a class, compare it with exact attention, train with it.
 
 python examples/custom_estimator.py
 """
@@ -18,7 +18,7 @@ from slowfast_lara.attention import Estimator, register, softmax_attention
 class StridedAttention(Estimator):
     """Exact softmax attention over every `stride`-th key of each frame."""
 
-    # An option becomes a config key: VIT.STRIDED.STRIDE.
+    # A keyword argument becomes a config key: VIT.STRIDED.STRIDE.
     def __init__(self, *, stride: Annotated[int, "use every STRIDE-th key"] = 2) -> None:
         super().__init__()
         self.stride = stride
@@ -32,7 +32,7 @@ class StridedAttention(Estimator):
 
 
 def error_to_exact(stride: int) -> float:
-    """Mean squared error to exact attention on random q, k, v."""
+    """Mean squared error on random q, k, v, compared with exact attention."""
     torch.manual_seed(0)
     q, k, v = torch.randn(3, 1, 4, 4 * 49, 32).unbind()
     estimator = build_estimator("strided", head_dim=32, stride=stride)
@@ -41,7 +41,7 @@ def error_to_exact(stride: int) -> float:
 
 
 def train_steps(steps: int) -> list[float]:
-    """Losses of a small Motionformer with this attention on one random batch."""
+    """Train a small Motionformer with this attention on one random batch; returns the losses."""
     options = ["VIT.APPROX_ATTN_TYPE", "strided", "VIT.STRIDED.STRIDE", 2]
     cfg = load_config("quick/softmax", options)
     torch.manual_seed(0)

@@ -1,8 +1,8 @@
-"""Predict every video in a folder: classes to a CSV file, features to an NPZ file.
+"""Predict all videos in a folder; write classes to a CSV file and features to an NPZ file.
 
 python examples/predict_folder.py RUN FOLDER OUT
 
-RUN is a run folder, a checkpoint or an exported folder. Writes OUT.csv and OUT.npz.
+RUN is a run folder, a checkpoint or an exported folder. The output files are OUT.csv and OUT.npz.
 """
 
 from __future__ import annotations

@@ -1,1 +1,1 @@
-"""Studies of many training runs; they run from a checkout and are not installed."""
+"""Studies that train many models. They run from a checkout; the wheel omits them."""

@@ -1,4 +1,4 @@
-"""Command line of the studies: `python -m studies attention|recipes ...`, in a checkout."""
+"""Command line of the studies: `python -m studies attention|recipes ...`, from a checkout."""
 
 from __future__ import annotations
 
@@ -22,16 +22,16 @@ def build_parser() -> CommandParser:
     )
     parser = root.add_command("attention", attention)
     protocols = (
-        "finetune: exact attention is trained for each seed, and every row is fine-tuned from its "
-        "weights, as in the paper; scratch: every row is trained from random weights"
+        "finetune: for each seed, train a model with exact attention and fine-tune every row from "
+        "its weights, as in the paper; scratch: train every row from random weights"
     )
     parser.add_flag("--protocol", protocols, default="finetune", metavar="NAME")
     parts = (
         "compare_attention: the paper's video table; ablation: the ablation of LARA; landmarks: "
-        "accuracy and error over the number of landmarks; all"
+        "accuracy and error by number of landmarks; all: these three"
     )
     parser.add_flag("--part", parts, default="compare_attention", metavar="NAME")
-    textures = "cut the synthetic videos out of real ones (see `python -m studies.textured`)"
+    textures = "make synthetic videos from real ones in FOLDER (see `python -m studies.textured`)"
     parser.add_flag("--textures", textures, metavar="FOLDER")
     for split in ("train", "val", "test"):
         parser.add_flag(f"--{split}", f"number of {split} videos", type=positive_int)
@@ -40,7 +40,7 @@ def build_parser() -> CommandParser:
     _add_study_flags(parser, "runs/study")
 
     parser = root.add_command("recipes", recipes)
-    clips = "training clips; the parts of the recipe use the first number only"
+    clips = "numbers of training clips; rows of single parts of the recipe use only the first"
     parser.add_flag("--clips", clips, type=positive_int, nargs="+", default=[240, 24])
     parser.add_flag("--train", "videos for pretraining", type=positive_int, default=2048)
     parser.add_flag("--seeds", "number of seeds", type=positive_int, default=5)
@@ -49,7 +49,7 @@ def build_parser() -> CommandParser:
 
 
 def _add_study_flags(parser: CommandParser, work: str) -> None:
-    parser.add_flag("--rows", "only these rows", nargs="+", metavar="ROW")
+    parser.add_flag("--rows", "run only these rows", nargs="+", metavar="ROW")
     add_jobs_flag(parser, "parallel runs, each with one thread")
     parser.add_flag("--work", "folder for the runs and videos", default=work)
     parser.add_flag("--out", "folder for the results", default="results")
@@ -58,7 +58,7 @@ def _add_study_flags(parser: CommandParser, work: str) -> None:
 
 
 def attention(args: argparse.Namespace) -> None:
-    """Train and test the attentions of the paper on one small set."""
+    """Train and test small models with the attentions of the paper."""
     from studies.attention import study
 
     _run(lambda: study(**vars(args)))
@@ -75,12 +75,12 @@ def recipes(args: argparse.Namespace) -> None:
 
 
 def _run(study: Callable[[], str]) -> None:
-    # SystemExit unwinds run_all, which terminates the running trainings; they save a checkpoint.
+    # SystemExit makes run_all terminate its training processes, which then save a checkpoint.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(STOPPED))
     try:
         print(study(), end="")
     except KeyboardInterrupt:
-        print_error("interrupted; the same command resumes")
+        print_error("interrupted; run the same command to resume")
         sys.exit(INTERRUPTED)
 
 

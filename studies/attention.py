@@ -1,4 +1,4 @@
-"""Study of the attentions: each is trained and tested on one synthetic set, with several seeds."""
+"""Study of the attentions: train and test each one on a synthetic set, with several seeds."""
 
 from __future__ import annotations
 
@@ -12,13 +12,14 @@ from studies.rows import ABLATION, LANDMARKS, VIDEO, StudyTable
 from studies.runs import make_set, plan, run_all, write_finetune_lists
 
 PARTS = {"compare_attention": VIDEO, "ablation": ABLATION, "landmarks": LANDMARKS}
-# Twelve motions at 64 pixels; the number of videos fits the configs of each protocol.
+# Twelve motions at 64 pixels. Each protocol has the number of videos that its config is made for.
 _SET = {"classes": 12, "size": 64, "frames": 16, "seed": 0}
 VIDEOS = {
     "finetune": {**_SET, "train": 4096, "val": 240, "test": 960},  # configs/study/exact.yaml
     "scratch": {**_SET, "train": 8192, "val": 240, "test": 1920},  # configs/study/base.yaml
 }
-# Motions of one object: with two objects and a moving camera, a small model learns too little.
+# The first 8 motions, with one object per video: small models learn too little from textured
+# videos with two objects.
 TEXTURED_CLASSES = 8
 
 
@@ -37,7 +38,7 @@ def study(
     test: int | None,
     opts: Sequence[str],
 ) -> str:
-    """Run the study with the flags of `python -m studies attention`; returns its tables."""
+    """Run `python -m studies attention` with these flags; returns the tables as Markdown."""
     for flag, value, known in (("part", part, (*PARTS, "all")), ("protocol", protocol, VIDEOS)):
         if value not in known:
             raise InputError(f"--{flag} is {value!r}; must be one of {', '.join(known)}")
@@ -54,7 +55,7 @@ def study(
     if textures:
         videos.update(classes=TEXTURED_CLASSES, textures=str(Path(textures).resolve()))
     all_opts = ["MODEL.NUM_CLASSES", str(videos["classes"]), *opts]
-    # All plans before the first video, to report a wrong config key at once.
+    # Plan all runs before making videos, so that a wrong config key is reported at once.
     plans = {
         name: plan(table.rows, range(seeds or table.seeds), folder, all_opts, protocol)
         for name, table in tables.items()

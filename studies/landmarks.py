@@ -1,8 +1,10 @@
-"""Study over the number of landmarks: cost, error and accuracy of each attention.
+"""Study of the number of landmarks: cost, error and accuracy of each attention.
 
-For each attention and number of landmarks: error and accuracy with the weights of exact attention,
-without training (swap), and accuracy after fine-tuning. The same command writes the same
-PREFIX.csv; PREFIX_costs.csv has times, which vary.
+Each attention replaces exact attention in a model that was trained with exact attention. The study
+measures error and accuracy without further training (swap), and accuracy after fine-tuning.
+
+PREFIX.csv is reproducible: the same command writes the same bytes. PREFIX_costs.csv has times,
+which vary.
 """
 
 from __future__ import annotations
@@ -33,32 +35,32 @@ from studies.results import StudyResults, mean_and_std
 from studies.rows import StudyTable
 from studies.runs import StudyRun
 
-# Errors are measured on this number of test videos in each model.
+# Number of test videos on which the errors of each model are measured.
 ERROR_VIDEOS = 16
 
 
 class LandmarkResult(NamedTuple):
-    """One attention with one number of landmarks, over all seeds."""
+    """One attention with one number of landmarks; errors (model_errors.py) are means over seeds."""
 
     label: str
     landmarks: int | None
     macs: float  # of the spatial stage of a layer, for one clip
     error: float
     moving_error: float
-    swapped: list[float]  # top-1 without training, %
-    trained: list[float]  # top-1 after fine-tuning, %
+    swapped: list[float]  # top-1 by seed, without fine-tuning, %
+    trained: list[float]  # top-1 by seed, after fine-tuning, %
 
 
 @dataclass
 class LandmarkResults(StudyResults):
     results: Sequence[LandmarkResult]
-    milliseconds: Sequence[float]  # of each result
+    milliseconds: Sequence[float]  # one per result
     seeds: Sequence[int]
 
     def head(self) -> list[str]:
         meaning = (
-            f"Seeds {', '.join(map(str, self.seeds))}. Error: squared error relative to the square "
-            "of exact attention, with the weights of exact attention; moving error: tokens "
+            f"Seeds {', '.join(map(str, self.seeds))}. Error: squared error divided by the square "
+            "of exact attention's output, before fine-tuning; moving error: the same, with tokens "
             "weighted by the change of their pixels. MACs and forward time are for the spatial "
             "stage of one layer, one clip, one thread."
         )
@@ -100,7 +102,7 @@ class LandmarkResults(StudyResults):
             for index, label in enumerate(dict.fromkeys(result.label for result in results)):
                 some = [i for i, result in enumerate(results) if result.label == label]
                 color = f"C{index}"
-                if results[some[0]].error > 0:  # not exact attention itself
+                if results[some[0]].error > 0:  # exact attention has no error
                     errors = [results[i].error for i in some]
                     error.plot([macs[i] for i in some], errors, "o-", color=color, label=label)
                 for axis, costs in ((by_macs, macs), (by_time, self.milliseconds)):
@@ -114,7 +116,7 @@ class LandmarkResults(StudyResults):
             by_macs.set(xscale="log", xlabel=cost, ylabel="top-1, %")
             by_time.set(xlabel="time of the spatial stage, ms", ylabel="top-1, %")
             by_time.legend(fontsize=8)
-            figure.suptitle("o: fine-tuned, x: not trained; curves over the number of landmarks")
+            figure.suptitle("o: fine-tuned, x: not fine-tuned; one point per number of landmarks")
 
 
 def write_landmarks(
@@ -124,8 +126,8 @@ def write_landmarks(
     seeds: Sequence[int],
     notes: Sequence[str],
 ) -> str:
-    """Write all files of this part of the study; returns the table."""
-    torch.set_num_threads(1)  # as in the runs
+    """Write all files of this part of the study; returns the table as Markdown."""
+    torch.set_num_threads(1)  # as in the training runs
     by_seed = [[run for run in runs if run.seed == seed] for seed in seeds]
     figures = _collect(by_seed), _times(by_seed[0])
     results = LandmarkResults(table.title, *figures, seeds, notes=[*notes])
@@ -148,7 +150,7 @@ def _collect(by_seed: Sequence[Sequence[StudyRun]]) -> list[LandmarkResult]:
         models = {index: _swapped(model, setting) for index, setting in enumerate(settings)}
         scores, labels, _ = test_models(models, None, [])
         swapped.append((100 * (scores.argmax(2) == labels).mean(1)).tolist())
-        # One draw of random attentions: the seeds of the study are the repetitions.
+        # One seed for random attentions here, because the whole study is repeated for each seed.
         errors.append(_errors(model, settings))
     results = []
     for index, run in enumerate(by_seed[0]):
@@ -168,7 +170,7 @@ def _collect(by_seed: Sequence[Sequence[StudyRun]]) -> list[LandmarkResult]:
 
 
 def _exact_model(runs: Sequence[StudyRun]) -> TrainedModel:
-    """The model that provides the initial weights of all runs of a seed."""
+    """The model with exact attention whose weights are the initial weights of these runs."""
     assert runs[0].initial_run  # set by plan()
     return load(str(runs[0].initial_run.folder))
 
@@ -196,7 +198,7 @@ def _errors(model: TrainedModel, settings: list[Setting]) -> list[SettingError]:
 
 @torch.no_grad()
 def _times(runs: Sequence[StudyRun]) -> list[float]:
-    """Milliseconds of each setting, interleaved in one process."""
+    """Forward milliseconds of each setting; one process times all settings in turn."""
     model = _exact_model(runs)
     view = middle_view(_test_videos(model)[0], model.cfg)
     (inputs,) = layer_inputs(model.network, view, model.cfg, [0])

@@ -1,8 +1,8 @@
 """Study of fine-tuning on few clips: plain fine-tuning, the recommended recipe, and its parts.
 
-One small model is trained on eight motions, and fine-tuned, like a Kinetics model by a user, on
-few clips of twelve motions: four of them are new, and the videos have a different object. Each
-seed has its own clips, the same for all rows.
+One small model is pretrained on eight motions. Each row fine-tunes it on few clips of twelve
+motions, as a user fine-tunes a Kinetics model. Four of the motions are new to the model, and every
+video has a second object. The training clips differ between seeds, and are the same for all rows.
 """
 
 from __future__ import annotations
@@ -26,25 +26,26 @@ from studies.runs import StudyRun, make_set, run_all, study_run
 
 PREFIX = "finetuning"
 MEANING = (
-    "Top-1 of 240 test videos of 12 classes (chance 8.3 %), mean and standard deviation over "
-    "seeds, which also differ in the training clips: of best.pyth, chosen with 36 validation "
-    "clips, and of the last checkpoint. Differences are between best.pyth of the same seed, "
-    "mean and standard error. The rows below the recipe add one part to the second row."
+    "Top-1 on 240 test videos of 12 classes (chance 8.3 %), mean and standard deviation over "
+    "seeds. Each seed has its own training clips. best.pyth is the best checkpoint on 36 "
+    "validation clips; last is the last checkpoint. Differences compare best.pyth of the same "
+    "seed: mean and standard error. Each row below the recipe adds one part to the second row."
 )
 _SIZE = {"size": 64, "frames": 16}
-# Classes, and videos for validation and test.
+# Arguments of the synthetic sets for pretraining and for fine-tuning.
 FIRST_SET = {"classes": 8, "val": 120, "test": 240, **_SIZE, "seed": 0}
 SECOND_SET = {"classes": 12, "val": 36, "test": 240, **_SIZE, "seed": 1}
-# The rows of single parts have at most this number of seeds, to save time.
+# Maximum number of seeds for PART_ROWS, to save time.
 MOST_PART_SEEDS = 3
 
-# Ten times the rate of study/recipe, the plain row. All rates are twelve times those of K400/ and
-# finetune/, because the model has a twelfth of the width.
+# Ten times the learning rate of study/recipe, the config of all rows. The learning rates of this
+# study are twelve times those of configs/K400 and configs/finetune, because the model has a twelfth
+# of the width.
 _RATE = {"SOLVER.BASE_LR": "0.012"}
 _MIXUP = {"MIXUP.ENABLE": "True", "MIXUP.PROB": "0.5"}
 _LAYERS = {"SOLVER.LAYER_DECAY": "0.75"}
 _AVERAGE = {"SOLVER.EMA_DECAY": "0.99"}
-# The settings of configs/finetune in addition to EMA weights: twice that rate after one epoch of
+# The settings of configs/finetune except for EMA weights: twice the rate of _RATE, one epoch of
 # warm-up, clipped gradients, and validation after every epoch.
 RECIPE_CLIPS, RECIPE_EPOCHS = 240, 8
 _RECIPE = {
@@ -77,11 +78,11 @@ PART_ROWS = (
 
 
 class RecipeResult(NamedTuple):
-    """Accuracies of one row with one number of clips: percent, by seed."""
+    """Test accuracies of one row with one number of clips: one per seed, in percent."""
 
     row: StudyRow
     clips: int
-    accuracies: list[float]  # of the checkpoint that is best in validation
+    accuracies: list[float]  # of the best checkpoint on the validation clips
     last: list[float]  # of the last checkpoint
 
 
@@ -96,7 +97,7 @@ def compare_recipes(
     train: int,
     opts: Sequence[str],
 ) -> str:
-    """Run the study with the flags of `python -m studies recipes`; returns its table."""
+    """Run `python -m studies recipes` with these flags; returns the table as Markdown."""
     folder = Path(work).resolve()
     classes = SECOND_SET["classes"]
     for number in clips:
@@ -129,7 +130,7 @@ def _selected_rows(names: Sequence[str] | None) -> list[StudyRow]:
 def _plan(
     rows: Sequence[StudyRow], clips: Sequence[int], seeds: int, work: Path, opts: Sequence[str]
 ) -> dict[int, list[StudyRun]]:
-    """The runs for each number of clips; single parts run with the first number only."""
+    """The runs for each number of clips; PART_ROWS run only with the first number."""
     data = ["DATA.PATH_TO_DATA_DIR", str(work / "first_set")]
     first = study_run("study/pretrain", EXACT_FIRST, 0, work, [*data, *opts])
     runs: dict[int, list[StudyRun]] = {number: [] for number in clips}
@@ -147,7 +148,7 @@ def _plan(
 
 
 def _same_number_of_steps(clips: int) -> list[str]:
-    """Overrides that keep the recipe's number of steps and validations with fewer or more clips."""
+    """Overrides that give the recipe as many steps and validations as with RECIPE_CLIPS clips."""
     times = RECIPE_CLIPS / clips
     epochs, period = max(1, round(RECIPE_EPOCHS * times)), max(1, round(times))
     return ["SOLVER.MAX_EPOCH", str(epochs), "TRAIN.EVAL_PERIOD", str(period)]
@@ -158,7 +159,7 @@ def _lists(work: Path, clips: int, seed: int) -> Path:
 
 
 def write_lists(work: Path, clips: int, seed: int) -> None:
-    """Write lists with equally many clips per class, different for each seed; one val and test."""
+    """Write the lists of a seed: a balanced share of the training clips, and all val and test."""
     for split in SPLITS:
         lines = (work / "second_set" / f"{split}.csv").read_text(encoding="utf-8").splitlines()
         if split == "train":
@@ -184,7 +185,7 @@ def _collect(runs: dict[int, list[StudyRun]]) -> list[RecipeResult]:
 
 
 def _best_accuracies(runs: Sequence[StudyRun]) -> dict[Path, float]:
-    """Accuracy of each run's best checkpoint; each test video is decoded once for all runs."""
+    """Test accuracy of each run's best checkpoint; decodes each test video once for all runs."""
     models = {run.folder: load(str(run.folder)) for run in runs}
     scores, labels, _ = test_models(models, None, [])
     right = (scores.argmax(2) == labels).mean(1)
@@ -219,11 +220,11 @@ class RecipeResults(StudyResults):
             )
             axis.invert_yaxis()
             axis.axvline(100 / 12, color="grey", linestyle=":")
-            axis.set_xlabel("top-1 of best.pyth, %: seeds and mean; dotted: chance")
+            axis.set_xlabel("top-1 of best.pyth, %; black: seeds, coloured: mean, dotted: chance")
 
 
 def table_row(result: RecipeResult, results: Sequence[RecipeResult]) -> list[str]:
-    """Cells of the Markdown table, with the differences to the plain and to the rate row."""
+    """Cells of the Markdown table, with the differences from the rows `plain` and `rate`."""
     cells = [result.row.label, str(result.clips), str(len(result.accuracies))]
     cells += [mean_and_std(values) for values in (result.accuracies, result.last)]
     for name in ("plain", "rate"):

@@ -1,8 +1,9 @@
-"""Results of the attention study: table, figures, learning curves and plot.
+"""Results of the attention study: Markdown table, CSV files and plot.
 
-PREFIX.csv has the accuracies, parameters and GFLOPs: the same command writes the same bytes.
-PREFIX_curves.csv is reproducible too, unless a run was interrupted: the first point after a
-resume is the mean of fewer training steps. PREFIX_costs.csv has times and memory, which vary.
+PREFIX.csv has the accuracies, parameters and GFLOPs. It is reproducible: the same command writes
+the same bytes. PREFIX_curves.csv has the learning curves. It is reproducible unless a run was
+interrupted: the first point after a resume is the mean of fewer training steps. PREFIX_costs.csv
+has times and memory, which vary.
 """
 
 from __future__ import annotations
@@ -31,17 +32,17 @@ from slowfast_lara.runs.folder import RunRecord, read_run
 from studies.rows import StudyRow, StudyTable
 from studies.runs import StudyRun
 
-# The table has a column of differences to each of these rows that it contains.
+# For each of these rows that is in the table, a column has the differences from it.
 COMPARED_WITH = ("softmax", "lara", "mixed")
 
 
 @dataclass
 class RowResult:
-    """One row with all seeds."""
+    """Results of one row; accuracies and curves have one entry per seed."""
 
     row: StudyRow
     accuracies: list[float]
-    curves: list[dict[int, dict[str, float]]]  # for each seed, steps done -> values
+    curves: list[dict[int, dict[str, float]]]  # training step -> metric -> value
     parameters: int
     gflops: float
     seconds: float  # of a training step
@@ -66,7 +67,7 @@ class HasAccuracies(Protocol):
 def paired_difference(first: HasAccuracies, second: HasAccuracies) -> tuple[float, float]:
     """Mean and standard error of first - second, in percentage points.
 
-    Paired by seed: both runs of a seed have the same initial weights and order of clips.
+    The runs are paired by seed: runs of a seed have the same initial weights and order of clips.
     """
     differences = [a - b for a, b in zip(first.accuracies, second.accuracies, strict=True)]
     std = statistics.stdev(differences) if len(differences) > 1 else 0.0
@@ -74,7 +75,7 @@ def paired_difference(first: HasAccuracies, second: HasAccuracies) -> tuple[floa
 
 
 class _Step:
-    """A training step of a run's model, without data loading and optimiser."""
+    """Forward and backward pass of a run's model on a random batch."""
 
     def __init__(self, run: StudyRun) -> None:
         cfg = run.config
@@ -93,9 +94,9 @@ def collect(runs: Sequence[StudyRun]) -> list[RowResult]:
     by_row: dict[str, list[StudyRun]] = {}
     for run in runs:
         by_row.setdefault(run.row.name, []).append(run)
-    torch.set_num_threads(1)  # as in the runs
+    torch.set_num_threads(1)  # as in the training runs
     steps = {name: _Step(of_row[0]) for name, of_row in by_row.items()}
-    # Interleaved in one process, while no run is active, so that times are comparable.
+    # To be comparable, all times are measured in this process, in turn, while no run is active.
     seconds = best_times(steps, repeats=9)
     return [_result(of_row, steps[name], seconds[name]) for name, of_row in by_row.items()]
 
@@ -104,7 +105,7 @@ def _result(runs: list[StudyRun], step: _Step, seconds: float) -> RowResult:
     cfg = runs[0].config
     videos = read_lines(os.path.join(cfg.DATA.PATH_TO_DATA_DIR, "train.csv"))
     epoch_steps = sum(1 for _ in videos) // cfg.TRAIN.BATCH_SIZE
-    memory = peak_memory(step)  # before the counter, which needs the model in eval mode
+    memory = peak_memory(step)  # before count_flops, which needs eval mode
     return RowResult(
         row=runs[0].row,
         accuracies=[run.accuracy() for run in runs],
@@ -117,7 +118,7 @@ def _result(runs: list[StudyRun], step: _Step, seconds: float) -> RowResult:
 
 
 def learning_curve(run: RunRecord, epoch_steps: int) -> dict[int, dict[str, float]]:
-    """Loss and accuracies by number of steps."""
+    """Training loss, training accuracy and validation accuracy by training step."""
     curve: dict[int, dict[str, float]] = {}
     for name, kind, key in (
         ("train_loss", "train_iter", "loss"),
@@ -137,7 +138,7 @@ def mean_and_std(values: Sequence[float]) -> str:
 
 
 def shown_difference(result: HasAccuracies, other: HasAccuracies) -> str:
-    """Mean ± standard error of the difference; empty for a row and itself."""
+    """Mean ± standard error of the difference; empty if both are the same result."""
     if result is other:
         return ""
     difference, error = paired_difference(result, other)
@@ -150,8 +151,8 @@ def _paper_difference(first: RowResult, second: RowResult) -> float:
 
 
 def agreement(table: StudyTable, results: Sequence[RowResult]) -> str:
-    """Count the pairs of rows that have the same order here and in the paper."""
-    # For each pair: whether the difference exceeds two standard errors.
+    """A sentence with the numbers of row pairs in the order of the paper and in the opposite."""
+    # One entry per pair of rows: whether the difference exceeds two standard errors.
     same: list[bool] = []
     against: list[bool] = []
     for first, second in combinations(results, 2):
@@ -160,14 +161,14 @@ def agreement(table: StudyTable, results: Sequence[RowResult]) -> str:
             (same if ours * theirs > 0 else against).append(abs(ours) > 2 * error > 0)
     return (
         f"Pairs of rows in the paper's order ({table.columns[0]}): {len(same)}, of which "
-        f"{sum(same)} are more than two standard errors apart. In the opposite order: "
-        f"{len(against)}, of which {sum(against)} are."
+        f"{sum(same)} differ by more than two standard errors. Pairs in the opposite order: "
+        f"{len(against)}, of which {sum(against)} differ by more than two standard errors."
     )
 
 
 @dataclass
 class StudyResults(MarkdownTable):
-    """Results of a study. The CSV file has no head: the same command writes the same bytes."""
+    """Results of a study. The CSV file lacks the head with the date, to be reproducible."""
 
     def csv(self) -> str:
         return csv_text(self.csv_cells())
@@ -183,8 +184,8 @@ class AttentionResults(StudyResults):
         meaning = (
             f"Mean and standard deviation over seeds {', '.join(map(str, self.seeds))}; "
             "differences are paired by seed, mean and standard error. Time and memory (of tensors) "
-            "are for one training step with one thread. The paper's columns are the paper's "
-            "figures, with its own data and models."
+            "are for one training step with one thread. The paper's columns are quoted from the "
+            "paper, which uses other data and models."
         )
         return [*super().head(), meaning]
 
@@ -261,7 +262,7 @@ class AttentionResults(StudyResults):
 
 
 def _mean_curve(result: RowResult) -> tuple[list[int], list[float]]:
-    """Steps and mean training accuracy, at the steps that all seeds have."""
+    """Steps that all seeds have logged, and the mean training accuracy at each."""
     by_step: dict[int, list[float]] = {}
     for curve in result.curves:
         for step, point in curve.items():
@@ -278,7 +279,7 @@ def write(
     seeds: Sequence[int],
     notes: Sequence[str],
 ) -> str:
-    """Write all files of a study; returns the table."""
+    """Write all files of a study; returns the table as Markdown."""
     results = AttentionResults(table.title, table, collect(runs), seeds, notes=[*notes])
     results.write(prefix)
     return results.markdown()

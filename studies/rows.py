@@ -1,9 +1,9 @@
-"""Rows of the attention study, with the figures of the paper's two tables.
+"""Rows of the attention study, with accuracies from the paper's two tables.
 
-"Linear Complexity Randomized Self-attention Mechanism" (ICML 2022): the video table (section 5.3;
-biased RA from appendix G.2), and the ablation of LARA (appendix I.3). The paper's ablation is on
-images, with learned layers on the landmarks (H.2). Its video models have no such layers, and
-neither have these rows.
+The paper is "Linear Complexity Randomized Self-attention Mechanism" (ICML 2022). Its tables are the
+video table (section 5.3; biased RA is from appendix G.2) and the ablation of LARA (appendix I.3).
+The paper's ablation uses images, and learned layers on the landmarks (H.2). The paper's video
+models have no such layers, nor do the models of this study.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 
 class StudyRow(NamedTuple):
-    """One attention: its config keys, and the paper's accuracies by column."""
+    """One attention: its config overrides, and its accuracy in each column of the paper."""
 
     name: str
     label: str
@@ -24,7 +24,7 @@ class StudyRow(NamedTuple):
 
 class StudyTable(NamedTuple):
     title: str
-    columns: tuple[str, ...]  # the paper's
+    columns: tuple[str, ...]  # columns of the paper's table
     rows: tuple[StudyRow, ...]
     seeds: int  # default number of seeds
 
@@ -37,7 +37,7 @@ def _row(
     options: Mapping[str, str] = MappingProxyType({}),
     number: int | None = None,
 ) -> StudyRow:
-    """A row; `number` replaces the landmarks or samples of the study's configs."""
+    """A row; `number` overrides the number of landmarks or samples of the study's configs."""
     opts = ["VIT.APPROX_ATTN_TYPE", attention]
     if number is not None:
         opts += ["VIT.APPROX_ATTN_DIM", str(number)]
@@ -46,7 +46,7 @@ def _row(
     return StudyRow(name, label, tuple(opts), paper)
 
 
-# The settings with the best results in the study; configs/*/lara_best_* use them.
+# The options with the best results in this study; the configs lara_best_* use them too.
 _BEST = {"proposal": "global", "landmarks": "farthest", "weighting": "balance", "noise": "code"}
 
 VIDEO = StudyTable(
@@ -57,7 +57,7 @@ VIDEO = StudyTable(
         _row("ra_biased", "RA, biased", "ra", (79.0, 65.9), {"biased": "True"}),
         _row("ra", "RA", "ra", (78.2, 64.9)),
         _row("orthoformer", "Orthoformer", "orthoformer", (77.8, 64.7)),
-        # Fewer landmarks than the paper's LARA, so that its MACs are not higher.
+        # 18 landmarks instead of the 21 of study/exact, so that it needs no more MACs than `lara`.
         _row("lara_best", "LARA, recommended", "lara", (), _BEST, number=18),
         _row("lara", "LARA", "lara", (77.5, 63.7)),
         _row("nystrom", "Nyströmformer", "nystrom", (76.5, 61.7)),
@@ -66,10 +66,10 @@ VIDEO = StudyTable(
     seeds=5,
 )
 
-# The training from which the rows of a fine-tuning study start.
+# The pretraining run that provides the initial weights of the fine-tuned rows.
 EXACT_FIRST = _row("exact", "exact, before fine-tuning", "softmax")
 
-# The paper varies one choice at a time from mixed proposals with decoupled weights.
+# Base of the paper's ablation, which changes one option at a time.
 _LARA = {"proposal": "mixed", "weighting": "decoupled"}
 
 
@@ -94,7 +94,7 @@ ABLATION = StudyTable(
         _ablation("global", "proposals: Gaussian, all keys", 71.22, proposal="global"),
         _ablation("local", "proposals: Gaussian, local means", 71.19, proposal="local"),
         _ablation("mixed", "multiple proposals, decoupled weights, mixed", 71.48),
-        # Not in the paper: the scale of the noise, and the kind of landmarks.
+        # Rows that are not in the paper: they vary the noise scale and the kind of landmarks.
         _ablation("noise_code", "mixed, noise of the authors' code", noise="code"),
         _ablation("noise_none", "mixed, no noise", noise="0.0"),
         _ablation("mixed_farthest", "mixed, farthest tokens", **_FARTHEST),
@@ -107,12 +107,12 @@ ABLATION = StudyTable(
     seeds=3,
 )
 
-# 4, 8, 20 and 50 % of the 256 tokens of configs/study/exact.yaml; 21 is its own number.
+# 4, 8, 20 and 50 % of the 256 tokens of configs/study/exact.yaml, which itself sets 21.
 NUMBERS = (10, 21, 52, 128)
 
 
 def _with_number(row: StudyRow, number: int) -> StudyRow:
-    """The row with this number of landmarks; the same row if its config has this number."""
+    """The row with this number of landmarks, renamed unless study/exact has the same number."""
     opts = dict(zip(row.opts[::2], row.opts[1::2]))
     if number == NUMBERS[1] and "VIT.APPROX_ATTN_DIM" not in opts:
         return row._replace(paper=())
@@ -122,7 +122,7 @@ def _with_number(row: StudyRow, number: int) -> StudyRow:
 
 
 def _over_numbers(row: StudyRow) -> list[StudyRow]:
-    if row.name in ("softmax", "ra_biased", "ra"):  # they have no landmarks
+    if row.name in ("softmax", "ra_biased", "ra"):  # these have no landmarks
         return [row._replace(paper=())]
     return [_with_number(row, number) for number in NUMBERS]
 

@@ -1,8 +1,8 @@
 """Training runs of a study, with their dependencies.
 
-A run is a process of `slowfast-lara run` with one thread, so that its numbers do not depend on
-the number of cores. It starts when the run that provides its initial weights is done. A finished
-run is not repeated; an interrupted one resumes from its last checkpoint.
+A run is a process of `slowfast-lara run`. It uses one thread, so that its results do not depend on
+the number of cores. It starts after the run that provides its initial weights has finished. A
+finished run is not repeated. An interrupted run resumes from its last checkpoint.
 """
 
 from __future__ import annotations
@@ -32,14 +32,14 @@ _COMMAND = [sys.executable, "-m", "slowfast_lara.cli"]
 
 
 class StudyRun(NamedTuple):
-    """One row with one seed."""
+    """Training of one row with one seed."""
 
     row: StudyRow
     seed: int
     folder: Path
-    # Resolved, so that later edits of the config files have no effect.
+    # Resolved when planned, so that later edits of config files do not change it.
     config: CfgNode
-    # The run whose last checkpoint has the initial weights; None: random weights.
+    # The run whose last checkpoint provides the initial weights; None for random weights.
     initial_run: StudyRun | None = None
 
     @property
@@ -51,11 +51,11 @@ class StudyRun(NamedTuple):
         return (self.folder / TEST_RESULTS).is_file()
 
     def weights(self) -> str:
-        """Path of the last checkpoint, which may not exist yet."""
+        """Path of the checkpoint of the last epoch, which may not exist yet."""
         return path_of(str(self.folder), TrainingPosition(self.config.SOLVER.MAX_EPOCH), 1)
 
     def accuracy(self) -> float:
-        """Top-1 accuracy of the test, in percent."""
+        """Top-1 test accuracy, in percent."""
         path = self.folder / TEST_RESULTS
         value = json_object(path.read_text(encoding="utf-8"), path).get("top1_acc")
         if not isinstance(value, (int, float)):
@@ -66,10 +66,11 @@ class StudyRun(NamedTuple):
 def plan(
     rows: Sequence[StudyRow], seeds: Sequence[int], work: Path, opts: Sequence[str], protocol: str
 ) -> list[StudyRun]:
-    """The runs of all rows, seed by seed: an interrupted study has complete rows for some seeds.
+    """The runs of all rows, ordered by seed: an interrupted study has all rows for the first seeds.
 
-    Protocol "finetune", as in the paper: exact attention is trained for each seed, and each row is
-    fine-tuned from its weights. Protocol "scratch": each row is trained from random weights.
+    Protocol "finetune", as in the paper: for each seed, a model is trained with exact attention,
+    and each row is fine-tuned from the weights of this model. Protocol "scratch": each row is
+    trained from random weights.
     """
     runs = []
     data = work / "data"
@@ -105,13 +106,13 @@ def study_run(
 
 
 def make_set(folder: Path, arguments: dict[str, int | str]) -> None:
-    """Make the synthetic videos, unless they exist."""
+    """Make the synthetic videos, unless the folder already has them."""
     note = folder / _SET_NOTE
     if note.is_file():
         made_with = json_object(note.read_text(encoding="utf-8"), note)
         if made_with != arguments:
             raise InputError(
-                f"{folder} was made with {made_with}, not {arguments}; remove it, or "
+                f"{folder} was made with {made_with}, expected {arguments}; remove it, or "
                 "choose another --work"
             )
         return
@@ -125,7 +126,7 @@ def make_set(folder: Path, arguments: dict[str, int | str]) -> None:
 
 
 def write_finetune_lists(folder: Path) -> None:
-    """Write the lists for fine-tuning: half of the training videos, to save time."""
+    """Write the lists for fine-tuning, with every second training video to save time."""
     for split in SPLITS:
         lines = (folder / f"{split}.csv").read_text(encoding="utf-8").splitlines()
         some = lines[::2] if split == "train" else lines
@@ -133,10 +134,10 @@ def write_finetune_lists(folder: Path) -> None:
 
 
 def run_all(runs: Sequence[StudyRun], jobs: int) -> None:
-    """Run the unfinished runs, `jobs` at a time. A run that is terminated saves a checkpoint."""
+    """Run the unfinished runs, `jobs` at a time; an exception terminates the active ones."""
     first = {run.initial_run.folder: run.initial_run for run in runs if run.initial_run}
     waiting = [run for run in (*first.values(), *runs) if not _check_done(run)]
-    # A seed's initial weights are trained while the rows of the previous seed run.
+    # Pretraining of a seed runs at the same time as the rows of the previous seed.
     waiting.sort(key=lambda run: run.seed if run.initial_run else run.seed - 1)
     running: dict[subprocess.Popen, StudyRun] = {}
     total = len(waiting)
@@ -160,7 +161,7 @@ def run_all(runs: Sequence[StudyRun], jobs: int) -> None:
 
 
 def _check_done(run: StudyRun) -> bool:
-    """Whether a run is done; raises if its folder contains a run with other settings."""
+    """Whether a run has finished; raises if its folder contains a run with other settings."""
     settings = run.folder / _SETTINGS
     if settings.is_file() and settings.read_text(encoding="utf-8") != run.config.dump():
         raise InputError(

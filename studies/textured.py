@@ -1,10 +1,11 @@
 """Synthetic sets with real pixels and a moving camera: `python -m studies.textured OUT ...`.
 
 A shape cut out of a real frame moves over another real frame, and a camera pans, zooms and shakes.
-The camera motion has the same distribution in all classes, and at full strength it is as fast as
-an object: neither it nor the object's path across the picture reveals the class, but only the
-object's motion relative to the background. Objects at rest are at rest on the background. An
-object that leaves the picture reappears on the other side and moves with the background there.
+The camera motion has the same distribution in all classes. At full strength, the camera is about as
+fast as an object. Therefore only the object's motion relative to the background reveals the class;
+neither the camera motion nor the object's path in the picture does. Objects at rest are fixed to
+the background. An object that leaves the picture reappears at the opposite edge, and
+then moves relative to the background there.
 """
 
 from __future__ import annotations
@@ -35,15 +36,16 @@ from slowfast_lara.prepare.motions import (
 from slowfast_lara.prepare.synthetic import SPLITS, Settings, make_set
 from studies.textures import Textures, read_textures
 
-# At full strength: distance panned while an object crosses the picture, and standard deviation of
-# the shake per frame, both in picture sizes; logarithm of the zoom.
+# Limits of the camera motion at full strength. MAX_PAN: distance panned in one unit of scene_time,
+# in picture sizes. MAX_ZOOM: change of the log of the zoom in that time. MAX_SHAKE: standard
+# deviation of the shake, in picture sizes.
 MAX_PAN, MAX_ZOOM, MAX_SHAKE = 0.6, 0.3, 0.01
-# An object is the one of this many patches whose colour differs most from the background.
+# Candidate patches for an object: the one whose colour differs most from the background is used.
 PATCHES = 6
 
 
 class Camera(NamedTuple):
-    """Position of the camera in every frame, in picture sizes, and its zoom."""
+    """Position of the camera, in picture sizes, and its zoom factor in every frame."""
 
     x: np.ndarray
     y: np.ndarray
@@ -54,7 +56,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = CommandParser(prog="python -m studies.textured", description=__doc__)
     add_set_arguments(parser)
     parser.add_flag("--textures", "folder with real videos", metavar="FOLDER", required=True)
-    strength = "strength of the camera motion; less is easier"
+    strength = "strength of the camera motion; lower is an easier task"
     parser.add_flag("--camera", strength, type=float, default=1.0, metavar="0..1")
     args = parser.parse_args(argv)
     return run_with_exit_code(partial(_make_textured_set, args))
@@ -84,9 +86,9 @@ def render_textured(
     textures: Textures,
     strength: float = 1.0,
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Render a random object with this motion: video [T, H, W, 3] and track [T, 2].
+    """Render a random object with this motion; `strength` of the camera motion is 0 to 1.
 
-    `strength` of the camera motion is 0 to 1.
+    Returns the video [T, H, W, 3], and the object's centre in pixels [T, 2].
     """
     time = scene_time(frames)
     paths = scene_paths(rng, motion, time, two_objects)
@@ -96,7 +98,7 @@ def render_textured(
     frame = textures[background][rng.integers(len(textures[background]))]
     video = _film(rng, frame, camera, size)
     shapes = rng.permutation(SHAPES)
-    for number in reversed(range(len(shown))):  # the moving object last, on top
+    for number in reversed(range(len(shown))):  # the moving object is drawn last, on top
         patch = _cut_patch(rng, textures, background, video[0].mean(axis=(0, 1)))
         corners = outline(str(shapes[number]), rng)
         _overlay(video, shown[number], corners, patch)
@@ -104,7 +106,7 @@ def render_textured(
 
 
 def move_camera(rng: np.random.Generator, time: np.ndarray, strength: float) -> Camera:
-    """Draw a camera motion; in long videos the camera pans back and forth."""
+    """Sample a random camera motion; in long videos the camera pans back and forth."""
     progress = strength * (0.5 - np.abs(1 - time % 2))  # from -0.5 to 0.5 and back
     angle, length = rng.uniform(0, 2 * math.pi), rng.uniform(0, MAX_PAN)
     shake = rng.normal(size=(2, len(time))).clip(-3, 3) * strength * rng.uniform(0, MAX_SHAKE)
@@ -114,7 +116,7 @@ def move_camera(rng: np.random.Generator, time: np.ndarray, strength: float) -> 
 
 
 def picture_path(path: ObjectPath, camera: Camera) -> ObjectPath:
-    """Convert a path on the background to a path in the picture."""
+    """Convert an object's path from background to picture coordinates, wrapped at the edges."""
     growth = camera.zoom[1:] / camera.zoom[:-1]
     coordinates = []
     for position, offset in ((path.x, camera.x), (path.y, camera.y)):
@@ -128,7 +130,7 @@ def picture_path(path: ObjectPath, camera: Camera) -> ObjectPath:
 
 
 def _film(rng: np.random.Generator, frame: np.ndarray, camera: Camera, size: int) -> np.ndarray:
-    """View of a frame through the camera, from a random position: [T, size, size, 3]."""
+    """Video [T, size, size, 3] of the camera's view of a frame, around a random position."""
     centre = []
     for offsets, length in ((camera.x, frame.shape[1]), (camera.y, frame.shape[0])):
         margin = size * (0.5 / camera.zoom.min() + np.abs(offsets).max()) + 1
@@ -149,7 +151,7 @@ def _film(rng: np.random.Generator, frame: np.ndarray, camera: Camera, size: int
 def _cut_patch(
     rng: np.random.Generator, textures: Textures, background: int, color: np.ndarray
 ) -> np.ndarray:
-    """Cut a square out of a frame, from another video than the background if there is one."""
+    """Cut a square out of a random frame; avoids the background's video if there are others."""
     patches = []
     for _ in range(PATCHES):
         step = rng.integers(1, len(textures)) if len(textures) > 1 else 0
@@ -171,7 +173,7 @@ def _overlay(video: np.ndarray, path: ObjectPath, corners: np.ndarray, patch: np
         for centre in wrapped_centres(x * size, y * size, radius * size + 1, size):
             origin = centre - scale * (side - 1) / 2 - 0.5
             matrix = np.array([[scale, 0, origin[0]], [0, scale, origin[1]]])
-            # Replicate: the anti-aliased edge of the shape may extend beyond the patch.
+            # Replicate, because the shape's anti-aliased edge may extend beyond the patch.
             border = cv2.BORDER_REPLICATE
             layer = cv2.warpAffine(patch, matrix, (size, size), borderMode=border)
             mask = np.zeros((size, size, 1), np.uint8)

@@ -1,8 +1,9 @@
-"""Frames of real videos, from which a textured set takes its pixels.
+"""Textures: frames of real videos that provide the pixels of a textured set.
 
-They are read once, scaled to the size that the set needs, and kept in memory: at most MAX_FRAMES
-frames or MAX_BYTES bytes from MAX_VIDEOS videos, and only the first MAX_SECONDS of each. Splits
-share no frame: with many videos, each belongs to one split; with few, each is divided by time.
+The frames are read once, scaled to the size that the set needs, and kept in memory. There are at
+most MAX_FRAMES frames and MAX_BYTES bytes, from the first MAX_SECONDS of at most MAX_VIDEOS videos.
+Splits share no frames. If there are many videos, each video belongs to one split; if there are few,
+the frames of each video are divided among the splits by time.
 """
 
 from __future__ import annotations
@@ -20,24 +21,24 @@ from slowfast_lara.errors import DecodeError, InputError, printable
 # One array [n, H, W, 3] per video.
 Textures = list[np.ndarray]
 
-# Shorter side of a texture in units of the video size: room for the camera to move.
+# Shorter side of a texture as a multiple of the video size: room for the camera to move.
 ROOM = 3
-# Longer side in units of the shorter one; wider frames are cropped.
+# Maximum ratio of the longer to the shorter side of a texture; longer frames are cropped.
 MAX_ASPECT = 2
 MAX_VIDEOS, MAX_FRAMES, MAX_BYTES, MAX_SECONDS = 128, 512, 2**28, 60
-# With at least this many videos, each belongs to one split.
+# Minimum number of videos to divide whole videos among the splits, instead of their frames.
 SPLIT_BY_FILE = 20
-# Start of the second and third split, as a share of the files or frames.
+# Start of the second and third split, as a fraction of the videos or frames.
 SPLIT_STARTS = (0.7, 0.85)
 
 
 def read_textures(folder: str, size: int, splits: Sequence[str]) -> dict[str, Textures]:
-    """Read textures for videos of size x size pixels, by split."""
+    """Read the textures of each split, for videos of size x size pixels."""
     if not os.path.isdir(folder):
         raise InputError(f"--textures {folder}: no such folder")
     paths = list(videos_below(folder))
     if not paths:
-        raise InputError(f"--textures {folder}: no videos in it")
+        raise InputError(f"--textures {folder}: contains no videos")
     paths = [paths[i] for i in np.unique(np.linspace(0, len(paths) - 1, MAX_VIDEOS).astype(int))]
     side = ROOM * size
     frames = min(MAX_FRAMES, MAX_BYTES // (3 * side * side * MAX_ASPECT)) // len(paths)
@@ -48,7 +49,7 @@ def read_textures(folder: str, size: int, splits: Sequence[str]) -> dict[str, Te
         except DecodeError as error:
             reasons.append(str(error))
     if not videos:
-        raise InputError(f"--textures {folder}: none of {len(paths)} videos usable: {reasons[0]}")
+        raise InputError(f"--textures {folder}: no usable video out of {len(paths)}: {reasons[0]}")
     if reasons:
         print(printable(f"skipping {len(reasons)} of {len(paths)} videos: {reasons[0]}"))
     return _divide(videos, splits)
@@ -63,7 +64,7 @@ def _read(path: str, maximum: int, minimum: int, size: int) -> np.ndarray:
 
     def crop(height: int, width: int) -> Region:
         if min(height, width) < size:
-            raise DecodeError(f"{path}: {width}x{height} pixels; must be at least {size} each way")
+            raise DecodeError(f"{path}: {width}x{height} pixels; must be at least {size}x{size}")
         longest = MAX_ASPECT * min(height, width)
         rows, columns = min(height, longest), min(width, longest)
         scale = ROOM * size / min(rows, columns)
@@ -85,7 +86,7 @@ def _divide(videos: Textures, splits: Sequence[str]) -> dict[str, Textures]:
 
 
 def _parts(length: int) -> list[slice]:
-    """Three non-empty parts of a sequence of at least three items."""
+    """Slices that divide a sequence of at least three items into three non-empty parts."""
     second = min(int(SPLIT_STARTS[0] * length), length - 2)
     third = max(int(SPLIT_STARTS[1] * length), second + 1)
     return [slice(0, second), slice(second, third), slice(third, length)]

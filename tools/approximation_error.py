@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Error of each attention to exact attention: python tools/approximation_error.py --help"""
+"""Approximation error of each attention: python tools/approximation_error.py --help"""
 
 import sys
 

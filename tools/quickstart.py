@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
 """Quick start without a GPU and without data: python tools/quickstart.py [FOLDER]
 
-Makes a small set of videos, trains a small Motionformer with LARA on it, tests it with 30 views
-of each video, and prints the accuracy, the output files and commands to try next.
+Makes a small set of synthetic videos, trains a small Motionformer with LARA, tests it with 30 views
+of each video, and prints the accuracy, the paths of the output files, and commands to try next.
 """
 
 from __future__ import annotations

@@ -223,8 +223,9 @@ def test_summary_of_seeds_and_order():
     assert paired_difference(results[0], results[2]) == pytest.approx((8, 3))
     assert "| LARA | 70.0 ± 0.0 | -15.0 ± 5.0 |  |" in table.markdown()
     assert table.footer() == [
-        "Pairs of rows in the paper's order (K400): 2, of which 2 are more than two standard "
-        "errors apart. In the opposite order: 1, of which 1 are."
+        "Pairs of rows in the paper's order (K400): 2, of which 2 differ by more than two "
+        "standard errors. Pairs in the opposite order: 1, of which 1 differ by more than two "
+        "standard errors."
     ]
 
 

@@ -98,7 +98,7 @@ def test_memory_limit(folder):
     frames = read_textures(str(folder), 64, SPLITS)["train"]
     assert sum(video.nbytes for video in frames) < 2**28
     # Textures of 3 x 600 pixels a side: few fit, but at least one per split is read.
-    with pytest.raises(Exception, match="at least 600 each way"):
+    with pytest.raises(Exception, match="at least 600x600"):
         read_textures(str(folder), 600, SPLITS)
 
 
