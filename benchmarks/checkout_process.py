@@ -3,8 +3,8 @@
     PYTHONPATH=CHECKOUT python -P checkout_process.py read FRAMES RATE
     PYTHONPATH=CHECKOUT python -P checkout_process.py lists Kinetics|Ssv2 LISTS WORKERS fork|spawn
 
-`read` reads lines `LISTS train|test EPOCH VIDEO` from stdin. For each line it reads the video and
-prints its CPU seconds and a digest of the pixels.
+LISTS is a folder of lists. `read` takes lines `LISTS train|test EPOCH VIDEO` from stdin. For each
+line it reads the video, and prints the CPU seconds that this took and a digest of the pixels.
 
 `lists` prints four numbers: the CPU seconds to read the lists, the megabytes that the lists take,
 the private megabytes of all workers after each has looked up its share of the videos, and how many

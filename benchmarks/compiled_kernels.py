@@ -63,7 +63,7 @@ class KernelTable(ResultTable):
 
 
 def compiled_kernels(kernels: Sequence[str] = (), archs: Sequence[int] = ()) -> KernelTable:
-    """Compile the kernels for the architectures; by default all of both.
+    """Compile kernels for architectures; an empty argument selects all.
 
     bfloat16 and float16 are compiled for all HEAD_SIZES and SAMPLES. float32 and the VARIANTS are
     compiled only for ViT-B's head size and 128 samples.

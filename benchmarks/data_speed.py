@@ -55,7 +55,7 @@ CheckoutReader = Callable[[str, str, int, int], tuple[float, int]]
 
 
 class Reading(NamedTuple):
-    """Mean milliseconds of each reader for one task, and a note on clips with changed pixels."""
+    """Mean milliseconds of each reader for one task, and the count of clips that changed."""
 
     task: str
     times: dict[str, float]
@@ -169,7 +169,7 @@ def _checkout_reader(checkout: str, frames: str, rate: str) -> Iterator[Checkout
         process.stdin.flush()  # type: ignore[union-attr]
         words = process.stdout.readline().split()  # type: ignore[union-attr]
         if not words:
-            raise RunError(f"{checkout}: the process that reads videos with it has exited")
+            raise RunError(f"{checkout}: the process that reads the videos has exited")
         return words
 
     def read(folder: str, mode: str, epoch: int, video: int) -> tuple[float, int]:

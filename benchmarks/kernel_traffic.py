@@ -156,7 +156,7 @@ def combine_backward(
 def temporal_forward(
     B: int, N: int, F: int, h: int, d: int, size: int, project_values: bool
 ) -> list[Launch]:
-    """The first kernel reads x and writes the attention weights, the second reads both."""
+    """The first kernel reads x and writes the attention weights; the second reads both."""
     scores = _temporal_scores(B, N, F, h, d, size, projected=True, twice=size != FLOAT32)
     if project_values:
         return [scores, _temporal_pool(B, N, F, h, d, size)]

@@ -40,7 +40,7 @@ def build_parser() -> CommandParser:
     _add_study_flags(parser, "runs/study")
 
     parser = root.add_command("recipes", recipes)
-    clips = "numbers of training clips; rows of single parts of the recipe use only the first"
+    clips = "numbers of training clips; rows of single techniques use only the first number"
     parser.add_flag("--clips", clips, type=positive_int, nargs="+", default=[240, 24])
     parser.add_flag("--train", "videos for pretraining", type=positive_int, default=2048)
     parser.add_flag("--seeds", "number of seeds", type=positive_int, default=5)
@@ -67,7 +67,7 @@ def attention(args: argparse.Namespace) -> None:
 def recipes(args: argparse.Namespace) -> None:
     """Fine-tune one small model on few clips with several recipes.
 
-    Compares plain fine-tuning, the recipe of configs/finetune, and each part of it.
+    Compares plain fine-tuning, the recipe of configs/finetune, and single techniques such as mixup.
     """
     from studies.recipes import compare_recipes
 

@@ -18,8 +18,8 @@ VIDEOS = {
     "finetune": {**_SET, "train": 4096, "val": 240, "test": 960},  # configs/study/exact.yaml
     "scratch": {**_SET, "train": 8192, "val": 240, "test": 1920},  # configs/study/base.yaml
 }
-# The first 8 motions, with one object per video: small models learn too little from textured
-# videos with two objects.
+# With 8 classes, a video has one object. Small models learn too little from textured videos with
+# two objects.
 TEXTURED_CLASSES = 8
 
 

@@ -150,7 +150,7 @@ def _collect(by_seed: Sequence[Sequence[StudyRun]]) -> list[LandmarkResult]:
         models = {index: _swapped(model, setting) for index, setting in enumerate(settings)}
         scores, labels, _ = test_models(models, None, [])
         swapped.append((100 * (scores.argmax(2) == labels).mean(1)).tolist())
-        # One seed for random attentions here, because the whole study is repeated for each seed.
+        # Random attentions use one seed here, because the study repeats all runs for several seeds.
         errors.append(_errors(model, settings))
     results = []
     for index, run in enumerate(by_seed[0]):

@@ -1,4 +1,4 @@
-"""Study of fine-tuning on few clips: plain fine-tuning, the recommended recipe, and its parts.
+"""Study of fine-tuning on few clips: plain, recommended recipe, and single techniques.
 
 One small model is pretrained on eight motions. Each row fine-tunes it on few clips of twelve
 motions, as a user fine-tunes a Kinetics model. Four of the motions are new to the model, and every
@@ -29,7 +29,7 @@ MEANING = (
     "Top-1 on 240 test videos of 12 classes (chance 8.3 %), mean and standard deviation over "
     "seeds. Each seed has its own training clips. best.pyth is the best checkpoint on 36 "
     "validation clips; last is the last checkpoint. Differences compare best.pyth of the same "
-    "seed: mean and standard error. Each row below the recipe adds one part to the second row."
+    "seed: mean and standard error. Rows below the recipe add one technique to the second row."
 )
 _SIZE = {"size": 64, "frames": 16}
 # Arguments of the synthetic sets for pretraining and for fine-tuning.
@@ -38,15 +38,15 @@ SECOND_SET = {"classes": 12, "val": 36, "test": 240, **_SIZE, "seed": 1}
 # Maximum number of seeds for PART_ROWS, to save time.
 MOST_PART_SEEDS = 3
 
-# Ten times the learning rate of study/recipe, the config of all rows. The learning rates of this
-# study are twelve times those of configs/K400 and configs/finetune, because the model has a twelfth
-# of the width.
+# Ten times the learning rate of study/recipe, which the plain row uses. The plain and recipe rows
+# have twelve times the learning rates of configs/K400 and configs/finetune, because the model has a
+# twelfth of the width.
 _RATE = {"SOLVER.BASE_LR": "0.012"}
 _MIXUP = {"MIXUP.ENABLE": "True", "MIXUP.PROB": "0.5"}
 _LAYERS = {"SOLVER.LAYER_DECAY": "0.75"}
 _AVERAGE = {"SOLVER.EMA_DECAY": "0.99"}
-# The settings of configs/finetune except for EMA weights: twice the rate of _RATE, one epoch of
-# warm-up, clipped gradients, and validation after every epoch.
+# The settings of configs/finetune, without EMA weights: twice the learning rate of _RATE, one epoch
+# of warm-up, clipped gradients, and validation after every epoch.
 RECIPE_CLIPS, RECIPE_EPOCHS = 240, 8
 _RECIPE = {
     "SOLVER.BASE_LR": "0.024",
@@ -159,7 +159,7 @@ def _lists(work: Path, clips: int, seed: int) -> Path:
 
 
 def write_lists(work: Path, clips: int, seed: int) -> None:
-    """Write the lists of a seed: a balanced share of the training clips, and all val and test."""
+    """Write the lists of a seed: its class-balanced training clips, and all val and test clips."""
     for split in SPLITS:
         lines = (work / "second_set" / f"{split}.csv").read_text(encoding="utf-8").splitlines()
         if split == "train":

@@ -151,7 +151,7 @@ def _paper_difference(first: RowResult, second: RowResult) -> float:
 
 
 def agreement(table: StudyTable, results: Sequence[RowResult]) -> str:
-    """A sentence with the numbers of row pairs in the order of the paper and in the opposite."""
+    """A sentence: how many pairs of rows are in the paper's order, and how many are not."""
     # One entry per pair of rows: whether the difference exceeds two standard errors.
     same: list[bool] = []
     against: list[bool] = []

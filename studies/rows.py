@@ -57,7 +57,7 @@ VIDEO = StudyTable(
         _row("ra_biased", "RA, biased", "ra", (79.0, 65.9), {"biased": "True"}),
         _row("ra", "RA", "ra", (78.2, 64.9)),
         _row("orthoformer", "Orthoformer", "orthoformer", (77.8, 64.7)),
-        # 18 landmarks instead of the 21 of study/exact, so that it needs no more MACs than `lara`.
+        # 18 landmarks, not the 21 of study/exact, so that this row has no more MACs than `lara`.
         _row("lara_best", "LARA, recommended", "lara", (), _BEST, number=18),
         _row("lara", "LARA", "lara", (77.5, 63.7)),
         _row("nystrom", "Nyströmformer", "nystrom", (76.5, 61.7)),

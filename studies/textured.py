@@ -4,8 +4,8 @@ A shape cut out of a real frame moves over another real frame, and a camera pans
 The camera motion has the same distribution in all classes. At full strength, the camera is about as
 fast as an object. Therefore only the object's motion relative to the background reveals the class;
 neither the camera motion nor the object's path in the picture does. Objects at rest are fixed to
-the background. An object that leaves the picture reappears at the opposite edge, and
-then moves relative to the background there.
+the background. An object that leaves the picture reappears at the opposite edge, and then moves
+relative to the background there.
 """
 
 from __future__ import annotations

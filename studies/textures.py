@@ -26,7 +26,7 @@ ROOM = 3
 # Maximum ratio of the longer to the shorter side of a texture; longer frames are cropped.
 MAX_ASPECT = 2
 MAX_VIDEOS, MAX_FRAMES, MAX_BYTES, MAX_SECONDS = 128, 512, 2**28, 60
-# Minimum number of videos to divide whole videos among the splits, instead of their frames.
+# With at least this many videos, a split gets whole videos; with fewer, a part of every video.
 SPLIT_BY_FILE = 20
 # Start of the second and third split, as a fraction of the videos or frames.
 SPLIT_STARTS = (0.7, 0.85)
