@@ -5,8 +5,8 @@ max(bytes / bandwidth, FLOPs / peak FLOPs per second), plus 5 microseconds per l
 serve to compare designs and sizes, not to predict times: a kernel that reaches half of the peak
 takes twice the estimated time. The estimates are deterministic.
 
-The table covers the forward and backward pass of one ViT-B block in bfloat16. Its parts are the
-spatial stage with every estimator, the temporal stage, and the rest (projections, MLP, norms).
+The table covers forward and backward pass of one ViT-B block in bfloat16. The parts of a block are
+the spatial stage with each estimator, the temporal stage, and the rest (projections, MLP, norms).
 """
 
 from __future__ import annotations

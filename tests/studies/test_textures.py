@@ -199,8 +199,8 @@ def test_invalid_arguments(tmp_path, capsys, arguments, expected):
     "make, expected",
     [
         (lambda folder: None, "no such folder"),
-        (lambda folder: folder.mkdir(), "no videos in it"),
-        (lambda folder: (folder.mkdir(), (folder / "a.mp4").write_bytes(b"x")), "none of 1 videos"),
+        (lambda folder: folder.mkdir(), "contains no videos"),
+        (lambda folder: (folder.mkdir(), (folder / "a.mp4").write_bytes(b"x")), "no usable video"),
         (
             lambda folder: (folder.mkdir(), write_video(folder / "a.mp4", size=(24, 64))),
             "64x24 pixels; must be at least 32",
