@@ -1,4 +1,4 @@
-"""Log and limit of training videos that do not decode."""
+"""Logging and limiting of training videos that do not decode."""
 
 from __future__ import annotations
 

@@ -15,7 +15,7 @@ DEFAULT_NAME = "classes.json"
 def class_names(path: str | None, count: int, data_dir: str) -> list[str]:
     """Read `count` names from `path`.
 
-    If `path` is None, read classes.json in `data_dir`, or use numbered names without this file.
+    If `path` is None, read classes.json in `data_dir`, or return `numbered` names if it is missing.
     """
     if path is None:
         return names_in(data_dir, count) or numbered(count)

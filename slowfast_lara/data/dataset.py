@@ -82,8 +82,7 @@ class VideoDataset(torch.utils.data.Dataset):
         self.mode = mode
         paths, labels = self.read_lists()
         self.paths: Sequence[str] = StringArray.of(paths)
-        # One int object per class: in a forked worker, changes of reference counts then copy few
-        # memory pages.
+        # One int object per class: as reference counts change, forked workers copy fewer pages.
         classes = {label: label for label in labels}
         self.labels = [classes[label] for label in labels]
         self._check_paths()
@@ -167,7 +166,7 @@ class VideoDataset(torch.utils.data.Dataset):
         if not any(os.path.exists(file) for file in files):
             raise DataError(
                 f"DATA.PATH_PREFIX is {self.cfg.DATA.PATH_PREFIX!r}; with this prefix, none of "
-                f"{len(files)} videos of the {self.mode} list exists, for example {files[0]}"
+                f"{len(files)} videos of the {self.mode} list exists; the first is {files[0]}"
             )
 
     def __len__(self) -> int:
@@ -177,7 +176,7 @@ class VideoDataset(torch.utils.data.Dataset):
         """`key` is (epoch, index), (epoch, index, repetition), or index for epoch 0."""
         epoch, index, *repetition = key if isinstance(key, tuple) else (0, key)
         if not 0 <= index < len(self):  # an IndexError also ends a `for` loop
-            raise IndexError(f"video {index} of {len(self)}")
+            raise IndexError(f"video index {index} is out of range for {len(self)} videos")
         if self.mode == "test":
             return self._test_views(index)
         if self.mode == "val":

@@ -48,7 +48,7 @@ class TrainBatches:
 
     With `repeated` augmentation, the keys are (epoch, index, repetition), and the repetitions of a
     video are consecutive (Hoffer et al. 2020, "Augment your batch"). An epoch still has as many
-    clips as the list has videos, so it covers a random fraction 1 / REPETITIONS of them.
+    clips as the list has videos, so it covers a random fraction 1 / REPETITIONS of the videos.
     """
 
     num_videos: int
@@ -148,7 +148,7 @@ def _loader(cfg: CfgNode, dataset: torch.utils.data.Dataset, **options) -> Video
     workers = cfg.DATA_LOADER.NUM_WORKERS
     _disable_opencv_threads()
     # If the constructor of PyTorch's iterator fails for lack of shared memory, it may not have set
-    # this attribute yet. The destructor reads it and would print a traceback.
+    # this attribute yet. The destructor reads it and, without this default, prints a traceback.
     _MultiProcessingDataLoaderIter._shutdown = True
     return VideoLoader(
         dataset,

@@ -3,7 +3,7 @@
 Cubuk et al., "RandAugment: Practical automated data augmentation with a reduced search space"
 (2020). The notation rand-m20-n2-mstd0.5-inc means: draw n operations and apply each of them with
 probability 1/2, at a magnitude drawn from a normal distribution (mean m, standard deviation mstd)
-and clipped to 0..10. The strength is magnitude / 10. See `operations` for "inc".
+and clipped to 0..10. The strength of an operation is magnitude / 10. See `operations` for "inc".
 """
 
 from __future__ import annotations

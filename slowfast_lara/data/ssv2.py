@@ -1,4 +1,4 @@
-"""Something-Something-v2 in its three common layouts of DATA.PATH_TO_DATA_DIR.
+"""Something-Something-v2, in one of three layouts of DATA.PATH_TO_DATA_DIR.
 
 - Only the official something-something-v2-{labels,train,validation}.json: the videos are
   DATA.PATH_PREFIX/ID.webm, or ID.mp4 after `data prepare`.

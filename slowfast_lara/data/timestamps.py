@@ -112,7 +112,7 @@ class TimestampCache:
                     # No fsync: a cache may lose entries in a power failure.
                     connection.execute("PRAGMA synchronous = OFF")
                     connection.execute("BEGIN IMMEDIATE")
-                    _is_empty(connection)  # raises ValueError if the file is not ours
+                    _is_empty(connection)  # raises ValueError if another application owns it
                     connection.execute(f"PRAGMA application_id = {_APPLICATION_ID}")
                     connection.execute(_SCHEMA)
                     connection.executemany(

@@ -222,7 +222,10 @@ def frames_from(container: Any, stream: Any, wanted: list[int], key: int | None)
 
 
 def _packets_from(container: Any, stream: Any, key: int | None, first: int) -> Iterator[Any]:
-    """Yield all packets; with `key`, seek to it and start at a key frame not after `first`."""
+    """Yield all packets, or those after a seek to the timestamp `key`.
+
+    After a seek, they start with a key frame at or before `first`; without one, none is yielded.
+    """
     if key is None:
         yield from demux(container, stream)
         return
@@ -360,7 +363,7 @@ def demux(
 
 
 def decoded_frames(container: Any, stream: Any, errors: list[str] | None = None) -> Iterator[Any]:
-    """Yield frames in presentation order; skip packets that do not decode and add to `errors`."""
+    """Yield frames in presentation order; report undecodable packets in `errors`."""
     for packet in demux(container, stream):
         try:
             frames = packet.decode()
@@ -394,7 +397,7 @@ def check_size(height: int, width: int) -> None:
 class RgbConverter:
     """Converts decoded frames to upright RGB; the first frame determines the orientation.
 
-    Use one object for all frames of a video: setting up the converter takes longer than a frame.
+    Use one object for all frames of a video: set-up takes longer than converting a frame.
     """
 
     def __init__(self) -> None:

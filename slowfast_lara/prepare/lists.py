@@ -116,7 +116,7 @@ def write_ssv2_lists(annotations: str, folder: str, out: str, classes: int) -> N
     """Write OUT/{train,val}.csv and OUT/missing_{train,val}.txt from the official JSON files.
 
     `folder` contains ID.webm files (ID.mp4 if prepared), or for each video a folder ID of extracted
-    frames. Lists of frames have PySlowFast's form and need the JSON files in OUT too.
+    frames. Lists of frames have PySlowFast's form; for them, the JSON files are copied to OUT.
     """
     # Imported here because these modules import PyTorch, which would slow down other commands.
     from slowfast_lara.data.frame_lists import HEADER

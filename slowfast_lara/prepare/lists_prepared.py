@@ -10,7 +10,7 @@ from slowfast_lara.data.classes import DEFAULT_NAME
 from slowfast_lara.data.lists import read_entries, read_lines
 from slowfast_lara.files import atomic_write, write_text
 
-# Prefix of the official Something-Something-v2 files; not from data/ssv2.py, which imports PyTorch.
+# Prefix of the official SSv2 files; not imported from data/ssv2.py, which imports PyTorch.
 _SSV2 = "something-something-v2-"
 
 # (canonical path of a video, label)

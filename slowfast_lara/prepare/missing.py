@@ -22,7 +22,7 @@ def describe_missing(path: str) -> str:
         # In mp4, index_entries omits frames that an edit list hides; stream.frames counts them.
         declared = len(getattr(stream, "index_entries", ()))
         frames, end, slack = _scan(container, stream, errors)
-        if container.format.name == "avi" and declared < frames:  # an avi without an index
+        if container.format.name == "avi" and declared < frames:  # AVI without an index
             declared = max(declared, stream.frames)
         has_duration = any(name in container.format.name for name in _WITH_DURATION)
         seconds = (container.duration or 0) / _MICROSECONDS if has_duration else 0.0
@@ -38,7 +38,8 @@ def describe_missing(path: str) -> str:
 def _scan(container: Any, stream: Any, errors: list[Exception]) -> tuple[int, float, float]:
     """Demux all streams: number of video frames, end of the longest stream, tolerated error.
 
-    End and tolerated error are in seconds. The audio stream may be longer than the video stream.
+    The end and the tolerated error of the declared duration are in seconds. Audio may be longer
+    than video.
     """
     count, end, times = 0, 0.0, set()
     for packet in demux(container, errors=errors):

@@ -185,7 +185,7 @@ class Record:
             return None
 
     def add(self, task: Task, result: PreparedVideo) -> None:
-        # Absolute, because several folders may be prepared into one OUT.
+        # The source path is absolute, because several folders may be prepared into one OUT.
         source, relative = os.path.abspath(task.source), os.path.relpath(task.result, self._out)
         self.log.add(source, task.version, self._options, result, relative)
 
@@ -218,7 +218,7 @@ def _report(total: int, done: dict[Task, PreparedVideo], failed: dict[Task, str]
 
 
 def estimate_set(videos: str, out: str, options: Options, *, jobs: int, time_limit: float) -> int:
-    """Prepare SAMPLE videos temporarily and print an estimate; return how many videos failed."""
+    """Prepare SAMPLE videos in a temporary folder, print an estimate, return the failure count."""
     tasks = find_tasks(videos, out)
     step = max(len(tasks) / SAMPLE, 1)
     chosen = [tasks[int(number * step)] for number in range(min(SAMPLE, len(tasks)))]

@@ -6,8 +6,8 @@ class.
 
 OUT/{train,val,test}.csv list the videos (`path label`, relative to OUT), OUT/classes.json the class
 names, and OUT/tracks.json the centre (x, y) of the moving object in every frame. With `form`
-"frames", OUT has the layout of Something-Something-v2 with extracted frames. Paths in the lists are
-relative to OUT here, too, so DATA.PATH_PREFIX may stay empty.
+"frames", OUT has the layout of Something-Something-v2 with extracted frames. Paths in its lists
+are also relative to OUT, so DATA.PATH_PREFIX may stay empty.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ class Settings:
 
     out: str
     classes: int
-    videos: Mapping[str, int]  # number by split
+    videos: Mapping[str, int]  # number of videos per split
     size: int = 80
     frames: int = 16
     seed: int = 0
