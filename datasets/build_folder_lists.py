@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Lists of your own videos: python datasets/build_folder_lists.py VIDEOS OUT"""
+"""Write lists of your own videos: python datasets/build_folder_lists.py VIDEOS OUT"""
 
 import sys
 

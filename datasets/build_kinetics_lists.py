@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Lists of Kinetics: python datasets/build_kinetics_lists.py VIDEOS OUT --train FILE"""
+"""Write lists of Kinetics: python datasets/build_kinetics_lists.py VIDEOS OUT --train FILE"""
 
 import sys
 

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Lists of SSv2: python datasets/build_ssv2_lists.py ANNOTATIONS FOLDER OUT"""
+"""Write lists of SSv2: python datasets/build_ssv2_lists.py ANNOTATIONS FOLDER OUT"""
 
 import sys
 

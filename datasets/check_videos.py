@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Find bad videos: python datasets/check_videos.py OUT.txt LIST.csv ..."""
+"""Find videos that do not decode: python datasets/check_videos.py OUT.txt LIST.csv ..."""
 
 import sys
 

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""A synthetic set: python datasets/make_synthetic.py OUT --classes 4"""
+"""Make a synthetic dataset: python datasets/make_synthetic.py OUT --classes 4"""
 
 import sys
 

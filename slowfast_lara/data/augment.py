@@ -1,6 +1,6 @@
 """Random grayscale, blur and erasing of training clips.
 
-Clips are uint8 [T, H, W, 3]. Each draw, from the sample's generator, applies to all frames.
+Clips are uint8 [T, H, W, 3]. Each random choice is made once per clip, for all frames.
 Probabilities and blur widths are those of Motionformer and SimCLR (Chen et al. 2020).
 """
 
@@ -21,12 +21,12 @@ ERASED_ASPECT = (0.3, 1 / 0.3)
 
 
 def random_gray(clip: np.ndarray, rng: np.random.Generator) -> np.ndarray:
-    """Remove the colours with probability GRAY_PROBABILITY."""
+    """Convert the clip to grayscale with probability GRAY_PROBABILITY."""
     return saturation(clip, 0) if rng.random() < GRAY_PROBABILITY else clip
 
 
 def random_blur(clip: np.ndarray, rng: np.random.Generator) -> np.ndarray:
-    """Blur by a Gaussian of random width with probability BLUR_PROBABILITY."""
+    """Apply a Gaussian blur of random width with probability BLUR_PROBABILITY."""
     if rng.random() >= BLUR_PROBABILITY:
         return clip
     sigma = rng.uniform(*BLUR_SIGMA)
@@ -34,7 +34,7 @@ def random_blur(clip: np.ndarray, rng: np.random.Generator) -> np.ndarray:
 
 
 def random_erase(clip: np.ndarray, rng: np.random.Generator, probability: float) -> np.ndarray:
-    """Fill one rectangle of all frames with noise, with the given probability.
+    """With the given probability, fill the same rectangle of all frames with noise.
 
     Zhong et al., "Random Erasing Data Augmentation" (2020). The noise differs from frame to frame,
     so that the rectangle does not look like a static object.

@@ -1,4 +1,4 @@
-"""Count of videos that do not decode."""
+"""Logging and limiting of training videos that do not decode."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ logger = logging.getLogger(__name__)
 
 
 class Failure(NamedTuple):
-    """A video that does not decode."""
+    """A video that does not decode, and why."""
 
     path: str
     reason: str
 
 
 class BadVideos:
-    """Logs every bad video once; raises if more than `max_share` of all videos are bad."""
+    """Logs each bad video once; raises if the share of bad videos exceeds `max_share`."""
 
     def __init__(self, num_videos: int, max_share: float) -> None:
         self._num_videos = num_videos

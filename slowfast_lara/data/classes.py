@@ -1,4 +1,4 @@
-"""Class names: a JSON list, a JSON object of names and numbers, or lines of text."""
+"""Class names from a JSON list, a JSON object {name: number}, or lines of text."""
 
 from __future__ import annotations
 
@@ -13,7 +13,10 @@ DEFAULT_NAME = "classes.json"
 
 
 def class_names(path: str | None, count: int, data_dir: str) -> list[str]:
-    """`count` names from the file, or by default from `data_dir`; numbers if there is no file."""
+    """Read `count` names from `path`.
+
+    If `path` is None, read classes.json in `data_dir`, or return `numbered` names if it is missing.
+    """
     if path is None:
         return names_in(data_dir, count) or numbered(count)
     return _checked_names(path, count)
@@ -25,9 +28,9 @@ def numbered(count: int) -> list[str]:
 
 
 def names_in(data_dir: str, count: int) -> list[str] | None:
-    """The `count` names next to the lists of a dataset; None if there is no file."""
+    """Read `count` names from classes.json in `data_dir`; None if there is no such file."""
     path = os.path.join(data_dir, DEFAULT_NAME)
-    # With an empty data_dir, the file would be that of the working directory.
+    # An empty data_dir must not mean the working directory.
     return _checked_names(path, count) if data_dir and os.path.isfile(path) else None
 
 
@@ -35,14 +38,14 @@ def _checked_names(path: str, count: int) -> list[str]:
     names = read_names(path)
     if sorted(names) != list(range(count)):
         raise DataError(
-            f"{path} names {len(names)} classes, numbers {min(names, default=0)} to "
-            f"{max(names, default=0)}; the model has {count} (MODEL.NUM_CLASSES)"
+            f"{path} names {len(names)} classes, with numbers {min(names, default=0)} to "
+            f"{max(names, default=0)}; the model has {count} classes (MODEL.NUM_CLASSES)"
         )
     return [names[number] for number in range(count)]
 
 
 def read_names(path: str) -> dict[int, str]:
-    """Names by class number."""
+    """Read a file of class names as {number: name}."""
     with open_text(path) as file:
         text = file.read()
     if text.lstrip()[:1] not in ("[", "{"):
@@ -54,7 +57,7 @@ def read_names(path: str) -> dict[int, str]:
 
 
 def _names_by_number(content: dict[str, Any], path: str) -> dict[int, str]:
-    """PySlowFast's form, name to number; Something-Something has the numbers as strings."""
+    """Invert PySlowFast's {name: number}; Something-Something stores the numbers as strings."""
     names: dict[int, str] = {}
     for name, value in content.items():
         try:
@@ -71,5 +74,5 @@ def _names_by_number(content: dict[str, Any], path: str) -> dict[int, str]:
 
 def _unquoted(value: Any) -> str:
     name = str(value).strip()
-    # PySlowFast's file for Kinetics has quotes around the names, inside the JSON strings.
+    # In PySlowFast's file for Kinetics, the JSON strings contain quotes around the names.
     return name[1:-1] if len(name) > 1 and name[0] == name[-1] == '"' else name

@@ -1,11 +1,14 @@
 """Base class of the datasets: samples for training, views for testing.
 
-A subclass chooses frames by class methods; testing, `load_views` and streaming use the same ones.
+A subclass implements the choice of frames as class methods, because `load_views` and streaming call
+them without a dataset object.
 
-The generator of a sample is seeded by RNG_SEED, epoch, index and, with repeated augmentation, the
-repetition: samples do not depend on the number of workers and are the same after a resume.
-PySlowFast replaces a video that does not decode by another one, also in tests; here only training
-replaces it, and every failure is reported.
+The random generator of a sample is seeded by RNG_SEED, epoch, index and, with repeated
+augmentation, the repetition. Samples therefore do not depend on the number of workers or on where a
+run was resumed.
+
+If a video does not decode, PySlowFast substitutes another one, even in tests. Here, only training
+substitutes videos, and every failure is reported.
 """
 
 from __future__ import annotations
@@ -32,12 +35,12 @@ from slowfast_lara.errors import DataError, DecodeError, UserError
 
 MODES = ("train", "val", "test")
 MAX_ATTEMPTS = 10
-# Number of videos of a list whose existence is checked before a run.
+# Before a run, the existence of this many videos of a list is checked.
 PATHS_CHECKED = 8
 
 
 class Sample(NamedTuple):
-    """A clip [3, T, H, W] for training or validation; None if the video does not decode."""
+    """Training or validation clip [3, T, H, W]; None if a validation video does not decode."""
 
     clip: torch.Tensor | None
     label: int
@@ -46,7 +49,7 @@ class Sample(NamedTuple):
 
 
 class VideoViews(NamedTuple):
-    """All views [clips * crops, 3, T, H, W] of a test video, or the error."""
+    """All views [clips * crops, 3, T, H, W] of a test video, or why it does not decode."""
 
     views: torch.Tensor | None
     label: int
@@ -56,20 +59,20 @@ class VideoViews(NamedTuple):
 
 
 class WorkerError(NamedTuple):
-    """Error of a DataLoader worker, to be raised in the main process.
+    """Error of a DataLoader worker, returned as an item so that the main process raises it.
 
-    PyTorch would raise it with the worker's traceback as message.
+    If the worker raised the error itself, PyTorch would add the worker's traceback to the message.
     """
 
     reason: str
 
 
 class VideoDataset(torch.utils.data.Dataset):
-    """Videos `paths` with `labels`; a subclass reads the lists and chooses the frames."""
+    """Videos with `paths` and `labels`; a subclass reads the lists and chooses the frames."""
 
     # Whether a mirrored video keeps its label.
     may_flip = True
-    # Whether a folder of images is a video.
+    # Whether a folder of images is accepted as a video.
     frames_in_folders = False
 
     def __init__(self, cfg: CfgNode, mode: str) -> None:
@@ -79,7 +82,7 @@ class VideoDataset(torch.utils.data.Dataset):
         self.mode = mode
         paths, labels = self.read_lists()
         self.paths: Sequence[str] = StringArray.of(paths)
-        # One int object per class: reference counts in a worker then copy few memory pages.
+        # One int object per class: as reference counts change, forked workers copy fewer pages.
         classes = {label: label for label in labels}
         self.labels = [classes[label] for label in labels]
         self._check_paths()
@@ -93,36 +96,39 @@ class VideoDataset(torch.utils.data.Dataset):
         raise NotImplementedError
 
     def video_path(self, index: int) -> VideoPath:
-        """The video file, or the image files of its frames."""
+        """Path of a video file, or paths of the image files of its frames."""
         return self.paths[index]
 
     @classmethod
     def clip_frames(
         cls, cfg: CfgNode, draws: np.ndarray | None, video_frames: int, fps: float
     ) -> np.ndarray:
-        """Frame indices of a clip, by `draws` (NUM_FRAMES numbers in [0, 1)); None: the centre."""
+        """Frame indices of a random clip, or of the central clip if `draws` is None.
+
+        `draws` are NUM_FRAMES random numbers in [0, 1).
+        """
         raise NotImplementedError
 
     @classmethod
     def view_frames(
         cls, cfg: CfgNode, view: int, num_views: int, video_frames: int, fps: float
     ) -> np.ndarray:
-        """Frame indices of clip `view` of the `num_views` clips of a test."""
+        """Frame indices of test clip number `view`; a video has `num_views` test clips."""
         raise NotImplementedError
 
     @classmethod
     def window_frames(cls, cfg: CfgNode, available: int, length: int) -> np.ndarray:
-        """Frame indices of a streaming window: `available` of its `length` frames have arrived."""
+        """Frame indices in a streaming window of `length` frames; `available` have arrived."""
         raise NotImplementedError
 
     @classmethod
     def window_seconds(cls, cfg: CfgNode) -> float:
-        """Default length of a streaming window."""
+        """Default length of a streaming window, in seconds."""
         raise NotImplementedError
 
     @classmethod
     def read_views(cls, source: FrameSource, cfg: CfgNode) -> torch.Tensor:
-        """All views of a test, float32 [clips * crops, 3, T, H, W], clip-major."""
+        """Read all test views of a video: float32 [clips * crops, 3, T, H, W], clip-major."""
         views = cfg.TEST.NUM_ENSEMBLE_VIEWS
 
         def choose(video_frames: int, fps: float) -> np.ndarray:
@@ -142,7 +148,7 @@ class VideoDataset(torch.utils.data.Dataset):
         cfg: CfgNode,
         cache: TimestampCache | None = None,
     ) -> ClipFrames:
-        """Read frames; without a `cache`, decode the whole video."""
+        """Read the chosen frames; without a `cache`, decode the whole video."""
         if not cls.frames_in_folders and isinstance(source, str) and os.path.isdir(source):
             raise DecodeError(f"{source}: a folder; {cls.__name__} reads video files")
         threads = 0 if cfg.DATA_LOADER.ENABLE_MULTI_THREAD_DECODE else 1
@@ -150,17 +156,17 @@ class VideoDataset(torch.utils.data.Dataset):
         return read_frames(source, choose, crop, whole=cache is None, cache=cache, **options)
 
     def _check_paths(self) -> None:
-        """Raise a DataError if none of a few videos, spread over the list, exists.
+        """Raise a DataError if none of PATHS_CHECKED videos, spread over the list, exists.
 
-        With a wrong prefix, every video would fail by itself, long after the start.
+        Without this check, a wrong prefix would appear as one failure per video during the run.
         """
         indices = np.unique(np.linspace(0, len(self) - 1, PATHS_CHECKED).astype(int)).tolist()
         paths = [self.video_path(index) for index in indices]
         files = [path if isinstance(path, str) else path[0] for path in paths]
         if not any(os.path.exists(file) for file in files):
             raise DataError(
-                f"DATA.PATH_PREFIX is {self.cfg.DATA.PATH_PREFIX!r}; none of {len(files)} videos "
-                f"of the {self.mode} list exists with it, the first is {files[0]}"
+                f"DATA.PATH_PREFIX is {self.cfg.DATA.PATH_PREFIX!r}; with this prefix, none of "
+                f"{len(files)} videos of the {self.mode} list exists; the first is {files[0]}"
             )
 
     def __len__(self) -> int:
@@ -169,8 +175,8 @@ class VideoDataset(torch.utils.data.Dataset):
     def __getitem__(self, key: int | tuple[int, ...]) -> Sample | VideoViews:
         """`key` is (epoch, index), (epoch, index, repetition), or index for epoch 0."""
         epoch, index, *repetition = key if isinstance(key, tuple) else (0, key)
-        if not 0 <= index < len(self):  # this error also ends a `for` over the dataset
-            raise IndexError(f"video {index} of {len(self)}")
+        if not 0 <= index < len(self):  # an IndexError also ends a `for` loop
+            raise IndexError(f"video index {index} is out of range for {len(self)} videos")
         if self.mode == "test":
             return self._test_views(index)
         if self.mode == "val":
@@ -180,7 +186,7 @@ class VideoDataset(torch.utils.data.Dataset):
     def __getitems__(
         self, keys: list[int] | list[tuple[int, ...]]
     ) -> list[Sample | VideoViews | WorkerError]:
-        """The items of a batch; PyTorch's DataLoader calls this, in a worker if there is one."""
+        """The items of a batch. The DataLoader calls this method, in a worker if it has workers."""
         try:
             return [self[key] for key in keys]
         except (UserError, OSError, MemoryError) as error:
@@ -195,7 +201,7 @@ class VideoDataset(torch.utils.data.Dataset):
         return VideoViews(views, self.labels[index], index, self.paths[index], error)
 
     def _val_sample(self, index: int) -> Sample:
-        """The central clip and crop."""
+        """The central crop of the central clip."""
         size = self.cfg.DATA.TRAIN_CROP_SIZE
         crop = partial(transforms.whole_frame, short_side=size)
         try:

@@ -16,7 +16,7 @@ HEADER = "original_vido_id video_id frame_id path labels"
 
 
 class FrameList(NamedTuple):
-    """Names of the videos; for each, one string with the paths of its frames, a line each."""
+    """`names` of the videos; `paths` has one string per video, with one frame path per line."""
 
     names: list[str]
     paths: StringArray
@@ -27,11 +27,11 @@ def has_header(list_file: str) -> bool:
 
 
 def read_frame_list(list_file: str) -> FrameList:
-    """Read and check a list; the lines of a video must be consecutive."""
+    """Read and check a list; all lines of one video must be consecutive."""
     if not has_header(list_file):
         raise DataError(
-            f"{list_file}, line 1: expected the header {HEADER!r}; without this file, the videos "
-            "are DATA.PATH_PREFIX/ID.webm"
+            f"{list_file}, line 1: expected the header {HEADER!r}; remove this file if "
+            "the videos are DATA.PATH_PREFIX/ID.webm, not extracted frames"
         )
     names, block, ends = _parse(list_file)
     if not names:
@@ -43,9 +43,9 @@ def read_frame_list(list_file: str) -> FrameList:
 
 
 def _parse(list_file: str) -> tuple[list[str], bytearray, list[int]]:
-    """Names of the videos, the lines of all paths, and where the paths of each video end.
+    """Names of the videos, one block with all paths as lines, and each video's end in the block.
 
-    A list has millions of lines: the loop works on bytes and does little per line.
+    The loop works on bytes and does little per line, because lists have millions of lines.
     """
     names: list[str] = []
     block, ends = bytearray(), []
@@ -61,7 +61,7 @@ def _parse(list_file: str) -> tuple[list[str], bytearray, list[int]]:
 
     with open_text(list_file, mode="rb", encoding=None) as file:
         lines = enumerate(file, start=1)
-        for _, line in lines:  # up to the header, after blank lines
+        for _, line in lines:  # skip the header and blank lines before it
             if line.strip(b"\xef\xbb\xbf \t\r\n"):
                 break
         for line_number, line in lines:

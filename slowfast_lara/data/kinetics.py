@@ -47,5 +47,5 @@ class Kinetics(VideoDataset):
 
 
 def _clip_length(cfg: CfgNode, fps: float) -> float:
-    """Number of frames of a video that a clip spans."""
+    """Number of video frames that a clip spans, at the frame rate of the video."""
     return cfg.DATA.NUM_FRAMES * cfg.DATA.SAMPLING_RATE * fps / cfg.DATA.TARGET_FPS

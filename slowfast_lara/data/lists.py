@@ -1,4 +1,4 @@
-"""Lists of videos: `path label` lines, and the videos below a folder."""
+"""Readers of `path label` lists, and search for the videos below a folder."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ VIDEO_SUFFIXES = (
 def read_path_labels(
     list_file: str, separator: str, num_classes: int, prefix: str
 ) -> tuple[list[str], list[int]]:
-    """Paths and labels of a list."""
+    """Read the paths and labels of a list."""
     paths: list[str] = []
     labels: list[int] = []
     for where, path, label in read_entries(list_file, separator, prefix):
@@ -29,7 +29,7 @@ def read_path_labels(
 
 
 def read_entries(list_file: str, separator: str, prefix: str) -> Iterator[tuple[str, str, str]]:
-    """For each line of a list: "FILE, line N" for errors, the path with its prefix, the label."""
+    """Yield (location, path, label) for each line; the location "FILE, line N" is for errors."""
     is_first = True
     for number, line in read_lines(list_file):
         where = f"{list_file}, line {number}"
@@ -45,10 +45,10 @@ def read_entries(list_file: str, separator: str, prefix: str) -> Iterator[tuple[
 
 
 def find_prefix(prefix: str, first_path: str, list_file: str) -> str:
-    """The folder that relative paths of a list start from.
+    """The folder to prepend to relative paths of a list: `prefix` if it is not empty.
 
-    By default the working directory, as in PySlowFast, or the list's folder if `first_path` does
-    not exist in the working directory.
+    Otherwise, paths are relative to the working directory, as in PySlowFast, or to the list's
+    folder if `first_path` does not exist in the working directory.
     """
     if prefix or os.path.exists(first_path):
         return prefix
@@ -56,7 +56,7 @@ def find_prefix(prefix: str, first_path: str, list_file: str) -> str:
 
 
 def read_lines(list_file: str) -> Iterator[tuple[int, str]]:
-    """Numbers and contents of the lines that are not blank."""
+    """Yield the number and the stripped text of each line that is not blank."""
     with open_text(list_file) as file:
         for number, line in enumerate(file, start=1):
             if line.strip():
@@ -64,7 +64,7 @@ def read_lines(list_file: str) -> Iterator[tuple[int, str]]:
 
 
 def parse_label(text: str, num_classes: int, where: str) -> int:
-    """Class number of a label; errors start with `where`."""
+    """Parse and check a class number; error messages start with `where`."""
     try:
         label = int(text)
     except ValueError:
@@ -83,7 +83,7 @@ def fits_in_a_list(path: str) -> bool:
 
 
 def listed_videos_below(folder: str) -> Iterator[str]:
-    """`videos_below`, with a DataError for a path that does not fit in a list."""
+    """Like `videos_below`, but raise a DataError for a path that does not fit in a list."""
     for path in videos_below(folder):
         if not fits_in_a_list(path):
             raise DataError(f"{path!r}: paths in lists must be UTF-8 without line breaks")
@@ -91,7 +91,7 @@ def listed_videos_below(folder: str) -> Iterator[str]:
 
 
 def videos_below(folder: str) -> Iterator[str]:
-    """The paths of all videos below a folder, sorted, without hidden files.
+    """Yield the paths of all videos below a folder, sorted, without hidden files.
 
     Follows symbolic links to other folders and visits each folder once. Raises a DataError for a
     folder that cannot be read.
@@ -101,7 +101,7 @@ def videos_below(folder: str) -> Iterator[str]:
 
     def should_visit(path: str) -> bool:
         real = os.path.realpath(path)
-        # A link to a folder above is a cycle; a folder below is visited by its own path.
+        # A link to a folder above `top` is a cycle; a folder below is visited by its own path.
         is_above_or_below = os.path.commonpath((top, real)) in (top, real)
         if real in visited or (os.path.islink(path) and is_above_or_below):
             return False

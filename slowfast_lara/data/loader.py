@@ -1,4 +1,4 @@
-"""DataLoaders: the videos that each rank reads, and their order."""
+"""DataLoaders for training, validation and testing; samplers that split videos among ranks."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ from slowfast_lara.errors import DataError, RunError, first_line, no_shared_memo
 
 T = TypeVar("T")
 
-# Clips per video with repeated augmentation, as in Motionformer and DeiT.
+# Clips per video and epoch with repeated augmentation, as in Motionformer and DeiT.
 REPETITIONS = 3
 
 
 class Batch(NamedTuple):
-    """`clips` are PySlowFast's list of pathways: one tensor [B, 3, T, H, W], or none if B is 0."""
+    """`clips` is a list, as in PySlowFast: one tensor [B, 3, T, H, W], or empty if B is 0."""
 
     clips: list[torch.Tensor]
     labels: torch.Tensor
@@ -41,18 +41,18 @@ class Batch(NamedTuple):
 
 @dataclass(eq=False)
 class TrainBatches:
-    """Batch sampler of (epoch, index): each rank takes its slice of the same global batches.
+    """Batch sampler of dataset keys (epoch, index); each rank takes its slice of a global batch.
 
-    (PySlowFast shards by rank only if NUM_GPUS > 1: on several nodes with one GPU each, all ranks
-    would train on the same videos.)
+    (PySlowFast splits batches only if NUM_GPUS > 1: on several nodes with one GPU each, all its
+    ranks train on the same videos.)
 
-    With `repeated` augmentation the keys are (epoch, index, repetition), and the repetitions of a
+    With `repeated` augmentation, the keys are (epoch, index, repetition), and the repetitions of a
     video are consecutive (Hoffer et al. 2020, "Augment your batch"). An epoch still has as many
-    clips as the list has videos; the videos that it omits appear in other epochs.
+    clips as the list has videos, so it covers a random fraction 1 / REPETITIONS of the videos.
     """
 
     num_videos: int
-    batch_size: int  # of a rank
+    batch_size: int  # per rank
     rank: int
     world_size: int
     seed: int
@@ -62,7 +62,7 @@ class TrainBatches:
         self.set_epoch(0)
 
     def set_epoch(self, epoch: int, first_batch: int = 0) -> None:
-        """Set the next epoch, and the batch to start from (after a resume)."""
+        """Set the epoch to iterate over next, and its first batch (after a resume)."""
         self._epoch, self._first_batch = epoch, first_batch
 
     def __len__(self) -> int:
@@ -82,7 +82,7 @@ class TrainBatches:
 
 
 class TestVideos:
-    """Sampler of a test: each video on one rank."""
+    """Test sampler that assigns each video to one rank."""
 
     def __init__(self, num_videos: int, rank: int, world_size: int) -> None:
         self._num_videos, self._rank, self._world_size = num_videos, rank, world_size
@@ -103,7 +103,7 @@ class TestVideos:
 def train_loader(
     cfg: CfgNode, *, batch_size: int, rank: int = 0, world_size: int = 1, dataset: Any = None
 ) -> DataLoader:
-    """Loader of `Batch` from the config's training list, or from another dataset.
+    """Loader of `Batch` objects from `dataset`, by default the config's training list.
 
     Call `loader.batch_sampler.set_epoch` before each epoch.
     """
@@ -119,14 +119,14 @@ def train_loader(
 
 
 def val_loader(cfg: CfgNode, *, batch_size: int, rank: int = 0, world_size: int = 1) -> DataLoader:
-    """Loader of `Batch`; every video once over all ranks, without padding."""
+    """Validation loader of `Batch` objects; each video is read by one rank, without padding."""
     dataset = dataset_class(cfg, "TRAIN")(cfg, "val")
     videos = range(rank, len(dataset), world_size)
     return _loader(cfg, dataset, sampler=videos, batch_size=batch_size, collate_fn=collate)
 
 
 def test_loader(cfg: CfgNode, *, rank: int = 0, world_size: int = 1) -> DataLoader:
-    """Loader of `VideoViews`; `loader.sampler.leave_out` omits videos that have scores."""
+    """Test loader of `VideoViews`; `loader.sampler.leave_out` omits videos that have scores."""
     dataset = dataset_class(cfg, "TEST")(cfg, "test")
     videos = TestVideos(len(dataset), rank, world_size)
     # The views of a video take hundreds of megabytes: a worker prefetches one video, not two.
@@ -137,8 +137,8 @@ def test_loader(cfg: CfgNode, *, rank: int = 0, world_size: int = 1) -> DataLoad
 def _disable_opencv_threads(worker: int | None = None) -> None:
     """Disable OpenCV's threads: the workers already use all cores.
 
-    The main process calls it before workers fork: in a forked process, `cv2.setNumThreads` waits
-    forever for threads that only the parent has. A spawned worker has OpenCV's default at first.
+    The main process calls this before workers fork: in a forked process, `cv2.setNumThreads` waits
+    forever for threads that only the parent has. Spawned workers call it too, when they start.
     """
     if cv2.getNumThreads() != 1:
         cv2.setNumThreads(0)
@@ -147,8 +147,8 @@ def _disable_opencv_threads(worker: int | None = None) -> None:
 def _loader(cfg: CfgNode, dataset: torch.utils.data.Dataset, **options) -> VideoLoader:
     workers = cfg.DATA_LOADER.NUM_WORKERS
     _disable_opencv_threads()
-    # If the constructor of PyTorch's iterator fails for lack of shared memory, its destructor needs
-    # this attribute, which the constructor sets last; otherwise it prints a traceback.
+    # If the constructor of PyTorch's iterator fails for lack of shared memory, it may not have set
+    # this attribute yet. The destructor reads it and, without this default, prints a traceback.
     _MultiProcessingDataLoaderIter._shutdown = True
     return VideoLoader(
         dataset,
@@ -161,15 +161,15 @@ def _loader(cfg: CfgNode, dataset: torch.utils.data.Dataset, **options) -> Video
 
 
 class VideoLoader(DataLoader):
-    """A DataLoader that raises the death of a worker as a one-line error from its iterator.
+    """A DataLoader whose iterator raises a one-line RunError if a worker dies.
 
-    PyTorch would also raise it from a SIGCHLD handler, at any point of the main thread: inside
-    logging, which prints and drops it, inside a file write, which would report a disk error, or
-    while another worker transfers a batch. A waiting iterator checks its workers every five
-    seconds anyway.
+    PyTorch also raises an error from a SIGCHLD handler, at any point of the main thread. Inside
+    logging, that error would be printed and dropped; inside a file write, it would look like a disk
+    error. This class removes that handler, which is not needed: an iterator that waits for a batch
+    checks its workers every five seconds.
     """
 
-    # PyTorch's annotation requires its own iterator class, which nothing here needs.
+    # PyTorch declares its own iterator class as the return type; nothing here depends on it.
     def __iter__(self) -> Iterator[Any]:  # type: ignore[override]
         try:
             with _preserved_sigchld_handler():
@@ -178,7 +178,7 @@ class VideoLoader(DataLoader):
                 if isinstance(item, WorkerError):
                     raise RunError(item.reason)
                 yield item
-        # From PyTorch, or from the connection over which a worker transfers a batch.
+        # Raised by PyTorch, or by the connection over which a worker sends a batch.
         except (RuntimeError, OSError, EOFError) as error:
             workers = getattr(self._iterator, "_workers", ())
             reason = _death_reason(workers, first_line(error))
@@ -189,7 +189,7 @@ class VideoLoader(DataLoader):
 
 @contextlib.contextmanager
 def _preserved_sigchld_handler() -> Iterator[None]:
-    """Undo PyTorch's change of the SIGCHLD handler; Windows has no such signal."""
+    """Restore the SIGCHLD handler that PyTorch replaces; Windows has no SIGCHLD."""
     handler = signal.getsignal(signal.SIGCHLD) if hasattr(signal, "SIGCHLD") else None
     yield
     if handler is not None and threading.current_thread() is threading.main_thread():
@@ -197,18 +197,18 @@ def _preserved_sigchld_handler() -> Iterator[None]:
 
 
 def _death_reason(workers: Sequence[BaseProcess], message: str) -> str:
-    """Why a worker died, and the remedy; "" if all are alive.
+    """Why a worker died and what to change, as an error message; "" if all workers are alive.
 
-    The connections of a process close a moment before its exit code is known.
+    Waits for exit codes, because a dying process closes its connections a moment before it ends.
     """
     ended = wait([worker.sentinel for worker in workers], timeout=1)
     for worker in workers:
         worker.join(timeout=1 if worker.sentinel in ended else 0)
     codes = {worker.exitcode for worker in workers} - {None}
-    # Windows has neither signal; no process ends with the code -inf.
+    # Windows has neither SIGBUS nor SIGKILL; the default -inf is never an exit code.
     if -getattr(signal, "SIGBUS", math.inf) in codes:
         return no_shared_memory(message)
-    # Only PyTorch's message reports a worker that died during its start.
+    # A worker that died during its start is not in `workers`; PyTorch's message reports it.
     killed = -getattr(signal, "SIGKILL", math.inf) in codes
     if killed or (not codes and message.startswith("DataLoader worker (pid")):
         return (
@@ -225,7 +225,7 @@ def _collate_one(videos: list[VideoViews | WorkerError]) -> VideoViews | WorkerE
 
 
 def collate(samples: list[Sample | WorkerError]) -> Batch | WorkerError:
-    if isinstance(samples[0], WorkerError):  # then it is the only item
+    if isinstance(samples[0], WorkerError):  # `__getitems__` returns it alone
         return samples[0]
     read = [sample for sample in samples if isinstance(sample, Sample)]
     good = [sample for sample in read if sample.clip is not None]
@@ -245,8 +245,8 @@ def collate(samples: list[Sample | WorkerError]) -> Batch | WorkerError:
 def _to_shared_memory(item: T, tensors: list[torch.Tensor | None]) -> T | WorkerError:
     """In a worker, move the tensors of `item` to shared memory.
 
-    PyTorch would move them in a thread, where an error loses the item: the main process would wait
-    for it forever.
+    Otherwise PyTorch would move them in a background thread. An error there would lose the item,
+    and the main process would wait for it forever.
     """
     if torch.utils.data.get_worker_info() is not None:
         try:

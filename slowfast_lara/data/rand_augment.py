@@ -1,9 +1,9 @@
 """RandAugment: a few random operations, the same on all frames of a clip.
 
 Cubuk et al., "RandAugment: Practical automated data augmentation with a reduced search space"
-(2020), with the usual operations and strengths of the notation rand-m20-n2-mstd0.5-inc: n
-operations, each applied with probability 1/2, at a magnitude drawn from N(m, mstd) and clipped to
-0..10.
+(2020). The notation rand-m20-n2-mstd0.5-inc means: draw n operations and apply each of them with
+probability 1/2, at a magnitude drawn from a normal distribution (mean m, standard deviation mstd)
+and clipped to 0..10. The strength of an operation is magnitude / 10. See `operations` for "inc".
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ from slowfast_lara.data.transforms import brightness, by_frame, contrast, look_u
 NOTATION = re.compile(r"rand-m(\d+(?:\.\d+)?)-n(\d+)(?:-mstd(\d+(?:\.\d+)?))?(-inc)?")
 PROBABILITY = 0.5
 MAX_MAGNITUDE = 10
-# Colour of pixels from outside the frame: the mean of Kinetics.
+# Colour of pixels that a warp takes from outside the frame: the mean colour of Kinetics.
 FILL = (115, 115, 115)
 
 Operation = Callable[[np.ndarray, float], np.ndarray]
 
 
 def auto_contrast(clip: np.ndarray) -> np.ndarray:
-    """Stretch each channel of each frame to 0..255."""
+    """Stretch the values of each channel of each frame linearly to 0..255."""
 
     def stretch(histogram: np.ndarray) -> np.ndarray:
         used = histogram.nonzero()[0]
@@ -39,7 +39,7 @@ def auto_contrast(clip: np.ndarray) -> np.ndarray:
 
 
 def equalize(clip: np.ndarray) -> np.ndarray:
-    """Flatten the histogram of each channel of each frame."""
+    """Equalise the histogram of each channel of each frame."""
 
     def flatten(histogram: np.ndarray) -> np.ndarray:
         used = histogram[histogram.nonzero()]
@@ -63,28 +63,28 @@ def _by_histogram(clip: np.ndarray, table_of: Callable[[np.ndarray], np.ndarray]
 
 
 def posterize(clip: np.ndarray, bits: int) -> np.ndarray:
-    """Keep the highest `bits` of each value."""
+    """Keep the `bits` most significant bits of each value."""
     return clip & np.uint8(256 - 2 ** (8 - bits))
 
 
 def solarize(clip: np.ndarray, threshold: int) -> np.ndarray:
-    """Invert values from the threshold on."""
+    """Invert the values at or above the threshold."""
     values = np.arange(256)
     return look_up(clip, np.where(values < threshold, values, 255 - values))
 
 
 def solarize_add(clip: np.ndarray, added: int) -> np.ndarray:
-    """Brighten the darker half of the values."""
+    """Add `added` to the values below 128."""
     values = np.arange(256)
     return look_up(clip, np.where(values < 128, values + added, values))
 
 
 def sharpness(clip: np.ndarray, factor: float) -> np.ndarray:
-    """Interpolate between a smoothed clip (0) and the clip (1), or extrapolate."""
+    """Blend a smoothed clip (factor 0) and the clip (factor 1); larger factors extrapolate."""
     smooth = np.array([[1, 1, 1], [1, 5, 1], [1, 1, 1]]) / 13
 
     def change(frame: np.ndarray, out: np.ndarray) -> None:
-        smoothed = frame.copy()  # the border is not smoothed
+        smoothed = frame.copy()  # the outermost pixels stay unsmoothed
         smoothed[1:-1, 1:-1] = cv2.filter2D(frame, -1, smooth)[1:-1, 1:-1]
         cv2.addWeighted(frame, factor, smoothed, 1 - factor, 0, dst=out)
 
@@ -102,18 +102,18 @@ def affine(clip: np.ndarray, matrix: np.ndarray | Sequence[Sequence[float]]) -> 
 
 
 def rotate(clip: np.ndarray, degrees: float) -> np.ndarray:
-    """Rotate about the centre, counter-clockwise."""
+    """Rotate counter-clockwise about the centre."""
     centre = ((clip.shape[2] - 1) / 2, (clip.shape[1] - 1) / 2)
     forward = cv2.getRotationMatrix2D(centre, degrees, 1)
     return affine(clip, cv2.invertAffineTransform(forward))
 
 
 def operations(increasing: bool) -> tuple[dict[str, Operation], dict[str, Operation]]:
-    """One-sided and symmetric operations by name, as functions of a strength 0 to 1.
+    """One-sided operations (strength 0 to 1) and symmetric ones (strength -1 to 1), by name.
 
-    Symmetric ones take a random sign. If `increasing` ("inc" in the notation), a larger strength
-    always changes more. Otherwise posterize and solarize change most at 0, and the enhancement
-    factors range from 0.1 over 1, which changes nothing, to 1.9.
+    If `increasing` ("inc" in the notation), a larger absolute strength never changes the clip less.
+    Otherwise, posterize and solarize change the clip most at strength 0. The factor of color,
+    contrast, brightness and sharpness is then 0.1 at strength 0, 1 (no change) at 0.5 and 1.9 at 1.
     """
     base, step = (1, 0.9) if increasing else (0.1, 1.8)
 
@@ -149,7 +149,7 @@ def operations(increasing: bool) -> tuple[dict[str, Operation], dict[str, Operat
 
 
 class RandAugment:
-    """RandAugment by its notation `spec`, such as rand-m20-n2-mstd0.5-inc."""
+    """Applies RandAugment to clips; `spec` is its notation, such as rand-m20-n2-mstd0.5-inc."""
 
     def __init__(self, spec: str) -> None:
         match = NOTATION.fullmatch(spec)
@@ -164,7 +164,7 @@ class RandAugment:
         self._increasing = increasing is not None
 
     def __call__(self, clip: np.ndarray, rng: np.random.Generator) -> np.ndarray:
-        # Not an attribute: lambdas cannot be pickled to a worker.
+        # Built in every call: stored lambdas could not be pickled for spawned workers.
         one_sided, symmetric = operations(self._increasing)
         for name in rng.choice(sorted([*one_sided, *symmetric]), self._count):
             applied, sign = rng.random() < PROBABILITY, rng.choice([-1, 1])

@@ -1,7 +1,7 @@
 """Registry of the datasets that TRAIN.DATASET and TEST.DATASET can name.
 
 To add a dataset, subclass VideoDataset, Kinetics or Ssv2 and call `DATASETS.register(YourSet)`
-before loading the config. (PySlowFast's registry already has another Kinetics.)
+before loading the config. (PySlowFast has its own registry, with another class named Kinetics.)
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ DATASETS.register(Ssv2)
 
 
 def dataset_class(cfg: CfgNode, part: str) -> type[VideoDataset]:
-    """The dataset class of `part` of the config, "TRAIN" or "TEST"; its name in any case."""
+    """The class that `part`.DATASET names (`part`: "TRAIN" or "TEST"); letter case is ignored."""
     name, classes = cfg[part].DATASET, dict(DATASETS)
     for known in classes:
         if known.lower() == name.lower():

@@ -1,7 +1,7 @@
 """Frame indices of clips and views.
 
-PySlowFast's rule for Kinetics; for Something-Something, one frame from each of T equal segments of
-the video.
+Kinetics uses PySlowFast's rule: equally spaced frames of a clip. Something-Something uses one frame
+from each of T equal segments of the whole video.
 """
 
 from __future__ import annotations
@@ -13,10 +13,10 @@ import torch
 def clip_indices(
     video_frames: int, length: float, num_frames: int, view: float, num_views: int
 ) -> np.ndarray:
-    """Frames of clip `view` of `num_views` evenly spaced clips that each span `length` frames.
+    """Frame indices of clip number `view` of `num_views` evenly spaced clips of `length` frames.
 
-    With num_views 1, a fraction `view` drawn from [0, 1) gives a random clip. Torch computes in
-    float32, as in PySlowFast: indices close to a whole number depend on the rounding.
+    With num_views 1, a random `view` in [0, 1) gives a random clip. PyTorch computes in float32, as
+    in PySlowFast: float64 would truncate some indices to another frame.
     """
     start = max(video_frames - length, 0) * view / num_views
     indices = torch.linspace(start, start + length - 1, num_frames)
@@ -24,7 +24,7 @@ def clip_indices(
 
 
 def segment_indices(video_frames: int, num_frames: int, offsets: float | np.ndarray) -> np.ndarray:
-    """One frame from each of `num_frames` segments, at `offsets` in [0, 1) within them."""
+    """One frame index per equal segment; `offsets` in [0, 1) are the positions in the segments."""
     segments = np.arange(num_frames)
     indices = np.floor((segments + offsets) * video_frames / num_frames)
     return indices.astype(np.int64).clip(0, video_frames - 1)
@@ -33,11 +33,11 @@ def segment_indices(video_frames: int, num_frames: int, offsets: float | np.ndar
 def segment_view_indices(
     video_frames: int, num_frames: int, view: int, num_views: int
 ) -> np.ndarray:
-    """Frames of view `view` of `num_views`, shifted evenly within the segments.
+    """Frame indices of view number `view` of `num_views`; views are evenly spaced in each segment.
 
-    (PySlowFast uses the same frames for every view.) If segments have fewer frames than there are
-    views, shifts are below one frame: each segment rounds at its own threshold, so that the views
-    still differ.
+    (PySlowFast uses the same frames for every view.) If a segment has fewer frames than there are
+    views, two views are less than one frame apart. Each segment then rounds at a different
+    threshold, so that the views still differ.
     """
     if video_frames >= num_frames * num_views or num_views == 1:
         return segment_indices(video_frames, num_frames, (view + 0.5) / num_views)

@@ -33,7 +33,7 @@ IMAGE_SUFFIXES = (".jpg", ".jpeg", ".png", ".webp", ".bmp")
 
 @dataclass(frozen=True)
 class FrameArray:
-    """Frames in memory, uint8 RGB [T, H, W, 3], with their frame rate if it is known."""
+    """Frames in memory, uint8 RGB [T, H, W, 3]; `fps` is None if the frame rate is unknown."""
 
     pixels: np.ndarray
     fps: float | None = None
@@ -43,7 +43,7 @@ class FrameArray:
         if len(shape) != 4 or shape[3] != 3 or not shape[0] or dtype != np.uint8:
             raise DecodeError(f"expected frames uint8 [T, H, W, 3], got {dtype} {list(shape)}")
         if self.fps is not None and not 0 < self.fps < float("inf"):
-            raise DecodeError(f"the frames' fps is {self.fps}; must be positive")
+            raise DecodeError(f"the frames' fps is {self.fps}; must be positive and finite")
         try:
             check_size(*shape[1:3])
         except ValueError as error:
@@ -68,9 +68,9 @@ def read_frames(
     """Read the frames that `choose` selects, cropped by `crop`.
 
     Args:
-        whole: decode all of a video file, to choose by the number of frames that decode.
-        default_fps: rate of sources without one.
-        threads, cache: of video files; see `read_clip`.
+        whole: decode the whole video file, so that `choose` gets the number of decoded frames.
+        default_fps: frame rate of sources that have none.
+        threads, cache: only for video files; see `read_clip`.
     """
     if isinstance(source, FrameArray):
         indices = choose(len(source.pixels), source.fps or default_fps)
@@ -97,7 +97,7 @@ def _read_cropped(
 def open_frames(
     source: FrameSource, default_fps: float = 30
 ) -> Iterator[tuple[float, Iterator[np.ndarray]]]:
-    """Frames per second, and an iterator over all frames, uint8 RGB [H, W, 3]."""
+    """Open a source; yield its frame rate and an iterator over its frames, uint8 RGB [H, W, 3]."""
     if isinstance(source, FrameArray):
         yield float(source.fps or default_fps), iter(source.pixels)
         return
@@ -111,7 +111,7 @@ def open_frames(
 
 
 def _image_files(source: VideoPath) -> Sequence[str] | None:
-    """The image files of a source; None for a video file."""
+    """The image files of a source; None if the source is a video file."""
     if not isinstance(source, str):
         return source
     return list_images(source) if os.path.isdir(source) else None
@@ -138,7 +138,7 @@ def read_image(path: str) -> np.ndarray:
     if not os.path.isfile(path):  # OpenCV would block on a FIFO
         raise DecodeError(f"{path}: no such file")
     try:
-        with Image.open(path) as header:  # reads no pixels; OpenCV would
+        with Image.open(path) as header:  # reads only the header
             check_size(header.height, header.width)
         image = cv2.imread(path, cv2.IMREAD_COLOR)
     except cv2.error as error:
@@ -148,5 +148,5 @@ def read_image(path: str) -> np.ndarray:
     except Exception as error:  # Pillow raises many exception types on a damaged header
         raise DecodeError(f"{path}: {first_line(error)}") from None
     if image is None:
-        raise DecodeError(f"{path}: not an image that can be read")
+        raise DecodeError(f"{path}: cannot be read as an image")
     return cv2.cvtColor(image, cv2.COLOR_BGR2RGB)

@@ -1,14 +1,12 @@
-"""Something-Something-v2 in its common forms.
+"""Something-Something-v2, in one of three layouts of DATA.PATH_TO_DATA_DIR.
 
-DATA.PATH_TO_DATA_DIR contains one of
-- only the official something-something-v2-{labels,train,validation}.json: the videos are
-  DATA.PATH_PREFIX/ID.webm, or ID.mp4 after `data prepare`;
-- these files and PySlowFast's train.csv and val.csv, whose header starts with
-  `original_vido_id`: the videos are extracted frames, DATA.PATH_PREFIX/path;
-- no JSON, but `path label` lists as for Kinetics (datasets/build_ssv2_lists.py writes them if
-  some videos are missing).
-Tests use test.csv if it exists and otherwise the validation set: the official test set has no
-labels.
+- Only the official something-something-v2-{labels,train,validation}.json: the videos are
+  DATA.PATH_PREFIX/ID.webm, or ID.mp4 after `data prepare`.
+- These JSON files, and PySlowFast's train.csv and val.csv, whose header starts with
+  `original_vido_id`: the videos are extracted frames, DATA.PATH_PREFIX/path.
+- `path label` lists as for Kinetics, without the JSON files. datasets/build_ssv2_lists.py writes
+  such lists; they are needed if some videos are missing.
+Tests use test.csv if it exists, otherwise the validation set: the official test set has no labels.
 """
 
 from __future__ import annotations
@@ -35,7 +33,7 @@ PREFIX = "something-something-v2-"
 
 
 class Ssv2(VideoDataset):
-    """One frame from each of NUM_FRAMES equal segments of the video."""
+    """Clips of one frame from each of NUM_FRAMES equal segments of the video."""
 
     # "Pushing something from left to right" mirrored is another class.
     may_flip = False
@@ -44,7 +42,7 @@ class Ssv2(VideoDataset):
     def read_lists(self) -> tuple[list[str], list[int]]:
         data, num_classes = self.cfg.DATA, self.cfg.MODEL.NUM_CLASSES
         folder = data.PATH_TO_DATA_DIR
-        # If the videos are extracted frames: the frames' paths, by row of the list.
+        # Paths of extracted frames, one string per video of the list; None for video files.
         self._frames: StringArray | None = None
         split = "train" if self.mode == "train" else "validation"
         list_file = os.path.join(folder, f"{self.mode}.csv")
@@ -102,7 +100,7 @@ class Ssv2(VideoDataset):
 
 
 def video_suffix(folder: str, names: Iterable[str]) -> str:
-    """The suffix of the first videos that exist: .webm, or .mp4 after `data prepare`."""
+    """Suffix of the first video found: .webm (also if none is found), or .mp4 if prepared."""
     for name in itertools.islice(names, 20):
         for suffix in (".webm", ".mp4"):
             if os.path.isfile(os.path.join(folder, f"{name}{suffix}")):
@@ -111,7 +109,7 @@ def video_suffix(folder: str, names: Iterable[str]) -> str:
 
 
 def read_annotations(folder: str, split: str, num_classes: int) -> dict[str, int]:
-    """Labels by video of a split ("train", "validation"), from the official JSON files."""
+    """Read {video ID: label} of a split ("train" or "validation") from the official files."""
     labels_file = os.path.join(folder, f"{PREFIX}labels.json")
     class_of = _read_json(labels_file, dict, 'an object {"template": "class number"}')
     split_file = os.path.join(folder, f"{PREFIX}{split}.json")

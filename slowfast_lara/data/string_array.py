@@ -14,10 +14,10 @@ import torch
 
 
 class StringArray(Sequence[str]):
-    """`block`: the strings as UTF-8, concatenated; `ends`: where each one ends."""
+    """`block` has the concatenated UTF-8 strings; `ends` has the end offset of each string."""
 
     def __init__(self, block: bytes | bytearray, ends: np.ndarray) -> None:
-        # The extra byte is there because PyTorch refuses an empty buffer.
+        # The extra byte is needed because PyTorch rejects an empty buffer.
         shared = torch.frombuffer(bytearray(block) + b"\0", dtype=torch.uint8)
         self.__setstate__((shared, torch.from_numpy(np.append(0, ends).astype(np.int64))))
 
@@ -26,7 +26,7 @@ class StringArray(Sequence[str]):
 
     def __setstate__(self, tensors: tuple[torch.Tensor, torch.Tensor]) -> None:
         self._tensors = tensors
-        # The same memory as arrays, which are faster to index.
+        # NumPy arrays on the same memory are faster to index than tensors.
         self._block, self._ends = (tensor.numpy() for tensor in tensors)
 
     @staticmethod
@@ -41,11 +41,11 @@ class StringArray(Sequence[str]):
         """A string, or a list of strings for a slice."""
         if isinstance(index, slice):
             return [self[one] for one in range(*index.indices(len(self)))]
-        index = range(len(self))[index]  # raises an IndexError
+        index = range(len(self))[index]  # raises IndexError if out of range
         string = self._block[self._ends[index] : self._ends[index + 1]].tobytes()
         return string.decode("utf-8", "surrogateescape")
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Sequence) and list(self) == list(other)
 
-    __hash__ = None  # type: ignore[assignment]  # like a list
+    __hash__ = None  # type: ignore[assignment]  # unhashable, like a list

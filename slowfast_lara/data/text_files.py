@@ -1,4 +1,4 @@
-"""Text and JSON files of the user: errors are DataErrors that name the file."""
+"""Reading of the user's text and JSON files; every error is a DataError with the path."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from slowfast_lara.files import check_regular_file, parse_json
 
 @contextmanager
 def open_text(path: str, **options: Any) -> Iterator[IO[Any]]:
-    """Open a UTF-8 file, with or without a BOM; `options` as in `open`."""
+    """Open a UTF-8 file, with or without a BOM; `options` are those of `open`."""
     try:
         check_regular_file(path)
         with open(path, **{"encoding": "utf-8-sig", **options}) as file:
@@ -25,7 +25,7 @@ def open_text(path: str, **options: Any) -> Iterator[IO[Any]]:
 
 
 def load_json(text: str, path: str) -> Any:
-    """Parse the text of a JSON file."""
+    """Parse the text of the JSON file at `path`."""
     try:
         return parse_json(text)
     except json.JSONDecodeError as error:

@@ -2,9 +2,10 @@
 
 Training demuxes a video once for its timestamps; later epochs, runs and processes read them from
 `timestamps.sqlite3`. An entry is valid while its video has the same path, size and modification
-time. A stale entry, or a file that is foreign, corrupt or not writable, is ignored: the video is
-demuxed again. The database uses a rollback journal, not a write-ahead log, because that also works
-on NFS and in read-only folders.
+time; otherwise the video is demuxed again. A cache file that is corrupt or belongs to another
+application is ignored. If the cache file is not writable, new entries stay in memory. The database
+uses a rollback journal, because SQLite's write-ahead log does not work on NFS or in read-only
+folders.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ import numpy as np
 logger = logging.getLogger(__name__)
 
 FILE_NAME = "timestamps.sqlite3"
-_APPLICATION_ID = 0x534C4652  # marks the file as ours
+_APPLICATION_ID = 0x534C4652  # SQLite header field that identifies our files
 _SCHEMA = (
     "CREATE TABLE IF NOT EXISTS videos (path BLOB PRIMARY KEY, size INTEGER, mtime_ns INTEGER, "
     "num_frames INTEGER, fps REAL, pts BLOB, key_pts BLOB, checksum INTEGER) WITHOUT ROWID"
@@ -32,10 +33,10 @@ _SCHEMA = (
 # New entries are written in batches: after this many videos or seconds, and at process exit.
 _BATCH_VIDEOS, _BATCH_SECONDS = 256, 10.0
 LOCK_TIMEOUT = 5.0  # seconds
-# If the file is not writable, a process keeps the last entries in memory, up to this number.
+# If the file is not writable, a process keeps up to this many of the latest entries in memory.
 _MAX_PENDING = 10_000
-# Files changed more recently are not cached: a second change within one tick of the file system's
-# clock would keep the modification time.
+# A video modified less than 2 s ago is not cached: a second modification within one tick of the
+# file system's clock would not change the modification time.
 _SETTLED_NS = 2_000_000_000
 
 FileVersion = tuple[int, int]  # size in bytes, modification time in nanoseconds
@@ -53,16 +54,16 @@ class Timestamps(NamedTuple):
     """Timestamps of a video's frames, from its packets."""
 
     num_frames: int
-    fps: float | None  # None if neither the header nor the timestamps give a plausible rate
+    fps: float | None  # None if neither header nor timestamps give a rate
     # In presentation order; None if the timestamps do not identify the frames.
     pts: np.ndarray | None
-    key_pts: np.ndarray  # of the packets flagged as key frames, sorted
+    key_pts: np.ndarray  # sorted pts of the packets flagged as key frames
 
 
 class TimestampCache:
     """Cache of `Timestamps` in `folder`; can be forked or pickled to worker processes.
 
-    Every operation opens its own connection: SQLite connections must not cross a fork.
+    Every operation opens a new connection: SQLite connections must not be used after a fork.
     """
 
     def __init__(self, folder: str) -> None:
@@ -72,11 +73,11 @@ class TimestampCache:
         self._can_read = self._can_write = True
         self._process = 0
         self._last_write = time.monotonic()
-        # Opened here to log a problem once, in the main process, before workers start.
+        # This query logs a problem with the file once, in the main process, before workers start.
         self._select("PRAGMA schema_version")
 
     def get(self, path: str, version: FileVersion | None) -> Timestamps | None:
-        """The timestamps of this version of a video, if they are cached."""
+        """Cached timestamps of this version of a video; None if there are none."""
         path = os.path.abspath(path)
         if version is None:
             return None
@@ -87,13 +88,13 @@ class TimestampCache:
         return None if row is None else _from_row(row)
 
     def put(self, path: str, version: FileVersion | None, timestamps: Timestamps) -> None:
-        """Cache timestamps of this version of a video, unless the video has just changed."""
+        """Cache timestamps of this version of a video, unless the file has just been modified."""
         if version is None or file_version(path) != version:
             return
         if abs(time.time_ns() - version[1]) < _SETTLED_NS:
             return
         if self._process != os.getpid():
-            self._process, self._pending = os.getpid(), {}  # the parent process writes its own
+            self._process, self._pending = os.getpid(), {}  # the parent writes inherited entries
             Finalize(None, self.write, exitpriority=0)
         self._pending[os.path.abspath(path)] = (version, timestamps)
         is_due = time.monotonic() - self._last_write > _BATCH_SECONDS
@@ -103,15 +104,15 @@ class TimestampCache:
     def write(self) -> None:
         """Write pending entries to the file, if it is writable."""
         self._last_write = time.monotonic()
-        # At process exit, a temporary folder may be gone.
+        # At process exit, the folder may have been deleted.
         if self._pending and self._can_write and os.path.isdir(self._folder):
             rows = [_to_row(path, *entry) for path, entry in self._pending.items()]
             try:
                 with closing(self._connect("rwc")) as connection, connection:
-                    # A cache may lose entries in a power cut.
+                    # No fsync: a cache may lose entries in a power failure.
                     connection.execute("PRAGMA synchronous = OFF")
                     connection.execute("BEGIN IMMEDIATE")
-                    _is_empty(connection)  # raises an error for the file of another application
+                    _is_empty(connection)  # raises ValueError if another application owns it
                     connection.execute(f"PRAGMA application_id = {_APPLICATION_ID}")
                     connection.execute(_SCHEMA)
                     connection.executemany(
@@ -126,12 +127,12 @@ class TimestampCache:
             del self._pending[path]
 
     def _select(self, query: str, values: tuple = ()) -> tuple | None:
-        """The first row of a query; None if no row matches or the file is unusable."""
+        """First row of a query's result; None if no row matches or the file is unusable."""
         if not self._can_read or not os.path.exists(self._file):
             return None
         try:
-            # "rw" also rolls back the transaction of a killed process; a file that is not writable
-            # is opened for reading.
+            # Mode "rw" lets SQLite roll back the unfinished transaction of a killed process. If the
+            # file is not writable, SQLite opens it read-only.
             with closing(self._connect("rw")) as connection:
                 is_empty = _is_empty(connection)
                 return None if is_empty else connection.execute(query, values).fetchone()
@@ -147,12 +148,12 @@ class TimestampCache:
 
 
 def _is_locked(error: Exception) -> bool:
-    """Whether another process was writing for too long: the next attempt may succeed."""
+    """Whether another process held the lock beyond LOCK_TIMEOUT; a later attempt may succeed."""
     return getattr(error, "sqlite_errorcode", 0) & 0xFF == sqlite3.SQLITE_BUSY
 
 
 def _is_empty(connection: sqlite3.Connection) -> bool:
-    """Whether the database has no tables; a ValueError if it belongs to another application."""
+    """Whether the database has no tables; raises ValueError if another application owns it."""
     (owner,) = connection.execute("PRAGMA application_id").fetchone()
     (tables,) = connection.execute("SELECT COUNT(*) FROM sqlite_master").fetchone()
     if owner != _APPLICATION_ID and tables:
@@ -176,7 +177,7 @@ def _from_row(row: tuple) -> Timestamps | None:
 
 
 def _pack(pts: np.ndarray) -> bytes:
-    """Differences compress to a few bytes if the frame rate is constant."""
+    """Compress the differences of pts: a few bytes if the frame rate is constant."""
     return zlib.compress(np.diff(pts, prepend=0).astype("<i8").tobytes())
 
 

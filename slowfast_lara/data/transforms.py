@@ -1,8 +1,8 @@
 """Crops, flips, colour changes and normalisation of clips.
 
 Clips are uint8 [T, H, W, 3] until they are normalised. Random functions draw once per clip from the
-generator that they are given. (PySlowFast's random_crop returns one value instead of two if there
-is nothing to crop, and its contrast_jitter passes a keyword that does not exist.)
+given generator. (PySlowFast's functions are not used: random_crop returns one value instead of two
+if there is nothing to crop, and contrast_jitter passes a keyword argument that does not exist.)
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ def whole_frame(height: int, width: int, short_side: int) -> Region:
 
 
 def uniform_crop(pixels: np.ndarray, size: int, position: int) -> np.ndarray:
-    """View of the square at `position` 0, 1 or 2 along the longer side of [..., H, W, 3]."""
+    """Square crop of [..., H, W, 3] at the start (0), centre (1) or end (2) of the longer side."""
     height, width = pixels.shape[-3:-1]
     y, x = math.ceil((height - size) / 2), math.ceil((width - size) / 2)
     if height > width:
@@ -47,23 +47,23 @@ def uniform_crop(pixels: np.ndarray, size: int, position: int) -> np.ndarray:
 def draw_short_side(
     rng: np.random.Generator, smallest: float, largest: float, inverse: bool
 ) -> int:
-    """Draw a short side, uniform or (`inverse`) with a uniform reciprocal."""
+    """Draw a short side in pixels: uniform, or with a uniform reciprocal if `inverse`."""
     if inverse:
         return round(1 / rng.uniform(1 / largest, 1 / smallest))
     return round(rng.uniform(smallest, largest))
 
 
 def jittered_crop(height: int, width: int, size: int, short_side: int, seed: int) -> Region:
-    """A random square of `size` pixels of the frame scaled to `short_side`.
+    """Random `size` x `size` crop of the frame scaled to `short_side`.
 
-    The frame is cropped before it is scaled, which is half the work of scaling all of it.
+    Cropping before scaling is half the work of scaling the whole frame.
     """
     side = max(round(size * min(height, width) / short_side), 1)
     return _random_region(height, width, side, side, size, np.random.default_rng(seed))
 
 
 def resized_crop(height: int, width: int, size: int, seed: int) -> Region:
-    """A rectangle of random area and aspect, resized to a square of `size`."""
+    """Crop of random area and aspect ratio, resized to `size` x `size`."""
     rng = np.random.default_rng(seed)
     for _ in range(10):
         area = height * width * rng.uniform(*CROP_AREA)
@@ -98,15 +98,15 @@ def color_jitter(clip: np.ndarray, rng: np.random.Generator) -> np.ndarray:
 
 
 def brightness(clip: np.ndarray, factor: float) -> np.ndarray:
-    """Interpolate between black (0) and the clip (1), or extrapolate."""
+    """Blend black (factor 0) and the clip (factor 1); larger factors extrapolate."""
     return look_up(clip, np.arange(256) * factor)
 
 
 def contrast(clip: np.ndarray, factor: float) -> np.ndarray:
-    """Interpolate between the mean luminance of each frame (0) and the clip (1), or extrapolate."""
+    """Blend each frame's mean luminance (factor 0) and the clip (factor 1), or extrapolate."""
 
     def change(frame: np.ndarray, out: np.ndarray) -> None:
-        # Sums of integers are exact: the result equals NumPy's mean, in a tenth of its time.
+        # cv2.sumElems is exact for integers and takes a tenth of the time of NumPy's mean.
         sums = np.array(cv2.sumElems(frame)[:3])
         mean = round(float(sums / (frame.shape[0] * frame.shape[1]) @ LUMA))
         out[:] = look_up(frame, (np.arange(256) - mean) * factor + mean)
@@ -115,14 +115,14 @@ def contrast(clip: np.ndarray, factor: float) -> np.ndarray:
 
 
 def saturation(clip: np.ndarray, factor: float) -> np.ndarray:
-    """Interpolate between gray (0) and the clip (1), or extrapolate."""
+    """Blend grayscale (factor 0) and the clip (factor 1); larger factors extrapolate."""
     matrix = factor * np.eye(3) + (1 - factor) * np.tile(LUMA, (3, 1))
     flat = np.ascontiguousarray(clip).reshape(len(clip) * clip.shape[1], -1, 3)
     return cv2.transform(flat, matrix.astype(np.float32)).reshape(clip.shape)
 
 
 def by_frame(clip: np.ndarray, change: Callable[[np.ndarray, np.ndarray], Any]) -> np.ndarray:
-    """Call `change(frame, out)` on every frame; `out` is the frame of the result to fill."""
+    """Call `change(frame, out)` on every frame; `change` writes the new frame to `out`."""
     result = np.empty(clip.shape, np.uint8)
     for frame, out in zip(clip, result):
         change(np.ascontiguousarray(frame), out)
@@ -130,14 +130,14 @@ def by_frame(clip: np.ndarray, change: Callable[[np.ndarray, np.ndarray], Any]) 
 
 
 def look_up(clip: np.ndarray, values: np.ndarray) -> np.ndarray:
-    """Replace each pixel value by an entry of `values` (256, or 256 per channel)."""
+    """Map pixel values 0..255 by the table `values`, [256] or per channel [256, 3]."""
     table = values.round().clip(0, 255).astype(np.uint8)
     flat = np.ascontiguousarray(clip).reshape(-1, clip.shape[-2], 3)
     return cv2.LUT(flat, table.reshape(1, 256, -1)).reshape(clip.shape)
 
 
 class Normalize:
-    """uint8 [T, H, W, 3] to float32 [3, T, H, W]: (x / 255 - mean) / std."""
+    """Converts uint8 [T, H, W, 3] to float32 [3, T, H, W]: (x / 255 - mean) / std."""
 
     def __init__(self, mean: list[float], std: list[float], bgr: bool) -> None:
         values = (np.arange(256)[:, None] / 255 - np.array(mean)) / np.array(std)
@@ -155,7 +155,7 @@ class Normalize:
 
 
 def pixels_of(view: torch.Tensor, cfg: CfgNode) -> np.ndarray:
-    """RGB frames uint8 [T, H, W, 3] of a normalised view [3, T, H, W]."""
+    """Undo `Normalize`: a view [3, T, H, W] becomes RGB frames, uint8 [T, H, W, 3]."""
     data = cfg.DATA
     channels = view.permute(1, 2, 3, 0).numpy()
     if data.REVERSE_INPUT_CHANNEL:

@@ -1,11 +1,12 @@
 """Frames of video files, decoded with PyAV, cropped and resized as they arrive.
 
-The caller chooses frames by a function of the number of frames and the frame rate. Both come from
-the packets: headers are often wrong.
+The caller passes a function that chooses frame indices by the number of frames and the frame rate.
+The number is that of the packets, because headers are often wrong. The rate is that of the header
+if it is plausible, otherwise that of the timestamps.
 - `read_clip` (training) seeks to the key frame before the first wanted frame and stops after the
-  last one. It identifies frames by their timestamps.
-- `read_whole` (testing) decodes the whole video and counts frames. If fewer frames decode than
-  there are packets, it chooses again by the true number.
+  last wanted frame. It identifies frames by their timestamps.
+- `read_whole` (testing) decodes the whole video and counts frames. If that count differs from the
+  number of packets, it chooses the frames again by the count.
 Unwanted frames are dropped at once: memory does not grow with the length of the video.
 """
 
@@ -28,25 +29,25 @@ from slowfast_lara.errors import DecodeError
 
 # Exceptions that PyAV and OpenCV raise on damaged files.
 DAMAGE = (av.FFmpegError, OSError, ValueError, OverflowError, MemoryError, cv2.error)
-# Containers of video. By default, FFmpeg also renders text files as ANSI art, and follows
-# playlists to other files and hosts.
+# Allowed container formats. Without this list, FFmpeg would also render text files as ANSI art, and
+# follow playlists to other files and hosts.
 CONTAINERS = (
     "mov,mp4,m4a,3gp,3g2,mj2,matroska,webm,avi,flv,asf,mpegts,mpeg,mpegvideo,m4v,h264,hevc,"
     "ogg,gif,ivf,nut,mxf,dv,rm,swf,mjpeg,yuv4mpegpipe,vvc,av1,obu,wtv"
 )
-# A damaged header may contain any size; 8K video has 33 million pixels.
+# Limit against damaged headers, which may declare any size; 8K video has 33 million pixels.
 MAX_PIXELS = 8192 * 8192
-# Frames are scaled by their shorter side. Up to this aspect ratio, the frames of a test take less
-# memory than its views. The widest screens have 32:9.
+# Frames are scaled to a given short side, so memory grows with the aspect ratio. Up to this
+# ratio, the frames of a test video take less memory than its views. The widest screens have 32:9.
 MAX_ASPECT = 8
-# Header frame rates outside this range are ignored; the timestamps give the rate.
+# If the frame rate in the header is outside this range, the timestamps give the rate.
 PLAUSIBLE_FPS = (1, 240)
-# `check_length` allows as many frames as a video of this rate has: few cameras have more.
+# `check_length` allows this many frames per second: few cameras record more.
 MAX_FPS = 120
-# From PyAV 17 on, a conversion starts one thread per core by default.
+# From PyAV 17 on, a colour conversion uses one thread per core unless `threads` is given.
 ONE_THREAD = {"threads": 1} if int(av.__version__.split(".")[0]) >= 17 else {}
-# Codecs whose decoder can skip non-reference frames. (In HEVC, frames of a higher temporal
-# sub-layer may refer to them.)
+# Codecs whose decoder can skip non-reference frames. (HEVC is not listed: its frames of a higher
+# temporal sub-layer may refer to non-reference frames.)
 _SKIPS_NONREF = ("h264", "mpeg1video", "mpeg2video", "mpeg4")
 # Containers that store no presentation timestamps: FFmpeg synthesises them in decode order, which
 # is wrong for codecs with B-frames.
@@ -73,10 +74,10 @@ CropFn = Callable[[int, int], Region]
 
 
 class ClipFrames(NamedTuple):
-    """Distinct frames, uint8 RGB [U, H, W, 3], and for each wanted index its row in them."""
+    """The wanted frames of a video; a frame that is wanted several times is stored once."""
 
-    pixels: np.ndarray
-    order: np.ndarray
+    pixels: np.ndarray  # uint8 RGB [distinct frames, H, W, 3]
+    order: np.ndarray  # row in `pixels` of each wanted frame; any shape
 
 
 def read_clip(
@@ -88,12 +89,12 @@ def read_clip(
     threads: int = 1,
     cache: TimestampCache | None = None,
 ) -> ClipFrames:
-    """Read the chosen frames, decoding from the key frame before them.
+    """Read the chosen frames, decoding from the key frame before the first one.
 
     Args:
-        default_fps: rate of videos whose header and timestamps give none.
-        threads: of the decoder; 0 chooses by the number of cores.
-        cache: timestamps of videos read before; others are demuxed first.
+        default_fps: frame rate if neither header nor timestamps give one.
+        threads: number of decoder threads; with 0, FFmpeg chooses by the number of cores.
+        cache: timestamps of known videos; an unknown video is demuxed first and added.
     """
     version = None if cache is None else file_version(path)
     cached = None if cache is None else cache.get(path, version)
@@ -104,7 +105,7 @@ def read_clip(
         indices = choose(timestamps.num_frames, timestamps.fps or default_fps)
         wanted = np.unique(indices)
         pixels = _decode_by_pts(path, timestamps, wanted, crop, threads)
-        if cache is not None and file_version(path) != version:  # replaced in the meantime
+        if cache is not None and file_version(path) != version:  # replaced during the read
             return read_clip(path, choose, crop, default_fps=default_fps, threads=threads)
         if pixels is not None:
             return ClipFrames(pixels, np.searchsorted(wanted, indices))
@@ -125,14 +126,14 @@ def read_whole(
             raise DecodeError(f"{path}: no frame decodes")
         if count != expected:
             expected, indices = count, choose(count, fps)
-        # Even with a wrong number, the frames may include all that the true number chooses.
+        # The frames chosen by a wrong number may include all that the right number chooses.
         if np.isin(indices, wanted).all():
             return ClipFrames(pixels, np.searchsorted(wanted, indices))
     raise DecodeError(f"{path}: the number of frames differs between two decodes")
 
 
 def read_timestamps(path: str) -> Timestamps:
-    """Demux a video for its timestamps; nothing is decoded."""
+    """Demux a video for its timestamps, without decoding."""
     pts: list[int | None] = []
     key_pts: list[int] = []
     first = None
@@ -141,7 +142,7 @@ def read_timestamps(path: str) -> Timestamps:
             first = first or packet
             if packet.is_keyframe and packet.pts is not None:
                 key_pts.append(packet.pts)
-            if packet.size and not packet.is_discard:  # edit lists discard packets
+            if packet.size and not packet.is_discard:  # not hidden by an edit list
                 pts.append(packet.pts)
         codec = stream.codec_context.name
         is_synthesised = container.format.name in _WITHOUT_PTS and codec in _WITH_B_FRAMES
@@ -151,7 +152,7 @@ def read_timestamps(path: str) -> Timestamps:
     known = np.unique(np.array([time for time in pts if time is not None], np.int64))
     is_complete = len(known) == len(pts)
     fps = _frame_rate(header_fps, known * tick if is_complete else known[:0])
-    # Frames before the first key frame do not all decode: they would be miscounted.
+    # Frames before the first key frame do not all decode, which would shift the frame indices.
     starts_with_key = first.is_keyframe and first.pts is not None and first.pts <= known[0]
     is_usable = is_complete and not is_synthesised and starts_with_key
     keys = np.unique(np.array(key_pts, np.int64))
@@ -169,13 +170,14 @@ def _frame_rate(header_fps: float, seconds: np.ndarray) -> float | None:
 def _decode_by_pts(
     path: str, timestamps: Timestamps, wanted: np.ndarray, crop: CropFn, threads: int
 ) -> np.ndarray | None:
-    """Regions of the `wanted` frames (distinct, sorted); None if they do not all arrive in order.
+    """Decode and crop frames; None if they do not all arrive in order.
 
-    Seeks to the key frame before them; if that fails, decodes from the start of the video.
+    `wanted` are distinct, sorted frame indices. Decodes from the last key frame before the first
+    wanted frame; if that fails, from the start of the video.
     """
     assert timestamps.pts is not None
     pts, keys = timestamps.pts[wanted].tolist(), timestamps.key_pts
-    before = keys[1 : np.searchsorted(keys, pts[0], side="right")]  # no seek to the first one
+    before = keys[1 : np.searchsorted(keys, pts[0], side="right")]  # the first key needs no seek
     for key in (*before[-1:].tolist(), None):
         with open_video(path, threads) as (container, stream):
             pixels = _keep(frames_from(container, stream, pts, key), pts, crop)
@@ -185,10 +187,11 @@ def _decode_by_pts(
 
 
 def frames_from(container: Any, stream: Any, wanted: list[int], key: int | None) -> Iterator[Any]:
-    """Decode up to the `wanted` timestamps, after a seek to the timestamp `key` or from the start.
+    """Yield decoded frames up to the last of the `wanted` timestamps.
 
-    Yields nothing if the seek does not find a key frame. The first decoded frame must be one, too:
-    FFmpeg flags packets that a container's index does not list as key frames.
+    Starts with a seek to the timestamp `key`, or at the start of the video if `key` is None. Yields
+    nothing if the seek does not find a packet flagged as key frame. The first decoded frame must
+    also be a key frame: FFmpeg may set the flag on packets that the container's index omits.
     """
     context, missing = stream.codec_context, set(wanted)
     can_skip = context.name in _SKIPS_NONREF
@@ -201,7 +204,7 @@ def frames_from(container: Any, stream: Any, wanted: list[int], key: int | None)
         missing.discard(packet.pts)
         try:
             frames = packet.decode()
-            # After the last wanted packet, flush the decoder.
+            # Flush the decoder after the last wanted packet.
             frames += [] if missing or not packet.size else stream.decode(None)
         except DAMAGE:
             return
@@ -219,7 +222,10 @@ def frames_from(container: Any, stream: Any, wanted: list[int], key: int | None)
 
 
 def _packets_from(container: Any, stream: Any, key: int | None, first: int) -> Iterator[Any]:
-    """All packets; or after a seek to `key`, those from a key frame at or before `first` on."""
+    """Yield all packets, or those after a seek to the timestamp `key`.
+
+    After a seek, they start with a key frame at or before `first`; without one, none is yielded.
+    """
     if key is None:
         yield from demux(container, stream)
         return
@@ -239,7 +245,7 @@ def _packets_from(container: Any, stream: Any, key: int | None, first: int) -> I
 
 
 def _keep(frames: Iterator[Any], wanted: list[int], crop: CropFn) -> np.ndarray | None:
-    """Regions of the frames with the `wanted` timestamps; None if they do not arrive in order."""
+    """Crop the frames with the `wanted` timestamps; None if they do not all arrive in order."""
     kept, to_rgb = FrameBuffer(len(wanted), crop), RgbConverter()
     last = None
     for frame in frames:
@@ -256,7 +262,7 @@ def _keep(frames: Iterator[Any], wanted: list[int], crop: CropFn) -> np.ndarray 
 def _decode_by_number(
     path: str, wanted: np.ndarray, crop: CropFn, threads: int
 ) -> tuple[np.ndarray, int]:
-    """Regions of the `wanted` frames (distinct, sorted) and the number of all frames."""
+    """Crop the frames at the distinct, sorted indices `wanted`; also return the frame count."""
     kept, to_rgb, count = FrameBuffer(len(wanted), crop), RgbConverter(), 0
     with open_video(path, threads) as (container, stream):
         for frame in decoded_frames(container, stream):
@@ -267,7 +273,7 @@ def _decode_by_number(
 
 
 def count_frames(path: str) -> tuple[int, int]:
-    """Numbers of frames that decode and of packets that do not."""
+    """Decode a video; return the numbers of decoded frames and of undecodable packets."""
     errors: list[str] = []
     count = 0
     with open_video(path) as (container, stream):
@@ -280,9 +286,10 @@ def count_frames(path: str) -> tuple[int, int]:
 
 
 def check_length(path: str, max_seconds: float) -> None:
-    """Raise a DecodeError if a video is longer, by its timestamps or its number of frames.
+    """Raise a DecodeError if a video is too long by its timestamps or its number of frames.
 
-    Demuxes up to the limit and decodes nothing.
+    The limits are `max_seconds` and `max_seconds` * MAX_FPS frames. Demuxes packets up to the
+    limit, without decoding.
     """
     max_frames = max_seconds * MAX_FPS
     with open_video(path) as (container, stream):
@@ -300,7 +307,7 @@ def check_length(path: str, max_seconds: float) -> None:
 
 @contextmanager
 def open_video(path: str, threads: int = 1) -> Iterator[tuple[Any, Any]]:
-    """Open a container and its video stream; exceptions of PyAV become DecodeErrors."""
+    """Open a container and its video stream; exceptions in DAMAGE become DecodeErrors."""
     container = None
     try:
         if not stat.S_ISREG(os.stat(path).st_mode):  # opening a FIFO would block
@@ -318,7 +325,7 @@ def open_video(path: str, threads: int = 1) -> Iterator[tuple[Any, Any]]:
 
 
 def open_container(path: str) -> Any:
-    # "file:" because FFmpeg would read "a:b.mp4" as the protocol "a".
+    # Without "file:", FFmpeg would parse "a:b.mp4" as a URL with protocol "a".
     return av.open(
         f"file:{os.path.abspath(path)}",
         options={"protocol_whitelist": "file", "format_whitelist": CONTAINERS},
@@ -331,7 +338,7 @@ def _video_stream(container: Any, path: str, threads: int) -> Any:
         is_cover_picture = "attached_pic" in str(getattr(stream, "disposition", ""))
         if is_cover_picture or stream.codec_context is None:
             continue
-        # Before the decoder allocates memory by the header; later, every frame is checked.
+        # Check the header before the decoder allocates memory; decoded frames are checked later.
         if stream.codec_context.width and stream.codec_context.height:
             check_size(stream.codec_context.height, stream.codec_context.width)
         stream.codec_context.thread_count = threads
@@ -344,9 +351,9 @@ def _video_stream(container: Any, path: str, threads: int) -> Any:
 def demux(
     container: Any, stream: Any = None, errors: list[Exception] | None = None
 ) -> Iterator[Any]:
-    """Packets of a stream (default: of all) up to the end or to unreadable data.
+    """Yield the packets of a stream (default: of all streams) until the end or until an error.
 
-    The error that ends them is appended to `errors`.
+    The error is appended to `errors`.
     """
     try:
         yield from container.demux(stream)
@@ -356,7 +363,7 @@ def demux(
 
 
 def decoded_frames(container: Any, stream: Any, errors: list[str] | None = None) -> Iterator[Any]:
-    """Decoded frames in presentation order; packets that do not decode are skipped."""
+    """Yield frames in presentation order; report undecodable packets in `errors`."""
     for packet in demux(container, stream):
         try:
             frames = packet.decode()
@@ -384,13 +391,13 @@ def check_size(height: int, width: int) -> None:
     if height * width > MAX_PIXELS:
         raise ValueError(f"{shape} large; at most {MAX_PIXELS} pixels are allowed")
     if max(height, width) > MAX_ASPECT * min(height, width):
-        raise ValueError(f"{shape} narrow; at most {MAX_ASPECT}:1 is allowed")
+        raise ValueError(f"{shape} narrow; the aspect ratio may be at most {MAX_ASPECT}:1")
 
 
 class RgbConverter:
-    """Converts decoded frames of one video to upright RGB; the first frame gives the orientation.
+    """Converts decoded frames to upright RGB; the first frame determines the orientation.
 
-    Keep one object per video: its set-up takes longer than a frame.
+    Use one object for all frames of a video: set-up takes longer than converting a frame.
     """
 
     def __init__(self) -> None:
@@ -405,7 +412,7 @@ class RgbConverter:
 
 
 class FrameBuffer:
-    """Cropped and resized RGB frames, added in order."""
+    """Array of cropped and resized RGB frames, filled in the order of `add`."""
 
     def __init__(self, capacity: int, crop: CropFn) -> None:
         self.pixels = np.empty((0, 0, 0, 3), np.uint8)
@@ -415,8 +422,8 @@ class FrameBuffer:
         self._frame_size = (0, 0)
 
     def add(self, image: np.ndarray) -> None:
-        # The size may change within a video: each frame gets a region by its own size, and all
-        # regions are resized to the output size of the first one.
+        # The frame size may change within a video: the region depends on the size of each frame,
+        # and all regions are resized to the output size of the first region.
         height, width = image.shape[:2]
         if (height, width) != self._frame_size:
             self._frame_size, self._region = (height, width), self._crop(height, width)

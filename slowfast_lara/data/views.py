@@ -1,4 +1,4 @@
-"""Views of a test: all crops of all clips, from the frames of one decode."""
+"""Test views of a video: all crops of all clips, from frames that are decoded once."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from slowfast_lara.data.video import ClipFrames
 
 
 def crop_views(frames: ClipFrames, cfg: CfgNode) -> torch.Tensor:
-    """float32 [clips * crops, 3, T, H, W] of `frames`, whose order is [clips, T]."""
+    """Normalised views, float32 [clips * crops, 3, T, H, W]; `frames.order` must be [clips, T]."""
     data, size = cfg.DATA, cfg.DATA.TEST_CROP_SIZE
     positions = (1,) if cfg.TEST.NUM_SPATIAL_CROPS == 1 else (0, 1, 2)
     normalize = Normalize(data.MEAN, data.STD, data.REVERSE_INPUT_CHANNEL)
     clips, num_frames = frames.order.shape
     views = _buffers.take((clips, len(positions), 3, num_frames, size, size))
     planes = np.empty((3, 1, *frames.pixels.shape[1:3]), np.float32)
-    for number, frame in enumerate(frames.pixels):  # once each, although clips and crops overlap
+    for number, frame in enumerate(frames.pixels):  # normalised once for all clips and crops
         normalize(frame[None], out=planes)
         pixels = planes.transpose(1, 2, 3, 0)
         crops = [uniform_crop(pixels, size, position)[0] for position in positions]
@@ -34,22 +34,22 @@ def crop_views(frames: ClipFrames, cfg: CfgNode) -> torch.Tensor:
 
 
 class _BufferPool:
-    """Reuses the memory of results that are no longer referenced.
+    """Pool of view arrays; reuses the memory of an array that is no longer referenced.
 
-    The views of a video take hundreds of megabytes. Allocating them takes as long as filling
-    them, and several times that on a virtual machine.
+    The views of a video take hundreds of megabytes. Allocating the memory takes as long as filling
+    it; on a virtual machine, several times as long.
     """
 
-    BUFFERS = 2  # the caller uses one result while the next one is filled
+    BUFFERS = 2  # the caller uses one array while the other is filled
 
     def __init__(self) -> None:
         self._buffers = [np.empty(0, np.float32)] * self.BUFFERS
-        # Weak references to the arrays in use: alive as long as a tensor on them is.
+        # Weak references to the arrays in use. A tensor that uses an array keeps it alive.
         self._in_use: list[Callable[[], np.ndarray | None]] = [lambda: None] * self.BUFFERS
         self._lock = threading.Lock()
 
     def take(self, shape: tuple[int, ...]) -> np.ndarray:
-        """An uninitialised array that no one else uses."""
+        """An uninitialised float32 array that is not in use."""
         size = math.prod(shape)
         with self._lock:
             for number in range(self.BUFFERS):

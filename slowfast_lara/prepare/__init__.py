@@ -1,1 +1,1 @@
-"""Dataset preparation: lists, video checks, transcoding, synthetic sets."""
+"""Dataset preparation: lists, video checks, transcoding, synthetic datasets."""

@@ -1,6 +1,6 @@
-"""Check of all videos before training: those without frames or with undecodable packets.
+"""Search for bad videos before training: without any frame, or with undecodable packets.
 
-OUT.progress records checked videos; an interrupted check resumes from it.
+OUT.progress records the checked videos; an interrupted check resumes from this file.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from slowfast_lara.prepare.progress_log import ProgressLog
 
 
 def check_video(path: str) -> tuple[str, str]:
-    """Decode a video; return its path and the reason why it is bad, or ""."""
+    """Decode a video; return its path and why it is bad ("" if it is good)."""
     try:
         frames, damaged = count_frames(path)
     except DecodeError as error:
@@ -28,7 +28,7 @@ def check_video(path: str) -> tuple[str, str]:
 
 
 def _find_videos(source: str, separator: str, prefix: str) -> Iterator[str]:
-    """Paths of the videos in a list or below a folder, or the path of a single video."""
+    """Yield the videos of `source`: a folder, a list (.csv, .txt) or a single video."""
     if os.path.isdir(source):
         yield from videos_below(source)
     elif source.endswith((".csv", ".txt")):
@@ -40,7 +40,7 @@ def _find_videos(source: str, separator: str, prefix: str) -> Iterator[str]:
 def check_videos(
     out: str, sources: Sequence[str], *, separator: str, prefix: str, jobs: int
 ) -> int:
-    """Write the bad videos of lists, folders and files to OUT; return their number."""
+    """Check lists, folders and files; write the bad videos to OUT and return their number."""
     videos = list(
         dict.fromkeys(
             path for source in sources for path in _find_videos(source, separator, prefix)

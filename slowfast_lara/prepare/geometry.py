@@ -10,12 +10,12 @@ from av import VideoFrame
 
 from slowfast_lara.data.orientation import Orientation
 
-# Larger pixel aspect ratios come from damaged headers.
+# More extreme pixel aspect ratios come from damaged headers and are ignored.
 _MAX_PIXEL_ASPECT = 4
 
 
 def make_upright(frame: Any, orientation: Orientation) -> Any:
-    """Rotate and mirror a yuv420p frame with even sides."""
+    """Rotate and mirror a yuv420p frame of even width and height."""
     if orientation == Orientation():
         return frame
     width, height = frame.width, frame.height
@@ -33,9 +33,10 @@ def make_upright(frame: Any, orientation: Orientation) -> Any:
 def target_size(
     width: int, height: int, pixel_aspect: Fraction | None, short_side: int
 ) -> tuple[int, int]:
-    """Even width and height in square pixels; neither side grows.
+    """Even (width, height) of a frame scaled down to `short_side`, with square pixels.
 
     `pixel_aspect` is width / height of a pixel; non-square pixels shrink along their longer side.
+    Neither width nor height grows.
     """
     one, aspect = Fraction(1), Fraction(pixel_aspect or 1)
     if not Fraction(1, _MAX_PIXEL_ASPECT) <= aspect <= _MAX_PIXEL_ASPECT:
@@ -46,6 +47,6 @@ def target_size(
 
 
 def _even(length: Fraction, maximum: int) -> int:
-    """Nearest even number up to `maximum`, at least 2."""
+    """The even number nearest to `length`, at most `maximum` and at least 2."""
     nearest = 2 * round(length / 2)
     return max(2, nearest if nearest <= maximum else nearest - 2)

@@ -15,15 +15,15 @@ from slowfast_lara.errors import DataError, DecodeError
 from slowfast_lara.files import write_json, write_text
 
 KINETICS_COLUMNS = ("label", "youtube_id", "time_start", "time_end")
-# Our splits of Something-Something-v2 and the official ones.
+# Our names of the splits of Something-Something-v2, and the official names.
 SSV2_SPLITS = {"train": "train", "val": "validation"}
 
 
 def write_folder_lists(folder: str, out: str) -> None:
     """Write OUT/{train,val,test}.csv and classes.json from a folder with one folder per class.
 
-    Of each class, 10 % are for testing and 10 % for validation (at least one video each); the
-    file names alone determine which.
+    In each class, 10 % of the videos are for testing and 10 % for validation (at least one video
+    each). The choice depends only on the file names.
     """
     videos = classes_of(folder)
     lines: dict[str, list[str]] = {"train": [], "val": [], "test": []}
@@ -40,7 +40,7 @@ def write_folder_lists(folder: str, out: str) -> None:
 
 
 def classes_of(folder: str) -> dict[str, list[str]]:
-    """Videos by class name, in alphabetical order."""
+    """Find the videos of each class; class names are in alphabetical order."""
     try:
         names = sorted(
             entry.name for entry in os.scandir(folder) if entry.is_dir() and entry.name[0] != "."
@@ -55,20 +55,20 @@ def classes_of(folder: str) -> dict[str, list[str]]:
         if len(paths) < 3:
             raise DataError(
                 f"{os.path.join(folder, name)}: {len(paths)} videos "
-                f"({', '.join(VIDEO_SUFFIXES)}) below it; training, validation and test need "
-                "at least 3"
+                f"({', '.join(VIDEO_SUFFIXES)}) below it; expected at least 3, "
+                "for training, validation and test"
             )
-        for path in paths:  # links may put one file into two classes
+        for path in paths:  # by links, one file may be in two classes
             other, first_path = found.setdefault(os.path.realpath(path), (name, path))
             if other != name:
-                raise DataError(f"{first_path} and {path} are one video in two classes")
+                raise DataError(f"{first_path} and {path} are the same file in two classes")
     return videos
 
 
 def write_kinetics_lists(
     folder: str, out: str, annotations: dict[str, str], separator: str
 ) -> None:
-    """Write OUT/SPLIT.csv and missing_SPLIT.txt for each annotation file, and classes.json."""
+    """Write OUT/SPLIT.csv and OUT/missing_SPLIT.txt per annotation file, and classes.json."""
     rows = {split: _read_kinetics(path) for split, path in annotations.items()}
     videos: dict[str, str] = {}
     for path in listed_videos_below(folder):
@@ -102,7 +102,7 @@ def _read_kinetics(path: str) -> list[dict[str, str]]:
 
 
 def _clip_name(row: dict[str, str], where: str) -> str:
-    """ID_START_END, as the official downloads are named."""
+    """Name of a clip in the official downloads: ID_START_END."""
     start, end = row["time_start"], row["time_end"]
     try:
         return f"{row['youtube_id']}_{round(float(start)):06d}_{round(float(end)):06d}"
@@ -113,12 +113,12 @@ def _clip_name(row: dict[str, str], where: str) -> str:
 
 
 def write_ssv2_lists(annotations: str, folder: str, out: str, classes: int) -> None:
-    """Write OUT/{train,val}.csv and missing_*.txt from the official JSON files.
+    """Write OUT/{train,val}.csv and OUT/missing_{train,val}.txt from the official JSON files.
 
-    `folder` holds ID.webm files (ID.mp4 if prepared), or a folder ID of extracted frames per
-    video. Lists of frames have PySlowFast's form, with the JSON files next to them.
+    `folder` contains ID.webm files (ID.mp4 if prepared), or for each video a folder ID of extracted
+    frames. Lists of frames have PySlowFast's form; for them, the JSON files are copied to OUT.
     """
-    # Imported here for a fast start of the other commands: it needs PyTorch.
+    # Imported here because these modules import PyTorch, which would slow down other commands.
     from slowfast_lara.data.frame_lists import HEADER
     from slowfast_lara.data.ssv2 import PREFIX, read_annotations, video_suffix
 
@@ -129,7 +129,7 @@ def write_ssv2_lists(annotations: str, folder: str, out: str, classes: int) -> N
     os.makedirs(out, exist_ok=True)
     same_folder = os.path.samefile(annotations, out)
     if has_videos and same_folder:
-        raise DataError("OUT is ANNOTATIONS; lists of videos need a folder without the JSON files")
+        raise DataError("OUT is ANNOTATIONS; write lists of videos to a folder without JSON files")
     for split, official in SSV2_SPLITS.items():
         labels = read_annotations(annotations, official, classes)
         found, missing = [] if has_videos else [HEADER + "\n"], []
@@ -167,4 +167,4 @@ def _write_split(
 
 def _write_classes(out: str, names: list[str]) -> None:
     write_json(os.path.join(out, "classes.json"), names)
-    print(f"{len(names)} classes: MODEL.NUM_CLASSES")
+    print(f"{len(names)} classes (set MODEL.NUM_CLASSES to this number)")

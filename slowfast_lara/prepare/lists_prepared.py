@@ -1,4 +1,4 @@
-"""Lists and class names of a prepared set, from those of its source folder."""
+"""Lists and class names of a prepared dataset, converted from those of the source folder."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ from slowfast_lara.data.classes import DEFAULT_NAME
 from slowfast_lara.data.lists import read_entries, read_lines
 from slowfast_lara.files import atomic_write, write_text
 
-# Prefix of the official Something-Something-v2 files; data/ssv2.py would import PyTorch.
+# Prefix of the official SSv2 files; not imported from data/ssv2.py, which imports PyTorch.
 _SSV2 = "something-something-v2-"
 
-# Canonical path of a video, and its label.
+# (canonical path of a video, label)
 Entry = tuple[str, str]
 
 
 def read_lists(folder: str, separator: str) -> dict[str, list[Entry]]:
-    """Read the `path label` lists of a folder, by split."""
+    """Read the `path label` lists of a folder, as {split: entries}."""
     lists: dict[str, list[Entry]] = {}
     for split in ("train", "val", "test"):
         path = os.path.join(folder, f"{split}.csv")
@@ -29,12 +29,12 @@ def read_lists(folder: str, separator: str) -> dict[str, list[Entry]]:
             entries = read_entries(path, separator, prefix="")
             lists[split] = [(canonical_path(video), label) for _, video, label in entries]
         else:  # annotations, or a list of frames
-            print(f"{path}: no lines of 'path{separator}label'; list not copied")
+            print(f"{path}: no lines of 'path{separator}label'; not converted")
     return lists
 
 
 def canonical_path(path: str) -> str:
-    """Absolute path with links to folders resolved; a link to a video itself is kept."""
+    """Absolute path with symbolic links resolved in the folder, but not in the file name."""
     folder, name = os.path.split(os.path.abspath(path))
     return os.path.join(_real_folder(folder), name)
 
@@ -45,7 +45,7 @@ _real_folder = cache(os.path.realpath)
 def write_lists(
     lists: dict[str, list[Entry]], results: dict[str, str], out: str, separator: str
 ) -> None:
-    """Write OUT/SPLIT.csv; `results` by canonical path of the source."""
+    """Write OUT/SPLIT.csv; `results` maps canonical source paths to prepared videos."""
     for split, entries in lists.items():
         lines = [
             f"{os.path.abspath(results[video])}{separator}{label}\n"
@@ -57,7 +57,7 @@ def write_lists(
 
 
 def copy_class_files(folder: str, out: str) -> None:
-    """Copy classes.json and the official files of Something-Something-v2."""
+    """Copy classes.json and the official JSON files of Something-Something-v2."""
     for name in sorted(os.listdir(folder)):
         if name == DEFAULT_NAME or (name.startswith(_SSV2) and name.endswith(".json")):
             with atomic_write(os.path.join(out, name)) as temporary:

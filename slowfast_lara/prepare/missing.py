@@ -1,4 +1,4 @@
-"""Detection of truncated videos: frames or seconds that a container declares but does not hold."""
+"""Detection of truncated videos, whose container declares more frames or seconds than it has."""
 
 from __future__ import annotations
 
@@ -8,21 +8,21 @@ from typing import Any
 from slowfast_lara.data.video import demux, open_video
 from slowfast_lara.errors import DecodeError
 
-# Containers whose header holds the duration of the longest stream.
+# Containers whose header declares the duration of the longest stream.
 _WITH_DURATION = ("matroska", "flv", "asf")
-# Tolerated error of that duration: seconds, and longest intervals between frames.
+# Tolerated error of that duration: 0.5 s or twice the longest frame interval, whichever is longer.
 _SLACK_SECONDS, _SLACK_INTERVALS = 0.5, 2
 _MICROSECONDS = 1e6
 
 
 def describe_missing(path: str) -> str:
-    """Describe what a video lacks, or return ""; raise DecodeError if it cannot be read."""
+    """Describe what is missing from a video ("" if nothing); raise DecodeError if unreadable."""
     errors: list[Exception] = []
     with open_video(path) as (container, stream):
-        # In mp4, index_entries excludes frames hidden by edit lists; stream.frames has them all.
+        # In mp4, index_entries omits frames that an edit list hides; stream.frames counts them.
         declared = len(getattr(stream, "index_entries", ()))
         frames, end, slack = _scan(container, stream, errors)
-        if container.format.name == "avi" and declared < frames:  # an avi without an index
+        if container.format.name == "avi" and declared < frames:  # AVI without an index
             declared = max(declared, stream.frames)
         has_duration = any(name in container.format.name for name in _WITH_DURATION)
         seconds = (container.duration or 0) / _MICROSECONDS if has_duration else 0.0
@@ -36,9 +36,10 @@ def describe_missing(path: str) -> str:
 
 
 def _scan(container: Any, stream: Any, errors: list[Exception]) -> tuple[int, float, float]:
-    """Number of video frames, end of the longest stream and slack of the declared duration.
+    """Demux all streams: number of video frames, end of the longest stream, tolerated error.
 
-    The latter two are in seconds. Audio may be longer than video.
+    The end and the tolerated error of the declared duration are in seconds. Audio may be longer
+    than video.
     """
     count, end, times = 0, 0.0, set()
     for packet in demux(container, errors=errors):
@@ -53,7 +54,7 @@ def _scan(container: Any, stream: Any, errors: list[Exception]) -> tuple[int, fl
 
 
 def _check_readable(path: str) -> None:
-    """Raise DecodeError if the disk fails: FFmpeg treats a read error as the end of the file."""
+    """Read the file; raise DecodeError on a disk error, which FFmpeg takes for the end of file."""
     try:
         with open(path, "rb") as file:
             while file.read(1 << 20):

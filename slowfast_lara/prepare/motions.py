@@ -1,4 +1,4 @@
-"""Motion classes and shapes of the objects in a synthetic set."""
+"""Motion classes and object shapes of synthetic datasets."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ SHAPES = ("disc", "square", "triangle", "star", "cross")
 
 
 class ObjectPath(NamedTuple):
-    """Centre and radius of an object in every frame, in units of the frame's size."""
+    """Centre and radius of an object in every frame, as fractions of the frame's size."""
 
     x: np.ndarray
     y: np.ndarray
@@ -36,7 +36,7 @@ def orbit(rng: np.random.Generator, time: np.ndarray, sense: int) -> list[Object
 
 
 def zoom(rng: np.random.Generator, time: np.ndarray, sense: int) -> list[ObjectPath]:
-    """Grow or shrink; at the last size, restart at the first."""
+    """Grow (`sense` 1) or shrink (-1) an object; restart when it reaches the final size."""
     smallest, largest = 0.08, 0.32
     progress = (rng.uniform() + sense * rng.uniform(0.5, 0.8) * time) % 1
     x, y = rng.uniform(0.25, 0.75, size=2)
@@ -45,7 +45,7 @@ def zoom(rng: np.random.Generator, time: np.ndarray, sense: int) -> list[ObjectP
 
 
 def meet(rng: np.random.Generator, time: np.ndarray, bounce: bool) -> list[ObjectPath]:
-    """Move two objects towards each other; they pass, or bounce back."""
+    """Move two objects towards each other; then they pass each other, or bounce back."""
     since_meeting = (time - time[-1] * rng.uniform(0.45, 0.55)) / max(time[-1], 1e-9)
     distance = rng.uniform(0.6, 0.9) * (np.abs(since_meeting) if bounce else since_meeting)
     angle, offset = rng.uniform(0, 2 * math.pi), rng.uniform(-0.05, 0.05)
@@ -72,7 +72,7 @@ def constant_radius(rng: np.random.Generator, time: np.ndarray) -> np.ndarray:
     return np.full_like(time, rng.uniform(0.11, 0.17))
 
 
-# Paths of one or two objects, drawn from a generator, over time [T].
+# (generator, times [T]) -> random paths of one or two objects.
 Motion = Callable[[np.random.Generator, np.ndarray], list[ObjectPath]]
 CLASSES: dict[str, Motion] = {
     "drifting left": functools.partial(drift, dx=-1, dy=0),
@@ -88,14 +88,16 @@ CLASSES: dict[str, Motion] = {
     "swinging sideways": functools.partial(swing, dx=1, dy=0),
     "swinging up and down": functools.partial(swing, dx=0, dy=1),
 }
-# From this number of classes on, every video has two objects; the second may be at rest.
+# With this many classes or more, every video has two objects, and the second may be at rest:
+# some classes need two objects, and the number of objects must not reveal the class.
 TWO_OBJECTS = 9
 
 
 def scene_time(frames: int) -> np.ndarray:
-    """Time [T]; an object crosses the frame in about one unit, 16 frames of a short video.
+    """Times [T] of the frames; an object crosses the frame in about one unit of time.
 
-    Motion is slower in long videos, so that sparse clips still follow it.
+    One unit is the whole video, but at least 16 and at most 64 frames. Motion is slower in long
+    videos, so that it is visible in sparsely sampled clips.
     """
     return np.arange(frames) / min(max(frames, 16), 64)
 
@@ -103,7 +105,7 @@ def scene_time(frames: int) -> np.ndarray:
 def scene_paths(
     rng: np.random.Generator, motion: Motion, time: np.ndarray, two_objects: bool
 ) -> list[ObjectPath]:
-    """Paths of all objects, the moving one first."""
+    """Paths of all objects; the first object moves."""
     paths = motion(rng, time)
     if two_objects and len(paths) == 1:
         x, y = rng.uniform(size=2)
@@ -131,7 +133,7 @@ def outline(shape: str, rng: np.random.Generator) -> np.ndarray:
 
 
 def wrapped_centres(x: float, y: float, radius: float, size: int) -> list[np.ndarray]:
-    """(x, y), and its copies for an object that crosses an edge and reappears on the other side."""
+    """(x, y), and centres of copies at the opposite edge if the object crosses an edge."""
     xs, ys = (
         [centre + shift for shift in (-size, 0, size) if -radius < centre + shift < size + radius]
         for centre in (x, y)
@@ -140,6 +142,6 @@ def wrapped_centres(x: float, y: float, radius: float, size: int) -> list[np.nda
 
 
 def fill(frame: np.ndarray, corners: np.ndarray, color: list[int]) -> None:
-    """Fill a polygon, with pixel centres at halves; OpenCV has them at integers."""
+    """Fill a polygon; our pixel centres are at half-integers, OpenCV's are at integers."""
     points = ((corners - 0.5) * 16).round().astype(np.int32)
     cv2.fillPoly(frame, [points], color, lineType=cv2.LINE_AA, shift=4)

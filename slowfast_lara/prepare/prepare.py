@@ -1,8 +1,8 @@
 """Transcoding of all videos below a folder for fast reading (see reencode.py).
 
-OUT/prepared.jsonl records the source, options and result of every finished video: the same
-command resumes from it, and repeats videos whose source or options have changed.
-OUT/failures.csv lists videos that could not be prepared, or only in part.
+OUT/prepared.jsonl records the source, options and result of every finished video. The same command
+resumes from this file, and transcodes a video again if its source or the options have changed.
+OUT/failures.csv lists videos that failed, and prepared videos whose source is damaged.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ def find_tasks(videos: str, out: str) -> list[Task]:
     real, real_out = os.path.realpath(videos), os.path.realpath(out)
     if os.path.commonpath([real, real_out]) in (real, real_out):
         raise InputError(f"{videos} and {out}: neither may be inside the other")
-    # A link among the videos may point to earlier results.
+    # A symbolic link among the videos may point to earlier results.
     found = [path for path in videos_below(videos) if not _is_below(real_out, path)]
     names = [os.path.relpath(path, videos) for path in found]
     if not names:
@@ -70,7 +70,7 @@ def _is_below(real_folder: str, path: str) -> bool:
 
 
 def result_names(names: list[str]) -> dict[str, str]:
-    """NAME.mp4 for each video NAME.SUFFIX; NAME.SUFFIX.mp4 if several share NAME."""
+    """NAME.mp4 for each video NAME.SUFFIX, or NAME.SUFFIX.mp4 if several videos have that NAME."""
     stems = Counter(os.path.splitext(name)[0] for name in names)
     results: dict[str, str] = {}
     for name in names:
@@ -87,7 +87,7 @@ def result_names(names: list[str]) -> dict[str, str]:
 def prepare_set(
     videos: str, out: str, options: Options, *, jobs: int, time_limit: float, separator: str
 ) -> int:
-    """Prepare all videos below a folder, and its lists; return the number of failures."""
+    """Prepare the videos and lists of a folder; return the number of videos that failed."""
     tasks = find_tasks(videos, out)
     lists = read_lists(videos, separator)
     with exclusive_lock(out, "OUT"):
@@ -99,7 +99,7 @@ def prepare_set(
             write_lists(lists, results, out, separator)
             copy_class_files(videos, out)
             _report(len(tasks), done, failed, out)
-        except BrokenPipeError:  # from printing
+        except BrokenPipeError:  # from `print`
             raise
         except OSError as error:
             raise RunError(
@@ -112,14 +112,14 @@ def prepare_set(
 def _prepare(
     tasks: list[Task], out: str, record: Record, options: Options, jobs: int, time_limit: float
 ) -> tuple[dict[Task, PreparedVideo], dict[Task, str]]:
-    """Prepare what is not done yet; return all results, and the reasons of failures."""
-    reason = "a path with line breaks does not fit in a list"
+    """Prepare unfinished videos; return results (also earlier ones) and reasons of failures."""
+    reason = "the path contains line breaks, which lists do not allow"
     failed = {task: reason for task in tasks if len(task.source.splitlines()) > 1}
     done = {task: earlier for task in tasks if (earlier := record.find(task)) is not None}
     todo = [task for task in tasks if task not in done and task not in failed]
     with contextlib.ExitStack() as stack:
         for folder in {os.path.dirname(task.result) for task in tasks} | {out}:
-            remove_unfinished(folder)  # of earlier runs, and at the end of this one
+            remove_unfinished(folder)  # left by earlier runs
             stack.callback(remove_unfinished, folder)
         stack.enter_context(record.log.appending())
         bar = tqdm(total=len(tasks), initial=len(tasks) - len(todo), unit="video", mininterval=1)
@@ -139,19 +139,19 @@ def _prepare(
 
 
 def prepare_one(options: Options, task: Task) -> PreparedVideo | ItemFailure | OSError:
-    """Prepare a video; return an OSError if no further result can be written either."""
+    """Prepare a video; return an OSError if the result cannot be written, which ends the run."""
     try:
         return prepare_video(task.source, task.result, options)
     except DecodeError as error:
         return ItemFailure(str(error).removeprefix(f"{task.source}: "))
-    except OSError as error:  # from writing: errors of reading are DecodeErrors
+    except OSError as error:  # from writing: read errors are DecodeErrors
         return OSError(error.errno or 0, error.strerror or first_line(error), task.result)
-    except Exception as error:  # must not stop the other videos
+    except Exception as error:  # one video must not stop the others
         return ItemFailure(f"{type(error).__name__}: {first_line(error)}")
 
 
 class Record:
-    """OUT/prepared.jsonl: source, its version, options, result and the result's path in OUT."""
+    """OUT/prepared.jsonl; a line has source, file version, options, result and result path."""
 
     def __init__(self, out: str, options: Options) -> None:
         self._out, self._options = out, list(options)
@@ -159,8 +159,8 @@ class Record:
         self.log = ProgressLog(self._path)
 
     def check_not_replaced(self, tasks: list[Task], videos: str) -> None:
-        """Raise DataError if a result would overwrite that of a video in another folder."""
-        # Records of version 0.1 do not name the result.
+        """Raise DataError if a result would overwrite the result of a video from another folder."""
+        # Files written by version 0.1 do not contain the path of the result.
         sources = {str(entry[3]): source for source, entry in self.log.entries.items() if entry[3:]}
         for task in tasks:
             other = sources.get(os.path.relpath(task.result, self._out))
@@ -175,7 +175,7 @@ class Record:
                 )
 
     def find(self, task: Task) -> PreparedVideo | None:
-        """Return an earlier result if neither source nor options have changed since."""
+        """The earlier result of a task; None if there is none or source or options changed."""
         try:
             version, options, values, *_ = self.log.entries[os.path.abspath(task.source)]
             known = PreparedVideo(*values)
@@ -185,7 +185,7 @@ class Record:
             return None
 
     def add(self, task: Task, result: PreparedVideo) -> None:
-        # The absolute path: several folders may be prepared into one OUT.
+        # The source path is absolute, because several folders may be prepared into one OUT.
         source, relative = os.path.abspath(task.source), os.path.relpath(task.result, self._out)
         self.log.add(source, task.version, self._options, result, relative)
 
@@ -218,7 +218,7 @@ def _report(total: int, done: dict[Task, PreparedVideo], failed: dict[Task, str]
 
 
 def estimate_set(videos: str, out: str, options: Options, *, jobs: int, time_limit: float) -> int:
-    """Prepare SAMPLE videos into a temporary folder, print the estimate, return how many failed."""
+    """Prepare SAMPLE videos in a temporary folder, print an estimate, return the failure count."""
     tasks = find_tasks(videos, out)
     step = max(len(tasks) / SAMPLE, 1)
     chosen = [tasks[int(number * step)] for number in range(min(SAMPLE, len(tasks)))]
@@ -235,15 +235,15 @@ def estimate_set(videos: str, out: str, options: Options, *, jobs: int, time_lim
                 done.append(result)
             else:
                 print(f"{printable(task.source)}: {result.reason}")
-    print(f"prepared {len(done)} of {len(sample)} videos as a trial, {len(tasks)} in total")
+    print(f"prepared {len(done)} of {len(sample)} videos as a trial; the set has {len(tasks)}")
     if done:
-        # Time and space are assumed to grow with the bytes of the sources.
+        # Time and disk space are assumed to be proportional to the size of the sources.
         scale = _total_bytes(tasks) / max(_total_bytes(sample), 1)
         hours = sum(result.seconds for result in done) * scale / jobs / 3600
         size = sum(result.disk_space for result in done) * scale
         print(
             f"the whole set: about {hours:.2g} hours with {jobs} processes, "
-            f"{_format_bytes(_total_bytes(tasks))} to about {_format_bytes(size)}"
+            f"{_format_bytes(_total_bytes(tasks))} become about {_format_bytes(size)}"
         )
     return len(sample) - len(done)
 

@@ -12,7 +12,7 @@ from slowfast_lara.files import parse_json, write_text
 
 
 class ProgressLog:
-    """Lines `[name, *values]`; invalid ones are ignored, so their items are done again."""
+    """Lines `[name, *values]`; the item of an invalid line counts as unfinished."""
 
     def __init__(self, path: str) -> None:
         self._path = path
@@ -26,7 +26,7 @@ class ProgressLog:
 
     @contextlib.contextmanager
     def appending(self) -> Iterator[None]:
-        """Open the file for `add`, rewritten without invalid lines."""
+        """Rewrite the file without invalid lines, and keep it open for `add`."""
         lines = [json.dumps([name, *values]) + "\n" for name, values in self.entries.items()]
         write_text(self._path, "".join(lines))
         with open(self._path, "a", encoding="utf-8") as self._file:

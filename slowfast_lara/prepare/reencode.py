@@ -1,16 +1,16 @@
-"""Transcoding of one video for fast reading: short-side scaled H.264 mp4 with close key frames.
+"""Transcoding of one video for fast reading: a small H.264 mp4 with closely spaced key frames.
 
-The result has the frames that the package decodes from the source, in the same order, without
-undecodable frames and those hidden by an edit list. Each frame
-- is scaled down to the short side, never up, to even sizes (4:2:0 chroma needs them),
+The result has the frames that data/video.py decodes from the source, in the same order. It omits
+undecodable frames, and frames that an edit list hides. Each frame
+- is scaled down (never up) to the short side, with even width and height, as 4:2:0 chroma requires,
 - is rotated and mirrored by the display matrix, to the nearest quarter turn,
-- gets square pixels by shrinking their longer side,
-- stays interlaced if it was.
+- gets square pixels: non-square pixels shrink along their longer side,
+- stays interlaced if the source is.
 Colour matrix, range and primaries are kept, so that decoding gives the same RGB.
 
-A constant frame rate stays exact; otherwise each frame keeps its timestamp. The result is muxed
-in memory, written to a temporary file and decoded again; it is renamed only if it has the same
-number of frames at the same times. There is no audio.
+A constant frame rate stays exact; otherwise each frame keeps its timestamp. Audio is dropped. The
+result is muxed in memory, written to a temporary file and decoded again. The file is renamed to its
+final name only if it has as many frames as the source, with the same timestamps.
 """
 
 from __future__ import annotations
@@ -35,11 +35,11 @@ from slowfast_lara.prepare.missing import describe_missing
 from slowfast_lara.prepare.timing import Timing, frame_rate, mux, timing_of
 
 _UNSPECIFIED_COLORSPACE = 2
-# No CABAC, no deblocking, few partitions, and seven of eight frames are non-reference B-frames,
-# which a reader can skip: a third of the reading time of x264's defaults, at 17 % more bytes and
-# 2 dB less. Real videos of 256 pixels grow by 7 % at CRF 22 (38.9 dB); at CRF 20 they grow by 36 %
-# (40.1 dB) and take 10 % longer to read. psy=0 spends no bits on perceived sharpness; a53cc=0
-# drops closed captions.
+# No CABAC, no deblocking, few partition types; seven of eight frames are non-reference B-frames,
+# which a reader can skip. Compared with x264's defaults, reading takes a third of the time, files
+# have 17 % more bytes, and PSNR is 2 dB lower. Real videos of 256 pixels become 7 % larger than
+# the source at CRF 22 (38.9 dB); at CRF 20, 36 % larger (40.1 dB) and 10 % slower to read.
+# psy=0 spends no bits on perceived sharpness; a53cc=0 drops closed captions.
 _FAST_DECODE = {
     "tune": "fastdecode",
     "bf": "7",
@@ -52,20 +52,20 @@ class Options(NamedTuple):
     """Encoding options; prepared.jsonl stores them to detect changes."""
 
     short_side: int = 256
-    key_frames: int = 16  # largest distance of two key frames, in frames
+    key_frames: int = 16  # maximum distance between key frames, in frames
     crf: int = 22
     preset: str = "fast"
-    link: bool = False  # link to mp4 files that need no change, instead of copying them
+    link: bool = False  # make a symbolic link to an mp4 file that needs no change
 
 
 class PreparedVideo(NamedTuple):
-    """Result of a transcode; prepared.jsonl stores it."""
+    """Summary of a prepared video; prepared.jsonl stores it."""
 
     method: str  # "encoded", "remuxed" or "linked"
     frames: int
     size: int  # bytes
-    seconds: float
-    damage: str  # what did not decode or is missing, or ""
+    seconds: float  # of processing time
+    damage: str  # what does not decode or is missing; "" if nothing
 
     @property
     def disk_space(self) -> int:
@@ -88,13 +88,13 @@ def prepare_video(source: str, result: str, options: Options) -> PreparedVideo:
         return PreparedVideo(method, frames, size, seconds, content.damage)
 
     if (method := _copy_method(source, options)) is not None:
-        with contextlib.suppress(DecodeError):  # damaged: encode what decodes
+        with contextlib.suppress(DecodeError):  # damaged: encode the frames that decode
             return write(method, _copy(source, method))
     return write("encoded", _encode(source, options))
 
 
 def _write(content: _Content, source: str, result: str) -> int:
-    """Write and verify the result; return its size."""
+    """Write and verify the result; return its size in bytes."""
     with atomic_write(result) as temporary:
         if content.mp4 is None:
             os.symlink(os.path.realpath(source), temporary)
@@ -106,19 +106,19 @@ def _write(content: _Content, source: str, result: str) -> int:
 
 
 def _verify(result: str, timing: Timing, source: str) -> None:
-    """Raise DecodeError unless the result decodes to the frames and times of the source."""
+    """Raise DecodeError unless the result has the source's frames, timestamps and frame rate."""
     errors: list[str] = []
     with open_video(result) as (container, stream):
         pts = [frame.pts for frame in decoded_frames(container, stream, errors)]
         time_base, rate = stream.time_base, stream.average_rate
     if errors or len(pts) != len(timing.pts):
         raise DecodeError(f"{source}: result has {len(pts)} of {len(timing.pts)} frames")
-    # The container rounds times to its time base.
+    # The container rounds timestamps to its time base.
     if None in pts or any(
         abs((actual - pts[0]) * time_base - expected * timing.time_base) > time_base
         for actual, expected in zip(pts, timing.pts, strict=True)
     ):
-        raise DecodeError(f"{source}: result has different timestamps")
+        raise DecodeError(f"{source}: result has timestamps that differ from the source")
     if timing.is_constant_rate and abs(rate / timing.rate - 1) > 1e-6:
         raise DecodeError(
             f"{source}: result has {float(rate):.3f} frames per second, "
@@ -126,11 +126,11 @@ def _verify(result: str, timing: Timing, source: str) -> None:
         )
 
 
-# Without encoding: link or remux
+# Methods without encoding: link and remux
 
 
 def _copy_method(source: str, options: Options) -> str | None:
-    """How to copy the packets: "linked" or "remuxed"; None if the video must be encoded."""
+    """Method without encoding, "linked" or "remuxed"; None if the video must be encoded."""
     try:
         with open_video(source) as (container, stream):
             if not _has_target_format(stream, options):
@@ -158,7 +158,7 @@ def _has_target_format(stream: Any, options: Options) -> bool:
 
 
 def _has_close_key_frames(packets: list[Any], options: Options) -> bool:
-    """Whether key frames are close enough and every packet has a timestamp and is shown."""
+    """Whether key frames are close enough, and all packets have timestamps and are shown."""
     packets = [packet for packet in packets if packet.size]
     keys = [number for number, packet in enumerate(packets) if packet.is_keyframe]
     distances = [later - key for key, later in itertools.pairwise([*keys, len(packets)])]
@@ -170,7 +170,7 @@ def _has_close_key_frames(packets: list[Any], options: Options) -> bool:
 
 
 def _copy(source: str, method: str) -> _Content:
-    """Remux an undamaged video, or link to it."""
+    """Remux a video or link to it; raise DecodeError if the video is damaged."""
     timing, damage = _decode(source)
     if damage:
         raise DecodeError(f"{source}: {damage}")
@@ -189,7 +189,7 @@ def _copy(source: str, method: str) -> _Content:
 
 
 def _decode(source: str, use: Callable[[Any, Any], None] | None = None) -> tuple[Timing, str]:
-    """Call `use(frame, stream)` on all frames; return their timing and a description of damage."""
+    """Call `use(frame, stream)` on all frames; return the timing and a description of damage."""
     errors: list[str] = []
     pts: list[int | None] = []
     last_duration = corrupt = 0
@@ -209,7 +209,7 @@ def _decode(source: str, use: Callable[[Any, Any], None] | None = None) -> tuple
     return timing, ", ".join(damage)
 
 
-# With encoding
+# Method with encoding
 
 
 def _encode(source: str, options: Options) -> _Content:
@@ -219,18 +219,18 @@ def _encode(source: str, options: Options) -> _Content:
 
 
 class _Encoder:
-    """H.264 encoder and muxer; frames carry numbers until their timing is known."""
+    """H.264 encoder and muxer; until `finish` gets the timing, pts are frame numbers."""
 
     def __init__(self, options: Options) -> None:
         self._options = options
-        self._reformatter = VideoReformatter()  # shared by all frames: its setup is slow
+        self._reformatter = VideoReformatter()  # one for all frames: set-up is slow
         self._buffer = io.BytesIO()
         self._out = av.open(self._buffer, "w", format="mp4")
         self._packets: list[Any] = []
         self._count = 0
 
     def _start(self, first: Any, stream: Any) -> None:
-        """Set size, orientation and colours by the first frame."""
+        """Set size, orientation and colour properties by those of the first frame."""
         options, aspect = self._options, stream.sample_aspect_ratio
         self._orientation = Orientation.of(first)
         self._size = target_size(first.width, first.height, aspect, options.short_side)
@@ -245,7 +245,7 @@ class _Encoder:
         context.gop_size = options.key_frames
         context.color_range = first.color_range
         context.color_primaries, context.color_trc = first.color_primaries, first.color_trc
-        # swscale converts RGB with the matrix that decoders assume if none is declared.
+        # For RGB, swscale uses the colour matrix that decoders assume if none is declared.
         is_rgb = first.format.is_rgb
         context.colorspace = _UNSPECIFIED_COLORSPACE if is_rgb else first.colorspace
 
@@ -259,7 +259,7 @@ class _Encoder:
         )
         upright = make_upright(small, self._orientation)
         upright.pts, upright.time_base = self._count, 1 / self._rate
-        upright.pict_type = 0  # otherwise the encoder repeats the source's key frames
+        upright.pict_type = 0  # otherwise the encoder copies the picture types of the source
         self._packets += self._stream.encode(upright)
         self._count += 1
 

@@ -5,9 +5,9 @@ an object that leaves the frame reappears on the other side: a single frame does
 class.
 
 OUT/{train,val,test}.csv list the videos (`path label`, relative to OUT), OUT/classes.json the class
-names, and OUT/tracks.json the centre (x, y) of the moving object in every frame. With the form
-"frames", the set has the files of Something-Something-v2 with extracted frames, and the paths in
-its lists are relative to OUT too: DATA.PATH_PREFIX may stay empty.
+names, and OUT/tracks.json the centre (x, y) of the moving object in every frame. With `form`
+"frames", OUT has the layout of Something-Something-v2 with extracted frames. Paths in its lists
+are also relative to OUT, so DATA.PATH_PREFIX may stay empty.
 """
 
 from __future__ import annotations
@@ -46,11 +46,11 @@ Renderer = Callable[[np.random.Generator, Motion, int, int, bool], tuple[np.ndar
 
 @dataclass(frozen=True)
 class Settings:
-    """Contents of a synthetic set."""
+    """Contents of a synthetic dataset."""
 
     out: str
     classes: int
-    videos: Mapping[str, int]  # by split
+    videos: Mapping[str, int]  # number of videos per split
     size: int = 80
     frames: int = 16
     seed: int = 0
@@ -76,7 +76,7 @@ def render(
     bright = rng.integers(2)
     shapes = rng.permutation(SHAPES)
     video = np.repeat(_background(rng, size)[None], frames, axis=0)
-    for number in reversed(range(len(paths))):  # the moving object last, on top
+    for number in reversed(range(len(paths))):  # the moving object is last, on top
         low, high = (200, 255) if (number + bright) % 2 else (0, 55)
         color = [int(value) for value in rng.integers(low, high, size=3)]
         shape = outline(str(shapes[number]), rng)
@@ -89,7 +89,7 @@ def render(
 
 
 def _background(rng: np.random.Generator, size: int) -> np.ndarray:
-    """Smooth texture of medium brightness."""
+    """Smooth random texture of medium brightness."""
     cells = int(rng.integers(5, 12))
     noise = rng.uniform(-22, 22, size=(cells, cells, 3)).astype(np.float32)
     texture = cv2.resize(noise, (size, size), interpolation=cv2.INTER_CUBIC)
@@ -109,7 +109,7 @@ def _write_video(path: str, video: np.ndarray) -> None:
 
 
 def _write_frames(folder: str, video: np.ndarray) -> None:
-    """Write FOLDER/NAME_000001.jpg and so on, NAME being the folder's name."""
+    """Write FOLDER/NAME_000001.jpg, ...; NAME is the last component of FOLDER."""
     os.makedirs(folder, exist_ok=True)
     name = os.path.basename(folder)
     for number, image in enumerate(video, start=1):
@@ -126,7 +126,7 @@ class _Job(NamedTuple):
 
 
 class _Worker:
-    """Settings and renderers of a worker process: too large to send with every job."""
+    """Settings and renderers of a worker process, which are too large to send with every job."""
 
     settings: Settings
     renderers: Mapping[str, Renderer]
@@ -137,7 +137,7 @@ def _start_worker(settings: Settings, renderers: Mapping[str, Renderer]) -> None
 
 
 def _make_video(job: _Job) -> list[list[float]]:
-    """Write a video and return its track."""
+    """Render and write a video; return its track [T, 2]."""
     settings = _Worker.settings
     rng = np.random.default_rng((settings.seed, SPLITS.index(job.split), job.number))
     motion, two_objects = list(CLASSES.values())[job.label], settings.classes >= TWO_OBJECTS
@@ -149,7 +149,7 @@ def _make_video(job: _Job) -> list[list[float]]:
 
 
 def _plan(settings: Settings) -> list[_Job]:
-    """All videos; classes are equally frequent and in random order."""
+    """Plan all videos: in each split, classes are equally frequent and in random order."""
     jobs: list[_Job] = []
     for number, split in enumerate(SPLITS):
         rng = np.random.default_rng((settings.seed, len(SPLITS) + number))
@@ -182,7 +182,7 @@ def _write_ssv2_annotations(out: str, jobs: list[_Job], names: list[str]) -> Non
     prefix = os.path.join(out, "something-something-v2-")
     labels = {f"something {name}": str(label) for label, name in enumerate(names)}
     write_json(f"{prefix}labels.json", labels, indent=None)
-    # The official test split has no labels; here it is part of validation.
+    # The official test split has no labels, so the validation file includes our test videos.
     for file, splits in (("train", ("train",)), ("validation", ("val", "test"))):
         entries = [
             {
@@ -204,8 +204,8 @@ def make_set(
 
     Args:
         settings: the contents of the set.
-        processes: how many videos are made at a time.
-        renderers: by split; plain shapes by default.
+        processes: number of worker processes.
+        renderers: by split; the default is `render` for all splits.
     """
     out, names, jobs = settings.out, list(CLASSES)[: settings.classes], _plan(settings)
     renderers = renderers or dict.fromkeys(SPLITS, render)

@@ -8,9 +8,9 @@ from collections.abc import Sequence
 from fractions import Fraction
 from typing import Any, NamedTuple
 
-# Used if a file declares no frame rate.
+# Frame rate of a file that declares none, or an implausible one.
 _DEFAULT_RATE = Fraction(30)
-# mp4 counts time in ticks; their number per second is an integer of limited size.
+# Limit of ticks per second: mp4 stores this number as an integer of limited size.
 _MAX_TICKS = 1_000_000
 
 
@@ -18,23 +18,23 @@ class Timing(NamedTuple):
     """Presentation times of all frames."""
 
     pts: Sequence[int]  # from 0, in units of the time base
-    last_duration: int
+    last_duration: int  # of the last frame, in units of the time base
     time_base: Fraction  # seconds
     rate: Fraction  # frames per second
     is_constant_rate: bool
 
 
 def frame_rate(stream: Any) -> Fraction:
-    """Frame rate that the container declares."""
+    """Frame rate that the container declares, or a default."""
     rate = Fraction(stream.average_rate or 0)
     return rate if 0 < rate <= _MAX_TICKS else _DEFAULT_RATE
 
 
 def timing_of(pts: list[int | None], last_duration: int, stream: Any) -> Timing:
-    """Timing of decoded frames.
+    """Timing of decoded frames with timestamps `pts`.
 
-    The rate is constant if the timestamps match the declared frame rate up to rounding, or if they
-    are missing or not increasing.
+    The frame rate is constant if the timestamps match the declared rate up to rounding. It is also
+    taken as constant if timestamps are missing or not increasing.
     """
     rate, time_base = frame_rate(stream), stream.time_base
     known = [time - pts[0] for time in pts if time is not None and pts[0] is not None]
@@ -50,7 +50,7 @@ def timing_of(pts: list[int | None], last_duration: int, stream: Any) -> Timing:
 
 def _matches_rate(pts: list[int], rate: Fraction, time_base: Fraction) -> bool:
     frames_per_tick = float(time_base * rate)
-    # The first and the current timestamp are each rounded by up to half a tick.
+    # Rounding of the first and of the current timestamp causes errors of up to one tick.
     return all(
         abs(time * frames_per_tick - number) <= frames_per_tick * 1.001
         for number, time in enumerate(pts)
@@ -58,7 +58,7 @@ def _matches_rate(pts: list[int], rate: Fraction, time_base: Fraction) -> bool:
 
 
 def mux(out: Any, stream: Any, packets: list[Any], numbers: list[int], timing: Timing) -> None:
-    """Mux packets in decoding order; `numbers` are their frame numbers in presentation order."""
+    """Mux packets, given in decoding order; `numbers` are their positions in presentation order."""
     pts = [*timing.pts, timing.pts[-1] + timing.last_duration]
     # Decoding times are the sorted pts, shifted so that no dts exceeds its packet's pts.
     delay = max(pts[position] - pts[number] for position, number in enumerate(numbers))

@@ -1,4 +1,4 @@
-"""Parallel map over processes with a time limit; a crash or a hang costs one item only."""
+"""Parallel map with one process per item: a crash or a timeout affects only that item."""
 
 from __future__ import annotations
 
@@ -36,10 +36,10 @@ def in_processes(
 
     Args:
         work: a module-level function, or a partial of one.
-        processes: how many run at a time.
-        time_limit: seconds for one item; then its process is killed.
+        processes: maximum number of concurrent processes.
+        time_limit: seconds after which the process of an item is killed.
 
-    Closing the iterator kills all processes, and so does the death of this process.
+    All processes end when the iterator is closed or the calling process dies.
     """
     context = _context(getattr(work, "func", work).__module__)
     waiting = iter(items)
@@ -52,8 +52,8 @@ def in_processes(
                 process.start()
                 other_end.close()
                 running[connection] = _RunningItem(item, process, time.monotonic() + time_limit)
-                # Sent last: Ctrl-C before this line must not leave a working process behind.
-                with contextlib.suppress(BrokenPipeError):  # it crashed: reported below
+                # The item is sent last: Ctrl-C before this line must not leave a busy process.
+                with contextlib.suppress(BrokenPipeError):  # crashed: see _receive
                     connection.send(item)
             if not running:
                 return
@@ -89,9 +89,9 @@ def _kill(connection: Connection, entry: _RunningItem) -> None:
 
 
 def _context(module: str) -> Any:
-    """Context whose processes start from a server that has imported the module, if possible.
+    """Forkserver context with `module` preloaded; spawn context where there is no forkserver.
 
-    A fork of this process would inherit open connections and locks held by its threads.
+    Forks of this process would inherit open connections and locks that its threads hold.
     """
     if "forkserver" not in multiprocessing.get_all_start_methods():
         return multiprocessing.get_context("spawn")
@@ -101,7 +101,7 @@ def _context(module: str) -> Any:
 
 
 def _run(work: Callable[[Any], Any], connection: Connection) -> None:
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent handles Ctrl-C and kills us
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # on Ctrl-C, the parent kills this process
     threading.Thread(target=_exit_with_parent, daemon=True).start()
     with contextlib.suppress(EOFError):  # the parent has ended
         connection.send(work(connection.recv()))

@@ -109,7 +109,7 @@ def test_links_do_not_change_the_labels(tmp_path):
     for name, paths in classes_of(str(tmp_path)).items():
         assert paths == [f"{tmp_path}/{name}/{number}.mp4" for number in (1, 2, 3)]
     (tmp_path / "opening" / "other").symlink_to(tmp_path / "closing")
-    with pytest.raises(DataError, match="one video in two classes"):
+    with pytest.raises(DataError, match="same file in two classes"):
         classes_of(str(tmp_path))
 
 

@@ -91,7 +91,7 @@ def test_folder_lists(tmp_path):
     folder_of_classes(tmp_path / "my clips", opening=23, closing=3)
     (tmp_path / "my clips" / ".cache").mkdir()
     output = run("datasets/build_folder_lists.py", tmp_path / "my clips", tmp_path / "out")
-    assert "2 classes: MODEL.NUM_CLASSES" in output
+    assert "2 classes (set MODEL.NUM_CLASSES" in output
     assert json.loads((tmp_path / "out/classes.json").read_text()) == ["closing", "opening"]
     paths = []
     for split, labels in (("train", [0] + [1] * 19), ("val", [0, 1, 1]), ("test", [0, 1, 1])):
