@@ -86,7 +86,7 @@ class VideoWriter:
             stream.pix_fmt = "yuv420p"
             self._stream = stream
         size = (stream.width, stream.height)
-        if (image.shape[1], image.shape[0]) != size:  # odd, or unlike the first image
+        if (image.shape[1], image.shape[0]) != size:  # an odd size, or not that of the first image
             image = cv2.resize(image, size, interpolation=cv2.INTER_AREA)
         frame = av.VideoFrame.from_ndarray(np.ascontiguousarray(image), format="rgb24")
         with self._one_line_errors():

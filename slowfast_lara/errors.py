@@ -130,7 +130,7 @@ def _is_printed_by_another_rank(message: str) -> bool:
     """Whether another rank of the same launch has printed this message.
 
     All ranks may find the same bad input. The first rank to report it creates a marker file in the
-    directory of the launch: LAUNCH_DIR, or under torchrun the grandparent of its error file.
+    directory of the launch: LAUNCH_DIR, or under torchrun two levels above a rank's error file.
     """
     folder = os.environ.get(LAUNCH_DIR)
     if not folder and (error_file := os.environ.get("TORCHELASTIC_ERROR_FILE")):
@@ -167,6 +167,6 @@ def printable(text: str, keep: str = "") -> str:
 
 
 def first_line(error: BaseException) -> str:
-    """First line of an exception's message, at most 200 characters; its type if it has no message."""
+    """First line of an exception's message, at most 200 characters; its type if there is none."""
     lines = str(error).strip().splitlines()
     return lines[0][:200] if lines else type(error).__name__

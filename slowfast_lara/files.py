@@ -19,8 +19,8 @@ _TEMPORARY = ".writing-"
 def atomic_write(path: str | os.PathLike[str]) -> Iterator[str]:
     """Yield a temporary name to write to; rename it to `path` on success, else remove it.
 
-    The temporary name has the suffix of `path`, because writers choose a format by suffix, but no
-    other part of it, because PySlowFast loads any file with "checkpoint" in its name.
+    The temporary name has the suffix of `path`, because writers choose a format by suffix. The rest
+    is different, because PySlowFast loads any file with "checkpoint" in its name.
     """
     folder, name = os.path.split(os.path.abspath(path))
     os.makedirs(folder, exist_ok=True)

@@ -25,7 +25,7 @@ LOCK = ".lock"
 
 @contextlib.contextmanager
 def exclusive_lock(folder: str, name: str, error: type[InputError] = InputError) -> Iterator[None]:
-    """Hold the lock of a folder; finally remove folders created for it that are empty.
+    """Hold the lock of a folder within the context; then remove created folders that are empty.
 
     Args:
         folder: created if missing.

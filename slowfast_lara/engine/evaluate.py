@@ -93,7 +93,7 @@ def run_test(
 ) -> None:
     """Score every video of the test list and write the results.
 
-    The scores of each video are saved at once, so that an interrupted test can resume.
+    The scores of each video are saved immediately, so that an interrupted test can resume.
     """
     model = unwrap_ddp(model).eval()
     dataset = cast(VideoDataset, loader.dataset)

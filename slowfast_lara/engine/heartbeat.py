@@ -91,7 +91,7 @@ class Heartbeat:
         self._missed = self._missed + 1 if count == self._peer_count else 0
         self._peer_count = count
         if self._missed == MISSED_BEATS:
-            self._store.set("lost", str(self._peer + 1))  # + 1, because 0 means none
+            self._store.set("lost", str(self._peer + 1))  # 0 means that no rank is lost
         lost = self._store.add("lost", 0)
         if self._store.add("stop requests", int(self._stop_request.requested)):
             self._stop_request.request("a signal to another process")

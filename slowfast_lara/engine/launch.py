@@ -194,8 +194,8 @@ def _end_with_parent() -> None:
 def run_process(run: RunFunction, cfg: CfgNode, info: RankInfo | None = None) -> int:
     """Call `run` in this process; return the exit code.
 
-    `info` describes this rank; it is None if the run has a single process. After a failure, a
-    rank of several, or a process with live DataLoader workers, exits here instead of returning.
+    `info` describes this rank; it is None if the run has a single process. If `run` fails and the
+    run has several ranks, or DataLoader workers are alive, the process exits without returning.
     """
     stop = StopRequest().listen()
     errors = []

@@ -3,8 +3,7 @@
 Mixup (Zhang et al. 2018) is a weighted sum of two clips. CutMix (Yun et al. 2019) replaces a
 rectangle of one clip by that of another clip, at the same position in all frames. In a batch of B
 clips, clip i is mixed with clip B - 1 - i. All clips of a batch are mixed with the same random
-numbers, which are drawn on the host from the seed of the batch: drawing them on the device would
-make the host wait.
+numbers, drawn on the host from the batch's seed, so that the host does not wait for the device.
 
 The loss is the mean of the cross-entropies for the two labels, weighted by the shares of the two
 clips. This equals the cross-entropy for the mixed label, with or without label smoothing, because

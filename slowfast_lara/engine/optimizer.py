@@ -51,7 +51,7 @@ def scales_loss(cfg: CfgNode) -> bool:
 def load_optimizer(optimizer: torch.optim.Optimizer, state: dict[str, Any]) -> None:
     """Load the per-parameter state of a saved optimiser, but not its hyperparameters.
 
-    The state is checked here: PyTorch checks only the number of parameters when it loads one.
+    PyTorch checks only the number of parameters; an invalid state would fail at the first step.
     """
     expected = _SGD_STATE if isinstance(optimizer, torch.optim.SGD) else _ADAM_STATE
     saved, own = state["param_groups"], optimizer.param_groups
@@ -69,7 +69,7 @@ def _check_parameter_state(state: dict[str, Any], parameter: Tensor, expected: s
     for name, value in state.items():
         if value is None and name == "momentum_buffer":  # SGD without momentum
             continue
-        if isinstance(value, (int, float)) and name == "step":  # an earlier version of PyTorch
+        if isinstance(value, (int, float)) and name == "step":  # as in old versions of PyTorch
             continue
         shape = parameter.shape if name != "step" else torch.Size()
         if not isinstance(value, Tensor) or value.shape != shape:
@@ -125,7 +125,7 @@ def batch_lr_factor(cfg: CfgNode, step_batch: int) -> float:
 
 
 def lr_at(cfg: CfgNode, epoch: float) -> float:
-    """Return the learning rate after `epoch` epochs, a fraction included; the warmup is linear."""
+    """Return the learning rate after `epoch` epochs, which may be fractional."""
     solver = cfg.SOLVER
     if epoch >= solver.WARMUP_EPOCHS:
         return _policy_lr(cfg, epoch)

@@ -74,7 +74,7 @@ class TrainProgress:
         return {"dt": self._clock - last, "dt_data": self._data_seconds}
 
     def update(self, pending: PendingIteration, means: dict[str, float]) -> None:
-        """Add an iteration and its means over all ranks; log the means every LOG_PERIOD batches."""
+        """Add the metrics of an iteration (means over ranks); log every LOG_PERIOD batches."""
         for name, value in {**means, **pending.times}.items():
             self._meters[name].update(value)
         self._batch, self._lr = pending.iteration.batch + 1, pending.iteration.lr
@@ -156,7 +156,7 @@ def _peak_memory() -> dict[str, str]:
 def write_clips(
     writer: Any, dataset: VideoDataset, class_names: list[str] | None, count: int = 4
 ) -> None:
-    """Write a clip of each of the first `count` classes to a SummaryWriter, frames side by side."""
+    """Write clips of up to `count` different classes to a SummaryWriter, frames side by side."""
     first_of_class = {label: index for index, label in reversed([*enumerate(dataset.labels)])}
     for index in sorted(first_of_class.values())[:count]:
         sample = dataset[index]

@@ -139,7 +139,7 @@ class Rendezvous:
         problem = differences(fingerprint, rank0, self._rank)
         if problem:
             problem = f"config, code and lists must be equal on all ranks, but {problem}"
-            self._store.set(self._key("problem"), problem)  # rank 0 reports the last one
+            self._store.set(self._key("problem"), problem)  # rank 0 reports the last problem
             self._store.add(self._key("problems"), 1)
             raise InputError(problem)
         if self._store.add(self._key(f"rank/{self._rank}"), 1) > 1:
@@ -190,7 +190,7 @@ def listen(host: str, port: int) -> socket.socket:
     """
     try:
         family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
-        # A Debian machine may map its name to a loopback address, which other nodes cannot reach.
+        # Debian maps the host name to a loopback address, which other nodes cannot reach.
         ip = str(address[0])
         if host in ("localhost", ip) or not ipaddress.ip_address(ip).is_loopback:
             try:

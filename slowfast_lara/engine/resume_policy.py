@@ -1,7 +1,7 @@
 """Rules for resuming: which settings may differ from those of the checkpoint.
 
-A checkpoint holds the config it was trained with and a fingerprint of the training list. Both are
-compared with the current config and list before the run writes any file.
+A checkpoint holds its config and a fingerprint of its training list. Both are compared with those
+of the run before the run writes any file. TRAIN.ACCEPT_CHANGES True accepts differences.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ def list_fingerprint(paths: Sequence[str], labels: Sequence[int]) -> str:
 
 
 def check_resume(path: str, content: dict[str, Any], cfg: CfgNode, train_list: str) -> None:
-    """Raise CheckpointError for changes that affect the training, unless TRAIN.ACCEPT_CHANGES.
+    """Raise CheckpointError if changed settings affect the training, unless they are accepted.
 
     If the run resumes within an epoch and a new list or seed is accepted, the epoch continues at
     the same batch number, in the new order of the videos. If the epoch restarted, its old
@@ -51,7 +51,7 @@ def check_resume(path: str, content: dict[str, Any], cfg: CfgNode, train_list: s
 
 
 def check_start(path: str, content: dict[str, Any], cfg: CfgNode) -> None:
-    """Raise CheckpointError for changes in how the model uses its weights, unless accepted."""
+    """Raise CheckpointError if changed settings alter the use of the weights, unless accepted."""
     _refuse_unless_accepted(path, config_changes(content, cfg, Affects.WEIGHTS), cfg)
 
 

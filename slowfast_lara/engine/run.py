@@ -54,7 +54,7 @@ def run(cfg: CfgNode, stop: StopRequest) -> None:
         if cfg.TRAIN.ENABLE:
             videos = cast(VideoDataset, loaders["train"].dataset)
             state = TrainState(cfg, resume_policy.list_fingerprint(videos.paths, videos.labels))
-            if cfg.TEST.CHECKPOINT_FILE_PATH and cfg.TEST.ENABLE:  # check the weights
+            if cfg.TEST.CHECKPOINT_FILE_PATH and cfg.TEST.ENABLE:  # check now, load after training
                 broadcast_from_rank0(lambda: _read_tested_weights(cfg) and None)
         elif cfg.TEST.ENABLE:
             tested = _build_tested_model(cfg)

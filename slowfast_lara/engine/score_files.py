@@ -57,7 +57,7 @@ def scores_fingerprint(
 
 
 class ScoreFiles:
-    """The score files of one test in a folder: old ones if it was interrupted, and a new one."""
+    """Score files of one test in a folder: those of interrupted attempts, and a new one."""
 
     def __init__(self, folder: str, fingerprint: str, num_classes: int) -> None:
         self._folder = Path(folder)

@@ -69,7 +69,7 @@ class StopRequest:
 
         `on_request` is called in another thread at the first signal.
         """
-        receiver, self._sender = socket.socketpair()  # keep a reference, or it is closed
+        receiver, self._sender = socket.socketpair()  # keep a reference, or the socket closes
         self._sender.setblocking(False)
         signal.set_wakeup_fd(self._sender.fileno(), warn_on_full_buffer=False)
         arguments = receiver, on_request
@@ -107,7 +107,7 @@ class StopRequest:
         urgent_since: float | None = None
         while True:
             for number in receiver.recv(4096):
-                if number in SIGNALS:  # at once; the main thread calls `_on_signal` later
+                if number in SIGNALS:  # now: the main thread may run `_on_signal` much later
                     self.request(signal.Signals(number).name)
                     if on_request is not None:
                         on_request()

@@ -1,11 +1,10 @@
 """Checkpoints of a run: names, atomic writing, safe reading, loading into a model.
 
 PySlowFast's `save_checkpoint` writes in place: after a crash, `get_last_checkpoint` may pick an
-incomplete file. The file names follow PySlowFast and sort by progress:
-`checkpoint_epoch_00002.pyth` is saved after two epochs, and
-`checkpoint_epoch_00002_sample_000000480.pyth` after 480 samples of the third epoch. The names count
-samples, not batches, because a run may resume with another batch size. PySlowFast loads any file
-with "checkpoint" in its name, so no other file has this word in its name.
+incomplete file. File names follow PySlowFast and sort by progress: `checkpoint_epoch_00002.pyth`
+after two epochs, `checkpoint_epoch_00002_sample_000000480.pyth` after 480 samples of the third
+epoch. The names count samples, because a run may resume with another batch size. PySlowFast loads
+any file with "checkpoint" in its name, so no other file has this word in its name.
 
 Earlier versions counted batches: `checkpoint_epoch_00002_iter_000120.pyth`. For such a file, the
 number of samples is computed with the batch size stored in it; PySlowFast sorts it by name.
@@ -100,7 +99,7 @@ def save(path: str, content: dict[str, Any]) -> None:
 
 
 def prune(written: str, keep: int) -> None:
-    """Remove old checkpoints: keep `written` and the `keep` - 1 before it; 0 keeps all.
+    """Remove old checkpoints: keep `written` and the `keep` - 1 before it; `keep` 0 keeps all.
 
     A checkpoint with more progress than `written` was unreadable when this run started: otherwise
     the run would have resumed from it. It is kept until the run has made more progress.
@@ -115,7 +114,7 @@ def load(path: str) -> dict[str, Any]:
     content = read_torch_file(path)
     states = content.get("model_state") if isinstance(content, dict) else None
     if not isinstance(states, dict) or not all(map(torch.is_tensor, states.values())):
-        raise CheckpointError(f"cannot read checkpoint {path}: it has no tensors in 'model_state'")
+        raise CheckpointError(f"cannot read checkpoint {path}: it has no valid 'model_state'")
     for key, least in (("epoch", -1), ("iteration", 0), ("global_batch", 1), ("ema_steps", 0)):
         value = content.get(key, least)
         if type(value) is not int or not least <= value < 2**31:
