@@ -14,8 +14,8 @@ import warnings
 def deprecated(old: str, new: str, removed_in: str) -> None:
     """Warn that a name is deprecated.
 
-    Call it in the body of a deprecated function or module, or where a deprecated config key is
-    read. The warning points to the user of that function or module.
+    Call this in the body of a deprecated function or module, or where a deprecated config key is
+    read. The warning points to the code that calls the function or imports the module.
     """
     message = f"{old} is deprecated and will be removed in {removed_in}; use {new}"
     warnings.warn(message, FutureWarning, stacklevel=3)

@@ -26,9 +26,9 @@ INK, PAPER, ACCENT = (24, 28, 34), (255, 255, 255), (255, 138, 0)
 def saved_figure(
     path: str | os.PathLike[str], size: tuple[float, float], columns: int = 1
 ) -> Iterator[tuple[Figure, Sequence[Axes]]]:
-    """Yield a figure and its axes, side by side; write the figure atomically at the end.
+    """Yield a figure and its axes, side by side; write the figure to `path` when the context ends.
 
-    Without pyplot a figure needs neither a display nor closing.
+    A figure created without pyplot needs no display and need not be closed.
     """
     figure = Figure(figsize=size, layout="constrained")
     axes = figure.subplots(1, columns, squeeze=False)[0]
@@ -46,7 +46,7 @@ def lines_or_bars(
     values: Mapping[str, Sequence[float] | np.ndarray],
     style: str,
 ) -> None:
-    """Plot one line per name over the xs, or one labelled bar per name if there is a single x."""
+    """Plot one line per name over `xs`, or one labelled bar per name if `xs` has a single value."""
     names = [plain_text(name) for name in values]
     if len(xs) > 1:
         for name, ys in zip(names, values.values()):
@@ -86,7 +86,7 @@ class VideoWriter:
             stream.pix_fmt = "yuv420p"
             self._stream = stream
         size = (stream.width, stream.height)
-        if (image.shape[1], image.shape[0]) != size:  # an odd size, or a change of size
+        if (image.shape[1], image.shape[0]) != size:  # an odd size, or not that of the first image
             image = cv2.resize(image, size, interpolation=cv2.INTER_AREA)
         frame = av.VideoFrame.from_ndarray(np.ascontiguousarray(image), format="rgb24")
         with self._one_line_errors():
@@ -105,7 +105,7 @@ class VideoWriter:
         try:
             yield
         except av.FFmpegError as error:
-            self._failed = True  # FFmpeg crashes if it has to write more after a full disk
+            self._failed = True  # FFmpeg crashes if it writes again after the disk was full
             raise RunError(f"cannot write the video: {error.strerror}") from None
 
 
@@ -117,7 +117,7 @@ def font(size: int) -> ImageFont.FreeTypeFont:
 
 
 def text_lines(lines: Sequence[str], width: int, size: int, *, right: bool = False) -> np.ndarray:
-    """Draw dark text on white, cut at the width, left- or right-aligned: RGB [H, width, 3]."""
+    """Draw dark text on white, clipped to `width`, left- or right-aligned: RGB [H, width, 3]."""
     step = round(size * 1.4)
     image = Image.new("RGB", (width, step * len(lines) + size // 2), PAPER)
     draw = ImageDraw.Draw(image)
@@ -131,7 +131,7 @@ def text_lines(lines: Sequence[str], width: int, size: int, *, right: bool = Fal
 def score_panel(
     names: Sequence[str], scores: Sequence[float], rows: int, width: int, size: int
 ) -> np.ndarray:
-    """Draw a line of text per class over a bar of its score: RGB [H, width, 3]."""
+    """Draw the name of each class on a bar as long as its score: RGB [H, width, 3]."""
     step = round(size * 1.5)
     image = Image.new("RGB", (width, step * rows + size // 2), INK)
     draw = ImageDraw.Draw(image)
@@ -143,7 +143,7 @@ def score_panel(
 
 
 def enlarge(image: np.ndarray, side: int) -> np.ndarray:
-    """Scale an image up until its longer side has at least `side` pixels."""
+    """Enlarge an image so that its longer side has at least `side` pixels."""
     factor = side / max(image.shape[:2])
     if factor <= 1:
         return image

@@ -3,7 +3,7 @@
 0    success
 1    failure: non-finite loss, too many bad videos, a lost process, ...
 2    bad input, found at the start: a flag, a config key, a list, a checkpoint
-75   stopped by a signal after saving; the same command resumes
+75   stopped by a signal; the state is saved, and the same command resumes
 130  interrupted without saving, or with partial results (`predict`)
 """
 
@@ -20,7 +20,7 @@ from pathlib import Path
 
 DONE, FAILED, BAD_INPUT, STOPPED, INTERRUPTED = 0, 1, 2, 75, 130
 
-# Control characters that multi-line messages (tables, tracebacks) keep.
+# Control characters that are not escaped in multi-line messages (tables, tracebacks).
 LINES = "\n\t"
 
 logger = logging.getLogger(__name__)
@@ -30,7 +30,7 @@ LAUNCH_DIR = "SLOWFAST_LARA_LAUNCH_DIR"
 
 
 class UserError(Exception):
-    """One-line message: the object, the bad value, and the allowed values."""
+    """Base class of the errors that are reported by their message, without a traceback."""
 
     exit_code = FAILED
 
@@ -83,7 +83,7 @@ def run_with_exit_code(command: Callable[[], int | None], *, os_error: int = BAD
         os_error: the exit code after an OSError.
     """
     if isinstance(sys.stdout, io.TextIOWrapper) and sys.stdout.errors == "strict":
-        # Redirected output on Windows has a legacy code page: escape characters outside it.
+        # On Windows, redirected output uses a legacy code page: escape characters it lacks.
         sys.stdout.reconfigure(errors="backslashreplace")
     try:
         return command() or DONE
@@ -122,15 +122,15 @@ def print_error(message: str) -> None:
 
 
 def _log(message: str) -> None:
-    if logging.root.handlers:  # without handlers, logging would print to stderr a second time
+    if logging.root.handlers:  # otherwise logging would print to stderr again
         logger.error("%s", printable(message, keep=LINES))
 
 
 def _is_printed_by_another_rank(message: str) -> bool:
     """Whether another rank of the same launch has printed this message.
 
-    All ranks find the same bad input, and the first one creates a marker file in the directory of
-    the launch: ours, or torchrun's, which is two levels above a rank's error file.
+    All ranks may find the same bad input. The first rank to report it creates a marker file in the
+    directory of the launch: LAUNCH_DIR, or under torchrun two levels above a rank's error file.
     """
     folder = os.environ.get(LAUNCH_DIR)
     if not folder and (error_file := os.environ.get("TORCHELASTIC_ERROR_FILE")):
@@ -167,6 +167,6 @@ def printable(text: str, keep: str = "") -> str:
 
 
 def first_line(error: BaseException) -> str:
-    """First line of an exception's message, at most 200 characters; its type if empty."""
+    """First line of an exception's message, at most 200 characters; its type if there is none."""
     lines = str(error).strip().splitlines()
     return lines[0][:200] if lines else type(error).__name__

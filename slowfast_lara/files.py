@@ -19,19 +19,19 @@ _TEMPORARY = ".writing-"
 def atomic_write(path: str | os.PathLike[str]) -> Iterator[str]:
     """Yield a temporary name to write to; rename it to `path` on success, else remove it.
 
-    The temporary name shares only the suffix with `path`: writers choose a format by suffix, and
-    PySlowFast loads any file with "checkpoint" in its name.
+    The temporary name has the suffix of `path`, because writers choose a format by suffix. The rest
+    is different, because PySlowFast loads any file with "checkpoint" in its name.
     """
     folder, name = os.path.split(os.path.abspath(path))
     os.makedirs(folder, exist_ok=True)
     temporary = _temporary_name(folder, os.path.splitext(name)[1])
     try:
         yield temporary
-        if not os.path.islink(temporary):  # the target of a link may be read-only
+        if not os.path.islink(temporary):  # the target of a symbolic link may be read-only
             _sync(temporary, os.O_RDWR)
         os.replace(temporary, path)
     except OSError as error:
-        error.filename = error.filename or os.fspath(path)  # a full disk sets no file name
+        error.filename = error.filename or os.fspath(path)  # not set if the disk is full
         raise
     finally:
         with contextlib.suppress(FileNotFoundError):
@@ -85,7 +85,7 @@ def write_json(path: str | os.PathLike[str], content: Any, indent: int | None = 
 
 
 def check_regular_file(path: str | os.PathLike[str]) -> None:
-    """Raise OSError for folders, FIFOs and devices: reading the latter may never end."""
+    """Raise OSError for folders, FIFOs and devices: reading a FIFO or device may never end."""
     mode = os.stat(path).st_mode
     if stat.S_ISDIR(mode):
         raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), path)
@@ -96,7 +96,8 @@ def check_regular_file(path: str | os.PathLike[str]) -> None:
 def parse_json(text: str, **hooks: Any) -> Any:
     """Parse JSON without NaN, infinities or integers beyond 63 bits; raise a one-line ValueError.
 
-    `hooks` are arguments of `json.loads`. Longer integers neither print nor fit in a tensor.
+    `hooks` are arguments of `json.loads`. Longer integers fit in no tensor, and Python
+    does not print very long ones.
     """
     hooks = {"parse_int": _parse_int, "parse_constant": _reject_constant, **hooks}
     try:
@@ -116,7 +117,7 @@ def _reject_constant(name: str) -> None:
 
 
 def make_folder(folder: str | os.PathLike[str]) -> list[str]:
-    """Make a folder and its parents; return those that were missing, deepest first."""
+    """Create a folder and its parents; return the folders that were created, deepest first."""
     created, parent = [], os.path.abspath(folder)
     while not os.path.exists(parent):
         created.append(parent)
@@ -126,7 +127,7 @@ def make_folder(folder: str | os.PathLike[str]) -> list[str]:
 
 
 def remove_empty(folders: list[str]) -> None:
-    """Remove those of the folders that are empty."""
+    """Remove the given folders if they are empty."""
     for folder in folders:
         with contextlib.suppress(OSError):
             os.rmdir(folder)
@@ -145,8 +146,8 @@ def _temporary_name(folder: str, suffix: str = "") -> str:
 
 
 def _sync(path: str, access: int) -> None:
-    """fsync a file or folder. Windows syncs only files that are open for writing."""
-    # Windows cannot open folders; some network file systems cannot sync them.
+    """fsync a file or folder, opened with `access`; Windows syncs only files open for writing."""
+    # Windows cannot open folders; some network file systems cannot sync folders.
     with contextlib.suppress(PermissionError, IsADirectoryError):
         descriptor = os.open(path, access)
         try:

@@ -21,7 +21,7 @@ def lazy_getattr(package: str, modules: Mapping[str, str]) -> Callable[[str], An
 
 
 def check_installed(package: str, extra: str) -> None:
-    """Raise InputError if a package of one of our extras is not installed."""
+    """Raise InputError if `package`, a requirement of the optional `extra`, is not installed."""
     try:
         importlib.import_module(package)
     except ImportError:

@@ -25,10 +25,10 @@ LOCK = ".lock"
 
 @contextlib.contextmanager
 def exclusive_lock(folder: str, name: str, error: type[InputError] = InputError) -> Iterator[None]:
-    """Hold a folder's lock; folders made for it are removed again if they stay empty.
+    """Hold the lock of a folder within the context; then remove created folders that are empty.
 
     Args:
-        folder: made if missing.
+        folder: created if missing.
         name: the config key or argument that error messages use for the folder.
         error: raised if another process holds the lock or the folder is not writable.
     """
@@ -55,11 +55,11 @@ def exclusive_lock(folder: str, name: str, error: type[InputError] = InputError)
 
 
 def _acquire(path: str) -> int:
-    """Open and lock the lock file; raise BlockingIOError with its holder if it is locked.
+    """Open and lock the lock file; raise BlockingIOError that names the holder if it is locked.
 
-    A POSIX lock is released when its process ends in any way, and forked DataLoader workers do
-    not inherit it. On NFS and CIFS it holds across nodes (NFS 4 releases the locks of a dead node
-    after about 90 s); on Lustre only if mounted with `flock`, on BeeGFS only if configured.
+    The system releases a POSIX lock when its process ends, and forked DataLoader workers do not
+    inherit the lock. The lock works across nodes on NFS and CIFS (NFS 4 releases the locks of a
+    dead node after about 90 s), on Lustre if mounted with `flock`, and on BeeGFS if configured.
     """
     while True:
         file = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
@@ -75,7 +75,7 @@ def _acquire(path: str) -> int:
         with contextlib.suppress(FileNotFoundError):
             if os.path.samestat(os.stat(path), os.fstat(file)):
                 break
-        os.close(file)  # the previous holder removed the file after we opened it
+        os.close(file)  # retry: the previous holder removed the file after we opened it
     since = datetime.datetime.now().astimezone().isoformat(" ", "seconds")
     os.truncate(file, 0)
     os.write(file, f"process {os.getpid()} on {socket.gethostname()} since {since}\n".encode())
@@ -89,7 +89,7 @@ def _lock(file: int) -> None:
         return
     import msvcrt
 
-    # Lock one byte far behind the text: Windows does not let others read locked bytes.
+    # Lock one byte far behind the text: on Windows, other processes cannot read locked bytes.
     os.lseek(file, 2**30, os.SEEK_SET)
     try:
         msvcrt.locking(file, msvcrt.LK_NBLCK, 1)

@@ -2,8 +2,8 @@
 
 `import slowfast_lara.plugin` adds the model's keys to the checkout's default config and the model
 to its registry. The checkout's own run_net.py, loaders, mixup and multi-view test then work with
-MODEL.MODEL_NAME VisionTransformer. docs/pyslowfast.md shows how, and lists the parts of PySlowFast
-that this relies on.
+MODEL.MODEL_NAME VisionTransformer. docs/pyslowfast.md explains the setup and lists the parts of
+PySlowFast that the plugin relies on.
 """
 
 from __future__ import annotations
@@ -45,12 +45,12 @@ def VisionTransformer(cfg: CfgNode) -> nn.Module:
 
 
 def check(cfg: CfgNode) -> None:
-    """Raise ConfigError for a key of a checkout's config that this model does not support."""
-    # With several pathways the model would get only the first, a fraction of the frames.
+    """Raise ConfigError if a checkout's config has a value that this model does not support."""
+    # Of several pathways, the model would use only the first, which has fewer frames.
     arch = cfg.MODEL.get("ARCH")
     if arch in cfg.MODEL.get("MULTI_PATHWAY_ARCH", ()):
         allowed = ", ".join(cfg.MODEL.SINGLE_PATHWAY_ARCH)
-        raise ConfigError(f"MODEL.ARCH is {arch!r}; must have one pathway: {allowed}")
+        raise ConfigError(f"MODEL.ARCH is {arch!r}; must be a model with one pathway: {allowed}")
     for key, required in _REQUIRED.items():
         node, name = key.split(".")
         if (value := cfg.get(node, {}).get(name, required)) != required:
@@ -59,7 +59,7 @@ def check(cfg: CfgNode) -> None:
 
 
 def add_keys(tree: CfgNode) -> None:
-    """Add the model's keys to a default config, all or none; existing keys keep their values."""
+    """Add missing keys of the model to a default config; add none if an existing key conflicts."""
     missing = {}
     for key, ours in all_keys().items():
         if not key.startswith("VIT.") and key != "MODEL.ACT_CHECKPOINT":
@@ -86,7 +86,7 @@ def add_model(registry: Any) -> None:
     elif registry.get(name).__module__ != __name__:
         raise ImportError(
             f"this checkout of PySlowFast has its own model {name}, in "
-            f"{registry.get(name).__module__}: do not register it, or rename it"
+            f"{registry.get(name).__module__}: rename that model or do not register it"
         )
 
 

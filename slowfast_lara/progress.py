@@ -1,4 +1,4 @@
-"""Progress bar on rank 0's terminal."""
+"""Progress bar on the terminal of rank 0."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from tqdm import tqdm
 
 
 def progress_bar(total: int, description: str, *, unit: str, initial: int = 0) -> tqdm:
-    """Create a bar that is hidden on other ranks and if stdout is not a terminal."""
+    """Create a progress bar that is shown only on rank 0 and only if stdout is a terminal."""
     is_other_rank = distributed.is_initialized() and distributed.get_rank() != 0
     disable = is_other_rank or not sys.stdout.isatty()
     return tqdm(

@@ -1,6 +1,6 @@
 """Collectives between the ranks of a run, on CPU tensors over gloo.
 
-A run of one process has no process group; each function then returns its local value.
+If the run has a single process, there is no process group: collectives return the local value.
 """
 
 from __future__ import annotations
@@ -53,8 +53,8 @@ def broadcast_from_rank0(make: Callable[[], T]) -> T:
     """Call `make` on rank 0 and return its result, or raise its ValueError, on every rank.
 
     Rank 0 reads checkpoints for all ranks, so nodes need no shared file system and cannot
-    resume from different files. Tensors are broadcast one by one: pickling a checkpoint
-    whole would keep three copies of it in the memory of each process.
+    resume from different files. Tensors are broadcast one by one, because pickling a whole
+    checkpoint would need memory for three copies of it in each process.
     """
     if world_size() == 1:
         return make()
@@ -62,7 +62,7 @@ def broadcast_from_rank0(make: Callable[[], T]) -> T:
     if rank() == 0:
         try:
             result_and_error[0] = make()
-        except ValueError as error:  # bad input; any other error ends rank 0, and so the run
+        except ValueError as error:  # bad input; other errors end rank 0 and the run
             result_and_error[1] = error
     buffer = io.BytesIO()
     pickler = _TensorPickler(buffer)
@@ -74,7 +74,7 @@ def broadcast_from_rank0(make: Callable[[], T]) -> T:
         unpickler = _TensorUnpickler(io.BytesIO(message[0]))
         result_and_error, tensors = unpickler.load(), unpickler.tensors
     for tensor in tensors:
-        if tensor.numel():  # as bytes, because gloo does not support every dtype
+        if tensor.numel():  # sent as bytes: gloo does not support every dtype
             dist.broadcast(tensor.contiguous().flatten().view(torch.uint8), src=0)
     if result_and_error[1] is not None:
         raise result_and_error[1]
@@ -82,7 +82,7 @@ def broadcast_from_rank0(make: Callable[[], T]) -> T:
 
 
 class _TensorPickler(pickle.Pickler):
-    """Pickles dense CPU tensors as (dtype, shape) and collects them in `tensors`."""
+    """Pickles dense CPU tensors as (dtype, shape) and collects the tensors in `tensors`."""
 
     def __init__(self, file: io.BytesIO) -> None:
         super().__init__(file)
@@ -98,7 +98,7 @@ class _TensorPickler(pickle.Pickler):
 
 
 class _TensorUnpickler(pickle.Unpickler):
-    """Creates an uninitialised tensor in `tensors` for each one that `_TensorPickler` collected."""
+    """Unpickles (dtype, shape) as uninitialised tensors and collects the tensors in `tensors`."""
 
     def __init__(self, file: io.BytesIO) -> None:
         super().__init__(file)
@@ -110,19 +110,19 @@ class _TensorUnpickler(pickle.Unpickler):
 
 
 def unwrap_ddp(model: nn.Module) -> nn.Module:
-    """Return the bare model, to save it or to evaluate it.
+    """Return the model without its DDP wrapper, for checkpoints and for evaluation.
 
-    The forward pass of DDP runs collectives, and ranks evaluate unequal numbers of videos.
+    DDP would hang: its forward pass runs collectives, and ranks evaluate unequal numbers of videos.
     """
     return getattr(model, "module", model)
 
 
 def train_batch_per_rank(cfg: CfgNode) -> int:
-    """Return the share of one rank in TRAIN.BATCH_SIZE, which is per node."""
+    """Return the training batch size per rank; TRAIN.BATCH_SIZE is the batch size per node."""
     ranks = world_size() // cfg.NUM_SHARDS
     if cfg.TRAIN.BATCH_SIZE % ranks:
         raise ConfigError(
-            f"TRAIN.BATCH_SIZE is {cfg.TRAIN.BATCH_SIZE}; must be a multiple of the {ranks} "
-            "processes per node"
+            f"TRAIN.BATCH_SIZE is {cfg.TRAIN.BATCH_SIZE}; must be a multiple of {ranks}, "
+            "the number of processes per node"
         )
     return cfg.TRAIN.BATCH_SIZE // ranks

@@ -1,10 +1,12 @@
 """Exponential moving average (EMA) of the weights.
 
-After each optimiser step, average = d * average + (1 - d) * weights, where d is SOLVER.EMA_DECAY
-or, while it is lower, (1 + n) / (10 + n) after n steps, so that the random initial weights do not
-dominate the average of a short training. Buffers, such as the fixed samples of an estimator, are
-not averaged. The update does not synchronise with the device; PyTorch's AveragedModel reads a
-counter from the device at each update and so waits for all queued work.
+After each optimiser step, average = d * average + (1 - d) * weights. The decay d is the smaller of
+SOLVER.EMA_DECAY and (1 + n) / (10 + n), where n is the number of earlier steps: a low decay in the
+first steps keeps the random initial weights from dominating the average of a short training.
+Buffers, such as the fixed samples of an estimator, are not averaged.
+
+PyTorch's AveragedModel is not used, because each of its updates reads a counter from the device and
+so waits for all queued work.
 """
 
 from __future__ import annotations
@@ -17,7 +19,7 @@ from torch import Tensor, nn
 
 
 class ModelEMA:
-    """EMA of the trainable parameters of a bare model, initialised with a copy of them."""
+    """EMA of the trainable parameters of a model (without DDP wrapper); starts as their copy."""
 
     def __init__(self, model: nn.Module, decay: float) -> None:
         self._model, self._decay = model, decay
@@ -29,19 +31,19 @@ class ModelEMA:
 
     @torch.no_grad()
     def update(self) -> None:
-        """Update the average after an optimiser step, skipped or not."""
+        """Update the average; call this after every optimiser step, even a skipped one."""
         decay = min(self._decay, (1 + self.steps) / (10 + self.steps))
         averages, weights = list(self._averages.values()), list(self._parameters.values())
         torch._foreach_lerp_(averages, weights, 1 - decay)
         self.steps += 1
 
     def state_dict(self) -> dict[str, Tensor]:
-        """Return the state dict of the model with the averages instead of its weights."""
+        """Return the model's state dict, with the averages in place of the trainable weights."""
         return {**self._model.state_dict(), **self._averages}
 
     @torch.no_grad()
     def reset(self, steps: int = 0) -> None:
-        """Copy the current weights of the model into the average, as of `steps` updates."""
+        """Set the average to the current weights, and the number of updates so far to `steps`."""
         for name, parameter in self._parameters.items():
             self._averages[name].copy_(parameter)
         self.steps = steps

@@ -1,7 +1,7 @@
 """Validation with one clip per video, and tests with all views.
 
-Every video counts once, whatever the number of ranks; PySlowFast's sampler pads the list, so
-that some videos count twice. A test runs no collectives between its start and its end.
+Every video counts once, for any number of ranks. (PySlowFast's sampler pads the list, so that
+some videos count twice.) A test runs no collectives while it scores its videos.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ logger = logging.getLogger(__name__)
 
 
 class TestedWeights(NamedTuple):
-    """The checkpoint of a test, and whether the test uses its EMA weights."""
+    """Path of the tested checkpoint, and whether its EMA weights are tested."""
 
     checkpoint: str
     averaged: bool
@@ -55,7 +55,7 @@ def count_correct(scores: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
 def validate(
     model: nn.Module, loader: DataLoader, cfg: CfgNode, stop: StopRequest
 ) -> dict[str, Any] | None:
-    """Return the errors in percent with one clip per video; None if a signal interrupts it."""
+    """Return the errors in percent and the video counts; None after a stop request."""
     model = unwrap_ddp(model)
     model.eval()
     device = device_of(cfg)
@@ -93,7 +93,7 @@ def run_test(
 ) -> None:
     """Score every video of the test list and write the results.
 
-    Scores are written to disk one by one, and an interrupted test resumes from them.
+    The scores of each video are saved immediately, so that an interrupted test can resume.
     """
     model = unwrap_ddp(model).eval()
     dataset = cast(VideoDataset, loader.dataset)
@@ -116,7 +116,7 @@ def run_test(
                         "time_diff": (time.perf_counter() - started) / num_scored,
                     }
                 )
-    # If one rank stops, all stop: without its videos there are no results.
+    # If one rank stops, all ranks stop: the results need the scores of every rank.
     num_done, stopped = all_reduce_sum([len(results), stop.requested])
     if stopped:
         raise Stopped(
@@ -127,15 +127,15 @@ def run_test(
     if rank() == 0:
         merged = sorted((result for part in by_rank for result in part), key=lambda r: r.index)
         _write_results(merged, dataset, cfg, weights)
-    barrier()  # no rank removes its scores before the results are written
+    barrier()  # no rank may remove its score files before rank 0 has written the results
     files.remove()
 
 
 def _resume_test(files: ScoreFiles, loader: DataLoader) -> list[VideoResult]:
-    """Remove the videos already scored from the loader; return their results.
+    """Return the results saved by an interrupted test; exclude their videos from the loader.
 
-    Nodes with a shared file system find the same files: if several ranks find the scores of a
-    video, the lowest of them returns the result.
+    On a shared file system, several ranks find the same score files. Only the lowest rank that
+    finds the scores of a video returns its result.
     """
     found = files.read()
     by_rank = all_gather((sorted(found), len(files.of_other_tests)))
@@ -143,10 +143,10 @@ def _resume_test(files: ScoreFiles, loader: DataLoader) -> list[VideoResult]:
     done = {index for indices, _ in by_rank for index in indices}
     if any(others for _, others in by_rank):
         logger.warning(
-            "Removing scores of an interrupted test with different weights, list, config or version"
+            "Removing scores of an interrupted test that had other weights, list, config or version"
         )
     if done:
-        logger.info("Resuming a test: %d videos are scored", len(done))
+        logger.info("Resuming a test: %d videos are already scored", len(done))
     cast(TestVideos, loader.sampler).leave_out(done)
     on_lower_ranks = {index for indices, _ in by_rank[: rank()] for index in indices}
     return [result for index, result in found.items() if index not in on_lower_ranks]
@@ -211,7 +211,7 @@ def _write_results(
         paths, num_views = ([video[key] for video in scored] for key in ("path", "num_views"))
         with atomic_write(scores_path) as temporary, open(temporary, "wb") as file:
             np.savez(file, scores=scores, paths=paths, labels=labels, num_views=num_views)
-    logger.info("Results of every video: %s", path)
+    logger.info("Wrote the results of all videos to %s", path)
     log_json_stats({"split": "test_final", **summary})
 
 

@@ -1,4 +1,4 @@
-"""Fingerprint of a run: config, code and lists, which must be equal on all ranks."""
+"""Fingerprint of a run: the config, code and video lists, which must be equal on all ranks."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from slowfast_lara.config.keys import all_keys, get_value
 from slowfast_lara.data.ssv2 import PREFIX
 from slowfast_lara.files import check_regular_file
 
-# Keys that may differ between nodes, because they change no result.
+# Config keys that may differ between nodes, because they do not affect the results.
 MAY_DIFFER = ("SHARD_ID", "DATA_LOADER.NUM_WORKERS", "DATA_LOADER.PIN_MEMORY")
 _SSV2 = (f"{PREFIX}{name}.json" for name in ("labels", "train", "validation"))
 LISTS = ("train.csv", "val.csv", "test.csv", *_SSV2)
@@ -34,7 +34,7 @@ def run_fingerprint(cfg: CfgNode, world_size: int) -> dict[str, str]:
 
 
 def differences(ours: dict[str, str], rank0: dict[str, str], rank: int) -> str:
-    """Describe how the fingerprint of `rank` differs from that of rank 0; "" if it does not."""
+    """Describe how the fingerprint of `rank` differs from that of rank 0; "" if they are equal."""
     keys = [key for key in rank0 | ours if ours.get(key) != rank0.get(key)]
     parts = [
         f"{key} is {ours.get(key, 'missing'):.200} on rank {rank} and "
@@ -59,7 +59,7 @@ def _list_hash(path: Path) -> str:
     try:
         check_regular_file(path)
         content = path.read_bytes()
-    except OSError as error:  # the loader raises an error if it needs the file
+    except OSError as error:  # not an error here: the loader raises one if it needs the file
         return f"unreadable ({error.strerror})"
     lines = content.count(b"\n")
     return f"{lines} lines ({hashlib.sha256(content).hexdigest()[:12]})"

@@ -1,9 +1,9 @@
 """One training iteration: its position, its metrics, and their exchange between the ranks.
 
-The host queues work and runs ahead of the device. The metrics of an iteration (loss, correct
-predictions, gradient norm) are copied to the host while it queues the next iteration. They
-are read, summed over the ranks, checked and logged after the forward pass of the next
-iteration is queued, so that the device has work in the meantime (see `train`).
+The host queues work and runs ahead of the device. The metrics of iteration i (loss, correct
+predictions, gradient norm) are copied asynchronously. The host first queues the forward pass of
+iteration i + 1, so that the device has work, and then reads the metrics of iteration i, sums them
+over the ranks, checks and logs them (see `train`).
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ from slowfast_lara.runs.checkpoint import TrainingPosition
 
 @dataclass(frozen=True)
 class Iteration:
-    """A batch of the training. Batches that share an optimiser step form a group."""
+    """One training batch. The batches accumulated for one optimiser step form a group."""
 
-    epoch: int  # from 0, like `batch`
+    epoch: int  # counts from 0, as does `batch`
     batch: int
     epoch_batches: int
-    group_start: int  # the first batch of the group
+    group_start: int  # index of the first batch of the group
     group_size: int
-    lr: float  # of the optimiser step
+    lr: float  # learning rate of the group's optimiser step
 
     @property
     def ends_group(self) -> bool:
@@ -66,7 +66,7 @@ def iteration_at(
 
 
 class AsyncScalars:
-    """Scalars that are copied from the device to the host without waiting."""
+    """Scalars that are copied asynchronously from the device to the host."""
 
     def __init__(self, values: Sequence[Tensor]) -> None:
         # float32 is exact for counts below 2**24; mps has no float64.
@@ -86,33 +86,33 @@ class AsyncScalars:
 
 @dataclass(frozen=True)
 class PendingIteration:
-    """A queued iteration of one rank whose metrics are not read yet."""
+    """An iteration that is queued on the device and whose metrics the host has not read yet."""
 
     iteration: Iteration
     metrics: AsyncScalars  # loss, top-1 and top-5 correct predictions, gradient norm
-    indices: list[int]  # the videos of the batch
-    group_indices: list[int]  # the videos of the group up to this batch
-    times: dict[str, float]  # seconds, by their names in the log
+    indices: list[int]  # indices of the videos of the batch
+    group_indices: list[int]  # indices of the videos of the group, including this batch
+    times: dict[str, float]  # durations in seconds, by their keys in the log
 
 
 @dataclass(frozen=True)
 class ExchangedTotals:
     """Sums over all ranks."""
 
-    # Of the pending iteration; zero if there is none.
+    # Sums for the pending iteration; 0 if no iteration is pending.
     loss: float
     top1: float
     top5: float
     count: float
     bad_losses: float
     bad_gradients: float
-    # Of the current batch: bad videos, and ranks with a stop request or without a batch.
+    # Counts for the current batch: bad videos, ranks with a stop request, ranks without a batch.
     failures: float
     stop_requests: float
     stalled: float
 
     def mean_metrics(self) -> dict[str, float]:
-        """Return the mean loss, and errors in percent, by their names in the log."""
+        """Return the mean loss and the errors in percent, by their keys in the log."""
         return {
             "loss": self.loss / world_size(),
             "top1_err": 100 - 100 * self.top1 / self.count,
@@ -125,7 +125,8 @@ def exchange(
 ) -> ExchangedTotals:
     """Sum the metrics of the pending iteration, and the state of the current batch, over all ranks.
 
-    A collective: if a rank fails before it, its connections close and the others raise here.
+    This is a collective. If a rank fails before it gets here, its connections close, and the other
+    ranks raise an error here.
     """
     loss, top1, top5, grad_norm = pending.metrics.read() if pending else [0.0] * 4
     finite_loss = math.isfinite(loss)
@@ -149,9 +150,9 @@ def check_finite(
     paths: Sequence[str],
     gradients_may_overflow: bool,
 ) -> None:
-    """Raise on all ranks if the loss or the gradient of one rank is not finite.
+    """Raise RunError on all ranks if the loss or the gradient of any rank is not finite.
 
-    The error names the videos: of the batch for a loss, of the whole group for a gradient.
+    For a loss, the error lists the videos of the batch; for a gradient, those of the whole group.
     """
     loss, _, _, grad_norm = pending.metrics.read()
     if totals.bad_losses:
@@ -162,7 +163,7 @@ def check_finite(
         return
     by_rank = all_gather((value, [paths[index] for index in indices]))
     details = "; ".join(
-        f"{value} on rank {rank}, batch of {', '.join(names)}"
+        f"{value} on rank {rank}, videos {', '.join(names)}"
         for rank, (value, names) in enumerate(by_rank)
         if not math.isfinite(value)
     )

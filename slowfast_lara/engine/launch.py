@@ -1,11 +1,12 @@
-"""Launcher: starts the processes of a run on this node and reports their exit code.
+"""Launcher: starts the processes of a run on this node and returns their exit code.
 
-There are three cases. With at most one GPU on one node, this process is the run. Otherwise the
-command is given once on each of NUM_SHARDS nodes and starts NUM_GPUS processes there, as in
-PySlowFast. Under `torchrun`, this process is one rank that torchrun has started.
+- Under `torchrun`, this process is one of the ranks that torchrun has started.
+- On a single node with at most one GPU, this process performs the whole run.
+- Otherwise the user starts the command once on each of the NUM_SHARDS nodes, as with PySlowFast,
+  and the command runs one rank per GPU of its node (without GPUs, one rank).
 
 PySlowFast's launcher needs CUDA even to run on a CPU, waits without a timeout for missing
-nodes, and leaves processes running when one of them fails.
+nodes, and leaves the other processes running when one of them fails.
 """
 
 from __future__ import annotations
@@ -54,7 +55,7 @@ RunFunction = Callable[[CfgNode, StopRequest], None]
 
 DEFAULT_INIT_METHOD = "tcp://localhost:9999"
 RENDEZVOUS_SECONDS = 300
-# After one process has failed, the others may take this long to exit before they are killed.
+# After one process has failed, the other processes have this long to exit; then they are killed.
 GRACE_SECONDS = 30
 # torchrun sets these variables in every process that it starts.
 _TORCHRUN = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
@@ -75,7 +76,7 @@ def prepare(cfg_file: str, opts: Sequence[Any], init_method: str | None) -> CfgN
         counts += ["NUM_GPUS", local] if cfg.NUM_GPUS > 0 else []
         cfg = load_config(cfg_file, [*opts, *counts])
     elif cfg.NUM_SHARDS > 1 and cfg.SHARD_ID == 0 and not has_node_flags:
-        # Without an address, this process would wait for nodes that cannot find it.
+        # Without --init_method, this process would wait for nodes that do not know its address.
         raise ConfigError(
             f"NUM_SHARDS is {cfg.NUM_SHARDS} in {cfg_file}; run this command on each of the "
             f"{cfg.NUM_SHARDS} nodes with --shard_id I --init_method tcp://HOST:PORT, or set "
@@ -86,7 +87,7 @@ def prepare(cfg_file: str, opts: Sequence[Any], init_method: str | None) -> CfgN
 
 
 def launch(run: RunFunction, cfg: CfgNode, init_method: str | None = None) -> int:
-    """Run `run` in every process of this command; return the exit code."""
+    """Call `run` in each process of this command; return the exit code of the command."""
     if under_torchrun():
         rank, world_size, local_rank = (int(os.environ[name]) for name in _TORCHRUN[:3])
         host, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
@@ -121,9 +122,9 @@ def _free_port() -> int:
 
 
 def spawn(run: RunFunction, cfg: CfgNode, first: RankInfo, processes: int) -> int:
-    """Start the processes of this node and wait for them; return the exit code.
+    """Start the processes of this node, wait for them, and return the exit code.
 
-    `first` is the rank of the first one.
+    `first` describes the first rank of this node.
     """
     context = multiprocessing.get_context("spawn")
     start_method = multiprocessing.get_start_method()
@@ -147,7 +148,10 @@ def spawn(run: RunFunction, cfg: CfgNode, first: RankInfo, processes: int) -> in
 
 
 def _wait_for(children: Sequence[BaseProcess]) -> int:
-    """Return the exit code of the first child that fails; kill the others GRACE_SECONDS later."""
+    """Wait for all children; return the exit code of the first that fails, or DONE.
+
+    GRACE_SECONDS after the first failure, the children that still run are killed.
+    """
     code: int = DONE
     deadline: float | None = None
     alive = list(children)
@@ -172,15 +176,15 @@ def _run_child(
     run: RunFunction, cfg: CfgNode, info: RankInfo, start_method: str, folder: str
 ) -> None:
     os.environ[LAUNCH_DIR] = folder
-    # A spawned process has the default start method "spawn". Restore that of the launcher, for
-    # DataLoader workers.
+    # In a spawned process, the default start method is "spawn". Restore the launcher's default,
+    # which DataLoader workers then use.
     multiprocessing.set_start_method(start_method, force=True)
     threading.Thread(target=_end_with_parent, daemon=True).start()
     sys.exit(run_process(run, cfg, info))
 
 
 def _end_with_parent() -> None:
-    """End this process when the launcher exits."""
+    """Wait until the launcher exits, then end this process."""
     parent = multiprocessing.parent_process()
     if parent is not None:
         wait([parent.sentinel])
@@ -188,9 +192,10 @@ def _end_with_parent() -> None:
 
 
 def run_process(run: RunFunction, cfg: CfgNode, info: RankInfo | None = None) -> int:
-    """Run `run` in this process; return the exit code.
+    """Call `run` in this process; return the exit code.
 
-    With `info`, the process is one rank of several. After a failure it exits instead of returning.
+    `info` describes this rank; it is None if the run has a single process. If `run` fails and the
+    run has several ranks, or DataLoader workers are alive, the process exits without returning.
     """
     stop = StopRequest().listen()
     errors = []
@@ -203,7 +208,7 @@ def run_process(run: RunFunction, cfg: CfgNode, info: RankInfo | None = None) ->
             else:
                 _run_rank(run, cfg, info, stop)
         except BaseException as error:
-            # Keep a reference to the traceback, and so to the loaders: their destructors would
+            # The reference to the traceback keeps the DataLoaders alive: their destructors would
             # wait ten seconds for each worker that hangs.
             errors.append(error)
             raise
@@ -211,7 +216,7 @@ def run_process(run: RunFunction, cfg: CfgNode, info: RankInfo | None = None) ->
     code = run_with_exit_code(work, os_error=FAILED)
     if code != DONE and (info is not None or multiprocessing.active_children()):
         end_process(code)
-    # At exit Python would wait for workers that hang, without handling signals.
+    # Otherwise Python would wait for hanging workers at exit, and would not handle signals.
     for worker in multiprocessing.active_children():
         worker.kill()
     atexit.register(ignore_signals)
@@ -247,6 +252,6 @@ def _init_process_group(cfg: CfgNode, info: RankInfo, stop: StopRequest) -> Hear
     except (RuntimeError, ValueError, TimeoutError) as error:
         raise RunError(
             f"rank {info.rank} of {info.world_size}: rendezvous at {info.host}:{info.port} failed "
-            f"within {timeout} s: {first_line(error)}"
+            f"(timeout {timeout} s): {first_line(error)}"
         ) from None
     return heartbeat

@@ -1,14 +1,14 @@
 """Mixup and CutMix.
 
-Zhang et al., "mixup" (2018): a weighted sum of two clips. Yun et al., "CutMix" (2019): a
-rectangle of the other clip, at the same position in all frames. Clip i of a batch is mixed with
-clip -1 - i, and all clips of a batch share the random numbers. These are drawn on the host, from
-the seed of the batch, so that the host does not wait for the device.
+Mixup (Zhang et al. 2018) is a weighted sum of two clips. CutMix (Yun et al. 2019) replaces a
+rectangle of one clip by that of another clip, at the same position in all frames. In a batch of B
+clips, clip i is mixed with clip B - 1 - i. All clips of a batch are mixed with the same random
+numbers, drawn on the host from the batch's seed, so that the host does not wait for the device.
 
-The loss is the mean of the losses of both labels, weighted by their share of the clip. It equals
-the cross-entropy with the mixed label, with or without label smoothing, because that is linear in
-the label. A prediction is correct if it is the label with the larger share, so that the training
-accuracy can reach 100 %.
+The loss is the mean of the cross-entropies for the two labels, weighted by the shares of the two
+clips. This equals the cross-entropy for the mixed label, with or without label smoothing, because
+cross-entropy is linear in the label. A prediction counts as correct if it is the label of the clip
+with the larger share, so that the training accuracy can reach 100 %.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from torch.nn import functional
 
 
 class Mix(NamedTuple):
-    """Share of the own clip, and the rectangle of the other clip for CutMix."""
+    """Share of the original clip, and for CutMix the rectangle taken from the other clip."""
 
     own: float = 1.0
     cut: tuple[int, int, int, int] | None = None  # top, bottom, left, right
@@ -34,7 +34,7 @@ NOT_MIXED = Mix()
 
 
 def draw_mix(mixup: CfgNode, height: int, width: int, seed: int) -> Mix:
-    """Draw the mix of a batch of clips of the given size; `mixup` is the config node MIXUP."""
+    """Draw how a batch of clips of this frame size is mixed; `mixup` is the config node MIXUP."""
     rng = np.random.default_rng(seed)
     if not mixup.ENABLE or rng.random() >= mixup.PROB:
         return NOT_MIXED
@@ -45,19 +45,19 @@ def draw_mix(mixup: CfgNode, height: int, width: int, seed: int) -> Mix:
 
 
 def _draw_cut(own: float, height: int, width: int, rng: np.random.Generator) -> Mix:
-    """Draw a rectangle with the aspect ratio of the frame and a random centre, cropped to it."""
+    """Draw a rectangle with the frame's aspect ratio and a random centre; crop it to the frame."""
     side = math.sqrt(1 - own)
     rows, columns = round(height * side), round(width * side)
     top, left = int(rng.integers(height)) - rows // 2, int(rng.integers(width)) - columns // 2
     bottom, right = min(top + rows, height), min(left + columns, width)
     top, left = max(top, 0), max(left, 0)
-    # If the frame crops the rectangle, the own share is larger than the one drawn.
+    # Recompute the share of the original clip: it has grown if the rectangle was cropped.
     own = 1 - (bottom - top) * (right - left) / (height * width)
     return Mix(own, (top, bottom, left, right))
 
 
 def mix_clips(clips: Tensor, mix: Mix) -> Tensor:
-    """Mix each clip of [B, ..., H, W] with its partner."""
+    """Mix clip i of [B, ..., H, W] with clip B - 1 - i."""
     if mix == NOT_MIXED:
         return clips
     others = clips.flip(0)
@@ -70,7 +70,7 @@ def mix_clips(clips: Tensor, mix: Mix) -> Tensor:
 
 
 def mixed_loss(logits: Tensor, labels: Tensor, mix: Mix, smoothing: float) -> Tensor:
-    """Return the cross-entropy with the mixed labels."""
+    """Return the cross-entropy for the mixed labels."""
     loss = functional.cross_entropy(logits, labels, label_smoothing=smoothing)
     if mix.own == 1:
         return loss
@@ -79,5 +79,5 @@ def mixed_loss(logits: Tensor, labels: Tensor, mix: Mix, smoothing: float) -> Te
 
 
 def main_labels(labels: Tensor, mix: Mix) -> Tensor:
-    """Return the label with the larger share of each clip."""
+    """Return, for each mixed clip, the label with the larger share."""
     return labels if mix.own >= 0.5 else labels.flip(0)

@@ -1,13 +1,13 @@
 """Optimiser, parameter groups and learning-rate schedule.
 
-As usual for vision transformers, weight decay excludes one-dimensional parameters (biases,
-norms) and those that `no_weight_decay()` of the model names (class token, positional
-embeddings). PySlowFast 1.0 decays all of them, and has no AdamW. SOLVER.LAYER_DECAY (Clark et
-al. 2020, "ELECTRA") multiplies the learning rate of a parameter once for each layer between it
-and the classifier.
+As usual for vision transformers, weight decay excludes one-dimensional parameters (biases, norms)
+and the parameters that the model's `no_weight_decay()` returns (class token, positional
+embeddings). PySlowFast 1.0 applies weight decay to these parameters, too, and has no AdamW.
+SOLVER.LAYER_DECAY (Clark et al. 2020, "ELECTRA") is a factor on the learning rate of a parameter,
+applied once for each layer between the parameter and the classifier.
 
-The optimisers are PyTorch's fused ones. If a gradient is not finite, they skip the step on the
-device, so that the host does not wait.
+PyTorch's fused optimisers skip the step on the device if a gradient is not finite. The host then
+need not wait for the gradient.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ _ADAM_STATE = {"step", "exp_avg", "exp_avg_sq"}
 
 
 def build_optimizer(model: nn.Module, cfg: CfgNode) -> torch.optim.Optimizer:
-    """Build the optimiser of SOLVER.OPTIMIZING_METHOD for a bare model."""
+    """Build the optimiser SOLVER.OPTIMIZING_METHOD for a model without DDP wrapper."""
     solver = cfg.SOLVER
     groups = _parameter_groups(model, solver.WEIGHT_DECAY, solver.LAYER_DECAY)
-    # If fused SGD skips its first step, as a loss scaler often makes it, it has no momentum
-    # buffer afterwards. On mps, fused optimisers ignore `found_inf` (pytorch/pytorch#186360).
+    # A loss scaler often skips the first step, and fused SGD then has no momentum buffer.
+    # On mps, fused optimisers ignore `found_inf` (pytorch/pytorch#186360).
     fused = cfg.DEVICE != "mps" and (solver.OPTIMIZING_METHOD != "sgd" or not scales_loss(cfg))
     common: dict[str, Any] = {"lr": solver.BASE_LR, "fused": fused}
     try:
@@ -51,7 +51,7 @@ def scales_loss(cfg: CfgNode) -> bool:
 def load_optimizer(optimizer: torch.optim.Optimizer, state: dict[str, Any]) -> None:
     """Load the per-parameter state of a saved optimiser, but not its hyperparameters.
 
-    PyTorch checks the number of parameters only: an invalid state would fail at the first step.
+    PyTorch checks only the number of parameters; an invalid state would fail at the first step.
     """
     expected = _SGD_STATE if isinstance(optimizer, torch.optim.SGD) else _ADAM_STATE
     saved, own = state["param_groups"], optimizer.param_groups
@@ -69,7 +69,7 @@ def _check_parameter_state(state: dict[str, Any], parameter: Tensor, expected: s
     for name, value in state.items():
         if value is None and name == "momentum_buffer":  # SGD without momentum
             continue
-        if isinstance(value, (int, float)) and name == "step":  # earlier versions of PyTorch
+        if isinstance(value, (int, float)) and name == "step":  # as in old versions of PyTorch
             continue
         shape = parameter.shape if name != "step" else torch.Size()
         if not isinstance(value, Tensor) or value.shape != shape:
@@ -77,10 +77,10 @@ def _check_parameter_state(state: dict[str, Any], parameter: Tensor, expected: s
 
 
 def step_if_finite(optimizer: torch.optim.Optimizer, norm: Tensor) -> None:
-    """Step, or skip the step if the gradient norm is not finite.
+    """Run an optimiser step, but skip it if the gradient norm is not finite.
 
-    Fused optimisers read the attribute `found_inf` on the device; PyTorch's GradScaler sets it,
-    too. For others the host reads the norm.
+    A fused optimiser reads its attribute `found_inf` on the device; PyTorch's GradScaler also uses
+    this attribute. For other optimisers, the host waits for the norm and decides.
     """
     if optimizer.defaults["fused"]:
         found_inf = (~norm.isfinite()).float()
@@ -113,19 +113,19 @@ def _parameter_groups(
 
 
 def set_lr(optimizer: torch.optim.Optimizer, lr: float) -> None:
-    """Set the learning rate of all groups, times their `lr_scale`."""
+    """Set the learning rate of each parameter group to `lr` times its `lr_scale`."""
     for group in optimizer.param_groups:
         group["lr"] = lr * group["lr_scale"]
 
 
 def batch_lr_factor(cfg: CfgNode, step_batch: int) -> float:
-    """Return the ratio of the clips per step to SOLVER.REFERENCE_BATCH; 1 if that is 0."""
+    """Return step_batch / SOLVER.REFERENCE_BATCH; 1 if SOLVER.REFERENCE_BATCH is 0."""
     reference = cfg.SOLVER.REFERENCE_BATCH
     return step_batch / reference if reference else 1.0
 
 
 def lr_at(cfg: CfgNode, epoch: float) -> float:
-    """Return the learning rate after a number of epochs."""
+    """Return the learning rate after `epoch` epochs, which may be fractional."""
     solver = cfg.SOLVER
     if epoch >= solver.WARMUP_EPOCHS:
         return _policy_lr(cfg, epoch)

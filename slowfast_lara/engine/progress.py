@@ -1,8 +1,8 @@
 """Training metrics: a progress bar, `json_stats:` lines in the log, TensorBoard scalars.
 
-The lines use PySlowFast's names. Its TrainMeter has no data time, computes the ETA from the last
-iteration alone, and counts a resumed part of an epoch as a whole one; importing it imports
-matplotlib, a second at every start.
+The `json_stats:` lines use PySlowFast's keys. PySlowFast's TrainMeter is not used: it reports no
+data loading time, computes the ETA from the last iteration only, and counts the rest of a resumed
+epoch as a whole epoch. Importing it also imports matplotlib, which takes a second.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class TrainProgress:
             self._writer = SummaryWriter(folder)
 
     def show_clips(self, dataset: VideoDataset, class_names: list[str] | None) -> None:
-        """Write a few labelled clips to TensorBoard, if it is enabled."""
+        """Write a few labelled clips to TensorBoard, if TENSORBOARD.ENABLE is True."""
         if self._writer is not None:
             write_clips(self._writer, dataset, class_names)
 
@@ -69,12 +69,12 @@ class TrainProgress:
             start = time.perf_counter()
 
     def lap(self) -> dict[str, float]:
-        """Return the seconds since the last call, and those spent waiting for the batch."""
+        """Return the seconds since the last call, and the seconds spent waiting for the batch."""
         last, self._clock = self._clock, time.perf_counter()
         return {"dt": self._clock - last, "dt_data": self._data_seconds}
 
     def update(self, pending: PendingIteration, means: dict[str, float]) -> None:
-        """Add an iteration, with its means over all ranks, and log it."""
+        """Add the metrics of an iteration (means over ranks); log every LOG_PERIOD batches."""
         for name, value in {**means, **pending.times}.items():
             self._meters[name].update(value)
         self._batch, self._lr = pending.iteration.batch + 1, pending.iteration.lr
@@ -144,7 +144,7 @@ class TrainProgress:
 
 
 def _peak_memory() -> dict[str, str]:
-    """Return the peak memory of this process; {} on Windows, which has no `resource`."""
+    """Return the peak memory of this process; {} on Windows, which has no module `resource`."""
     try:
         import resource
     except ImportError:
@@ -156,12 +156,12 @@ def _peak_memory() -> dict[str, str]:
 def write_clips(
     writer: Any, dataset: VideoDataset, class_names: list[str] | None, count: int = 4
 ) -> None:
-    """Write clips of different classes to a SummaryWriter, with their frames side by side."""
+    """Write clips of up to `count` different classes to a SummaryWriter, frames side by side."""
     first_of_class = {label: index for index, label in reversed([*enumerate(dataset.labels)])}
     for index in sorted(first_of_class.values())[:count]:
         sample = dataset[index]
         if isinstance(sample, Sample) and sample.clip is not None:
             frames = np.concatenate(list(pixels_of(sample.clip, dataset.cfg)), axis=1)
-            # TensorBoard replaces some characters of a name; the label keeps tags distinct.
+            # TensorBoard replaces special characters; the label keeps similar names distinct.
             name = class_names[sample.label] if class_names else "class"
             writer.add_image(f"clips/{sample.label}_{name}", frames, dataformats="HWC")

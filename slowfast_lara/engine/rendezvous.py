@@ -2,15 +2,15 @@
 
 The ranks communicate through the TCP store, before a process group exists:
 1. Each rank except 0 takes a ticket number and waits for a reply to it.
-2. Rank 0 replies to every ticket with the run id, which it has drawn at random.
-   (A reply proves that rank 0 is alive: torchrun keeps its store over a restart, with all
-   keys of the dead processes.)
-3. Each rank compares its fingerprint with that of rank 0. If they are equal, it registers
-   itself; if not, it publishes the difference and exits.
-4. Rank 0 publishes the verdict: an empty string to start, or the reason to exit.
+2. Rank 0 draws a random run id and replies to every ticket with this id. The reply proves that
+   rank 0 is alive. Other keys do not prove it, because torchrun keeps its store, with the keys
+   of dead processes, when it restarts the ranks.
+3. Each rank compares its fingerprint with that of rank 0. If the fingerprints are equal, the
+   rank registers itself; otherwise it publishes the difference and exits.
+4. Rank 0 publishes the verdict: an empty string to start the run, or the reason to exit.
 
-The ranks poll the store instead of waiting inside it. The watchdog of `heartbeat` ends a rank
-whose call to the store does not return.
+The ranks poll the store, so that no call to the store waits for another rank: the watchdog of
+`heartbeat` ends a rank whose call to the store does not return.
 """
 
 from __future__ import annotations
@@ -34,17 +34,17 @@ from slowfast_lara.errors import InputError, RunError
 from slowfast_lara.files import parse_json
 
 POLL_SECONDS = 0.1
-# After a difference, rank 0 waits this long for the other ranks, so that all report the reason.
-# If the process that differs belongs to another run, the right one may still arrive.
+# If a rank reports a different fingerprint, rank 0 waits this long for more ranks, which then also
+# report the reason. If the differing process is from another run, the right one may still join.
 SETTLE_SECONDS = 10
-# Then the store stays open until all ranks have read the verdict, but at most this long: without
-# the store, ranks that are still starting would retry the connection for minutes.
+# After a negative verdict, rank 0 keeps the store open until all ranks have read the verdict, but
+# at most this long. Without the store, ranks that start late would retry to connect for minutes.
 LATE_SECONDS = 30
 
 
 @dataclass(frozen=True)
 class RankInfo:
-    """The rank of one process, and the address of the rendezvous."""
+    """Rank of a process, and address of the rendezvous."""
 
     rank: int
     world_size: int
@@ -66,15 +66,16 @@ def join_run(
     store = dist.PrefixStore("rendezvous", open_store(info.host, info.port, timeout, serve=False))
     rendezvous = Rendezvous(store, info.rank, info.world_size, heartbeat.mark_alive)
     run_id = rendezvous.join(fingerprint, timeout)
-    # A process that arrives after the rendezvous belongs to another run: a reply makes it fail.
-    # Under torchrun it may belong to the next attempt of this run, and has to wait for that.
+    # A process that arrives after the rendezvous belongs to another run; rank 0 replies, so that
+    # the process fails at once. Under torchrun, such a process may belong to the next restart of
+    # this run and must wait for the new rank 0, so the old rank 0 does not reply.
     on_beat = rendezvous.reply if serves_store else lambda: None
     heartbeat.start(dist.PrefixStore(run_id, store), on_beat)
     return dist.PrefixStore(run_id, group_store)
 
 
 class Rendezvous:
-    """The rendezvous protocol of one rank; calls `mark_alive` after calls to the store."""
+    """The rendezvous protocol on one rank; calls `mark_alive` after each poll of the store."""
 
     def __init__(
         self, store: dist.Store, rank: int, world_size: int, mark_alive: Callable[[], None]
@@ -103,7 +104,7 @@ class Rendezvous:
     def _lead(self, fingerprint: dict[str, str], deadline: float) -> None:
         self._run_id = secrets.token_hex(8)
         self._store.set(self._key("fingerprint"), json.dumps(fingerprint))
-        # Once all ranks are registered, a process that differs belongs to another run.
+        # Once all ranks are registered, a process with another fingerprint is from another run.
         while self._count("registered") < self._world_size - 1:
             self.reply()
             if self._count("problems"):
@@ -114,7 +115,7 @@ class Rendezvous:
         self._store.set(self._key("verdict"), "")
 
     def _give_up(self) -> None:
-        """Publish a difference to the ranks that joined, and raise it; or raise TimeoutError."""
+        """If fingerprints differ, publish a difference and raise it; else raise TimeoutError."""
         differ = self._count("problems")
         if not differ:
             joined = self._count("registered") + 1
@@ -138,7 +139,7 @@ class Rendezvous:
         problem = differences(fingerprint, rank0, self._rank)
         if problem:
             problem = f"config, code and lists must be equal on all ranks, but {problem}"
-            self._store.set(self._key("problem"), problem)  # rank 0 reports one, and their number
+            self._store.set(self._key("problem"), problem)  # rank 0 reports the last problem
             self._store.add(self._key("problems"), 1)
             raise InputError(problem)
         if self._store.add(self._key(f"rank/{self._rank}"), 1) > 1:
@@ -183,19 +184,19 @@ def open_store(host: str, port: int, timeout: float, *, serve: bool) -> dist.TCP
 
 
 def listen(host: str, port: int) -> socket.socket:
-    """Return a socket that listens on the given address only, if it is one of this machine.
+    """Return a socket that listens on `host` only, or on all interfaces if `host` is not local.
 
-    PyTorch would listen on all interfaces, even for tcp://localhost.
+    PyTorch would always listen on all interfaces, even for tcp://localhost.
     """
     try:
         family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
-        # Debian maps its host name to a loopback address, which other nodes cannot reach.
+        # Debian maps the host name to a loopback address, which other nodes cannot reach.
         ip = str(address[0])
         if host in ("localhost", ip) or not ipaddress.ip_address(ip).is_loopback:
             try:
                 return socket.create_server(address, family=family, backlog=4096)
             except OSError as error:
-                # Behind NAT, as in containers, the address is not local.
+                # Behind NAT, as in a container, the address is not one of this machine.
                 if error.errno != errno.EADDRNOTAVAIL:
                     raise
         dual = socket.has_dualstack_ipv6()

@@ -1,7 +1,7 @@
 """Rules for resuming: which settings may differ from those of the checkpoint.
 
-A checkpoint holds the config it was trained with and a fingerprint of the training list. Both are
-compared with the current ones before anything is written.
+A checkpoint holds its config and a fingerprint of its training list. Both are compared with those
+of the run before the run writes any file. TRAIN.ACCEPT_CHANGES True accepts differences.
 """
 
 from __future__ import annotations
@@ -31,10 +31,11 @@ def list_fingerprint(paths: Sequence[str], labels: Sequence[int]) -> str:
 
 
 def check_resume(path: str, content: dict[str, Any], cfg: CfgNode, train_list: str) -> None:
-    """Refuse to resume with changes that affect the training, unless TRAIN.ACCEPT_CHANGES is True.
+    """Raise CheckpointError if changed settings affect the training, unless they are accepted.
 
-    If a new list or seed is accepted within an epoch, that epoch continues at the same position of
-    the new order. Restarting it would leave checkpoints on disk that appear to be further ahead.
+    If the run resumes within an epoch and a new list or seed is accepted, the epoch continues at
+    the same batch number, in the new order of the videos. If the epoch restarted, its old
+    checkpoints would appear to be further ahead than the new ones.
     """
     if is_git_checkout_config(raw_saved_config(content)):
         raise CheckpointError(
@@ -50,14 +51,14 @@ def check_resume(path: str, content: dict[str, Any], cfg: CfgNode, train_list: s
 
 
 def check_start(path: str, content: dict[str, Any], cfg: CfgNode) -> None:
-    """Refuse to start a training from weights that this model would use differently."""
+    """Raise CheckpointError if changed settings alter the use of the weights, unless accepted."""
     _refuse_unless_accepted(path, config_changes(content, cfg, Affects.WEIGHTS), cfg)
 
 
 def _refuse_unless_accepted(path: str, changes: list[Change], cfg: CfgNode) -> None:
     if changes and not cfg.TRAIN.ACCEPT_CHANGES:
         raise CheckpointError(
-            f"{path} was trained with different settings: {describe(changes)}; use those values, "
+            f"{path} was trained with different settings: {describe(changes)}; use the old values, "
             "choose another OUTPUT_DIR, or set TRAIN.ACCEPT_CHANGES True"
         )
     if changes:

@@ -43,10 +43,10 @@ def run(cfg: CfgNode, stop: StopRequest) -> None:
     threads = choose_threads(cfg)
     choose_gpu_arithmetic(cfg)
     set_up_logging()
-    # Read all lists and checkpoints before the training, to report errors in them at once.
+    # Read all lists and checkpoints before the training, so that errors are reported at once.
     loaders = _build_loaders(cfg)
     with contextlib.ExitStack() as stack:
-        # Rank 0 locks the folder for all: only rank 0 reads and writes checkpoints.
+        # Only rank 0 locks the folder, because only rank 0 reads and writes checkpoints.
         broadcast_from_rank0(
             lambda: stack.enter_context(exclusive_lock(cfg.OUTPUT_DIR, "OUTPUT_DIR", ConfigError))
         )
@@ -54,7 +54,7 @@ def run(cfg: CfgNode, stop: StopRequest) -> None:
         if cfg.TRAIN.ENABLE:
             videos = cast(VideoDataset, loaders["train"].dataset)
             state = TrainState(cfg, resume_policy.list_fingerprint(videos.paths, videos.labels))
-            if cfg.TEST.CHECKPOINT_FILE_PATH and cfg.TEST.ENABLE:  # only check them now
+            if cfg.TEST.CHECKPOINT_FILE_PATH and cfg.TEST.ENABLE:  # check now, load after training
                 broadcast_from_rank0(lambda: _read_tested_weights(cfg) and None)
         elif cfg.TEST.ENABLE:
             tested = _build_tested_model(cfg)
@@ -63,11 +63,11 @@ def run(cfg: CfgNode, stop: StopRequest) -> None:
             for folder in (cfg.OUTPUT_DIR, get_checkpoint_dir(cfg.OUTPUT_DIR)):
                 remove_unfinished(folder)
             names = ", ".join(write_records(cfg))
-            logger.info("Config and versions: %s in %s", names, cfg.OUTPUT_DIR)
+            logger.info("Wrote config and versions to %s in %s", names, cfg.OUTPUT_DIR)
             logger.info("PyTorch threads: %s", threads)
         if state:
             Trainer(state, loaders["train"], loaders["val"], stop).run()
-            del state  # free its memory for the test
+            del state  # free the memory for the test
         if cfg.TEST.ENABLE:
             model, weights = tested or _build_tested_model(cfg)
             run_test(model, loaders["test"], cfg, weights, stop)
@@ -98,7 +98,7 @@ def _build_tested_model(cfg: CfgNode) -> tuple[nn.Module, TestedWeights]:
 def _read_tested_weights(
     cfg: CfgNode,
 ) -> tuple[TestedWeights, dict[str, torch.Tensor], checkpoint.TrainedAttention]:
-    """Read the weights to test; return their source, their tensors, and their attention."""
+    """Return the tested weights, and whether they were trained with the attention of `cfg`."""
     given = cfg.TEST.CHECKPOINT_FILE_PATH
     found = (given, checkpoint.load(given)) if given else checkpoint.newest(cfg.OUTPUT_DIR)
     if found is None:
@@ -108,7 +108,7 @@ def _read_tested_weights(
         )
     path, content = found
     attention = checkpoint.TrainedAttention.SAME
-    if given or not cfg.TRAIN.ENABLE:  # otherwise the training has checked it
+    if given or not cfg.TRAIN.ENABLE:  # otherwise the training has checked the config
         attention = saved_config.check_model(path, content, cfg, swap_attention=bool(given))
     states, averaged = checkpoint.weights_to_use(content, path, averaged=cfg.TEST.USE_EMA)
     return TestedWeights(path, averaged), states, attention

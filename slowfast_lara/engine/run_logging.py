@@ -42,7 +42,7 @@ _PROGRESS_RECORDS = ('"_type": "train_iter"', '"split": "test_iter"')
 
 
 class _Console(logging.StreamHandler):
-    """Logs to stdout until its reader closes the pipe; the run then logs to its file only."""
+    """Logs to stdout until the reader of the pipe exits; then the run logs to its file only."""
 
     def handleError(self, record: logging.LogRecord) -> None:
         if isinstance(sys.exc_info()[1], OSError):
@@ -67,11 +67,11 @@ class _LogFile(logging.FileHandler):
 
 
 def set_up_logging() -> None:
-    """Log to stdout: all records on rank 0, warnings on the others.
+    """Log to stdout: all records on rank 0, only warnings on other ranks; errors go to stderr.
 
     Rank 0 also buffers its records until `open_log`, because a run may not write to OUTPUT_DIR
-    before its checks have passed. PySlowFast's `setup_logging` writes no file, and assumes 8
-    processes per node.
+    before its checks have passed. PySlowFast's `setup_logging` is not used: it writes no file
+    and assumes 8 processes per node.
     """
     console = _Console(sys.stdout)
     console.addFilter(_show_on_console)
@@ -96,14 +96,14 @@ def open_log(output_dir: str) -> None:
 
 
 def _show_on_console(record: logging.LogRecord) -> bool:
-    if record.levelno >= logging.ERROR:  # `errors.print_error` prints them to stderr
+    if record.levelno >= logging.ERROR:  # `errors.print_error` prints errors to stderr
         return False
     message = record.getMessage()
     return not (sys.stdout.isatty() and any(part in message for part in _PROGRESS_RECORDS))
 
 
 def write_records(cfg: CfgNode) -> list[str]:
-    """Write the config and the environment, of training and test apart; return the file names."""
+    """Write config and environment, for training and test separately; return the file names."""
     names = []
     for prefix, enabled in (("", cfg.TRAIN.ENABLE), (TEST_PREFIX, cfg.TEST.ENABLE)):
         if enabled:
@@ -134,7 +134,7 @@ def _environment() -> dict[str, Any]:
 
 
 def _git_commit() -> str | None:
-    """Return the commit of the checkout, with "-dirty" if files differ from it."""
+    """Return the git commit of this package, with "-dirty" after local changes; None if unknown."""
     folder = os.path.dirname(os.path.abspath(slowfast_lara.__file__))
     command = ["git", "-C", folder, "describe", "--always", "--dirty", "--abbrev=40", "--exclude=*"]
     try:

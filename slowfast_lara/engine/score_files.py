@@ -1,8 +1,8 @@
-"""Scores of a running test on disk, so that an interrupted test resumes.
+"""Scores of a running test on disk, from which an interrupted test resumes.
 
-Each process appends to its own file in OUTPUT_DIR: a JSON header line that identifies the
-test, then a little-endian record of fixed size per video, which ends with a CRC-32. A killed
-process may leave an incomplete last record: reading stops there, and the video is scored again.
+Each process appends to its own file in OUTPUT_DIR. The file has a JSON header line that identifies
+the test, then one little-endian record of fixed size per video. A record ends with a CRC-32. A
+killed process may leave an incomplete last record; its video is then scored again.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ import slowfast_lara
 from slowfast_lara.errors import RunError
 from slowfast_lara.files import make_folder, remove_empty
 
-# Config nodes and keys that change no score: a test may resume with other values.
+# Config nodes and keys that do not affect the scores: a test may resume with other values.
 _MAY_CHANGE = {"TRAIN", "SOLVER", "MIXUP", "TENSORBOARD", "DATA_LOADER", "OUTPUT_DIR", "LOG_PERIOD"}
 _MAY_CHANGE |= {"NUM_GPUS", "NUM_SHARDS", "SHARD_ID", "DIST_BACKEND", "DIST_TIMEOUT"}
 _MAY_CHANGE_IN_TEST = {"ENABLE", "SAVE_RESULTS_PATH", "CHECKPOINT_FILE_PATH"}
@@ -32,7 +32,7 @@ _PATTERN = "test_scores.*.part"
 
 
 class VideoResult(NamedTuple):
-    """Mean scores [classes] of a tested video over its views; None and a reason if it failed."""
+    """Scores [classes] of a tested video, averaged over views; None and a reason if it failed."""
 
     index: int  # type: ignore[assignment]  # hides tuple.index
     num_views: int = 0
@@ -43,7 +43,7 @@ class VideoResult(NamedTuple):
 def scores_fingerprint(
     model: nn.Module, paths: Sequence[str], labels: Sequence[int], cfg: CfgNode
 ) -> str:
-    """Return a digest of everything that determines the scores: weights, list, config, code."""
+    """Return a digest of all that determines the scores: weights, list, config, versions."""
     settings: dict[str, Any] = {key: cfg[key] for key in cfg if key not in _MAY_CHANGE}
     settings["TEST"] = {key: cfg.TEST[key] for key in cfg.TEST if key not in _MAY_CHANGE_IN_TEST}
     precision = cfg.SOLVER.USE_MIXED_PRECISION, cfg.SOLVER.PRECISION, cfg.NUM_GPUS > 0
@@ -57,7 +57,7 @@ def scores_fingerprint(
 
 
 class ScoreFiles:
-    """The score files of one test in a folder: those of earlier processes, and a new one."""
+    """Score files of one test in a folder: those of interrupted attempts, and a new one."""
 
     def __init__(self, folder: str, fingerprint: str, num_classes: int) -> None:
         self._folder = Path(folder)
@@ -71,7 +71,7 @@ class ScoreFiles:
         self._path = self._folder / _PATTERN.replace("*", secrets.token_hex(6))
 
     def read(self) -> dict[int, VideoResult]:
-        """Read the results of earlier processes of this test, by video index."""
+        """Return the results saved by interrupted attempts of this test, by video index."""
         results: dict[int, VideoResult] = {}
         for path in sorted(self._folder.glob(_PATTERN)):
             header, _, content = path.read_bytes().partition(b"\n")
@@ -94,7 +94,7 @@ class ScoreFiles:
         record["crc"] = _crc(record)
         try:
             if self._file is None:
-                # On other nodes of the run, OUTPUT_DIR may not exist yet.
+                # OUTPUT_DIR may not exist yet on other nodes than that of rank 0.
                 self._made_folders = make_folder(self._folder)
                 self._file = open(self._path, "xb")  # noqa: SIM115  # closed by `remove`
                 self._file.write(self._header + b"\n")
@@ -102,7 +102,7 @@ class ScoreFiles:
             self._file.flush()
         except OSError as error:
             raise RunError(
-                f"cannot write {self._path}: {error.strerror}; earlier scores are kept: the same "
+                f"cannot write {self._path}: {error.strerror}; earlier scores are kept; the same "
                 "command resumes the test"
             ) from None
 

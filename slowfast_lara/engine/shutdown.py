@@ -1,4 +1,4 @@
-"""Immediate exit of a process, and one-line reasons for lost peers and full shared memory."""
+"""Immediate exit of a process; one-line errors for lost peers and full shared memory."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from slowfast_lara.errors import RunError, UserError, first_line, no_shared_memo
 
 @contextlib.contextmanager
 def friendly_errors() -> Iterator[None]:
-    """Turn a lost connection to a peer, or full shared memory, into a RunError of one line."""
+    """Convert errors due to a lost peer or full shared memory to a RunError of one line."""
     try:
         yield
     except UserError:
@@ -31,7 +31,7 @@ def friendly_errors() -> Iterator[None]:
 
 
 def _is_full_shared_memory(error: Exception) -> bool:
-    """Whether the queues of a DataLoader found no space for their locks in shared memory."""
+    """Whether shared memory has no space left for the locks of a DataLoader's queues."""
     if not isinstance(error, OSError) or error.errno != errno.ENOSPC or error.filename:
         return False
     try:
@@ -41,7 +41,7 @@ def _is_full_shared_memory(error: Exception) -> bool:
 
 
 def is_connection_loss(error: Exception) -> bool:
-    """Whether the error is a lost connection to a peer; gloo raises plain RuntimeErrors."""
+    """Whether a peer was lost; the message is searched because gloo raises plain RuntimeErrors."""
     if not dist.is_initialized() or not isinstance(error, RuntimeError):
         return False
     words = ("gloo", "nccl", "connection")
@@ -49,10 +49,10 @@ def is_connection_loss(error: Exception) -> bool:
 
 
 def end_process(code: int) -> None:
-    """Exit now, and kill all child processes.
+    """Kill all child processes and exit immediately.
 
-    The teardown of a process group that lost a rank may hang, and Python would wait for
-    DataLoader workers, which ignore signals (see `signals`).
+    A regular exit could hang in the teardown of a process group that has lost a rank. It would
+    also wait for DataLoader workers, which ignore signals (see `signals`).
     """
     for stream in (sys.stdout, sys.stderr):
         with contextlib.suppress(OSError, ValueError):  # the reader has closed the pipe

@@ -1,12 +1,12 @@
-"""Graceful stop on SIGTERM, SIGINT (Ctrl-C) and SIGUSR1 (the warning of Slurm).
+"""Graceful stop on SIGTERM, SIGINT (Ctrl-C) and SIGUSR1 (Slurm's early warning).
 
 After the first signal, the run saves a checkpoint at the next optimiser step and exits with code
-75 (see `errors`). If the next batch does not arrive because the DataLoader workers hang, it saves
-the state after the last optimiser step.
+75 (see `errors`). If the next batch does not arrive because the DataLoader workers hang, the run
+saves the state after the last optimiser step.
 
-A second SIGTERM or SIGINT ends the process at once. A thread receives it: Python runs a signal
-handler only when the main thread returns from C code, where it may wait for other ranks for half
-an hour.
+A second SIGTERM or SIGINT ends the process at once. A separate thread watches for it, because
+Python runs signal handlers only when the main thread returns from C code, and there the main
+thread may wait for other ranks for half an hour.
 """
 
 from __future__ import annotations
@@ -26,22 +26,22 @@ from slowfast_lara.errors import INTERRUPTED, print_error
 
 T = TypeVar("T")
 
-# Windows has neither SIGUSR1 nor interval timers. There, only a second Ctrl-C ends a run whose
-# next batch does not arrive.
+# Windows has neither SIGUSR1 nor interval timers. On Windows, a run whose next batch does not
+# arrive ends only at a second Ctrl-C.
 _HAS_TIMER = hasattr(signal, "setitimer")
 SIGNALS = tuple(
     getattr(signal, name) for name in ("SIGTERM", "SIGINT", "SIGUSR1") if hasattr(signal, name)
 )
-# The second one of these ends the process. SIGUSR1 does not count: Slurm sends SIGTERM after it.
+# The second of these signals ends the process. SIGUSR1 is not counted: Slurm sends SIGTERM later.
 _URGENT = (signal.SIGTERM, signal.SIGINT)
-# One Ctrl-C or `scancel` may reach a process twice: directly, and through its launcher.
+# Signals within this time count once: one Ctrl-C may arrive directly and through the launcher.
 SAME_REQUEST_SECONDS = 0.3
-# How long to wait for the next batch after a signal.
+# After a signal, wait this long for the next batch.
 PATIENCE_SECONDS = 5.0
 
 
 class _Stalled(BaseException):
-    """Interrupts the wait for a batch; a BaseException, so that `except Exception` lets it pass."""
+    """Interrupts the wait for a batch; a BaseException, which `except Exception` does not catch."""
 
 
 class StopRequest:
@@ -59,17 +59,17 @@ class StopRequest:
         return self.signal_name is not None
 
     def request(self, reason: str) -> None:
-        """Request a stop; the first reason is kept."""
+        """Request a stop; only the reason of the first request is kept."""
         self.signal_name = self.signal_name or reason
-        if self._listening and _HAS_TIMER:  # see `_on_timer`
+        if self._listening and _HAS_TIMER:  # call `_on_timer` every second
             signal.setitimer(signal.ITIMER_REAL, 1.0, 1.0)
 
     def listen(self, on_request: Callable[[], None] | None = None) -> StopRequest:
-        """Install the signal handlers; call it in the main thread.
+        """Install the signal handlers; must be called in the main thread.
 
         `on_request` is called in another thread at the first signal.
         """
-        receiver, self._sender = socket.socketpair()  # the reference keeps the socket open
+        receiver, self._sender = socket.socketpair()  # keep a reference, or the socket closes
         self._sender.setblocking(False)
         signal.set_wakeup_fd(self._sender.fileno(), warn_on_full_buffer=False)
         arguments = receiver, on_request
@@ -82,7 +82,7 @@ class StopRequest:
         return self
 
     def batches(self, loader: Iterable[T]) -> Iterator[T]:
-        """Iterate over a loader; end early, `stalled`, if no batch arrives after a request."""
+        """Iterate over a loader; set `stalled` and end if no batch arrives after a stop request."""
         try:
             self._waiting_since = time.monotonic()
             for batch in loader:
@@ -107,7 +107,7 @@ class StopRequest:
         urgent_since: float | None = None
         while True:
             for number in receiver.recv(4096):
-                if number in SIGNALS:  # `_on_signal` runs later, in the main thread
+                if number in SIGNALS:  # now: the main thread may run `_on_signal` much later
                     self.request(signal.Signals(number).name)
                     if on_request is not None:
                         on_request()
@@ -122,10 +122,10 @@ class StopRequest:
 
 
 def ignore_signals() -> None:
-    """Ignore the stop signals and the timer, in workers and while the interpreter shuts down.
+    """Ignore the stop signals and the timer, in workers and during interpreter shutdown.
 
-    During shutdown Python restores the default handlers: a signal, or the timer of `request`,
-    would then kill the process and change its exit code.
+    During shutdown, Python restores the default handlers. A signal, or the timer started by
+    `request`, would then kill the process and change its exit code.
     """
     if _HAS_TIMER:
         signal.setitimer(signal.ITIMER_REAL, 0)
@@ -134,10 +134,10 @@ def ignore_signals() -> None:
 
 
 def shield_workers(loader: DataLoader) -> DataLoader:
-    """Make the workers of a loader ignore the stop signals; they exit with their parent.
+    """Make the workers of a loader ignore the stop signals; workers exit when their parent exits.
 
-    Slurm and terminals signal every process. If a worker died, the batch after which the main
-    process saves would be lost.
+    Slurm and terminals send signals to every process. If a worker died, the main process could
+    not get the batches that it needs to reach the next optimiser step and save.
     """
     loader.worker_init_fn = functools.partial(_init_worker, loader.worker_init_fn)
     return loader

@@ -4,21 +4,22 @@ Before every batch the random generators are seeded from (RNG_SEED, rank, epoch,
 path, estimator noise and mixup then depend on the position in the training only, so that an
 interrupted run resumes bit for bit.
 
-An iteration never waits for its own results: a collective reads its metrics in the next
-iteration, between the forward and the backward pass (see `iteration`). The backward pass sums
-gradients over the ranks: a rank that entered it alone would hang. Therefore:
+The host does not wait for the results of the current iteration. Between the forward and the
+backward pass, a collective exchanges the metrics of the previous iteration (see `iteration`). The
+backward pass sums gradients over the ranks, so a rank that entered it alone would hang. Therefore:
 
-- An exception in the loader or the forward pass ends the process and closes its connections:
-  the other ranks raise in the collective. The process first completes the work queued on its
-  device, because other ranks may be summing gradients with it.
-- Signals, bad videos and metrics that are not finite are shared in the collective: all ranks stop
-  after the same optimiser step, or raise the same error. If the next batch of one rank does not
-  arrive, all ranks stop at the step before it.
-- If a rank is killed, or raises inside the backward pass, gloo connections break. NCCL
-  connections do not; `heartbeat` then ends the other ranks.
+- An exception in the loader or the forward pass ends the process and closes its connections, and
+  the other ranks raise an error in the collective. Before it ends, the process completes the work
+  queued on its device, because other ranks may be summing gradients with this rank.
+- The collective also shares signals, bad videos and non-finite metrics, so that all ranks stop
+  after the same optimiser step or raise the same error. If the next batch of one rank does not
+  arrive, all ranks save the state after the last optimiser step and stop.
+- If a rank is killed, or raises inside the backward pass, its gloo connections break, and the
+  other ranks raise an error. NCCL connections do not break; `heartbeat` ends the other ranks.
 
-A loss that is not finite gives NaN gradients. Their sum is NaN on all ranks, and the optimisers
-skip the step. The error is raised before a checkpoint of the iteration is written.
+If the loss of one rank is not finite, its gradients are NaN. The sum over the ranks is then NaN on
+all ranks, and all ranks skip the optimiser step. They raise the error before they write a
+checkpoint of this iteration.
 """
 
 from __future__ import annotations
@@ -66,7 +67,7 @@ logger = logging.getLogger(__name__)
 
 
 class Trainer:
-    """The loop over epochs and batches."""
+    """The training loop over epochs and batches."""
 
     def __init__(
         self, state: TrainState, train_loader: DataLoader, val_loader: DataLoader, stop: StopRequest
@@ -82,13 +83,13 @@ class Trainer:
         self.bad_videos = BadVideos(len(self.dataset), cfg.DATA.MAX_BAD_SHARE)
         # Whether any rank has received a signal; equal on all ranks.
         self.stopping = False
-        # The position of the weights: the start, or after the last optimiser step.
+        # Training position of the current weights: after the last optimiser step, or the start.
         self.position = state.start
-        # The last iteration, until its metrics are exchanged.
+        # The previous iteration, until its metrics are exchanged.
         self.pending: PendingIteration | None = None
 
     def run(self) -> None:
-        """Train to SOLVER.MAX_EPOCH, or until a signal."""
+        """Train until SOLVER.MAX_EPOCH or a stop request."""
         try:
             self._run_epochs()
         except Exception as error:
@@ -105,7 +106,7 @@ class Trainer:
         self.progress.show_clips(val_dataset, self.state.class_names)
         epochs, start = self.cfg.SOLVER.MAX_EPOCH, self.state.start
         if self.cfg.TRAIN.CHECKPOINT_BEST and start.epochs and not start.batches:
-            # The run may have been interrupted between the checkpoint and its validation.
+            # The run may have been interrupted after saving this checkpoint, before validating it.
             self._validate(start.epochs - 1)
         self.model.train()
         for epoch in range(start.epochs, epochs):
@@ -132,7 +133,7 @@ class Trainer:
             if iteration.ends_group:
                 self.position = iteration.position_after
                 self._save_within_epoch(iteration)
-        if self.stop.stalled:  # in place of the exchange of the batch that did not arrive
+        if self.stop.stalled:  # other ranks may have their batch and wait in `_exchange`
             self._exchange()
         self._flush()
         self.progress.end_epoch()
@@ -142,18 +143,18 @@ class Trainer:
         torch.manual_seed(seed)
         sync: contextlib.AbstractContextManager[None] = contextlib.nullcontext()
         if isinstance(self.model, DistributedDataParallel) and not iteration.ends_group:
-            sync = self.model.no_sync()  # gradients are summed in the last batch of a group
+            sync = self.model.no_sync()  # only the last batch of a group sums gradients
         with sync:
             loss, correct = self.forward(batch, seed)
             self._exchange(batch.failures)  # all ranks enter the backward pass, or none
-            # An infinite loss may have finite gradients; make them NaN, on all ranks.
+            # An infinite loss may have finite gradients; make the gradients NaN, on all ranks.
             factor = torch.where(loss.detach().isfinite(), 1.0, math.nan)
             self.scaler.scale(loss * factor / iteration.group_size).backward()
         grad_norm = self._step(iteration) if iteration.ends_group else torch.zeros_like(loss)
         return AsyncScalars([loss, *correct, grad_norm])
 
     def forward(self, batch: Batch, seed: int) -> tuple[Tensor, tuple[Tensor, Tensor]]:
-        """Return the loss and the top-1 and top-5 correct predictions, on the device."""
+        """Return the loss and the numbers of top-1 and top-5 correct predictions, on the device."""
         device = device_of(self.cfg)
         height, width = batch.clips[0].shape[-2:]
         mix = draw_mix(self.cfg.MIXUP, height, width, seed)
@@ -166,7 +167,7 @@ class Trainer:
         return loss, count_correct(logits.detach(), main_labels(labels, mix))
 
     def _step(self, iteration: Iteration) -> Tensor:
-        """Step with the gradients of the group; return their norm."""
+        """Run the optimiser step of a group; return the gradient norm before clipping."""
         set_lr(self.optimizer, iteration.lr)
         self.scaler.unscale_(self.optimizer)
         norm = torch.nn.utils.clip_grad_norm_(
@@ -183,7 +184,7 @@ class Trainer:
         return norm
 
     def _exchange(self, failures: Sequence[Failure] = ()) -> None:
-        """Exchange the pending iteration and the state of the batch; check and log them."""
+        """Exchange the pending metrics and the state of the current batch; check and log them."""
         pending, self.pending = self.pending, None
         totals = exchange(pending, len(failures), self.stop.requested, self.stop.stalled)
         if pending is not None:
@@ -194,7 +195,7 @@ class Trainer:
             for failures_of_rank in all_gather(list(failures)):
                 self.bad_videos.add(failures_of_rank)
         self.stopping = self.stopping or totals.stop_requests > 0
-        if totals.stalled:  # one rank has no batch: all ranks discard theirs
+        if totals.stalled:  # one rank has no batch: all ranks discard this batch
             self._save_and_stop(self.position)
 
     def _flush(self) -> None:
@@ -214,7 +215,11 @@ class Trainer:
             self.state.save_if_best(TrainingPosition(epoch + 1), stats)
 
     def _validation_stats(self) -> dict[str, Any] | None:
-        """Return the errors; with EMA weights their errors, and those of the weights as `raw_*`."""
+        """Return the validation results; None after a stop request.
+
+        With an EMA, these are the results of the EMA weights, and the errors of the raw weights are
+        added as `raw_top1_err` and `raw_top5_err`.
+        """
         compute_stats = partial(validate, self.model, self.val_loader, self.cfg, self.stop)
         stats = compute_stats()
         if stats is None or self.state.ema is None:
@@ -225,7 +230,7 @@ class Trainer:
         return None if ema_stats is None else {**ema_stats, **raw}
 
     def _save_within_epoch(self, at: Iteration) -> None:
-        """Save after an optimiser step, for a signal or every TRAIN.CHECKPOINT_ITERATIONS."""
+        """Save and stop after a signal; else save every TRAIN.CHECKPOINT_ITERATIONS batches."""
         if self.stopping:
             self._save_and_stop(at.position_after)
         every = self.cfg.TRAIN.CHECKPOINT_ITERATIONS
@@ -238,7 +243,7 @@ class Trainer:
         raise Stopped(f"stopped by {name}; saved {path}; the same command resumes from there")
 
     def _save(self, position: TrainingPosition) -> str:
-        self._flush()  # a checkpoint contains checked and logged iterations only
+        self._flush()  # before saving, check and log all iterations
         return self.state.save(position)
 
     def _log_start(self) -> None:
@@ -259,9 +264,9 @@ class Trainer:
         if solver.LAYER_DECAY < 1:
             lowest = min(group["lr_scale"] for group in self.optimizer.param_groups)
             decay = solver.LAYER_DECAY
-            logger.info("SOLVER.LAYER_DECAY %g: embeddings have %g of this rate", decay, lowest)
+            logger.info("SOLVER.LAYER_DECAY %g: embeddings use %g times this rate", decay, lowest)
 
 
 def batch_seed(*position: int) -> int:
-    """Hash (RNG_SEED, rank, epoch, batch) to a seed; a sum of them would repeat."""
+    """Hash (RNG_SEED, rank, epoch, batch) to a seed; their sum would be equal for many batches."""
     return int(np.random.SeedSequence(position).generate_state(1, np.uint64)[0] >> 1)

@@ -32,10 +32,10 @@ logger = logging.getLogger(__name__)
 
 
 class TrainState:
-    """Everything a training changes; `start` is the position to train from.
+    """All state that the training changes; `start` is the position to train from.
 
-    It has no random state: `train` seeds the generators before every batch. `train_list` is the
-    fingerprint of the training list (`resume_policy.list_fingerprint`).
+    Random generators are not part of the state: `train` seeds them before every batch.
+    `train_list` is the fingerprint of the training list (`resume_policy.list_fingerprint`).
     """
 
     def __init__(self, cfg: CfgNode, train_list: str) -> None:
@@ -56,7 +56,7 @@ class TrainState:
         self.start = self._restore(*found) if found else TrainingPosition()
 
     def save(self, position: TrainingPosition) -> str:
-        """Write the checkpoint of a position; return its path."""
+        """Write a checkpoint of the state at `position`; return the path of the file."""
         path = checkpoint.path_of(self.cfg.OUTPUT_DIR, position, self.global_batch)
         if rank() == 0:
             checkpoint.save(path, self._content(position))
@@ -66,7 +66,7 @@ class TrainState:
         return path
 
     def save_if_best(self, position: TrainingPosition, stats: dict[str, Any]) -> None:
-        """Write best.pyth if its top-1 validation error would be lower than that of the old one."""
+        """Write best.pyth if the top-1 error in `stats` is below that of the existing best.pyth."""
         path = checkpoint.best_path(self.cfg.OUTPUT_DIR)
         if rank() == 0 and stats["top1_err"] < _best_error(path):
             checkpoint.save(path, {**self._content(position), "val": stats})
@@ -86,7 +86,7 @@ class TrainState:
             "scaler_state": self.scaler.state_dict(),
             "rng_seed": self.cfg.RNG_SEED,
             "train_list": self.train_list,
-            # With these two, the file alone is enough to use the model.
+            # Config and class names make the checkpoint usable without any other file.
             "cfg": self.cfg.dump(),
             "class_names": self.class_names,
         }
@@ -101,7 +101,7 @@ class TrainState:
             if not all(isinstance(value, (int, float)) for value in scaler_state.values()):
                 raise TypeError("'scaler_state' has values that are not numbers")
             self.scaler.load_state_dict(scaler_state)
-        # The file may be from anyone, and its optimiser state may contain anything.
+        # The checkpoint may be from an untrusted source; its optimiser state may be anything.
         except (AttributeError, LookupError, TypeError, ValueError, RuntimeError) as error:
             raise CheckpointError(
                 f"cannot resume from checkpoint {path}: the state of its optimiser does not fit "
@@ -118,7 +118,7 @@ class TrainState:
         return TrainingPosition(epochs, batches - batches % self.cfg.SOLVER.ACCUMULATE_STEPS)
 
     def _load_weights(self, path: str, content: dict[str, Any]) -> None:
-        """Load the weights and the EMA; if the checkpoint has no EMA, it starts at the weights."""
+        """Load weights and EMA; if the checkpoint has no EMA, the EMA starts from the weights."""
         model, ema_state = unwrap_ddp(self.model), content.get(checkpoint.EMA_STATE)
         if self.ema is not None and ema_state is not None:
             checkpoint.load_weights(model, ema_state, path)
@@ -138,7 +138,7 @@ class TrainState:
         else:
             load_optimizer(self.optimizer, content["optimizer_state"])
             return
-        logger.warning("Resetting %s: state from %s is incompatible: %s", method, path, reason)
+        logger.warning("Resetting the %s state: %s is incompatible: %s", method, path, reason)
 
 
 def _class_names(cfg: CfgNode) -> list[str] | None:
@@ -151,9 +151,9 @@ def _class_names(cfg: CfgNode) -> list[str] | None:
 
 
 def _find_start(cfg: CfgNode, train_list: str) -> tuple[str, dict[str, Any], bool] | None:
-    """Return the checkpoint to start from: path, content, and whether to resume its training."""
+    """Return (path, content, whether to resume) of the initial weights; None: random weights."""
     if not cfg.TRAIN.AUTO_RESUME and checkpoint.exist_in(cfg.OUTPUT_DIR):
-        # The checkpoints of both runs would be mixed, and the newest of all would be tested.
+        # Otherwise the folder would mix checkpoints of two runs; the test would use the newest.
         raise ConfigError(
             f"TRAIN.AUTO_RESUME is False, but {cfg.OUTPUT_DIR} has checkpoints of another run; "
             "choose another OUTPUT_DIR"
@@ -171,7 +171,7 @@ def _find_start(cfg: CfgNode, train_list: str) -> tuple[str, dict[str, Any], boo
 
 
 def _adapted_weights(cfg: CfgNode, path: str) -> dict[str, Any]:
-    """Load a weight file of any supported format, adapted to this model."""
+    """Return the weights of a file in any supported format, adapted to this model."""
     content = checkpoint.peek_checkpoint(path)
     resume_policy.check_start(path, content, cfg)
     if checkpoint.EMA_STATE in content:
@@ -183,7 +183,7 @@ def _adapted_weights(cfg: CfgNode, path: str) -> dict[str, Any]:
 
 
 def _best_error(path: str) -> float:
-    """Return the top-1 validation error of a checkpoint; infinity if it is missing or invalid."""
+    """Return the top-1 validation error in a checkpoint; infinity if it cannot be read."""
     try:
         return float(checkpoint.load(path)["val"]["top1_err"])
     except (WeightsError, KeyError, TypeError, ValueError):

@@ -1,13 +1,13 @@
 """Checkpoints of a run: names, atomic writing, safe reading, loading into a model.
 
-PySlowFast's `save_checkpoint` writes in place, so that a crash leaves an incomplete file, which
-its `get_last_checkpoint` then picks. Its file names are kept, and sort by progress:
-`checkpoint_epoch_00002.pyth` after two epochs, `checkpoint_epoch_00002_sample_000000480.pyth`
-within the third. They count samples, because a run may resume with another batch size. PySlowFast
-loads any file with "checkpoint" in its name, so the names of other files avoid that word.
+PySlowFast's `save_checkpoint` writes in place: after a crash, `get_last_checkpoint` may pick an
+incomplete file. File names follow PySlowFast and sort by progress: `checkpoint_epoch_00002.pyth`
+after two epochs, `checkpoint_epoch_00002_sample_000000480.pyth` after 480 samples of the third
+epoch. The names count samples, because a run may resume with another batch size. PySlowFast loads
+any file with "checkpoint" in its name, so no other file has this word in its name.
 
-Earlier versions counted batches: `checkpoint_epoch_00002_iter_000120.pyth`. These names sort by
-the samples computed from the batch size in the file; PySlowFast sorts them by name.
+Earlier versions counted batches: `checkpoint_epoch_00002_iter_000120.pyth`. For such a file, the
+number of samples is computed with the batch size stored in it; PySlowFast sorts it by name.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from slowfast_lara.models.weights.files import EMA_STATE, bare_names, plain_weig
 logger = logging.getLogger(__name__)
 
 BEST_NAME = "best.pyth"
-# Part of the state-dict names of parameters and buffers that belong to an estimator.
+# The state-dict names of an estimator's parameters and buffers contain this part.
 ESTIMATOR_PART = ".attn.estimator."
 _NAME = re.compile(
     r"checkpoint_epoch_(?P<epochs>\d{5,})"
@@ -49,7 +49,7 @@ class TrainedAttention(Enum):
 
 @dataclass(frozen=True)
 class TrainingPosition:
-    """Progress of a training: completed epochs, and batches of the next one."""
+    """Progress of a training: completed epochs, and completed batches of the next epoch."""
 
     epochs: int = 0
     batches: int = 0
@@ -81,7 +81,7 @@ def _sorted_by_progress(folder: str) -> list[str]:
 
 
 def _samples(path: str, name: re.Match[str]) -> int:
-    """Return the samples of the epoch in progress."""
+    """Return the number of samples trained in the incomplete epoch."""
     if name["batches"] is None:
         return int(name["samples"] or 0)
     global_batch = peek_checkpoint(path).get("global_batch")
@@ -94,15 +94,15 @@ def save(path: str, content: dict[str, Any]) -> None:
         with atomic_write(path) as temporary:
             torch.save(content, temporary)
     except (OSError, RuntimeError) as error:
-        # On a full disk torch raises a RuntimeError about its archive when it closes it.
+        # On a full disk, torch.save raises a RuntimeError when it closes the file.
         raise OSError(f"cannot write checkpoint {path}: {first_line(error)}") from error
 
 
 def prune(written: str, keep: int) -> None:
-    """Remove old checkpoints: keep the one just written and the `keep` - 1 before it (0: all).
+    """Remove old checkpoints: keep `written` and the `keep` - 1 before it; `keep` 0 keeps all.
 
-    A checkpoint with more progress than `written` was unreadable when this run started, or the
-    run would have resumed from it. It stays until the run has passed it.
+    A checkpoint with more progress than `written` was unreadable when this run started: otherwise
+    the run would have resumed from it. It is kept until the run has made more progress.
     """
     paths = _sorted_by_progress(os.path.dirname(written))
     for path in paths[: paths.index(written) + 1][:-keep] if keep else []:
@@ -114,11 +114,11 @@ def load(path: str) -> dict[str, Any]:
     content = read_torch_file(path)
     states = content.get("model_state") if isinstance(content, dict) else None
     if not isinstance(states, dict) or not all(map(torch.is_tensor, states.values())):
-        raise CheckpointError(f"cannot read checkpoint {path}: it has no weights 'model_state'")
+        raise CheckpointError(f"cannot read checkpoint {path}: it has no valid 'model_state'")
     for key, least in (("epoch", -1), ("iteration", 0), ("global_batch", 1), ("ema_steps", 0)):
         value = content.get(key, least)
         if type(value) is not int or not least <= value < 2**31:
-            # Only strings and floats are printed: a foreign file may nest values without end.
+            # Print only strings and floats: in an untrusted file, other values may be huge.
             shown = f"{value!r:.40}" if type(value) in (str, float) else type(value).__name__
             raise CheckpointError(
                 f"cannot read checkpoint {path}: {key!r} must be an integer from {least} to 2**31, "
@@ -133,7 +133,7 @@ def load(path: str) -> dict[str, Any]:
 
 
 def peek_checkpoint(path: str) -> dict[str, Any]:
-    """Return the content with memory-mapped tensors; {} if the file cannot be read."""
+    """Return the content of a checkpoint with memory-mapped tensors; {} if it cannot be read."""
     try:
         check_regular_file(path)
         try:
@@ -146,12 +146,12 @@ def peek_checkpoint(path: str) -> dict[str, Any]:
 
 
 def newest(output_dir: str) -> tuple[str, dict[str, Any]] | None:
-    """Return the newest readable checkpoint of a run; log a warning for unreadable ones."""
+    """Return path and content of a run's newest readable checkpoint; warn about unreadable ones."""
     return _first_readable(reversed(_sorted_by_progress(get_checkpoint_dir(output_dir))))
 
 
 def best_or_newest(output_dir: str) -> tuple[str, dict[str, Any]] | None:
-    """Return the checkpoint to use for inference: the best in validation if it was kept."""
+    """Return the checkpoint for inference: best.pyth if it is readable, else the newest."""
     best, others = best_path(output_dir), _sorted_by_progress(get_checkpoint_dir(output_dir))
     return _first_readable([*([best] if os.path.isfile(best) else []), *reversed(others)])
 
@@ -177,7 +177,7 @@ def position_of(path: str, content: dict[str, Any], global_batch: int) -> Traini
 def weights_to_use(
     content: dict[str, Any], path: str, *, averaged: bool
 ) -> tuple[dict[str, torch.Tensor], bool]:
-    """Return the EMA weights if `averaged` and present, else the weights; and which of both."""
+    """Return the EMA weights and True if `averaged` and present, else the raw weights and False."""
     if EMA_STATE not in content:
         return content["model_state"], False
     logger.info("Using the %s weights of %s", "EMA" if averaged else "raw (not EMA)", path)
@@ -190,10 +190,10 @@ def load_weights(
     path: str,
     attention: TrainedAttention = TrainedAttention.SAME,
 ) -> list[str]:
-    """Load the weights of a checkpoint into a bare model, all of them or none.
+    """Load the weights of a checkpoint into a model without DDP wrapper, all of them or none.
 
-    If they were trained with another attention, the buffers of the new estimator keep their
-    seeded values, and the weights of the old one are ignored.
+    If the weights were trained with another attention, the estimator buffers of the model keep
+    their seeded values, and the weights of the other estimator are ignored.
 
     Returns:
         The names of the buffers that keep their seeded values.
@@ -211,14 +211,14 @@ def load_weights(
         states = {name: x for name, x in states.items() if name not in unused}
         states |= {name: own[name] for name in kept}
     if kept:
-        logger.info("Keeping the seeded values, not those of %s: %s", path, ", ".join(kept))
+        logger.info("Keeping seeded values instead of those in %s: %s", path, ", ".join(kept))
     check_fit(own, states, path)
     model.load_state_dict(states)
     return kept
 
 
 def check_fit(own: dict[str, torch.Tensor], states: dict[str, torch.Tensor], path: str) -> None:
-    """Raise a CheckpointError if names or shapes differ from those of a model."""
+    """Raise CheckpointError if the names or shapes of `states` differ from the model's (`own`)."""
     problems = [f"it has no {name}" for name in own if name not in states]
     problems += [f"{name} is not in the model" for name in states if name not in own]
     problems += [

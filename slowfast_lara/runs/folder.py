@@ -1,4 +1,4 @@
-"""Files of a run's OUTPUT_DIR, and the record of the run read from them."""
+"""File names in a run's OUTPUT_DIR, and the record of a run read from these files."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from slowfast_lara.data.classes import class_names
 from slowfast_lara.errors import InputError
 from slowfast_lara.files import parse_json
 
-# Names in OUTPUT_DIR; checkpoints are in checkpoints/ (see `checkpoint`). The config and the
-# environment of a test have the prefix, those of the training do not.
+# File names in OUTPUT_DIR; checkpoints are in checkpoints/ (see `checkpoint`). A training writes
+# CONFIG and ENVIRONMENT; a test writes the same files with the prefix TEST_PREFIX.
 LOG = "stdout.log"
 CONFIG = "config.yaml"
 ENVIRONMENT = "environment.json"
@@ -26,12 +26,12 @@ TEST_RESULTS = "test_results.json"
 # Limits the memory of the confusion matrix, [classes, classes].
 MAX_CLASSES = 10_000
 
-# PySlowFast's `log_json_stats` writes this before the numbers.
+# PySlowFast's `log_json_stats` writes this before the JSON object.
 _JSON_MARK = "json_stats: "
 
 
 class TestedVideo(NamedTuple):
-    """A tested video: its label, and the top 5 classes with their scores."""
+    """Label, top 5 classes and their scores of a tested video."""
 
     path: str
     label: int
@@ -63,18 +63,18 @@ class RunRecord:
     checkpoint: str = ""
 
     def setting(self, key: str, default: Any = None) -> Any:
-        """A value of the config by its dotted key."""
+        """Value of a dotted config key; `default` if the key is missing."""
         value: Any = self.config
         for part in key.split("."):
             value = value.get(part) if isinstance(value, dict) else None
         return default if value is None else value
 
     def stats_of(self, kind: str) -> list[dict[str, Any]]:
-        """The log's stats of a type or split, e.g. "train_epoch"."""
+        """Logged stats whose type or split is `kind`, e.g. "train_epoch"."""
         return [line for line in self.stats if kind in (line.get("_type"), line.get("split"))]
 
     def curve(self, kind: str, key: str) -> list[tuple[float, float]]:
-        """(epochs, value) pairs of the log; a repeated step replaces the earlier one."""
+        """(epochs, value) pairs of a key in the log; the value logged last for a step counts."""
         points = {}
         for line in self.stats_of(kind):
             epochs, value = _epochs(line), line.get(key)
@@ -83,7 +83,7 @@ class RunRecord:
         return sorted(points.items())
 
     def confusion(self) -> np.ndarray:
-        """Number of videos by label and top-1 class, [classes, classes]."""
+        """Confusion matrix [classes, classes]: number of videos by label and top-1 class."""
         matrix = np.zeros((len(self.names), len(self.names)), int)
         for video in self.videos:
             matrix[video.label, video.top5[0]] += 1
@@ -91,7 +91,7 @@ class RunRecord:
 
 
 def read_run(folder: str, classes: str | None) -> RunRecord:
-    """Read the record of a run; parts without a file stay empty."""
+    """Read the record of a run; fields whose file is missing stay empty."""
     if not os.path.isdir(folder):
         raise InputError(f"{folder}: no such folder")
     trained = os.path.isfile(os.path.join(folder, CONFIG))
@@ -122,7 +122,7 @@ def _read(path: str) -> str:
 
 
 def json_object(text: str, path: str | os.PathLike[str]) -> dict[str, Any]:
-    """Parse the text of a JSON file; an InputError with its path if it is not an object."""
+    """Parse the text of the JSON file `path`; raise InputError if it is not a JSON object."""
     try:
         content = parse_json(text or "{}")
     except ValueError as error:
@@ -151,10 +151,10 @@ def _add_results(run: RunRecord, text: str, path: str) -> None:
 
 
 def read_stats(folder: str | os.PathLike[str]) -> list[dict[str, Any]]:
-    """The stats in a run's log; truncated lines are skipped."""
+    """Stats in a run's log; lines that are not valid JSON are skipped."""
     stats = []
     for line in _read(os.path.join(folder, LOG)).splitlines():
-        # Indented lines continue a message, which may contain the mark.
+        # Skip indented lines: they continue a message, which may contain the mark.
         text = "" if line[:1].isspace() else line.partition(_JSON_MARK)[2]
         with contextlib.suppress(ValueError):
             content = parse_json(text, parse_constant=float)  # the loss may be NaN
@@ -164,7 +164,7 @@ def read_stats(folder: str | os.PathLike[str]) -> list[dict[str, Any]]:
 
 
 def _epochs(line: dict[str, Any]) -> float | None:
-    """Completed epochs: 2.25 for {"epoch": "3/10", "iter": "16/64"}."""
+    """Completed epochs at a log line: 2.25 for {"epoch": "3/10", "iter": "16/64"}."""
     try:
         epoch = int(str(line["epoch"]).split("/")[0])
         if "iter" not in line:

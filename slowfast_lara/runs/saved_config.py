@@ -1,4 +1,4 @@
-"""The config saved in a checkpoint, and its differences from the current one."""
+"""The config saved in a checkpoint, and its differences from the current config."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from slowfast_lara.runs.checkpoint import TrainedAttention
 
 logger = logging.getLogger(__name__)
 
-# Shortens values of a checkpoint, which may have any type and depth.
+# Shortens values in messages: a value from a checkpoint may have any type and depth.
 _SHORT = reprlib.Repr()
 _SHORT.maxstring = 80
 
@@ -42,11 +42,11 @@ def describe(changes: Iterable[Change]) -> str:
 def check_model(
     path: str, content: dict[str, Any], cfg: CfgNode, *, swap_attention: bool = False
 ) -> TrainedAttention:
-    """Raise CheckpointError if a checkpoint is of a model with different settings.
+    """Raise CheckpointError if a checkpoint was trained with different model settings.
 
     Args:
         path: The checkpoint, for messages.
-        content: Its content.
+        content: The content of the checkpoint.
         cfg: The config of the model that is to use the weights.
         swap_attention: Accept weights that were trained with a different attention.
 
@@ -67,7 +67,7 @@ def check_model(
 
 
 def config_changes(content: dict[str, Any], cfg: CfgNode, least: Affects) -> list[Change]:
-    """The keys that differ from a checkpoint's config, with an effect of at least `least`."""
+    """Keys that differ between a checkpoint's config and `cfg`, if their effect is >= `least`."""
     tree = saved_config(content)
     if tree is None:
         return []
@@ -94,7 +94,7 @@ def saved_config(content: dict[str, Any]) -> dict[str, Any] | None:
 
 
 def raw_saved_config(content: dict[str, Any]) -> dict[str, Any]:
-    """The config in a checkpoint as it was written; {} if it cannot be read."""
+    """The unmodified config in a checkpoint; {} if it cannot be read."""
     text = content.get("cfg")
     try:
         return parse_yaml(text, "the checkpoint's config") if isinstance(text, str) else {}
@@ -111,6 +111,6 @@ def _value(tree: dict[str, Any], key: str, defaults: CfgNode) -> Any:
 
 
 def _same(key: str, saved: Any, current: Any) -> bool:
-    if key == "TRAIN.DATASET":  # the registry ignores case
+    if key == "TRAIN.DATASET":  # dataset names ignore case
         return str(saved).lower() == str(current).lower()
     return saved == current

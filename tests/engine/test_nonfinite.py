@@ -49,7 +49,7 @@ def check(stderr, output, kept, case, *, ranks, bad_rank):
     name = fault.split()[-1]
     for part in (
         f"the {name} is not finite at epoch 1, iteration {at} of 8, learning rate ",
-        f"{'inf' if fault.startswith('inf') else 'nan'} on rank {bad_rank}, batch of ",
+        f"{'inf' if fault.startswith('inf') else 'nan'} on rank {bad_rank}, videos ",
     ):
         assert part in stderr
     # A batch has two videos per rank. The summed gradient is NaN on all ranks.
