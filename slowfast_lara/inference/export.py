@@ -151,10 +151,7 @@ def example_clips(model: TrainedModel, count: int) -> Tensor:
 
 @torch.no_grad()
 def compare(program: Callable[[Tensor], Tensor], network: nn.Module, model: TrainedModel) -> str:
-    """Compare the scores and the speed of an exported program with those of the model.
-
-    Returns one line of text; raises a RunError if scores differ by more than TOLERANCE.
-    """
+    """Describe the differences in scores and speed; a RunError if scores differ too much."""
     largest = 0.0
     for count in _BATCH_SIZES:
         clips = example_clips(model, count)

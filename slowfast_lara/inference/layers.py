@@ -18,10 +18,7 @@ from slowfast_lara.models.attention_config import estimator_settings
 
 
 class LayerInputs(NamedTuple):
-    """q, k, v [1,h,F*P,d] of one layer for one view, and the estimator of that layer.
-
-    F frames (temporal tokens), P tokens of a frame, h heads, d head size.
-    """
+    """q, k, v [1,h,F*P,d] of one layer for one view, and the estimator of that layer."""
 
     q: Tensor
     k: Tensor

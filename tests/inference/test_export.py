@@ -229,7 +229,7 @@ def test_model_card_ignores_a_test_of_another_run(trained, tmp_path):
     results = json.loads((other / "test_results.json").read_text())
     for changed, message in (
         (results["checkpoint"], "top-1"),
-        (results["checkpoint"].replace(str(trained), "elsewhere"), "not tested with these weights and settings"),
+        (results["checkpoint"].replace(str(trained), "elsewhere"), "not tested with these"),
     ):
         results["checkpoint"] = changed
         (other / "test_results.json").write_text(json.dumps(results))
