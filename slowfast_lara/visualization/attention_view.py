@@ -105,7 +105,7 @@ class AttentionView:
         return maps
 
     def _estimator(self, name: str) -> Estimator:
-        """The trained estimator if it has this name, else a new one (config or recommended options)."""
+        """The model's trained estimator if it has this name, else a new estimator."""
         if name == chosen_estimator(self.cfg):
             return self._inputs.estimator
         estimator, options = resolve_attention(name)
