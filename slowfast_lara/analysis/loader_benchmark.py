@@ -110,7 +110,7 @@ def loader_speed(
 
 
 class _Subset(torch.utils.data.Dataset):
-    """A subset of a dataset; indices count the chosen videos."""
+    """Some videos of a dataset, with new indices from 0."""
 
     def __init__(self, dataset: Any, videos: Sequence[int]) -> None:
         self._dataset, self._videos = dataset, videos
@@ -167,7 +167,7 @@ def _stage_times(
 
 
 def _clips_per_second(cfg: CfgNode, dataset: _Subset, batch_size: int, seconds: float) -> float:
-    """Measure the rate from the first batch on, when all workers have started."""
+    """Measure clips per second from the first batch on, when all workers have started."""
     loader: Any = train_loader(cfg, batch_size=batch_size, dataset=dataset)
     clips = epoch = 0
     start: float | None = None

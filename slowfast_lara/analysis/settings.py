@@ -50,7 +50,7 @@ class Setting(NamedTuple):
     def squared_errors(
         self, inputs: LayerInputs, exact: Tensor, cfg: CfgNode, seeds: int
     ) -> Tensor:
-        """Squared error of each measured query, [queries]; the mean over seeds if it is random."""
+        """Squared error of each measured query [queries]; mean over seeds for random attentions."""
         q, k, v, num_frames, _ = inputs
         some = self.queries(q.shape[2])
         is_random = "seed" in inspect.signature(ESTIMATORS[self.name]).parameters
@@ -79,6 +79,6 @@ def fitting_numbers(samples: Sequence[int], tokens: int) -> tuple[list[int], lis
     """The entries of `samples` that are at most `tokens`, and a note about the larger ones."""
     fitting = [number for number in samples if number <= tokens]
     if not fitting:
-        raise InputError(f"--samples is {min(samples)}; must be at most {tokens} (tokens)")
+        raise InputError(f"--samples is {min(samples)}; must be at most {tokens} (all tokens)")
     larger = ", ".join(str(number) for number in samples if number > tokens)
     return fitting, [f"skipped {larger} samples: the layer has {tokens} tokens"] if larger else []

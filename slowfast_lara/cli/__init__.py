@@ -43,7 +43,7 @@ def run_command(root: CommandParser, argv: Sequence[str]) -> int:
     """Find the parser of the subcommand, parse the remaining arguments, and call the handler.
 
     argparse cannot intermix flags and positional arguments in a parser that has subparsers. So
-    only the parser of the subcommand, which has none, parses the arguments.
+    only the parser of the subcommand, which has no subparsers, parses the arguments.
     """
     parser, words = root, list(argv)
     while words and words[0] in parser.subcommands:

@@ -63,7 +63,7 @@ class CommandParser(argparse.ArgumentParser):
         """Parse flags and positional arguments in any order."""
         if not self.bare_overrides:
             return self.parse_intermixed_args(words)
-        # Unlike positional arguments, unknown ones may be values that start with a dash: -1e-4.
+        # Positional arguments cannot start with a dash, but values can: -1e-4.
         args, opts = self.parse_known_args(words)
         for key in opts[::2]:
             if key.startswith("-"):

@@ -151,7 +151,7 @@ def example_clips(model: TrainedModel, count: int) -> Tensor:
 
 @torch.no_grad()
 def compare(program: Callable[[Tensor], Tensor], network: nn.Module, model: TrainedModel) -> str:
-    """Compare a program with the model: a line of text, or a RunError if scores differ."""
+    """Compare scores and speed with those of the model; a RunError if scores differ too much."""
     largest = 0.0
     for count in _BATCH_SIZES:
         clips = example_clips(model, count)

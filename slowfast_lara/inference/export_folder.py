@@ -21,7 +21,7 @@ _MAX_CHARACTERS = 10_000_000
 
 
 def description_of(cfg: CfgNode, class_names: list[str], export_format: str) -> dict[str, Any]:
-    """The content of config.json: how to prepare the input, and the names of the classes."""
+    """The content of config.json: the format of the input, the class names and the config."""
     data = cfg.DATA
     size = data.TEST_CROP_SIZE
     return {

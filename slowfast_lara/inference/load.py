@@ -24,7 +24,7 @@ from slowfast_lara.runs.folder import CONFIG
 
 
 class ModelSource(NamedTuple):
-    """A checkpoint's path and content, and the config of the model with its origin."""
+    """Path and content of a checkpoint; the config of the model, and where it was read."""
 
     path: str
     content: dict[str, Any]
@@ -116,7 +116,7 @@ def _read_checkpoint(path: str) -> dict[str, Any]:
 
 
 def _with_config(path: str, content: dict[str, Any], run_config: str) -> ModelSource:
-    """Use the config in the checkpoint; checkpoints of version 0.1 have none: use the run's."""
+    """Use the config in the checkpoint, or that of the run for checkpoints of version 0.1."""
     tree = saved_config.saved_config(content)
     if tree is not None:
         return ModelSource(path, content, tree, path)
@@ -128,7 +128,7 @@ def _with_config(path: str, content: dict[str, Any], run_config: str) -> ModelSo
 def _check_sizes(
     cfg: CfgNode, states: dict[str, torch.Tensor], path: str, trained: checkpoint.TrainedAttention
 ) -> None:
-    """Compare config and weights before allocating memory: the config may demand any size."""
+    """Compare config and weights before allocating memory: the config may have huge sizes."""
     blocks = {name.split(".")[1] for name in states if name.startswith("blocks.")}
     if cfg.VIT.DEPTH > len(blocks):
         raise CheckpointError(f"{path} has {len(blocks)} blocks; VIT.DEPTH is {cfg.VIT.DEPTH}")

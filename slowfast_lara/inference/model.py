@@ -192,8 +192,8 @@ class TrainedModel:
         """Create a model with another attention, without training; it shares this model's weights.
 
         Args:
-            attention: its name, e.g. "lara-recommended"; default: the attention of this model.
-            options: options of the attention, and `num_landmarks`: its landmarks or samples.
+            attention: the new attention, e.g. "lara-recommended"; default: that of this model.
+            options: `num_landmarks` (landmarks or samples), and the options of the attention.
 
         Returns:
             A new model.

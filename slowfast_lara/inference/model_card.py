@@ -34,7 +34,7 @@ mean and std in config.json. The output is the softmax scores of the classes."""
 
 
 def model_card(model: TrainedModel, export_format: str, checked: str) -> str:
-    """The text of the model card; `checked` is the text that `export.compare` returns."""
+    """The text of the model card; `checked` describes the check of the exported model."""
     vit, data = model.cfg.VIT, model.cfg.DATA
     attention = display_name(chosen_estimator(model.cfg))
     if attention not in ("exact", "ra"):

@@ -63,7 +63,7 @@ class AttentionView:
     Attributes:
         pixels: the view, uint8 [T,H,W,3].
         grid: the geometry of the view's tokens.
-        total: for captions: weights are shares of this ("all attention").
+        total: text for captions: what the weights are shares of, e.g. "all attention".
     """
 
     def __init__(self, model: TrainedModel, video: str, layer: int | None = None) -> None:
@@ -109,7 +109,7 @@ class AttentionView:
         if name == chosen_estimator(self.cfg):
             return self._inputs.estimator
         estimator, options = resolve_attention(name)
-        seed = self.cfg.RNG_SEED + self.layer  # as for this layer of the model
+        seed = self.cfg.RNG_SEED + self.layer  # the seed of this layer in the model
         return estimator_for(self._inputs, estimator, self.cfg, seed=seed, **options)
 
     def _row(

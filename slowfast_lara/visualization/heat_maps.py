@@ -60,8 +60,8 @@ class AttentionMap(NamedTuple):
 class HeatMapFigure:
     """Attention maps over the frames of a view, `pixels` uint8 [T,H,W,3].
 
-    All maps have the colour scale of the first map. `total` is text for the caption: weights are
-    shares of it ("all attention").
+    All maps have the colour scale of the first map. `total` is text for the caption: what the
+    weights are shares of, e.g. "all attention".
     """
 
     pixels: np.ndarray

@@ -53,7 +53,7 @@ class LayerCall(NamedTuple):
 
 @torch.no_grad()
 def capture_layers(network: nn.Module, view: Tensor) -> list[list[LayerCall]]:
-    """Run a view [3,T,H,W] and record, for each block, the calls of its attention layers."""
+    """Run the network on a view [3,T,H,W] and record the attention layer calls of each block."""
     blocks: list[list[LayerCall]] = []
     hooks = []
 
