@@ -79,6 +79,6 @@ def fitting_numbers(samples: Sequence[int], tokens: int) -> tuple[list[int], lis
     """The entries of `samples` that are at most `tokens`, and a note about the larger ones."""
     fitting = [number for number in samples if number <= tokens]
     if not fitting:
-        raise InputError(f"--samples is {min(samples)}; must be at most {tokens} (all tokens)")
+        raise InputError(f"--samples is {min(samples)}; a layer has only {tokens} tokens")
     larger = ", ".join(str(number) for number in samples if number > tokens)
     return fitting, [f"skipped {larger} samples: the layer has {tokens} tokens"] if larger else []

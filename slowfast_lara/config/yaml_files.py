@@ -65,7 +65,7 @@ class _LimitedLoader(yaml.SafeLoader):
     def get_single_node(self) -> yaml.Node | None:
         root = super().get_single_node()
         if root is not None and _expanded_size(root, {}) > MAX_VALUES:
-            raise ValueError(f"more than {MAX_VALUES} values after alias expansion")
+            raise ValueError(f"more than {MAX_VALUES} values after expanding aliases")
         return root
 
     def construct_yaml_int(self, node: yaml.Node) -> int:
