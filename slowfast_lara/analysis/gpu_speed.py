@@ -1,8 +1,8 @@
 """Speed of attention and of whole models on a GPU.
 
-First, every operator of the Triton kernels is compared with PyTorch in float64. Then, for each
-crop size and precision: the attentions of one ViT-B layer, forward and backward, and whole models
-with them, the forward pass of a test and a training step.
+First, every operator of the Triton kernels is compared with PyTorch in float64. Then each attention
+is timed for each crop size and precision: in one ViT-B layer (forward and backward pass) and in a
+whole model (forward pass of a test, training step).
 """
 
 from __future__ import annotations
@@ -38,13 +38,13 @@ Timer = Callable[[Mapping[str, Callable[[], object]]], dict[str, float] | None]
 
 
 class Timing(NamedTuple):
-    """Milliseconds of one attention at one crop size and precision."""
+    """Times of one attention at one crop size and precision, in milliseconds."""
 
     crop: int
     precision: str
     attention: str
-    forward: Milliseconds
-    backward: Milliseconds
+    forward: Milliseconds  # of one layer
+    backward: Milliseconds  # of one layer
     model_forward: Milliseconds
     model_step: Milliseconds
 
@@ -56,7 +56,7 @@ class Timing(NamedTuple):
 @dataclass
 class GpuTable(ResultTable):
     clips: int
-    checks: dict[str, list[Comparison]]  # of every operator, by precision
+    checks: dict[str, list[Comparison]]  # precision -> errors of all operators
     timings: list[Timing] = field(default_factory=list)
 
     def cells(self) -> Cells:
@@ -78,7 +78,7 @@ class GpuTable(ResultTable):
         return lines
 
     def fastest(self) -> str:
-        """The fastest attention for each crop size and precision, in one line."""
+        """One line with the fastest attention for each crop size and precision."""
         parts = []
         for size, timings in itertools.groupby(self.timings, key=lambda t: (t.crop, t.precision)):
             best = min(timings, key=lambda timing: timing.both)
@@ -87,7 +87,7 @@ class GpuTable(ResultTable):
         return f"fastest attention, forward and backward: {', '.join(parts)}"
 
     def write(self, path: str | os.PathLike[str]) -> None:
-        """Write PATH.csv, and PATH.json with the checks and the hardware."""
+        """Write PATH.csv, and PATH.json, which also has the operators' errors and the hardware."""
         super().write(path)
         content = {
             "environment": environment(),
@@ -119,9 +119,9 @@ def costs_on(
     repeats: int,
     **model_sizes: Any,
 ) -> GpuTable:
-    """Check and time everything on any device; `model_sizes` are arguments of the model."""
+    """Check and time all attentions on a device; `model_sizes` are VisionTransformer arguments."""
     problem = obstacle(device)
-    notes = [f"without Triton kernels: {problem}"] if problem else []
+    notes = [f"Triton kernels are not used: {problem}"] if problem else []
     compare = partial(compare_operators, device, sizes=CHECKED_SIZES, reference=torch.float64)
     checks = {} if problem else {p: list(compare(getattr(torch, p))) for p in precisions}
     title = f"{clips} clips of {FRAMES} temporal tokens; milliseconds"
@@ -148,7 +148,7 @@ def costs_on(
 def _attention_times(
     estimator: Estimator, qkv: Tensor, time: Timer
 ) -> tuple[Milliseconds, Milliseconds]:
-    """Forward and backward of an estimator, on q, k, v with the strides of a layer."""
+    """Times of an estimator's forward and backward pass; q, k, v have the strides as in a layer."""
     qkv.requires_grad_()
 
     def forward() -> Tensor:
@@ -166,7 +166,7 @@ def _attention_times(
 def _model_times(
     model: nn.Module, clip: Tensor, dtype: torch.dtype, time: Timer
 ) -> tuple[Milliseconds, Milliseconds]:
-    """Forward pass of a test, and training step."""
+    """Times of a model's forward pass in eval mode, and of a training step."""
     labels = torch.zeros(len(clip), dtype=torch.long, device=clip.device)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-5)
 
@@ -189,7 +189,7 @@ def _model_times(
 def _milliseconds(
     jobs: Mapping[str, Callable[[], object]], repeats: int
 ) -> dict[str, float] | None:
-    """Best times, or None if the device is out of memory."""
+    """The best time of each job, or None if the device runs out of memory."""
     try:
         return {name: time * 1e3 for name, time in best_times(jobs, repeats).items()}
     except torch.OutOfMemoryError:

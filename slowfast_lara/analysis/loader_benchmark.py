@@ -1,4 +1,4 @@
-"""Speed of a config's training loader, and the time of each stage of a sample."""
+"""Speed of the training loader, and the time of each stage of loading a sample."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from slowfast_lara.data.loader import Batch, collate, train_loader
 from slowfast_lara.data.rand_augment import RandAugment
 from slowfast_lara.data.timestamps import TimestampCache
 
-# The functions whose time makes up each stage of a sample.
+# The stages of loading a sample, and the functions whose times add up to the time of a stage.
 STAGES: dict[str, Sequence[Callable[..., Any]]] = {
     "look up the timestamps": [TimestampCache.get],
     "open the container": [video.open_container],
@@ -38,13 +38,13 @@ STAGES: dict[str, Sequence[Callable[..., Any]]] = {
 
 @dataclass
 class LoaderTable(ResultTable):
-    """Clips per second by number of workers, and milliseconds of the stages of a sample."""
+    """Clips per second by number of workers, and milliseconds per sample by stage."""
 
     rates: dict[int, float]
     stages: dict[str, float]
     batch_size: int
-    demux_ms: float = 0.0  # of a video whose timestamps are not cached
-    step_ms: float | None = None  # of a training step on the user's GPU
+    demux_ms: float = 0.0  # time to read the timestamps of a video, if not cached
+    step_ms: float | None = None  # time of a training step on the user's GPU
 
     def cells(self) -> Cells:
         rows = [
@@ -54,19 +54,19 @@ class LoaderTable(ResultTable):
         return [["DATA_LOADER.NUM_WORKERS", "clips per second", "ms per batch"], *rows]
 
     def footer(self) -> list[str]:
-        """The stages of a sample, and whether the loader keeps up with the GPU."""
+        """A table of the stages, and whether the loader keeps up with the GPU."""
         total = sum(self.stages.values())
         rows = [[name, f"{ms:.2f}", f"{100 * ms / total:.1f}"] for name, ms in self.stages.items()]
         stages = aligned_table([["stage", "ms", "%"], *rows])
-        lines = ["", f"a training sample takes {total:.1f} ms of one core:", stages]
+        lines = ["", f"loading a training sample takes {total:.1f} ms on one core:", stages]
         if self.demux_ms:
-            lines.append(f"a new video takes {self.demux_ms:.1f} ms more, once, for its timestamps")
+            lines.append(f"the first read of a video takes {self.demux_ms:.1f} ms more: timestamps")
         if self.step_ms is not None:
             lines.append(self.verdict(self.step_ms, os.cpu_count() or 1))
         return lines
 
     def verdict(self, step_ms: float, cores: int) -> str:
-        """Whether the loader sustains training steps of this time, and with how many workers."""
+        """One sentence: how many workers keep up with training steps of `step_ms`."""
         needed = self.batch_size * 1000 / step_ms
         start = f"steps of {step_ms:g} ms need {needed:.1f} clips per second"
         enough = [count for count, rate in self.rates.items() if rate >= needed]
@@ -75,7 +75,7 @@ class LoaderTable(ResultTable):
         most = max(self.rates)
         workers = math.ceil(needed / (self.rates[most] / max(most, 1)))
         if workers <= cores:
-            return f"{start}: DATA_LOADER.NUM_WORKERS {workers} should do, extrapolated from {most}"
+            return f"{start}: DATA_LOADER.NUM_WORKERS {workers} should do (estimated from {most})"
         return (
             f"{start}: data loading will be the bottleneck. It needs about {workers} workers on "
             f"{cores} cores; `slowfast-lara data prepare` makes videos faster to read"
@@ -85,14 +85,15 @@ class LoaderTable(ResultTable):
 def loader_speed(
     cfg: CfgNode, workers: Sequence[int], seconds: float, step_ms: float | None = None
 ) -> LoaderTable:
-    """Measure one process of the training that the config describes."""
+    """Measure the training loader of a config, in one process of the training."""
     threads = torch.get_num_threads()
-    torch.set_num_threads(1)  # as in a worker
+    torch.set_num_threads(1)  # as in a DataLoader worker
     cfg = cfg.clone()
     cfg.defrost()
     batch_size = max(cfg.TRAIN.BATCH_SIZE // max(cfg.NUM_GPUS, 1), 1)
     cfg.DATA_LOADER.NUM_WORKERS = 0
-    # A training demuxes each video once, in its first epoch: that is measured separately.
+    # Training reads the timestamps of each video only once. This first profile measures that time;
+    # the later ones use only videos with known timestamps.
     loader = train_loader(cfg, batch_size=batch_size)
     first = _profile(loader, batch_size, seconds)
     calls, demux = first.calls.get(_code_key(video.read_timestamps), (0, 0.0))
@@ -109,7 +110,7 @@ def loader_speed(
 
 
 class _Subset(torch.utils.data.Dataset):
-    """Some videos of a dataset, renumbered."""
+    """Some videos of a dataset, with new indices from 0."""
 
     def __init__(self, dataset: Any, videos: Sequence[int]) -> None:
         self._dataset, self._videos = dataset, videos
@@ -124,12 +125,12 @@ class _Subset(torch.utils.data.Dataset):
 
 class _Profile(NamedTuple):
     keys: list[tuple[int, ...]]
-    samples: list[Any]  # the last ones, as many as a batch has
-    calls: dict[Any, tuple[int, float]]  # number of calls and seconds by function
+    samples: list[Any]  # the last `batch_size` samples
+    calls: dict[Any, tuple[int, float]]  # function -> number of calls, total seconds
 
 
 def _profile(loader: Any, batch_size: int, seconds: float) -> _Profile:
-    """Read samples as a training does, in this process, and profile them."""
+    """Load samples in the order of training, in this process, with a profiler."""
     profile, start = cProfile.Profile(), time.perf_counter()
     keys: list[tuple[int, ...]] = []
     samples: list[Any] = []
@@ -166,7 +167,7 @@ def _stage_times(
 
 
 def _clips_per_second(cfg: CfgNode, dataset: _Subset, batch_size: int, seconds: float) -> float:
-    """Measured from the first batch on, when all workers have started."""
+    """Measure clips per second from the first batch on, when all workers have started."""
     loader: Any = train_loader(cfg, batch_size=batch_size, dataset=dataset)
     clips = epoch = 0
     start: float | None = None

@@ -1,4 +1,4 @@
-"""Time and multiply-accumulates of a function, and the machine that runs it."""
+"""Run time and multiply-accumulates (MACs) of functions, and a description of the machine."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ Job = Callable[[], Any]
 
 
 def environment() -> dict[str, str]:
-    """Hardware, versions and date, for the head of a result."""
+    """Hardware, versions and date, for the head of a result table."""
     return {
         "date": datetime.date.today().isoformat(),
         "cpu": _cpu_name(),
@@ -39,9 +39,9 @@ def _cpu_name() -> str:
 
 
 def best_times(jobs: Mapping[str, Job], repeats: int) -> dict[str, float]:
-    """Seconds of each job: the best of several rounds, after one round to warm up.
+    """The shortest time of each job in seconds, over `repeats` rounds after a warm-up round.
 
-    Each round runs all jobs, so that other load on the machine affects them alike.
+    Each round runs all jobs, so that other load on the machine affects all jobs alike.
     """
     best = dict.fromkeys(jobs, math.inf)
     for number in range(1 + repeats):
@@ -61,9 +61,9 @@ def _synchronize() -> None:
 
 
 def count_macs(job: Job) -> int:
-    """Multiply-accumulates of the matmuls and attentions of a job on CPU tensors."""
+    """Count the multiply-accumulates in matmuls and attentions of a job on CPU tensors."""
 
-    # PyTorch's counter has no formula for this operator.
+    # FlopCounterMode has no formula for the CPU attention operator.
     def cpu_attention(
         q: Sequence[int], k: Sequence[int], v: Sequence[int], *_: Any, **__: Any
     ) -> int:

@@ -1,14 +1,16 @@
 """Errors of all attentions in a trained model, their costs, and the recommended setting.
 
-Every attention is measured with each of its proposals and kinds of landmarks and with several
-numbers of them, on the q, k, v of the model's layers for some videos. The error of a setting is
+A setting is an attention with one of its proposals or kinds of landmarks, and a number of
+landmarks. All settings are measured on the q, k, v of the model's layers for some videos. The error
+of a setting in a layer is
 
     sum_n w_n |estimate_n - exact_n|^2 / sum_n w_n |exact_n|^2
 
-over the tokens n of a layer in all videos, then the mean over layers. For `error`, w_n is 1. For
-`moving_error`, w_n is the mean absolute difference between the pixels of token n and those of the
-previous and the next token at the same spatial position. The cost is the number of
-multiply-accumulates (MACs) of the spatial stage.
+where the sums are over the tokens n of all videos, and estimate_n and exact_n are the outputs for
+token n. The error of a setting is the mean over layers. For `error`, w_n is 1. For `moving_error`,
+w_n is the mean absolute difference between the pixels of token n and those of the previous and
+the next token at the same spatial position. The cost is the number of multiply-accumulates (MACs)
+of the spatial stage.
 """
 
 from __future__ import annotations
@@ -39,12 +41,12 @@ from slowfast_lara.inference.videos import find_videos
 from slowfast_lara.models.attention_config import EXACT, resolve_estimator
 from slowfast_lara.progress import progress_bar
 
-# The options that choose the samples or landmarks: all their values are tried.
+# The options that determine the samples or landmarks; all values of these options are measured.
 VARIED = ("proposal", "landmarks", "biased")
 
 
 class SettingError(NamedTuple):
-    """MACs of a setting in one layer for one clip, and its relative squared errors by layer."""
+    """MACs of a setting in one layer for one clip, and relative squared errors in each layer."""
 
     setting: Setting
     macs: float
@@ -62,7 +64,7 @@ class SettingError(NamedTuple):
 
 @dataclass
 class ModelErrorTable(ResultTable):
-    """The errors of all settings; exact attention comes first."""
+    """The errors of all settings; the first row is exact attention."""
 
     layers: Sequence[int]
     budget: float  # the largest cost to recommend, as a share of the MACs of exact attention
@@ -70,7 +72,7 @@ class ModelErrorTable(ResultTable):
 
     def head(self) -> list[str]:
         legend = (
-            "moving: weighted by the change of pixels; *: no smaller error at this cost or less"
+            "moving: error weighted by the change of pixels; *: smallest error at this cost or less"
         )
         return [*super().head(), legend]
 
@@ -102,7 +104,7 @@ class ModelErrorTable(ResultTable):
         return [["attention", "landmarks", "MACs", "of exact, %", "error", "moving", ""], *rows]
 
     def csv_cells(self) -> Cells:
-        """With the errors of all layers."""
+        """The header and the rows of the CSV file, with the errors in each layer."""
         by_layer = [
             [f"{name} {layer}" for name in ("error", "moving") for layer in self.layers],
             *([f"{error:.6e}" for error in (*r.errors, *r.moving_errors)] for r in self.rows),
@@ -110,7 +112,7 @@ class ModelErrorTable(ResultTable):
         return [[*cells[:-1], *more] for cells, more in zip(self.cells(), by_layer)]
 
     def footer(self) -> list[str]:
-        """The settings with the smallest errors within the budget, with their config lines."""
+        """The settings with the smallest errors within the budget, and config lines for each."""
         limit = f"at most {100 * self.budget:g} % of the MACs of exact attention"
         best, best_moving = self.best("error"), self.best("moving_error")
         if best is None or best_moving is None:
@@ -145,7 +147,7 @@ class ModelErrorTable(ResultTable):
 
 
 def config_lines(setting: Setting) -> str:
-    """YAML lines that set an attention in a config."""
+    """YAML lines that select this attention in a config."""
     vit: dict[str, Any] = {"APPROX_ATTN_TYPE": setting.name}
     if setting.number is not None:
         vit["APPROX_ATTN_DIM"] = setting.number
@@ -165,7 +167,7 @@ def errors_in_model(
     seeds: int,
     budget: float,
 ) -> ModelErrorTable:
-    """Measure all settings on the middle views of the videos, in all layers or in one."""
+    """Measure all settings on the middle view of each video, in one layer or all layers."""
     names = list(dict.fromkeys([EXACT, *map(resolve_estimator, attentions or ESTIMATORS)]))
     model = load(*model_files, overrides=overrides)
     layers = range(model.cfg.VIT.DEPTH) if layer is None else [layer]
@@ -181,7 +183,7 @@ def errors_in_model(
 
 
 def all_settings(names: Sequence[str], numbers: Sequence[int]) -> list[Setting]:
-    """Attentions with all values of the varied options and these numbers of landmarks."""
+    """A Setting for each combination of attention, values of VARIED and number of landmarks."""
     return [
         setting._replace(number=number)
         for setting in vary(names, VARIED)
@@ -194,7 +196,7 @@ def has_landmarks(name: str) -> bool:
 
 
 def token_count(cfg: CfgNode) -> int:
-    """Patch tokens of one view in a test."""
+    """The number of patch tokens of a test view."""
     frames = cfg.DATA.NUM_FRAMES // cfg.VIT.PATCH_SIZE_TEMP
     return frames * (cfg.DATA.TEST_CROP_SIZE // cfg.VIT.PATCH_SIZE) ** 2
 
@@ -208,16 +210,16 @@ def measure_settings(
     seeds: int,
     notes: list[str],
 ) -> list[SettingError]:
-    """Costs and errors of settings; a setting that cannot be built becomes a note."""
+    """Measure costs and errors of settings; for a setting that cannot be built, add a note."""
     cfg, sums = model.cfg, torch.zeros(0)
     costs: list[tuple[Setting, float]] = []
     with progress_bar(len(paths) * len(layers), "approximation error", unit="layer") as bar:
         for path in paths:
             view = middle_view(path, cfg)
             inputs = layer_inputs(model.network, view, cfg, layers)
-            if not costs:  # the first video
+            if not costs:  # this is the first video
                 costs = setting_macs(settings, inputs[0], cfg, notes)
-                # By setting, layer and weights: squared error, and square of exact attention.
+                # [settings, layers, rows of `weights`, (squared error, square of exact attention)]
                 sums = torch.zeros(len(costs), len(layers), 2, 2, dtype=torch.float64)
             weights = token_weights(view, cfg).to(inputs[0].q.device)
             for index, given in enumerate(inputs):
@@ -228,10 +230,11 @@ def measure_settings(
 
 
 def token_weights(view: Tensor, cfg: CfgNode) -> Tensor:
-    """Weights [2, N] with mean 1 of a view [3,T,H,W]: ones, and the change of each token.
+    """Two rows of weights [2, N] for the N tokens of a view [3,T,H,W]; each row has mean 1.
 
-    The change is the mean absolute difference between a token's pixels and those of the previous
-    and the next token at the same spatial position. In a still video, all weights are 1.
+    Row 0 is ones. Row 1 is proportional to the mean absolute difference between a token's pixels
+    and those of the previous and the next token at the same spatial position; ones if the video
+    does not change.
     """
     patch, frames = cfg.VIT.PATCH_SIZE, cfg.VIT.PATCH_SIZE_TEMP
     by_token = view.unflatten(1, (-1, frames)).mean(2)  # [3,F,H,W]
@@ -249,8 +252,8 @@ def token_weights(view: Tensor, cfg: CfgNode) -> Tensor:
 def setting_macs(
     settings: Sequence[Setting], inputs: LayerInputs, cfg: CfgNode, notes: list[str]
 ) -> list[tuple[Setting, float]]:
-    """The settings that can be built, with their MACs for all queries; others become notes."""
-    # The counter cannot see into GPU kernels.
+    """Each setting with its MACs for all queries; for a setting that cannot be built, a note."""
+    # On the CPU: FlopCounterMode cannot count inside GPU kernels.
     inputs = inputs._replace(q=inputs.q.cpu(), k=inputs.k.cpu(), v=inputs.v.cpu())
     q, k, v, num_frames, _ = inputs
     counted = []
@@ -270,7 +273,7 @@ def setting_macs(
 def _weighted_sums(
     settings: Sequence[Setting], inputs: LayerInputs, weights: Tensor, cfg: CfgNode, seeds: int
 ) -> Tensor:
-    """Weighted sums of the squared errors and of exact attention's squares, [settings,2,2]."""
+    """[settings, rows of `weights`, (sum of squared errors, sum of exact attention's squares)]."""
     exact = softmax_attention(*inputs[:3], num_frames=inputs.num_frames)
     norms = exact.square().sum((0, 1, 3, 4))
     sums = []

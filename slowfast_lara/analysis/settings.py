@@ -16,7 +16,7 @@ from slowfast_lara.errors import InputError
 from slowfast_lara.inference.layers import LayerInputs, estimator_for
 from slowfast_lara.models.attention_config import display_name
 
-# RA has quadratic cost for each of its samples: its error is measured on some of the queries.
+# RA has quadratic cost per sample, so its error is measured on about this number of queries.
 RA_QUERIES = 64
 
 
@@ -25,11 +25,11 @@ class Setting(NamedTuple):
 
     name: str
     options: dict[str, Any]
-    number: int | None = None  # None: the config's, or the attention has none
+    number: int | None = None  # None: as in the config, or not applicable
 
     @property
     def label(self) -> str:
-        """Display name: "lara global", "ra biased", "exact"."""
+        """The display name with the options, e.g. "lara global", "ra biased" or "exact"."""
         chosen = [(key, value) for key, value in self.options.items() if value is not False]
         words = [key if value is True else str(value) for key, value in chosen]
         return " ".join([display_name(self.name), *words])
@@ -44,13 +44,13 @@ class Setting(NamedTuple):
         return estimator_for(inputs, self.name, cfg, seed=seed, **changes)
 
     def queries(self, tokens: int) -> slice:
-        """The queries to measure."""
+        """The queries to measure: all or, for RA, about RA_QUERIES evenly spaced ones."""
         return slice(None, None, max(1, tokens // RA_QUERIES) if self.name == "ra" else 1)
 
     def squared_errors(
         self, inputs: LayerInputs, exact: Tensor, cfg: CfgNode, seeds: int
     ) -> Tensor:
-        """Squared error of each measured query [n], mean over seeds if the attention is random."""
+        """Squared error of each measured query [queries]; mean over seeds for random attentions."""
         q, k, v, num_frames, _ = inputs
         some = self.queries(q.shape[2])
         is_random = "seed" in inspect.signature(ESTIMATORS[self.name]).parameters
@@ -63,7 +63,7 @@ class Setting(NamedTuple):
 
 
 def vary(names: Sequence[str], varied: Sequence[str]) -> list[Setting]:
-    """Settings of some attentions with all values of the varied options."""
+    """A Setting for each attention and each combination of values of the `varied` options."""
     settings = []
     for name in names:
         choices = [
@@ -76,9 +76,9 @@ def vary(names: Sequence[str], varied: Sequence[str]) -> list[Setting]:
 
 
 def fitting_numbers(samples: Sequence[int], tokens: int) -> tuple[list[int], list[str]]:
-    """The numbers of samples up to the number of tokens, and a note about the others."""
+    """The entries of `samples` that are at most `tokens`, and a note about the larger ones."""
     fitting = [number for number in samples if number <= tokens]
     if not fitting:
-        raise InputError(f"--samples is {min(samples)}; the layer has {tokens} tokens")
+        raise InputError(f"--samples is {min(samples)}; a layer has only {tokens} tokens")
     larger = ", ".join(str(number) for number in samples if number > tokens)
     return fitting, [f"skipped {larger} samples: the layer has {tokens} tokens"] if larger else []

@@ -1,4 +1,4 @@
-"""Accuracy and speed of a trained model with other attentions, without training."""
+"""Accuracy and speed of a trained model if its attention is replaced, without training."""
 
 from __future__ import annotations
 
@@ -28,19 +28,19 @@ REPEATS = 5
 
 
 class SwapResult(NamedTuple):
-    """Accuracy in % and speed of a model with an attention, by its display name."""
+    """Accuracy in % and speed of a model with one attention."""
 
     attention: str
-    landmarks: int | None  # or samples; None if the attention has neither
+    landmarks: int | None  # or samples; None if not applicable
     top1: float
     top5: float
-    same_top1: float  # share of videos with the same top-1 class as the model as trained
+    same_top1: float  # % of videos with the same top-1 class as with the trained attention
     view_seconds: float
 
 
 @dataclass
 class SwapTable(ResultTable):
-    """Results of a model with each attention; the model as trained comes first."""
+    """Results with each attention; the first result is of the trained attention."""
 
     results: list[SwapResult] = field(default_factory=list)
 
@@ -77,10 +77,10 @@ def swap(
     views: int | None,
     videos: int | None,
 ) -> SwapTable:
-    """Test a model as trained, and with each attention and number of landmarks."""
+    """Test a model with its trained attention, and with each attention and number of landmarks."""
     model = load(*model_files, overrides=overrides)
     model.cfg = with_views(model.cfg, views)
-    table = SwapTable(f"{model.path} with other attentions, not trained with them")
+    table = SwapTable(f"{model.path} with other attentions than in training")
     models = _swapped_models(model, attentions or [*ESTIMATORS], landmarks, table.notes)
     scores, labels, views_to_time = test_models(models, videos, table.notes)
     seconds = _view_times(models, views_to_time)
@@ -99,12 +99,12 @@ def swap(
 def _swapped_models(
     model: TrainedModel, attentions: Sequence[str], landmarks: Sequence[int], notes: list[str]
 ) -> dict[tuple[str, int | None], TrainedModel]:
-    """The model and its variants by attention and landmarks; impossible ones become notes."""
+    """(attention, landmarks) -> model, the trained one first; a note for each invalid pair."""
     as_trained = f"{display_name(chosen_estimator(model.cfg))} (as trained)"
     models: dict[tuple[str, int | None], TrainedModel] = {(as_trained, None): model}
     estimators = {name: resolve_attention(name)[0] for name in attentions}
     for name, estimator in estimators.items():
-        # APPROX_ATTN_DIM has no effect on exact attention, or on RA, which has NUM_SAMPLES.
+        # APPROX_ATTN_DIM has no effect on exact attention, nor on RA, which uses NUM_SAMPLES.
         has_number = not ESTIMATORS[estimator].exact and "num_samples" not in estimator_options(
             estimator
         )
@@ -126,9 +126,9 @@ def _swapped_models(
 def test_models(
     models: Mapping[Any, TrainedModel], videos: int | None, notes: list[str]
 ) -> tuple[np.ndarray, np.ndarray, Tensor]:
-    """Scores [models, videos, classes], labels, and the views of one of the videos.
+    """Compute scores [models, videos, classes]; also returns labels and a batch of views to time.
 
-    Each test video is decoded once for all models; videos that fail become notes.
+    Each test video is decoded once for all models. A note is added for each video that fails.
     """
     cfg = next(iter(models.values())).cfg
     dataset = dataset_class(cfg, "TEST")(cfg, "test")
@@ -151,7 +151,7 @@ def test_models(
 
 
 def _view_times(models: Mapping[Any, TrainedModel], views: Tensor) -> list[float]:
-    """Seconds per view of each model, in batches as in the test."""
+    """Seconds per view of each model, with the batch size of the test."""
     jobs = {
         str(index): partial(view_outputs, model.network, views, model.cfg)
         for index, model in enumerate(models.values())

@@ -1,4 +1,4 @@
-"""Result tables with one head (title, hardware, versions, date), as text and CSV."""
+"""Result tables as text and CSV, with a head: title, hardware, versions, date."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ Cells = Sequence[Sequence[object]]
 
 @dataclass
 class ResultTable:
-    """A result with a title and notes.
+    """A table of results with a title and notes.
 
-    Subclasses provide `cells`, and override the other methods if the CSV file has other columns
-    or if there is a plot.
+    Subclasses implement `cells`. They override `csv_cells` if the CSV file has different columns,
+    and `plot` if there is a plot.
     """
 
     title: str
@@ -29,7 +29,7 @@ class ResultTable:
         return [self.title, environment_line(), *self.notes]
 
     def cells(self) -> Cells:
-        """The header and the rows, formatted for people."""
+        """The header and the rows, formatted for the terminal."""
         raise NotImplementedError
 
     def csv_cells(self) -> Cells:
@@ -37,11 +37,11 @@ class ResultTable:
         return self.cells()
 
     def footer(self) -> list[str]:
-        """Lines below the table in a terminal."""
+        """Lines that are printed below the table."""
         return []
 
     def plot(self, path: str) -> None:
-        """Write PATH, a PNG file, if this result has a plot."""
+        """Write a plot to PATH, a PNG file; by default there is none."""
 
     def text(self) -> str:
         return "\n".join([*self.head(), aligned_table(self.cells()), *self.footer()])
@@ -56,12 +56,12 @@ class ResultTable:
 
 
 def environment_line() -> str:
-    """Hardware, versions and date in one line."""
+    """Hardware, versions and date as one line of text."""
     return ", ".join(f"{key} {value}" for key, value in environment().items())
 
 
 def csv_text(rows: Iterable[Sequence[object]], head: Sequence[str] = ()) -> str:
-    """Rows as CSV, after comment lines that start with #."""
+    """CSV text: the lines of `head` as # comments, then the rows."""
     file = io.StringIO()
     file.writelines(f"# {line}\n" for line in head)
     csv.writer(file, lineterminator="\n").writerows(rows)
@@ -69,7 +69,7 @@ def csv_text(rows: Iterable[Sequence[object]], head: Sequence[str] = ()) -> str:
 
 
 def aligned_table(rows: Cells) -> str:
-    """Rows for a terminal: numbers right-aligned, other columns left-aligned."""
+    """Rows as aligned text: columns of numbers to the right, others to the left."""
     columns = [[str(cell) for cell in column] for column in zip(*rows)]
     widths = [max(map(len, column)) for column in columns]
     signs = [">" if any(_starts_number(cell) for cell in c[1:]) else "<" for c in columns]

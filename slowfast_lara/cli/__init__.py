@@ -1,4 +1,4 @@
-"""The command line: `slowfast-lara SUBCOMMAND ...`, one parser tree."""
+"""The command line `slowfast-lara SUBCOMMAND ...`: a tree of parsers."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run one subcommand.
 
     Args:
-        argv: the subcommand and its arguments; the process's own if None.
+        argv: the subcommand and its arguments; default: sys.argv[1:].
 
     Returns:
-        The exit code (see `slowfast_lara.errors`). Bad flags raise SystemExit, as argparse does.
+        The exit code (see `slowfast_lara.errors`). Bad flags raise SystemExit, as in argparse.
     """
     return run_command(build_parser(), sys.argv[1:] if argv is None else argv)
 
@@ -40,10 +40,10 @@ def build_parser() -> CommandParser:
 
 
 def run_command(root: CommandParser, argv: Sequence[str]) -> int:
-    """Find the subcommand's parser, parse the rest of the arguments, and call its handler.
+    """Find the parser of the subcommand, parse the remaining arguments, and call the handler.
 
-    argparse itself cannot mix flags and positional arguments in a parser with subparsers, so
-    each leaf parser gets its own arguments.
+    argparse cannot intermix flags and positional arguments in a parser that has subparsers. So
+    only the parser of the subcommand, which has no subparsers, parses the arguments.
     """
     parser, words = root, list(argv)
     while words and words[0] in parser.subcommands:
@@ -53,7 +53,7 @@ def run_command(root: CommandParser, argv: Sequence[str]) -> int:
             parser.print_help()
             return BAD_INPUT
         if words[0].startswith("-"):
-            parser.parse_args(words)  # raises SystemExit: --help, --version or an unknown flag
+            parser.parse_args(words)  # --help, --version, unknown flags: raises SystemExit
         similar = difflib.get_close_matches(words[0], parser.subcommands, n=1)
         known = ", ".join(parser.subcommands)
         hint = f"did you mean {similar[0]}?" if similar else f"known: {known}"

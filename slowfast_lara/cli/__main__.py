@@ -1,4 +1,4 @@
-"""`python -m slowfast_lara.cli`: the same as `slowfast-lara`."""
+"""Makes `python -m slowfast_lara.cli` equivalent to `slowfast-lara`."""
 
 import sys
 

@@ -1,4 +1,4 @@
-"""Subcommands `data ...`: lists, checks, re-encoding, loader speed, synthetic sets."""
+"""Subcommands of `data`: lists, checks, re-encoding, loader speed, synthetic datasets."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ PRESETS = ("ultrafast", "superfast", "veryfast", "faster", "fast", "medium", "sl
 
 def add_commands(root: CommandParser) -> None:
     data = root.add_command(
-        "data", description="Build lists, check and prepare videos, make a synthetic set."
+        "data", description="Build lists, check and prepare videos, make a synthetic dataset."
     )
     parser = data.add_command("lists-kinetics", lists_kinetics)
     parser.add_argument("videos", metavar="VIDEOS", help="the folder with the videos")
     _add_lists_out(parser)
     for split in SPLITS:
-        parser.add_flag(f"--{split}", f"annotations of {split}", metavar="FILE")
+        parser.add_flag(f"--{split}", f"annotation file of the {split} split", metavar="FILE")
     _add_separator(parser)
 
     parser = data.add_command("lists-ssv2", lists_ssv2)
@@ -56,7 +56,7 @@ def add_commands(root: CommandParser) -> None:
 
 
 def add_set_arguments(parser: CommandParser) -> None:
-    """Flags of a synthetic set: folder, number and size of the videos."""
+    """Add the flags of a synthetic dataset: folder, number and size of the videos."""
     parser.add_argument("out", metavar="OUT", help="the folder to create")
     parser.add_flag("--classes", "number of motions, 1 to 12", type=int, default=4)
     for split, default in zip(SPLITS, (512, 64, 64)):
@@ -76,17 +76,17 @@ def _add_prepare(data: CommandParser) -> None:
     for flag, default, meaning in (
         ("--short-side", 256, "pixels of the shorter side; smaller videos are not scaled"),
         ("--key-frames", 16, "largest key-frame interval, in frames"),
-        ("--time-limit", 1800, "seconds per video; a longer time is a failure"),
+        ("--time-limit", 1800, "seconds per video; a video that takes longer counts as failed"),
     ):
         parser.add_flag(flag, meaning, type=positive_int, default=default)
-    quality = "x264's constant rate factor: 18 is visually lossless, 6 more halve the size"
+    quality = "x264's constant rate factor: 18 is visually lossless; +6 halves the file size"
     scale = {"type": int, "choices": range(52), "metavar": "0..51"}
     parser.add_flag("--crf", quality, default=22, **scale)
     parser.add_flag("--preset", "x264 preset", choices=PRESETS, default="fast")
     _add_separator(parser)
-    link = "link to mp4 files that need no encoding, instead of copying"
+    link = "link mp4 files that need no encoding, instead of copying them"
     parser.add_flag("--link", link, action="store_true")
-    dry_run = "prepare 20 videos and estimate time and space for all; OUT is not written"
+    dry_run = "prepare 20 videos to estimate time and disk space for all videos; OUT is not written"
     parser.add_flag("--dry-run", dry_run, action="store_true")
     add_jobs_flag(parser)
 
@@ -94,12 +94,12 @@ def _add_prepare(data: CommandParser) -> None:
 def _add_speed(data: CommandParser) -> None:
     usage = "%(prog)s --cfg FILE_OR_NAME [flags] [KEY VALUE ...]"
     parser = data.add_command("speed", speed, usage=usage)
-    parser.add_flag("--cfg", "the config: a YAML file, or a shipped one", required=True)
+    parser.add_flag("--cfg", "a YAML file, or the name of a shipped config", required=True)
     parser.add_argument("opts", nargs="*", metavar="KEY VALUE", help="config overrides")
     workers = "numbers of workers (default: 0, 1, 2, 4, ... up to the number of cores)"
     parser.add_flag("--workers", workers, type=int, nargs="+", metavar="N")
-    parser.add_flag("--seconds", "time per number of workers", type=positive_int, default=5)
-    step = "time of a training step on your GPU"
+    parser.add_flag("--seconds", "seconds per number of workers", type=positive_int, default=5)
+    step = "time of a training step on your GPU, in milliseconds"
     parser.add_flag("--step-ms", step, type=positive_int, metavar="MS")
     add_table_flag(parser, "PATH.csv")
 
@@ -115,11 +115,11 @@ def _add_separator(parser: CommandParser) -> None:
 def lists_kinetics(args: argparse.Namespace) -> None:
     """Write the lists for Kinetics.
 
-    The annotation files have a header with `label`, `youtube_id`, `time_start` and `time_end`.
-    Videos are found anywhere below VIDEOS as ID_START_END.mp4 (six digits each, as in the official
-    downloads) or ID.mp4, with any suffix. Classes are numbered in alphabetical order. OUT gets
-    train.csv, val.csv and test.csv (`path label`), classes.json, and missing_train.txt and so on
-    with the videos that were not found.
+    The annotation files are CSV with columns `label`, `youtube_id`, `time_start` and `time_end`.
+    Videos may be anywhere below VIDEOS. They are named ID_START_END.mp4 (START and END in six
+    digits, as in the official downloads) or ID.mp4; other suffixes are also found. Classes are
+    numbered in alphabetical order. Written to OUT: train.csv, val.csv and test.csv (`path label`),
+    classes.json, and missing_train.txt etc. with the videos that were not found.
     """
     from slowfast_lara.prepare.lists import write_kinetics_lists
 
@@ -133,12 +133,12 @@ def lists_ssv2(args: argparse.Namespace) -> None:
     """Write the lists for Something-Something-v2.
 
     ANNOTATIONS contains something-something-v2-{labels,train,validation}.json. FOLDER contains the
-    distributed ID.webm files, or one folder ID of extracted frames per video. OUT gets train.csv
-    and val.csv (for frames in PySlowFast's format, together with the JSON files; for videos as
-    `path label`), and missing_train.txt and missing_val.txt with the videos that were not found.
+    official ID.webm files, or for each video a folder ID of extracted frames. Written to OUT:
+    train.csv and val.csv (for videos: lines `path label`; for frames: PySlowFast's format, with the
+    JSON files), and missing_train.txt and missing_val.txt with the videos that were not found.
 
-    If no video is missing, .webm files need no lists: set DATA.PATH_TO_DATA_DIR ANNOTATIONS and
-    DATA.PATH_PREFIX FOLDER.
+    If no video is missing, .webm files need no lists: set DATA.PATH_TO_DATA_DIR to ANNOTATIONS and
+    DATA.PATH_PREFIX to FOLDER.
     """
     from slowfast_lara.prepare.lists import write_ssv2_lists
 
@@ -148,10 +148,10 @@ def lists_ssv2(args: argparse.Namespace) -> None:
 def lists_folder(args: argparse.Namespace) -> None:
     """Write the lists for your own videos.
 
-    VIDEOS has one folder per class, named after the class. Of each class, a tenth of the videos is
-    for testing, a tenth for validation (at least one video each), the rest for training; the split
-    depends on the file names only. Classes are numbered in alphabetical order. OUT gets train.csv,
-    val.csv and test.csv (`path label`) and classes.json.
+    VIDEOS contains one folder per class, named after the class. In each class, 10 % of the videos
+    (at least one) are for testing, 10 % (at least one) for validation, the rest for training. The
+    split depends only on the file names. Classes are numbered in alphabetical order. Written to
+    OUT: train.csv, val.csv and test.csv (`path label`) and classes.json.
     """
     from slowfast_lara.prepare.lists import write_folder_lists
 
@@ -161,9 +161,9 @@ def lists_folder(args: argparse.Namespace) -> None:
 def check(args: argparse.Namespace) -> int | None:
     """Decode every video and list the bad ones.
 
-    A video is bad if it has no frame, or packets that do not decode; OUT gets its path and the
-    reason. OUT.progress lists the checked videos: the same command resumes an interrupted check.
-    The exit code is 1 if there are bad videos.
+    A video is bad if it has no frames, or packets that cannot be decoded. OUT lists the paths of
+    bad videos with the reasons, OUT.progress the checked videos. To resume an interrupted check,
+    repeat the command. The exit code is 1 if there are bad videos.
     """
     from slowfast_lara.prepare.check import check_videos
 
@@ -174,13 +174,13 @@ def check(args: argparse.Namespace) -> int | None:
 def prepare(args: argparse.Namespace) -> int | None:
     """Re-encode videos for fast reading.
 
-    All videos below VIDEOS are written to the same folders below OUT: H.264 in mp4 with the given
-    short side and key-frame interval, upright, with square pixels and without sound. Every result
-    is decoded again before it counts, and has the frames and timestamps of its source. Videos that
-    already satisfy this are copied without encoding. OUT gets the lists train.csv, val.csv and
-    test.csv (`path label`), classes.json and the files of Something-Something-v2 that VIDEOS has;
-    failures.csv with the videos that failed, entirely (column `prepared`: no) or in part (yes); and
-    prepared.jsonl, with which the same command resumes. The exit code is 1 if some videos failed.
+    Converts all videos below VIDEOS to H.264 in mp4 with the given short side and key-frame
+    interval, upright, with square pixels and without sound. OUT has the same subfolders as VIDEOS.
+    Each new file is decoded to check that it has the frames and timestamps of its source. Videos
+    that already have this form are copied. Also written to OUT: the lists that VIDEOS contains
+    (train.csv, val.csv, test.csv, classes.json, files of Something-Something-v2); failures.csv with
+    videos that failed entirely (column `prepared`: no) or in part (yes); prepared.jsonl, from which
+    the same command resumes. The exit code is 1 if some videos failed.
     """
     from slowfast_lara.prepare.prepare import estimate_set, prepare_set
     from slowfast_lara.prepare.reencode import Options
@@ -197,11 +197,11 @@ def prepare(args: argparse.Namespace) -> int | None:
 def speed(args: argparse.Namespace) -> None:
     """Measure the training loader of a config.
 
-    Reads the training list as a training does, with each number of workers. Prints clips per
-    second, the time of each stage of a sample, and, with --step-ms, the number of workers that
-    keep up with the GPU. Measured with one process: with NUM_GPUS above 1, each process has this
-    number of workers, and all share the cores. The first read of a video scans its timestamps;
-    that time is reported separately.
+    Loads training clips, as in training, with each number of workers. Prints the clips per second,
+    the time of each stage of loading a sample and, with --step-ms, how many workers keep up with
+    the GPU. Only one process is measured: in a training on several GPUs, each process has this
+    number of workers, and all workers share the cores. The first read of a video also scans its
+    timestamps; the time of this scan is reported separately.
     """
     from slowfast_lara.analysis.loader_benchmark import loader_speed
     from slowfast_lara.config import load_config
@@ -215,11 +215,11 @@ def speed(args: argparse.Namespace) -> None:
 
 
 def synthetic(args: argparse.Namespace) -> None:
-    """Make a synthetic set of videos.
+    """Make a synthetic dataset of videos.
 
-    The set is labelled and needs no download. Classes differ only in motion. OUT gets the videos,
-    train.csv, val.csv and test.csv (`path label`), classes.json and tracks.json: the centre of the
-    moving object in every frame.
+    Each video shows a moving object; classes differ only in the motion. Written to OUT: the videos,
+    train.csv, val.csv and test.csv (`path label`), classes.json, and tracks.json with the centre of
+    the moving object in every frame.
     """
     from slowfast_lara.prepare.synthetic import Settings, make_set
 

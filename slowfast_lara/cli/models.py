@@ -17,12 +17,12 @@ from slowfast_lara.cli.parser import (
 )
 from slowfast_lara.errors import InputError, printable
 
-VIDEOS = ("RUN VIDEO_OR_FOLDER", "the run; videos, or folders (every file in them)")
+VIDEOS = ("RUN VIDEO_OR_FOLDER", "the run, then videos or folders (all files below them)")
 VIEWS = "number of views to average, 1 to 30 (default: from the config)"
-ATTENTIONS = "attentions by name (default: all)"
+ATTENTIONS = "names of attentions (default: all)"
 RUN_OR_CHECKPOINT = """
-RUN is the folder of a run (its best checkpoint, if the run kept one, or else the newest) or a
-checkpoint.
+RUN is a checkpoint, or the folder of a run. From a folder, the best checkpoint is loaded or, if
+the run kept none, the newest.
 """
 PREDICT_EPILOG = f"""\
 examples:
@@ -32,7 +32,7 @@ examples:
   slowfast-lara predict --cfg quick/lara --checkpoint model.pyth --video-out new.mp4 video.mp4
 {RUN_OR_CHECKPOINT}
 exit codes: 0 if every video was scored; 2 if the command cannot run, or if a video failed. A
-failed video is reported on stderr, in the JSON and in the CSV; the others are scored.
+failed video is reported on stderr, in the JSON and in the CSV; the other videos are scored.
 """
 VISUALIZE_EPILOG = f"""\
 examples:
@@ -40,23 +40,23 @@ examples:
   slowfast-lara visualize model.pyth video.mp4 --point 30,42 --frame 4 --layer 1 --out FOLDER
   slowfast-lara visualize RUN video.mp4 --estimators lara,nystrom --out FOLDER
 {RUN_OR_CHECKPOINT}
-FOLDER gets point_1.png (one row per attention, one column per temporal token; each image is the
-mean of the token's frames), point_1.mp4, and so on, and trajectories.json with all numbers.
-Colour shows attention above the uniform share; all rows have the same scale. The line follows the
-centre of the peak. The box marks the point. Errors are mean squared errors to exact attention on
-the same q, k, v.
+Written to FOLDER: point_1.png and point_1.mp4, the same for each further point, and
+trajectories.json with all numbers. The PNG has one row per attention and one column per temporal
+token; each image is the mean of the token's frames. Colour marks weights above the mean weight of
+exact attention; all rows have the same scale. The box marks the point. The line follows the centre
+of the attention's peak. Errors are mean squared errors to exact attention on the same q, k, v.
 
-For a model with joint or divided attention, a picture shows the point's row of the attention
-matrix over the patches of all frames (divided: over its own frame, after attention over time),
-and cls.png and cls.mp4 show the attention of the CLS token through all layers (rollout).
+For a model with joint or divided attention, the images show the point's row of the attention
+matrix over the patches of all frames (divided: the product of spatial and temporal attention).
+In addition, cls.png and cls.mp4 show the attention rollout of the CLS token through all layers.
 """
 DEMO_EPILOG = f"""\
 examples:
   slowfast-lara demo RUN
   slowfast-lara demo model.pyth --port 8000 --views 30
 {RUN_OR_CHECKPOINT}
-Only this machine can open the page unless --host allows others. The page sends no data to other
-servers, and an uploaded file is removed as soon as it is read.
+Only this machine can open the page, unless --host is another address. The page sends no data to
+other servers. An uploaded file is removed as soon as it has been read.
 The demo needs Gradio: pip install 'slowfast_lara[demo]'.
 """
 SWAP_EPILOG = """\
@@ -71,7 +71,7 @@ examples:
   slowfast-lara export RUN OUT --to onnx         with `python OUT/example.py VIDEO`
   slowfast-lara export RUN OUT --to torch VIT.APPROX_ATTN_TYPE lara VIT.APPROX_ATTN_DIM 64
 
-OUT is a new folder. The exported model is compared with the original before OUT appears.
+OUT must not exist. The exported model is compared with the original before OUT is created.
 """
 ERROR_EPILOG = """\
 examples:
@@ -88,7 +88,7 @@ def add_commands(root: CommandParser) -> None:
     add_model_arguments(parser, "RUN", "the run, or a checkpoint")
     add_classes_flag(parser)
     parser.add_flag("--views", VIEWS, type=positive_int, metavar="N")
-    host = "address to listen on; the default is for this machine only"
+    host = "address to listen on; by default, only this machine can connect"
     parser.add_flag("--host", host, default="127.0.0.1")
     parser.add_flag("--port", "TCP port", type=int, default=7860)
     number = {"type": positive_int, "metavar": "N"}
@@ -107,21 +107,21 @@ def add_commands(root: CommandParser) -> None:
 
     parser = root.add_command("export", export, epilog=EXPORT_EPILOG)
     add_model_arguments(parser, "RUN OUT", "the run, or a checkpoint; the folder to create")
-    formats = "safetensors: weights for `load`; torch: a torch.export program; onnx"
+    formats = "safetensors (weights for `load`), torch (a torch.export program) or onnx"
     parser.add_flag("--to", formats, default="safetensors", metavar="FORMAT")
     add_classes_flag(parser)
 
-    parser = root.add_command("report", report, epilog="exit codes: 0, or 2 if there is no run.")
+    parser = root.add_command("report", report, epilog="exit codes: 0, or 2 if RUN_DIR has no run.")
     parser.add_argument("run_dir", metavar="RUN_DIR", help="OUTPUT_DIR of the run")
-    parser.add_flag("--out", "default: RUN_DIR/report.html", metavar="FILE")
+    parser.add_flag("--out", "output file (default: RUN_DIR/report.html)", metavar="FILE")
     add_classes_flag(parser)
 
     parser = root.add_command("approximation-error", approximation_error, epilog=ERROR_EPILOG)
     add_model_arguments(parser, *VIDEOS)
     _add_numbers_flag(parser, "--samples", [16, 32, 64, 128, 256])
-    parser.add_flag("--seeds", "repetitions of random attentions", type=positive_int, default=5)
+    parser.add_flag("--seeds", "seeds per random attention", type=positive_int, default=5)
     parser.add_flag("--attentions", ATTENTIONS, nargs="+", metavar="NAME")
-    parser.add_flag("--layer", "one layer, from 0 (default: all)", type=int)
+    parser.add_flag("--layer", "the only layer to measure, from 0 (default: all)", type=int)
     budget = "recommend only settings with at most this share of the MACs of exact attention"
     parser.add_flag("--budget", budget, type=float, default=0.5, metavar="SHARE")
     add_table_flag(parser)
@@ -133,7 +133,7 @@ def _add_predict(root: CommandParser) -> None:
     add_classes_flag(parser)
     parser.add_flag(
         "--views",
-        f"{VIEWS}; N/3 clips of 3 crops if 3 divides N, or else N clips of the centre crop",
+        f"{VIEWS}; N/3 clips with 3 crops each if 3 divides N, else N clips with a centre crop",
         type=int,
         metavar="N",
     )
@@ -142,14 +142,14 @@ def _add_predict(root: CommandParser) -> None:
     parser.add_flag(
         "--video-out",
         "also write a copy of each video, without sound, with the three most likely classes of the "
-        "last window drawn on it",
+        "most recent window below the frames",
         metavar="FILE.mp4|FOLDER",
     )
-    parser.add_flag("--stream", "predict every window of a (long) video", action="store_true")
+    parser.add_flag("--stream", "predict sliding windows of each video", action="store_true")
     seconds = {"type": float, "metavar": "SECONDS"}
-    window = "length of a window (default: the span of a clip of the model; 4 for Ssv2 models)"
+    window = "length of a window (default: the time span of a clip; 4 for Ssv2 models)"
     parser.add_flag("--window", window, **seconds)
-    parser.add_flag("--stride", "between windows (default: half a window)", **seconds)
+    parser.add_flag("--stride", "time from window to window (default: half a window)", **seconds)
     plot = "with --stream: also plot the scores over time"
     parser.add_flag("--plot", plot, metavar="FILE.png|FOLDER")
 
@@ -158,19 +158,19 @@ def _add_visualize(root: CommandParser) -> None:
     parser = root.add_command("visualize", visualize, epilog=VISUALIZE_EPILOG)
     add_model_arguments(parser, "RUN VIDEO", "the run and the video")
     parser.add_flag("--out", "the output folder", required=True, metavar="FOLDER")
-    point = "the point, in pixels of the model's view (the centre crop)"
+    point = "the query point, in pixels of the centre crop that the model sees"
     parser.add_flag("--point", point, metavar="X,Y")
     parser.add_flag("--frame", "frame of the clip, from 0 (default: the middle one)", type=int)
-    moving = "instead of --point: the K points of the frame that move most (default: 1)"
+    moving = "instead of --point: the K patches of the frame with the most motion (default: 1)"
     parser.add_flag("--moving", moving, type=int, metavar="K")
     parser.add_flag("--layer", "layer, from 0 (default: the last)", type=int)
-    parser.add_flag("--head", "attention head, from 0 (default: the mean)", type=int)
+    parser.add_flag("--head", "attention head, from 0 (default: the mean of all heads)", type=int)
     others = "attentions to draw in addition to exact attention (default: all)"
     parser.add_flag("--estimators", others, metavar="NAME,NAME")
 
 
 def _add_numbers_flag(parser: CommandParser, flag: str, default: list[int]) -> None:
-    meaning = "numbers of landmarks or samples; numbers above the number of tokens are skipped"
+    meaning = "numbers of landmarks or samples to try; those above the number of tokens are skipped"
     parser.add_flag(flag, meaning, type=positive_int, nargs="+", default=default, metavar="C")
 
 
@@ -191,7 +191,7 @@ def visualize(args: argparse.Namespace) -> int:
 def demo(args: argparse.Namespace) -> None:
     """Serve a web page for a trained model.
 
-    Drop a video to see its classes; click a patch to see its attention, exact and estimated.
+    Upload a video to see its classes; click a patch to see its exact and estimated attention.
     """
     if not 1 <= args.port <= 65535:
         raise InputError(f"--port is {args.port}; must be 1 to 65535")
@@ -202,7 +202,7 @@ def demo(args: argparse.Namespace) -> None:
     from slowfast_lara.visualization.demo import serve
 
     model = load(*model_files, classes=args.classes, overrides=overrides)
-    with_views(model.cfg, args.views)  # raises if the number is not allowed
+    with_views(model.cfg, args.views)  # raises if the number of views is invalid
     choose_threads(model.cfg)
     limits = {"max_megabytes": args.megabytes, "max_minutes": args.minutes}
     serve(model, host=args.host, port=args.port, views=args.views, **limits)
@@ -211,7 +211,7 @@ def demo(args: argparse.Namespace) -> None:
 def swap(args: argparse.Namespace) -> None:
     """Test a trained model with other attentions, without training.
 
-    Prints the accuracy on its test list, and the time per view.
+    Prints the accuracy on the test list of the config, and the time per view.
     """
     model_files, overrides = only_model(args)
     from slowfast_lara.analysis.swap import swap
@@ -228,7 +228,7 @@ def swap(args: argparse.Namespace) -> None:
 
 
 def export(args: argparse.Namespace) -> None:
-    """Write a trained model as safetensors, torch.export program or ONNX."""
+    """Export a trained model as safetensors, torch.export program or ONNX."""
     model_files, rest, overrides = model_and_files(args)
     if len(rest) != 1:
         raise InputError(f"expected one output folder, got {len(rest)}")
@@ -254,17 +254,18 @@ def report(args: argparse.Namespace) -> None:
 
 
 def approximation_error(args: argparse.Namespace) -> None:
-    """Measure the error of each attention to exact attention in a trained model.
+    """Compare each attention with exact attention in a trained model.
 
-    Measured on the q, k, v of the model's layers for some videos, with all proposals and kinds of
-    landmarks. Prints the setting with the smallest error within a cost budget, and the config
-    lines for it. Cost is the number of multiply-accumulates (MACs) of the spatial stage. The
-    second error, `moving`, weights each token by the change of its pixels over time.
+    Measures the error of each attention, with all proposals and kinds of landmarks, on the q, k, v
+    of the model's layers for the given videos. Prints the setting with the smallest error within a
+    cost budget, and the config lines for this setting. Cost is the number of multiply-accumulates
+    (MACs) of the spatial stage. In the second error, `moving`, the weight of a token is the change
+    of its pixels over time.
     """
     model_files, videos, overrides = model_and_files(args)
     if not videos:
         raise InputError("no video given; see --help")
-    if not args.budget > 0:  # NaN included
+    if not args.budget > 0:  # also rejects NaN
         raise InputError(f"--budget is {args.budget}; must be above 0")
     from slowfast_lara.analysis.model_errors import errors_in_model
 

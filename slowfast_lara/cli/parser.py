@@ -1,4 +1,4 @@
-"""Argument parser of a command with subcommands, argument types, and flags that they share."""
+"""Argument parser with subcommands, argument types, and flags that several subcommands share."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ _DOTTED_KEY = re.compile(r"[A-Z][A-Z0-9_]*(\.[A-Z0-9_]+)+")
 
 
 class CommandParser(argparse.ArgumentParser):
-    """An argument parser with subcommands, and with one-line errors.
+    """An argument parser with subcommands and one-line error messages.
 
-    A leaf of the tree has a handler, which returns the exit code (None is 0). With
-    `bare_overrides`, arguments that are not flags are KEY VALUE pairs, stored as `opts`.
+    A parser without subcommands has a handler, which returns the exit code (None means 0). With
+    `bare_overrides`, arguments that are not flags are KEY VALUE pairs; they are stored as `opts`.
     """
 
     def __init__(
@@ -37,7 +37,7 @@ class CommandParser(argparse.ArgumentParser):
     def add_command(
         self, name: str, handler: Handler | None = None, description: str = "", **options: Any
     ) -> CommandParser:
-        """Add a subcommand. Its description is the handler's docstring, its help the first line."""
+        """Add a subcommand; its description defaults to the docstring of the handler."""
         description = inspect.cleandoc(description or (handler and handler.__doc__) or "")
         summary = description.split("\n")[0].rstrip(".")
         if self._group is None:
@@ -52,7 +52,7 @@ class CommandParser(argparse.ArgumentParser):
         return self.subcommands[name]
 
     def add_flag(self, name: str, meaning: str, **options: Any) -> None:
-        """Add a flag whose help ends with its default."""
+        """Add a flag; the default value, if any, is appended to its help text."""
         default = options.get("default")
         if default:
             words = default if isinstance(default, list) else [default]
@@ -63,7 +63,7 @@ class CommandParser(argparse.ArgumentParser):
         """Parse flags and positional arguments in any order."""
         if not self.bare_overrides:
             return self.parse_intermixed_args(words)
-        # Unlike a positional argument, this accepts values that start with a dash: -1e-4.
+        # Positional arguments cannot start with a dash, but values can: -1e-4.
         args, opts = self.parse_known_args(words)
         for key in opts[::2]:
             if key.startswith("-"):
@@ -118,10 +118,10 @@ def add_classes_flag(parser: CommandParser) -> None:
 
 
 def add_model_arguments(parser: CommandParser, metavar: str, positional: str) -> None:
-    """Flags for the model, and the positional arguments: model, files, overrides."""
-    weights = "the weights (RUN/checkpoints/*.pyth), instead of RUN"
+    """Add the flags that select a model, and the positional arguments: run, files, overrides."""
+    weights = "load this checkpoint (RUN/checkpoints/*.pyth) instead of RUN"
     parser.add_flag("--checkpoint", weights, metavar="FILE")
-    config = "with --checkpoint: replaces the config that is stored in the checkpoint"
+    config = "with --checkpoint: use this config instead of the config in the checkpoint"
     parser.add_flag("--cfg", config, metavar="FILE_OR_NAME")
     add_opts_marker(parser)
     meaning = f"{positional}; also KEY VALUE pairs that override the config"
@@ -129,7 +129,7 @@ def add_model_arguments(parser: CommandParser, metavar: str, positional: str) ->
 
 
 def add_opts_marker(parser: CommandParser) -> None:
-    meaning = "optional marker in front of the KEY VALUE pairs"
+    meaning = "ignored; may be written before the KEY VALUE pairs"
     parser.add_flag("--opts", meaning, action="store_true")
 
 
@@ -157,7 +157,7 @@ def only_model(args: argparse.Namespace) -> tuple[ModelFiles, list[str]]:
 def split_overrides(words: Sequence[str]) -> tuple[list[str], list[str]]:
     """Split words into files and config overrides (KEY VALUE KEY VALUE ...).
 
-    A word is a key if it has the form of one and no file has that name.
+    A word is a key if it has the form of a config key and no file has this name.
     """
     from slowfast_lara.config import get_cfg  # imports PyTorch
 
@@ -175,7 +175,7 @@ def split_overrides(words: Sequence[str]) -> tuple[list[str], list[str]]:
 
 
 def print_table(table: Any, path: str | None) -> None:
-    """Print a result, and write its files if a path is given."""
+    """Print a result table, and also write it to files if a path is given."""
     print(table.text())
     if path:
         table.write(path)

@@ -1,4 +1,4 @@
-"""Subcommands for configs, training and this machine's GPU: run, configs, benchmark gpu."""
+"""Subcommands `run` (training and testing), `configs` and `benchmark gpu`."""
 
 from __future__ import annotations
 
@@ -18,21 +18,21 @@ from slowfast_lara.errors import InputError
 PRECISIONS = ("bfloat16", "float16", "float32")
 EXIT_CODES = """\
 exit codes: 0 done, 1 failed, 2 bad input, 75 stopped by SIGTERM, SIGINT or SIGUSR1 after
-saving a checkpoint (the same command resumes), 130 stopped by a second Ctrl-C.
+saving a checkpoint (repeat the command to resume), 130 stopped by a second Ctrl-C.
 """
 
 
 def add_commands(root: CommandParser) -> None:
     usage = "%(prog)s --cfg FILE_OR_NAME [flags] [--opts] [KEY VALUE ...]"
     parser = root.add_command("run", run, bare_overrides=True, usage=usage, epilog=EXIT_CODES)
-    config = "the config: a YAML file, or a shipped one (see `slowfast-lara configs`)"
+    config = "a YAML file, or the name of a shipped config (see `slowfast-lara configs`)"
     parser.add_flag("--cfg", config, required=True)
     parser.add_flag("--num_shards", "number of nodes (NUM_SHARDS)", type=int)
     parser.add_flag("--shard_id", "index of this node, from 0 (SHARD_ID)", type=int)
     parser.add_flag(
         "--init_method",
-        "rendezvous address, on node 0 (default: tcp://localhost:9999; on a single node, a free "
-        "port)",
+        "rendezvous address, on node 0 (default: tcp://localhost:9999, or a free port if there is "
+        "only one node)",
         metavar="tcp://HOST:PORT",
     )
     add_opts_marker(parser)
@@ -40,23 +40,23 @@ def add_commands(root: CommandParser) -> None:
     parser = root.add_command("configs", configs)
     parser.add_argument("name", nargs="?", metavar="NAME", help="the config to print")
     parser.add_flag("--out", "write to a file instead of printing", metavar="FILE")
-    parser.add_flag("--force", "overwrite that file", action="store_true")
+    parser.add_flag("--force", "overwrite the file of --out", action="store_true")
 
     benchmark = root.add_command(
         "benchmark",
         description="Measure speed on this machine.\n\n`python -m benchmarks` in a checkout "
-        "compares implementations.",
+        "compares the implementations of attention.",
     )
     parser = benchmark.add_command("gpu", gpu)
     add_size_flags(parser)
     precisions = {"choices": PRECISIONS, "default": list(PRECISIONS), "nargs": "+"}
     parser.add_flag("--precisions", "precisions to time", **precisions)
-    parser.add_flag("--repeats", "rounds; the best one counts", type=positive_int, default=10)
+    parser.add_flag("--repeats", "rounds; the fastest counts", type=positive_int, default=10)
     add_table_flag(parser, "PATH.csv and PATH.json")
 
 
 def run(args: argparse.Namespace) -> int:
-    """Train and test a model by a config file."""
+    """Train and test a model as a config describes."""
     from slowfast_lara.engine import launch
     from slowfast_lara.engine.run import run
 
@@ -71,7 +71,7 @@ def run(args: argparse.Namespace) -> int:
 def configs(args: argparse.Namespace) -> None:
     """List the shipped configs, or print one of them.
 
-    A printed config needs no other file: it is ready to edit.
+    A printed config includes its base configs, so it needs no other file.
     """
     from slowfast_lara.config.shipped import description, shipped_names, standalone
     from slowfast_lara.files import write_text
@@ -93,7 +93,7 @@ def configs(args: argparse.Namespace) -> None:
 def gpu(args: argparse.Namespace) -> None:
     """Time attention and whole models on this GPU.
 
-    First, each kernel is compared with float64.
+    Before that, the results of each kernel are compared with PyTorch in float64.
     """
     from slowfast_lara.analysis.gpu_speed import gpu_costs
 

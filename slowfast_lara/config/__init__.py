@@ -1,4 +1,4 @@
-"""The config: PySlowFast's tree with further keys, its loading and validation, shipped configs."""
+"""The config: keys (PySlowFast's and new ones), loading, validation and shipped configs."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 __all__ = ["check_machine", "get_cfg", "load_config"]
 
-# Lazy, so that listing the shipped configs does not import PyTorch.
+# Imported lazily, so that listing the shipped configs does not import PyTorch.
 __getattr__ = lazy_getattr(
     __name__,
     {

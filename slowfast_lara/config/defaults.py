@@ -1,4 +1,4 @@
-"""The default config: the tree of PySlowFast 1.0, overridden by the table in `keys.py`."""
+"""The default config: that of PySlowFast 1.0, changed and extended by the table in `keys.py`."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ except ModuleNotFoundError as error:
 if is_git_checkout_config(slowfast_get_cfg()):
     raise InputError(
         "found a git checkout of PySlowFast, expected pyslowfast 1.0: use an environment without "
-        "the checkout, or slowfast_lara.plugin within it (docs/pyslowfast.md)"
+        "the checkout, or use slowfast_lara.plugin in the checkout (docs/pyslowfast.md)"
     )
 
 
@@ -35,7 +35,7 @@ def get_cfg() -> CfgNode:
 
 
 def walk(node: CfgNode, prefix: str = "") -> Iterator[tuple[str, Any]]:
-    """Yield the dotted name and value of every key below a node, including nodes."""
+    """Yield the dotted name and the value of every key below a node; a value may be a node."""
     for key, value in node.items():
         yield prefix + key, value
         if isinstance(value, CfgNode):

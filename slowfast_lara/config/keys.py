@@ -1,8 +1,8 @@
 """The table of config keys: default, effect of a change, meaning, allowed values.
 
-Keys that Motionformer defines keep its names and defaults, so that its YAML files load unchanged.
-PySlowFast 1.0 defines further keys. They remain in the config tree, because its files may set
-them, but nothing here reads them. docs/config.md is generated from this table.
+Motionformer's keys keep their names and defaults, so that Motionformer's YAML files load unchanged.
+PySlowFast 1.0 has more keys than this table. They stay in the config, because PySlowFast's files
+may set them, but this package does not read them. docs/config.md is generated from this table.
 """
 
 from __future__ import annotations
@@ -21,16 +21,16 @@ from slowfast_lara.models.weights.pretrained import INFLATIONS
 
 
 class Affects(IntEnum):
-    """The effect of a changed key on a run that resumes. Each level includes those before it."""
+    """What a changed key affects when a run resumes; a level includes all levels before it."""
 
-    # Needs no consent: paths, logging, hardware and the batch size that fits it, tests (they save
-    # their own config), trade-offs of memory for time, and the initial weights, which a resumed
-    # run no longer reads.
+    # Allowed without TRAIN.ACCEPT_CHANGES: paths, logging, hardware, the batch size that fits the
+    # hardware, tests (which save their own config), trade-offs between memory and time, and the
+    # initial weights (which a resumed run does not read).
     NOTHING = 0
-    TRAINING = 1  # the training from this step on
-    ATTENTION = 2  # the model's output, through the attention, which users may swap on purpose
-    MODEL = 3  # the model's output
-    WEIGHTS = 4  # how the model uses its weights, although their shapes stay the same
+    TRAINING = 1  # the training after the resume
+    ATTENTION = 2  # the model's output: a different attention, which users may want to try
+    MODEL = 3  # the model's output: any other change
+    WEIGHTS = 4  # the meaning of the weights, although their shapes stay the same
 
 
 NOTHING, TRAINING, ATTENTION, MODEL, WEIGHTS = Affects
@@ -39,12 +39,12 @@ NOTHING, TRAINING, ATTENTION, MODEL, WEIGHTS = Affects
 class Rule(NamedTuple):
     """A condition on the value of one key."""
 
-    text: str  # completes "must be ..."
+    text: str  # the end of the message "must be ..."
     holds: Callable[[Any], bool]
     choices: tuple[Any, ...] = ()
 
     def problem(self, value: Any) -> str | None:
-        """Why a value is invalid, or None if it is valid."""
+        """The reason why a value is invalid, or None if it is valid."""
         return None if self.holds(value) else f"must be {self.text}"
 
 
@@ -79,16 +79,16 @@ class Key(NamedTuple):
     affects: Affects
     allowed: Rule | Option
     meaning: str
-    shared: bool = False  # a PySlowFast git checkout has it too, with the same meaning
+    shared: bool = False  # whether a PySlowFast git checkout uses this key with the same meaning
 
 
 def shared(default: Any, affects: Affects, allowed: Rule | Option, meaning: str) -> Key:
-    """A key that a PySlowFast git checkout has too: part of the model, its input or its test."""
+    """A key with the same meaning in a PySlowFast git checkout: of the model, its input or test."""
     return Key(default, affects, allowed, meaning, shared=True)
 
 
 def all_keys() -> dict[str, Key]:
-    """KEYS, completed by the registered estimators: their names, and VIT.<NAME>.<OPTION>."""
+    """KEYS, with the names of the registered estimators and their options VIT.<NAME>.<OPTION>."""
     kind = "VIT.APPROX_ATTN_TYPE"
     options = {
         f"VIT.{name}.{key}".upper(): shared(option.default, ATTENTION, option, option.meaning)
@@ -99,7 +99,7 @@ def all_keys() -> dict[str, Key]:
 
 
 def get_value(tree: Any, key: str) -> Any:
-    """The value of a dotted key in nested mappings; KeyError if they lack it."""
+    """The value of a dotted key in nested mappings; KeyError if the key is missing."""
     for part in key.split("."):
         if not isinstance(tree, Mapping):
             raise KeyError(key)
@@ -120,38 +120,38 @@ KEYS = {
     "TRAIN.ENABLE": Key(..., NOTHING, ANY, "train the model"),
     "TRAIN.DATASET": shared(..., TRAINING, ANY, "dataset type; case does not matter"),
     "TRAIN.BATCH_SIZE": Key(..., NOTHING, AT_LEAST_1,
-        "clips per batch on one node, all of its GPUs; the total is NUM_SHARDS times that"),
+        "clips per batch on one node, over all of its GPUs; all nodes: NUM_SHARDS times as many"),
     "TRAIN.EVAL_PERIOD": Key(..., NOTHING, AT_LEAST_1, "epochs between validations"),
     "TRAIN.CHECKPOINT_PERIOD": Key(..., NOTHING, AT_LEAST_1, "epochs between checkpoints"),
     "TRAIN.AUTO_RESUME": Key(..., NOTHING, ANY, "resume from the newest checkpoint in OUTPUT_DIR"),
     "TRAIN.ACCEPT_CHANGES": Key(False, NOTHING, ANY,
         "resume although the training list or keys that affect training changed"),
-    "TRAIN.CHECKPOINT_FILE_PATH": Key(..., NOTHING, ANY, "video model to start from"),
+    "TRAIN.CHECKPOINT_FILE_PATH": Key(..., NOTHING, ANY, "video checkpoint to start from"),
     "TRAIN.CHECKPOINT_EPOCH_RESET": Key(False, NOTHING, ANY,
         "start at epoch 0 from the weights of CHECKPOINT_FILE_PATH; False: resume that training"),
     "TRAIN.CHECKPOINT_ITERATIONS": Key(0, NOTHING, AT_LEAST_0,
-        "iterations between checkpoints within an epoch (0: only at its end)"),
+        "iterations between checkpoints within an epoch (0: only at the end of an epoch)"),
     "TRAIN.CHECKPOINT_KEEP": Key(0, NOTHING, AT_LEAST_0,
         "number of newest checkpoints to keep besides the best (0: all)"),
-    "TRAIN.CHECKPOINT_BEST": Key(False, NOTHING, ANY, "keep the best checkpoint by validation"),
+    "TRAIN.CHECKPOINT_BEST": Key(False, NOTHING, ANY, "keep the checkpoint of the best validation"),
     "TRAIN.CHECKPOINT_TYPE": Key(..., NOTHING, one_of("pytorch"), "checkpoint format"),
-    "TRAIN.CHECKPOINT_INFLATE": Key(..., NOTHING, one_of(False), "PySlowFast's; use VIT.INFLATE"),
+    "TRAIN.CHECKPOINT_INFLATE": Key(..., NOTHING, one_of(False), "not supported; use VIT.INFLATE"),
     "TEST.ENABLE": Key(..., NOTHING, ANY, "test the model, after training if that is enabled"),
     "TEST.DATASET": shared(..., NOTHING, ANY, "as TRAIN.DATASET, for the test"),
-    "TEST.BATCH_SIZE": Key(..., NOTHING, AT_LEAST_1, "views per forward pass on a node, all GPUs"),
-    "TEST.CHECKPOINT_FILE_PATH": Key(..., NOTHING, ANY, "model to test (empty: the run's newest)"),
+    "TEST.BATCH_SIZE": Key(..., NOTHING, AT_LEAST_1, "views per forward pass on a node (all GPUs)"),
+    "TEST.CHECKPOINT_FILE_PATH": Key(..., NOTHING, ANY, "checkpoint to test (empty: the newest)"),
     "TEST.CHECKPOINT_TYPE": Key(..., NOTHING, one_of("pytorch"), "checkpoint format"),
     "TEST.NUM_ENSEMBLE_VIEWS": shared(..., NOTHING, AT_LEAST_1, "clips per video, evenly spread"),
     "TEST.NUM_SPATIAL_CROPS": shared(..., NOTHING, one_of(1, 3),
         "crops per clip: centre, or three along the longer side"),
     "TEST.USE_EMA": Key(True, NOTHING, ANY, "use the EMA weights of a checkpoint that has them"),
     "TEST.SAVE_RESULTS_PATH": Key("", NOTHING, ANY,
-        "file in OUTPUT_DIR for the scores of all videos, as .npz (empty: none)"),
+        "name of an .npz file in OUTPUT_DIR for the scores of all test videos (empty: no file)"),
     "MODEL.MODEL_NAME": shared("VisionTransformer", MODEL, one_of("VisionTransformer"),
         "class of the model"),
-    "MODEL.ARCH": Key("slow", NOTHING, ANY, "any of MODEL.SINGLE_PATHWAY_ARCH; no effect"),
+    "MODEL.ARCH": Key("slow", NOTHING, ANY, "no effect; must be in MODEL.SINGLE_PATHWAY_ARCH"),
     "MODEL.SINGLE_PATHWAY_ARCH": Key(["c2d", "i3d", "slow", "slowonly"], NOTHING, ANY,
-        "PySlowFast's names of models with one pathway: the allowed values of MODEL.ARCH"),
+        "names of PySlowFast's single-pathway models: the allowed values of MODEL.ARCH"),
     "MODEL.NUM_CLASSES": shared(..., MODEL, AT_LEAST_1, "number of classes"),
     "MODEL.LOSS_FUNC": Key(..., MODEL, one_of("cross_entropy"), "loss"),
     "MODEL.ACT_CHECKPOINT": Key(False, NOTHING, ANY,
@@ -169,9 +169,11 @@ KEYS = {
     "VIT.TEMPORAL_RESOLUTION": shared(8, MODEL, AT_LEAST_1,
         "F, temporal tokens: DATA.NUM_FRAMES / VIT.PATCH_SIZE_TEMP"),
     "VIT.USE_MLP": shared(False, MODEL, ANY, "hidden layer before the classifier"),
-    "VIT.HEAD_ACT": shared("tanh", MODEL, one_of(*ACTIVATIONS), "activation of that layer"),
+    "VIT.HEAD_ACT": shared("tanh", MODEL, one_of(*ACTIVATIONS),
+        "activation of the hidden layer of USE_MLP"),
     "VIT.DROP": shared(0.0, TRAINING, BELOW_1, "dropout in projections and MLPs"),
-    "VIT.DROP_PATH": shared(0.0, TRAINING, BELOW_1, "stochastic depth, linear to the last block"),
+    "VIT.DROP_PATH": shared(0.0, TRAINING, BELOW_1,
+        "stochastic depth rate of the last block; rises linearly from 0 at the first block"),
     "VIT.HEAD_DROPOUT": shared(0.0, TRAINING, BELOW_1, "dropout before the classifier"),
     "VIT.POS_DROPOUT": shared(0.0, TRAINING, BELOW_1, "dropout after the position embedding"),
     "VIT.ATTN_DROPOUT": shared(0.0, TRAINING, BELOW_1, "attention dropout; exact attention only"),
@@ -179,19 +181,20 @@ KEYS = {
     "VIT.PRETRAINED_WEIGHTS": shared("vit_1k", NOTHING, ANY,
         "weights file of an image model (configs/README.md lists sources)"),
     "VIT.INFLATE": shared("centre", NOTHING, one_of(*INFLATIONS),
-        "2-D to 3-D patch embedding: copy to the patch's centre frame, or average over frames"),
+        "how to make a 2-D patch embedding 3-D: copy to the centre frame, or average over frames"),
     "VIT.POS_EMBED": shared("separate", MODEL, one_of("separate", "joint"),
         "position embeddings: separate for space and time, or one joint"),
     "VIT.ATTN_LAYER": shared("trajectory", MODEL, one_of(*ATTENTION_LAYERS), "attention layer"),
     "VIT.USE_ORIGINAL_TRAJ_ATTN_CODE": shared(True, WEIGHTS, ANY,
-        "temporal values: pooled tokens as in Motionformer's code, or projected as in its paper"),
+        "temporal values: pooled tokens as in Motionformer's code (True), or projected, as in its "
+        "paper (False)"),
     "VIT.APPROX_ATTN_TYPE": shared("none", ATTENTION, ANY,
         "estimator that replaces the softmax; none: exact attention"),
     "VIT.APPROX_ATTN_DIM": shared(128, ATTENTION, AT_LEAST_1, "number of landmarks C or samples S"),
     "VIT.KERNELS": shared("auto", NOTHING, one_of(*KERNELS),
         "fused kernels (triton) or PyTorch operations for LARA, Performer and the temporal stage; "
         "auto: kernels on NVIDIA GPUs of compute capability 8.0 or higher that pass a self-check"),
-    "DATA.PATH_TO_DATA_DIR": Key(..., NOTHING, ANY, "folder of the lists"),
+    "DATA.PATH_TO_DATA_DIR": Key(..., NOTHING, ANY, "folder of the video lists"),
     "DATA.PATH_PREFIX": Key(..., NOTHING, ANY,
         "base of relative paths in a list (empty: working directory, then the list's folder)"),
     "DATA.PATH_LABEL_SEPARATOR": Key(" ", NOTHING, Rule("at least one character", bool),
@@ -204,7 +207,7 @@ KEYS = {
     "DATA.REVERSE_INPUT_CHANNEL": shared(False, MODEL, ANY, "BGR input, as Motionformer on SSv2"),
     "DATA.TRAIN_JITTER_SCALES": shared(..., TRAINING, SHORT_SIDES,
         "range of the short side that training clips are scaled to"),
-    "DATA.INV_UNIFORM_SAMPLE": Key(False, TRAINING, ANY, "draw 1 / short side uniformly"),
+    "DATA.INV_UNIFORM_SAMPLE": Key(False, TRAINING, ANY, "draw 1 / (short side) uniformly"),
     "DATA.TRAIN_CROP_SIZE": shared(..., TRAINING, AT_LEAST_1, "training and validation crop size"),
     "DATA.TEST_CROP_SIZE": shared(..., NOTHING, AT_LEAST_1, "test crop size"),
     "DATA.USE_RANDOM_RESIZE_CROPS": Key(False, TRAINING, ANY,
@@ -219,9 +222,10 @@ KEYS = {
     "DATA.GRAYSCALE": Key(False, TRAINING, ANY, "greyscale for a fifth of the training clips"),
     "DATA.GAUSSIAN": Key(False, TRAINING, ANY, "blur half of the clips, sigma 0.1 to 2 pixels"),
     "DATA.RE_PROB": Key(0.0, TRAINING, PROBABILITY,
-        "probability of random erasing: noise in a rectangle, the same in all frames"),
+        "probability of random erasing: fill a rectangle, the same in all frames, with noise"),
     "DATA.USE_REPEATED_AUG": Key(False, TRAINING, ANY,
-        "three clips of each video in a row; an epoch has a third of the videos"),
+        "repeated augmentation: three clips of a video in succession; an epoch has a third of the "
+        "videos"),
     "MIXUP.ENABLE": Key(False, TRAINING, ANY,
         "mix clips within a batch; training accuracy uses the label with the larger weight"),
     "MIXUP.ALPHA": Key(0.8, TRAINING, AT_LEAST_0,
@@ -229,16 +233,16 @@ KEYS = {
     "MIXUP.CUTMIX_ALPHA": Key(1.0, TRAINING, AT_LEAST_0,
         "cutmix: the clip's own area is drawn from Beta(CUTMIX_ALPHA, CUTMIX_ALPHA) (0: off)"),
     "MIXUP.PROB": Key(1.0, TRAINING, PROBABILITY, "probability that a batch is mixed"),
-    "MIXUP.SWITCH_PROB": Key(0.5, TRAINING, PROBABILITY, "probability of cutmix, if both are on"),
+    "MIXUP.SWITCH_PROB": Key(0.5, TRAINING, PROBABILITY, "probability of cutmix rather than mixup"),
     "SOLVER.OPTIMIZING_METHOD": Key("adamw", TRAINING, one_of("sgd", "adam", "adamw"), "optimizer"),
     "SOLVER.BASE_LR": Key(..., TRAINING, POSITIVE, "learning rate after the warm-up"),
     "SOLVER.REFERENCE_BATCH": Key(0, TRAINING, AT_LEAST_0,
-        "total batch of BASE_LR, which is scaled to the real one (0: off)"),
+        "clips per step that BASE_LR is for; the rate scales with the actual number (0: off)"),
     "SOLVER.LR_POLICY": Key(..., TRAINING, one_of("cosine", "steps_with_relative_lrs"),
         "learning rate schedule"),
     "SOLVER.STEPS": Key(..., TRAINING, NUMBERS, "first epoch of each step of the schedule, from 0"),
     "SOLVER.LRS": Key(..., TRAINING, NUMBERS, "factor of BASE_LR in each step"),
-    "SOLVER.COSINE_END_LR": Key(0.0, TRAINING, AT_LEAST_0, "last learning rate of the cosine"),
+    "SOLVER.COSINE_END_LR": Key(0.0, TRAINING, AT_LEAST_0, "final rate of the cosine schedule"),
     "SOLVER.MAX_EPOCH": Key(..., TRAINING, AT_LEAST_1, "epochs of training"),
     "SOLVER.WARMUP_EPOCHS": Key(0.0, TRAINING, AT_LEAST_0,
         "epochs of linear warm-up from WARMUP_START_LR; may be fractional"),
@@ -250,9 +254,9 @@ KEYS = {
         "weight decay, except of biases, norms, position embeddings and the CLS token"),
     "SOLVER.SMOOTHING": Key(0.0, TRAINING, BELOW_1, "label smoothing, also of mixed labels"),
     "SOLVER.LAYER_DECAY": Key(1.0, TRAINING, Rule("above 0 and at most 1", lambda x: 0 < x <= 1),
-        "learning rate of a block relative to the next; full rate after the blocks"),
+        "factor on the learning rate for every layer between a parameter and the classifier"),
     "SOLVER.EMA_DECAY": Key(0.0, TRAINING, BELOW_1,
-        "decay of the EMA weights; at most (1 + n) / (10 + n) at step n (0: off)"),
+        "decay of the EMA weights; limited to (1 + n) / (10 + n) at step n (0: no EMA)"),
     "SOLVER.CLIP_GRAD": Key(None, TRAINING, Rule("above 0 or None", lambda x: x is None or x > 0),
         "maximum gradient norm (None: no clipping)"),
     "SOLVER.ACCUMULATE_STEPS": Key(1, TRAINING, AT_LEAST_1, "gradient accumulation steps"),
@@ -268,14 +272,14 @@ KEYS = {
     "SHARD_ID": Key(..., NOTHING, AT_LEAST_0, "index of this node, from 0"),
     "DIST_BACKEND": Key(..., NOTHING, ANY, "torch.distributed backend for GPU tensors"),
     "DIST_TIMEOUT": Key(1800, NOTHING, AT_LEAST_1, "seconds that a rank waits for the other ranks"),
-    "CUDNN_BENCHMARK": Key(False, NOTHING, ANY, "let cuDNN time its algorithms, use the fastest"),
+    "CUDNN_BENCHMARK": Key(False, NOTHING, ANY, "let cuDNN measure and use its fastest algorithms"),
     "ALLOW_TF32": Key(False, TRAINING, ANY, "allow TF32 in matmuls and convolutions on GPUs"),
     "RNG_SEED": shared(..., TRAINING, AT_LEAST_0, "seed of all random numbers"),
     "OUTPUT_DIR": Key(..., NOTHING, ANY, "folder of the run"),
     "LOG_PERIOD": Key(..., NOTHING, AT_LEAST_1, "iterations between log lines"),
     "TENSORBOARD.ENABLE": Key(False, NOTHING, ANY, "write TensorBoard logs"),
-    "TENSORBOARD.LOG_DIR": Key("", NOTHING, ANY, "their folder (empty: OUTPUT_DIR/tensorboard)"),
-    "DETECTION.ENABLE": Key(..., TRAINING, one_of(False), "PySlowFast's detection"),
-    "BN.USE_PRECISE_STATS": Key(..., TRAINING, one_of(False), "PySlowFast's batch norm statistics"),
+    "TENSORBOARD.LOG_DIR": Key("", NOTHING, ANY, "log folder (empty: OUTPUT_DIR/tensorboard)"),
+    "DETECTION.ENABLE": Key(..., TRAINING, one_of(False), "PySlowFast's detection: not supported"),
+    "BN.USE_PRECISE_STATS": Key(..., TRAINING, one_of(False), "not supported: no batch norm"),
 }
 # fmt: on

@@ -1,4 +1,4 @@
-"""Loading of a frozen, validated config from a YAML file and overrides."""
+"""Loading of configs from YAML files and overrides; the results are frozen and validated."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from slowfast_lara.config.validate import validate
 from slowfast_lara.config.yaml_files import read_with_bases
 from slowfast_lara.errors import ConfigError
 
-# Keys of other PySlowFast versions and of Motionformer, and the keys used here instead.
+# Keys of other PySlowFast versions and of Motionformer -> the keys that replace them here.
 REPLACED_KEYS = {
     "AUG": "DATA.RE_PROB, DATA.USE_REPEATED_AUG, DATA.USE_RAND_AUGMENT and DATA.COLORJITTER",
     "MIXUP.LABEL_SMOOTH_VALUE": "SOLVER.SMOOTHING",
@@ -52,7 +52,7 @@ def load_config(cfg_file: str | os.PathLike[str], opts: Sequence[Any] = ()) -> C
 
 
 def config_of(tree: dict[str, Any], where: str, opts: Sequence[Any] = ()) -> CfgNode:
-    """The config of a mapping that was read from `where`, with the overrides `opts`."""
+    """The default config, updated with a mapping that was read from `where`, and with `opts`."""
     cfg = get_cfg()
     _merge(tree, cfg, all_keys(), "", f" in {where}")
     return with_overrides(cfg, opts)
@@ -101,14 +101,14 @@ def _suggestion(key: str) -> str:
 
 
 def _convert(value: Any, typical: Any, words: Collection[str], where: str) -> Any:
-    """`value` in the type of `typical`, if the conversion loses nothing.
+    """Convert `value` to the type of `typical`; ConfigError if that would lose information.
 
-    Some numbers may also be one of `words`.
+    A value in `words` is returned unchanged: some keys accept a word in place of a number.
     """
     if value in words:
         return value
     if isinstance(value, str) and not isinstance(typical, str):
-        # Also values from YAML files: PyYAML parses 1e-4 as a string.
+        # Not only for the command line: PyYAML parses 1e-4 as a string.
         with contextlib.suppress(ValueError, SyntaxError, RecursionError, MemoryError):
             value = ast.literal_eval(value)
     if isinstance(value, int) and value.bit_length() > 63:

@@ -19,7 +19,7 @@ def shipped_folder() -> Path:
 
 
 def shipped_names() -> list[str]:
-    """The sorted names of all shipped configs, without those that only serve as a `_BASE_`."""
+    """The sorted names of all shipped configs, except files that serve only as a `_BASE_`."""
     return sorted(name for name in _files() if not name.endswith(("/base", "/paper", "/best")))
 
 
@@ -31,7 +31,7 @@ def find_config(name_or_path: str | os.PathLike[str]) -> str:
     files, name = _files(), given.removesuffix(".yaml")
     if name in files:
         return str(files[name])
-    if os.path.exists(given):  # a folder: reading it reports the error
+    if os.path.exists(given):  # a folder: the error is raised when it is read
         return given
     near = difflib.get_close_matches(name, shipped_names(), n=4, cutoff=0.4)
     hint = f"did you mean {', '.join(near)}?" if near else "`slowfast-lara configs` lists them"

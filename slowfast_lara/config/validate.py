@@ -1,7 +1,7 @@
 """Validation of a config: values of single keys, combinations of keys, and the machine's resources.
 
-`validate` does not look at the machine, so any YAML file loads anywhere. `check_machine` runs when
-a run starts.
+`validate` does not depend on the machine, so a valid YAML file loads on any machine.
+`check_machine` is called when a run starts.
 """
 
 from __future__ import annotations
@@ -37,15 +37,15 @@ def validate(cfg: CfgNode) -> None:
 
 
 def validate_model(cfg: CfgNode) -> None:
-    """Check the model's keys only; the rest of the tree may belong to a PySlowFast checkout."""
+    """Check only the keys of the model: the other keys may be those of a PySlowFast checkout."""
     _check_keys(cfg, "VIT.")
     _check_model_sizes(cfg)
     _check_attention(cfg)
 
 
 def check_machine(cfg: CfgNode) -> None:
-    """Raise ConfigError if this machine lacks a file, package or device of the config."""
-    # Not in `validate`: two of Motionformer's files have a batch of 12 for 8 GPUs.
+    """Raise ConfigError if this machine lacks a file, package or device that the config needs."""
+    # Not in `validate`: two of Motionformer's YAML files have BATCH_SIZE 12 and NUM_GPUS 8.
     for key in ("TRAIN.BATCH_SIZE", "TEST.BATCH_SIZE"):
         if cfg.NUM_GPUS > 1 and get_value(cfg, key) % cfg.NUM_GPUS:
             _fail(cfg, key, f"must be a multiple of NUM_GPUS ({cfg.NUM_GPUS})")
@@ -74,7 +74,7 @@ def check_machine(cfg: CfgNode) -> None:
 
 
 def _check_writable(cfg: CfgNode) -> None:
-    """Check that OUTPUT_DIR is writable, without creating it: the run may still be refused."""
+    """Check that OUTPUT_DIR is writable, but do not create it: a later check may still fail."""
     folder = os.path.abspath(cfg.OUTPUT_DIR)
     while not os.path.lexists(folder):
         folder = os.path.dirname(folder)
@@ -122,7 +122,7 @@ def _check_attention(cfg: CfgNode) -> None:
     if name == "none":
         return
     if vit.KERNELS == "triton" and estimator_has_kernel:
-        with torch.device("meta"):  # allocates nothing, draws no random numbers
+        with torch.device("meta"):  # no memory, no random numbers
             head_dim = vit.EMBED_DIM // vit.NUM_HEADS
             estimator = build_estimator(name, head_dim=head_dim, **estimator_settings(cfg, name))
         if estimator.unsupported:
@@ -136,7 +136,7 @@ def _check_attention(cfg: CfgNode) -> None:
             tokens *= vit.TEMPORAL_RESOLUTION
         if vit.APPROX_ATTN_DIM > tokens:
             limit = f"at most {tokens}, the number of tokens in {vit.ATTN_LAYER} attention"
-            _fail(cfg, "VIT.APPROX_ATTN_DIM", f"landmarks of {name} must be {limit}")
+            _fail(cfg, "VIT.APPROX_ATTN_DIM", f"the number of landmarks of {name} must be {limit}")
 
 
 def _check_data(cfg: CfgNode) -> None:
@@ -154,7 +154,7 @@ def _check_training(cfg: CfgNode) -> None:
     if solver.LR_POLICY == "steps_with_relative_lrs":
         steps = solver.STEPS
         if not steps or steps[0] != 0 or sorted(set(steps)) != steps:
-            _fail(cfg, "SOLVER.STEPS", "must be rising epochs that start with 0")
+            _fail(cfg, "SOLVER.STEPS", "must be a rising list of epochs that starts with 0")
         if len(solver.LRS) != len(steps):
             _fail(cfg, "SOLVER.LRS", f"must have {len(steps)} numbers, one per SOLVER.STEPS")
     if mixup.ENABLE and not mixup.ALPHA + mixup.CUTMIX_ALPHA > 0:

@@ -1,4 +1,4 @@
-"""Reading and writing YAML configs, including the files that their `_BASE_` names.
+"""Reading and writing YAML configs, including the files listed under `_BASE_`.
 
 fvcore's loader is not used: by default it executes `!!python` tags, and it does not detect a
 `_BASE_` cycle.
@@ -15,16 +15,16 @@ import yaml
 from slowfast_lara.errors import ConfigError
 
 BASE_KEY = "_BASE_"
-# Limits against hostile configs in other people's checkpoints. A config with every key has 5,000
-# characters and 500 values.
+# Limits against malicious configs in checkpoints of unknown origin. For comparison: a config with
+# every key has 5,000 characters and 500 values.
 MAX_CHARACTERS = 200_000
 MAX_VALUES = 20_000
 
 
 def read_with_bases(path: str, parents: tuple[str, ...] = ()) -> dict[str, Any]:
-    """The mapping in a YAML file, merged over its `_BASE_` files.
+    """Read a YAML file and its `_BASE_` files; the file overrides its bases.
 
-    `parents` are the real paths of the files whose `_BASE_` leads to this one.
+    `parents` are the real paths of the files that include this file through `_BASE_`.
     """
     real = os.path.realpath(path)
     if real in parents:
@@ -46,12 +46,12 @@ def read_with_bases(path: str, parents: tuple[str, ...] = ()) -> dict[str, Any]:
 
 
 def parse_yaml(text: str | bytes, path: str) -> dict[str, Any]:
-    """Parse a config from a file of any origin, such as another person's checkpoint."""
+    """Parse YAML text of unknown origin, e.g. the config in a downloaded checkpoint."""
     if len(text) > MAX_CHARACTERS:
         raise ConfigError(f"{path}: config has more than {MAX_CHARACTERS} characters")
     try:
         content = yaml.load(text, _LimitedLoader)
-    except Exception as error:  # PyYAML's constructors raise any type on `!!int x` and the like
+    except Exception as error:  # PyYAML raises errors of any type on `!!int x`
         reason = " ".join(str(error).split()) or type(error).__name__
         raise ConfigError(f"{path} is not plain YAML: {reason:.300}") from None
     if content is not None and not isinstance(content, dict):
@@ -60,12 +60,12 @@ def parse_yaml(text: str | bytes, path: str) -> dict[str, Any]:
 
 
 class _LimitedLoader(yaml.SafeLoader):
-    """Limits the number of values after alias expansion, and integers to 64 bits."""
+    """Rejects more than MAX_VALUES values after alias expansion, and integers above 63 bits."""
 
     def get_single_node(self) -> yaml.Node | None:
         root = super().get_single_node()
         if root is not None and _expanded_size(root, {}) > MAX_VALUES:
-            raise ValueError(f"its aliases expand to more than {MAX_VALUES} values")
+            raise ValueError(f"more than {MAX_VALUES} values after expanding aliases")
         return root
 
     def construct_yaml_int(self, node: yaml.Node) -> int:
@@ -79,9 +79,9 @@ _LimitedLoader.add_constructor("tag:yaml.org,2002:int", _LimitedLoader.construct
 
 
 def _expanded_size(node: yaml.Node, known: dict[int, float]) -> float:
-    """Number of values below a node with every alias expanded; infinite for a cycle."""
+    """Number of values in a node after alias expansion; infinite if the node contains itself."""
     if id(node) not in known:
-        known[id(node)] = math.inf  # remains if the node contains itself
+        known[id(node)] = math.inf  # seen only if the node contains itself
         children = node.value if isinstance(node, yaml.CollectionNode) else []
         if isinstance(node, yaml.MappingNode):
             children = [child for pair in children for child in pair]
@@ -90,7 +90,7 @@ def _expanded_size(node: yaml.Node, known: dict[int, float]) -> float:
 
 
 def _overlay(top: dict[str, Any], bottom: dict[str, Any]) -> None:
-    """Merge `top` into `bottom`; mappings are copied, because aliases may share one."""
+    """Merge `top` into `bottom`. Mappings are copied: aliases may refer to the same mapping."""
     for key, value in top.items():
         if isinstance(value, dict):
             if not isinstance(bottom.get(key), dict):

@@ -1,7 +1,7 @@
 """Export of trained models: safetensors, a torch.export program, ONNX.
 
-An export is a folder: the model, config.json (see `export_folder`) and a model card. It is
-compared with the model before the folder is renamed to its final name.
+An export is a folder that contains the model, config.json (see `export_folder`) and a model card.
+The exported model is compared with the original before the folder is renamed to its final name.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ _TIMINGS = 3
 
 
 def export(model: TrainedModel, folder: str | os.PathLike[str], to: str = "safetensors") -> str:
-    """Export a model to a new folder, and check the export against the model.
+    """Export a model to a new folder, and compare the exported model with the original.
 
     Args:
         model: a model in float32, as `slowfast_lara.load` returns it.
@@ -46,14 +46,14 @@ def export(model: TrainedModel, folder: str | os.PathLike[str], to: str = "safet
         to: "safetensors" (for `slowfast_lara.load`), "torch" (a torch.export program) or "onnx".
 
     Returns:
-        The result of the check as one sentence.
+        The result of the comparison, as one line of text.
     """
     folder = os.fspath(folder)
     if to not in FORMATS:
         raise InputError(f"export format is {to!r}; must be one of {', '.join(FORMATS)}")
     if not folder or "\0" in folder:
         raise InputError(f"{folder!r} is not a valid folder name")
-    folder = os.path.normpath(folder)  # lexists("FILE/") is False
+    folder = os.path.normpath(folder)  # remove a trailing slash: lexists("FILE/") is False
     if os.path.lexists(folder):
         raise InputError(f"{folder} already exists; must be a new folder")
     write, packages = FORMATS[to]
@@ -61,8 +61,8 @@ def export(model: TrainedModel, folder: str | os.PathLike[str], to: str = "safet
         check_installed(package, "export")
     if to != "safetensors" and chosen_estimator(model.cfg) == "ra" and not model.cfg.VIT.RA.BIASED:
         raise InputError(
-            f"unbiased RA draws samples at inference time, which {to} programs cannot; export to "
-            "safetensors, or set VIT.RA.BIASED True"
+            f"unbiased RA draws samples at inference time, which a {to} program cannot do; export "
+            "to safetensors, or set VIT.RA.BIASED True"
         )
     network, weight = model.network, next(model.network.parameters())
     if weight.dtype != torch.float32:
@@ -83,11 +83,12 @@ def export(model: TrainedModel, folder: str | os.PathLike[str], to: str = "safet
 
 
 def _write_safetensors(network: nn.Module, model: TrainedModel, folder: str) -> str:
-    from safetensors.torch import save  # optional requirement
+    from safetensors.torch import save
 
     path = os.path.join(folder, SAFETENSORS)
     states = {name: x.contiguous() for name, x in network.state_dict().items()}
-    # On a full disk `save_file`, like `torch.export.save` to a path, does not raise an OSError.
+    # On a full disk, `write_bytes` raises an OSError; `save_file` and `torch.export.save` to a path
+    # do not.
     Path(path).write_bytes(save(states, metadata={"format": "pt"}))
     read = read_weights(path)
     if read.keys() != states.keys() or not all(torch.equal(read[n], states[n]) for n in states):
@@ -120,14 +121,14 @@ def _write_onnx(network: nn.Module, model: TrainedModel, folder: str) -> str:
 
 
 def trace(network: nn.Module, clips: Tensor) -> Any:
-    """A torch.export program for clips of this size, with a dynamic batch dimension."""
+    """Trace the network into a torch.export program; only the batch dimension is dynamic."""
     batch = torch.export.Dim("batch", min=1)
     with _quiet():
         return torch.export.export(network, (clips,), dynamic_shapes=({0: batch},), strict=False)
 
 
 def to_onnx(program: Any, clips: Tensor) -> Any:
-    """A torch.export program as an ONNX program with input "clip" and output "scores"."""
+    """Convert a torch.export program to ONNX, with input "clip" and output "scores"."""
     with _quiet():
         return torch.onnx.export(
             program,
@@ -142,7 +143,7 @@ def to_onnx(program: Any, clips: Tensor) -> Any:
 
 
 def example_clips(model: TrainedModel, count: int) -> Tensor:
-    """Random clips, float32 [count,3,T,H,W]."""
+    """Clips of standard normal noise, float32 [count,3,T,H,W]."""
     data = model.cfg.DATA
     shape = (count, model.cfg.VIT.CHANNELS, data.NUM_FRAMES, *[data.TEST_CROP_SIZE] * 2)
     return torch.randn(shape, generator=torch.Generator().manual_seed(count))
@@ -150,12 +151,12 @@ def example_clips(model: TrainedModel, count: int) -> Tensor:
 
 @torch.no_grad()
 def compare(program: Callable[[Tensor], Tensor], network: nn.Module, model: TrainedModel) -> str:
-    """Compare a program's scores with the model's; a RunError if they differ too much."""
+    """Compare scores and speed with those of the model; a RunError if scores differ too much."""
     largest = 0.0
     for count in _BATCH_SIZES:
         clips = example_clips(model, count)
         difference = (program(clips) - network([clips])).abs().max().item()
-        if not difference <= TOLERANCE:  # also if it is NaN
+        if not difference <= TOLERANCE:  # "not <=" also catches NaN
             raise RunError(
                 f"the export differs from the model by {difference:.1e} in a batch of {count}; "
                 f"must be at most {TOLERANCE:.0e}"
@@ -175,7 +176,7 @@ def compare(program: Callable[[Tensor], Tensor], network: nn.Module, model: Trai
 
 @contextlib.contextmanager
 def _quiet() -> Iterator[None]:
-    """Suppress the exporters' output; turn any of their errors into a RunError."""
+    """Suppress the output of PyTorch's exporters, and raise their errors as a RunError."""
     disabled = logging.root.manager.disable
     logging.disable(logging.WARNING)
     try:
@@ -188,7 +189,7 @@ def _quiet() -> Iterator[None]:
         logging.disable(disabled)
 
 
-# The writer of each format, and the packages it needs.
+# For each format: the function that writes it, and the packages that the function needs.
 FORMATS: dict[str, tuple[Callable[[nn.Module, TrainedModel, str], str], tuple[str, ...]]] = {
     "safetensors": (_write_safetensors, ("safetensors",)),
     "torch": (_write_torch, ()),

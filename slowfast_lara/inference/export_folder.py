@@ -1,4 +1,4 @@
-"""config.json of an exported model: its input, class names and config."""
+"""config.json of an exported model: the format of its input, its class names and its config."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ DESCRIPTION = "config.json"
 SAFETENSORS = "model.safetensors"
 FORMAT = "slowfast_lara export"
 FORMAT_VERSION = 1
-# Ten times the length of a file with 20,000 class names.
+# Longest config.json to read: ten times the length of one with 20,000 class names.
 _MAX_CHARACTERS = 10_000_000
 
 
 def description_of(cfg: CfgNode, class_names: list[str], export_format: str) -> dict[str, Any]:
-    """The content of config.json: everything needed to prepare the input and read the scores."""
+    """The content of config.json: the format of the input, the class names and the config."""
     data = cfg.DATA
     size = data.TEST_CROP_SIZE
     return {
@@ -44,7 +44,7 @@ def description_of(cfg: CfgNode, class_names: list[str], export_format: str) -> 
 
 
 def read_description(folder: str) -> dict[str, Any] | None:
-    """Read config.json of an export to safetensors; None if the folder has no such file."""
+    """Read the config.json of an export to safetensors; None if the folder has no config.json."""
     path = os.path.join(folder, DESCRIPTION)
     if not os.path.isfile(path):
         return None
@@ -54,7 +54,7 @@ def read_description(folder: str) -> dict[str, Any] | None:
     except (OSError, ValueError) as error:
         raise WeightsError(f"cannot read {path}: {error}") from None
     if not isinstance(content, dict) or content.get("format") != FORMAT:
-        raise WeightsError(f"{path} does not belong to an export of slowfast_lara")
+        raise WeightsError(f"{path} was not written by slowfast_lara export")
     version, form = content.get("format_version"), content.get("form")
     if version != FORMAT_VERSION:
         raise WeightsError(f"{path}: format_version is {version!r:.40}; must be {FORMAT_VERSION}")

@@ -1,4 +1,4 @@
-"""Queries, keys and values of a model's layers for a video, and estimators that take them."""
+"""Queries, keys and values in the layers of a trained model, and estimators to apply to them."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from slowfast_lara.models.attention_config import estimator_settings
 
 
 class LayerInputs(NamedTuple):
-    """q, k, v [1,h,F*P,d] of a layer for one view, and the layer's estimator."""
+    """q, k, v [1,h,F*P,d] of one layer for one view, and the estimator of that layer."""
 
     q: Tensor
     k: Tensor
@@ -28,7 +28,7 @@ class LayerInputs(NamedTuple):
 
 
 def middle_view(video: str, cfg: CfgNode) -> Tensor:
-    """The middle one of a video's test views, [3,T,H,W]."""
+    """The middle view among the test views of a video, [3,T,H,W]."""
     views = load_views(video, cfg)
     return views[len(views) // 2]
 
@@ -42,7 +42,7 @@ def check_layer(layer: int, cfg: CfgNode) -> None:
 def layer_inputs(
     model: nn.Module, view: Tensor, cfg: CfgNode, layers: Sequence[int]
 ) -> list[LayerInputs]:
-    """Capture the inputs of the estimators of some layers for a view [3,T,H,W]."""
+    """Run the model on a view [3,T,H,W] and capture what the estimators of `layers` receive."""
     if cfg.VIT.ATTN_LAYER != "trajectory":
         raise InputError(f"VIT.ATTN_LAYER is {cfg.VIT.ATTN_LAYER!r}; must be 'trajectory'")
     captured: dict[int, LayerInputs] = {}
@@ -62,7 +62,7 @@ def layer_inputs(
 
 
 def run_with_hooks(model: nn.Module, view: Tensor, hooks: Sequence[RemovableHandle]) -> None:
-    """Run the model on a view [3,T,H,W], then remove its hooks."""
+    """Run the model on a view [3,T,H,W], then remove the given hooks."""
     try:
         weight = next(model.parameters())
         model([view[None].to(weight.device, weight.dtype)])
@@ -74,14 +74,15 @@ def run_with_hooks(model: nn.Module, view: Tensor, hooks: Sequence[RemovableHand
 def estimator_for(
     inputs: LayerInputs, name: str, cfg: CfgNode, *, seed: int, **changes: Any
 ) -> Estimator:
-    """Build an estimator for a layer, with the options of the config except for `changes`.
+    """Build an estimator for the inputs of a layer; `changes` override the config's options.
 
-    An estimator of the same class as the layer's own gets its learned parameters, whose shapes
-    do not depend on the number of landmarks.
+    If the new estimator has the same class as the trained estimator of the layer, it gets the
+    trained parameters. Their shapes do not depend on the number of landmarks.
     """
     _, heads, tokens, head_dim = inputs.q.shape
     settings = {**estimator_settings(cfg, name), **changes}
-    if ESTIMATORS[name].landmarks_are_tokens:  # the config may be for an estimator with more
+    if ESTIMATORS[name].landmarks_are_tokens:
+        # The config's number may be meant for an estimator that allows more landmarks than tokens.
         settings["num_landmarks"] = min(settings["num_landmarks"], tokens)
     built = build_estimator(name, head_dim=head_dim, num_heads=heads, seed=seed, **settings)
     if type(built) is type(inputs.estimator):

@@ -24,7 +24,7 @@ from slowfast_lara.runs.folder import CONFIG
 
 
 class ModelSource(NamedTuple):
-    """The content of a checkpoint with its weights, and the config of the model."""
+    """Path and content of a checkpoint; the config of the model, and where it was read."""
 
     path: str
     content: dict[str, Any]
@@ -48,20 +48,19 @@ def load(
     The model is compiled only if `overrides` set MODEL.COMPILE True.
 
     Args:
-        source: the folder of a run (the best checkpoint if there is one, else the newest), a
-            checkpoint, or an exported folder. With `weights`: a config file, or the name of a
-            shipped config.
+        source: the folder of a run (loads its best checkpoint if there is one, else the newest),
+            a checkpoint, or the folder of an export to safetensors. If `weights` is given: a config
+            file, or the name of a shipped config.
         weights: a checkpoint or weights file for the config in `source`.
-        device: default: the first GPU, else the CPU.
+        device: where to put the model; default: the first GPU, or the CPU if there is none.
         attention: name of an attention that replaces the trained one, without training:
             "exact", an estimator, or "lara-recommended" (LARA with the recommended options).
-        classes: file of class names that replace those in the checkpoint.
+        classes: a file of class names, to use instead of the names in the checkpoint.
         overrides: config overrides: KEY, VALUE, KEY, VALUE, ...
         options: `num_landmarks` and the options of the attention, e.g. `beta=2.0`.
 
     Returns:
-        The model on its device, in eval mode. `averaged` is True if it has the EMA weights;
-        `from_seed` lists the buffers that a replaced attention initialised from its seed.
+        The model on its device, in eval mode.
 
     Raises:
         slowfast_lara.errors.UserError: the model cannot be loaded; the message is one line.
@@ -117,7 +116,7 @@ def _read_checkpoint(path: str) -> dict[str, Any]:
 
 
 def _with_config(path: str, content: dict[str, Any], run_config: str) -> ModelSource:
-    """Checkpoints of version 0.1 hold no config: use that of the run."""
+    """Use the config in the checkpoint, or that of the run for checkpoints of version 0.1."""
     tree = saved_config.saved_config(content)
     if tree is not None:
         return ModelSource(path, content, tree, path)
@@ -129,7 +128,7 @@ def _with_config(path: str, content: dict[str, Any], run_config: str) -> ModelSo
 def _check_sizes(
     cfg: CfgNode, states: dict[str, torch.Tensor], path: str, trained: checkpoint.TrainedAttention
 ) -> None:
-    """Compare config and weights before allocating: a foreign config may ask for any size."""
+    """Compare config and weights before allocating memory: the config may have huge sizes."""
     blocks = {name.split(".")[1] for name in states if name.startswith("blocks.")}
     if cfg.VIT.DEPTH > len(blocks):
         raise CheckpointError(f"{path} has {len(blocks)} blocks; VIT.DEPTH is {cfg.VIT.DEPTH}")
@@ -147,10 +146,11 @@ def _check_sizes(
 
 
 def _single_process(cfg: CfgNode, overrides: Sequence[Any]) -> CfgNode:
-    """A run's config for one process on at most one GPU, possibly on a different machine.
+    """Adapt the config of a run to one process on at most one GPU of this machine.
 
-    The batch size is that of one process of a test, so that the scores are the same. Triton and
-    a compiler may be missing on this machine, so only `overrides` enable them.
+    The batch size becomes that of one process of a multi-GPU test, so that the scores are the
+    same as in the test. VIT.KERNELS and MODEL.COMPILE are reset unless `overrides` set them,
+    because this machine may lack Triton or a compiler.
     """
     given = overrides[::2]
     opts: list[Any] = ["SHARD_ID", 0, "NUM_SHARDS", 1]
@@ -163,7 +163,7 @@ def _single_process(cfg: CfgNode, overrides: Sequence[Any]) -> CfgNode:
     if "NUM_GPUS" not in given:
         cfg = with_overrides(cfg, ["NUM_GPUS", gpus, "TEST.BATCH_SIZE", views_at_a_time(cfg)])
     if cfg.NUM_GPUS > gpus:
-        raise ConfigError(f"NUM_GPUS is {cfg.NUM_GPUS}; must be at most {gpus} here")
+        raise ConfigError(f"NUM_GPUS is {cfg.NUM_GPUS}; must be at most {gpus} for inference")
     if cfg.DEVICE == "mps" and not torch.backends.mps.is_available():
         raise ConfigError("DEVICE is 'mps'; PyTorch finds no Apple GPU")
     return cfg
@@ -174,7 +174,7 @@ def _class_names(source: ModelSource, cfg: CfgNode, classes: str | None) -> list
     if classes is not None:
         return class_names(classes, count, cfg.DATA.PATH_TO_DATA_DIR)
     if names is None:
-        with contextlib.suppress(DataError):  # training ignores unsuitable names, too
+        with contextlib.suppress(DataError):  # as in training, ignore unsuitable names
             return class_names(None, count, cfg.DATA.PATH_TO_DATA_DIR)
         return numbered(count)
     if type(names) is not list or len(names) != count or {*map(type, names)} != {str}:

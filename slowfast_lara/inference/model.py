@@ -1,4 +1,4 @@
-"""Trained models: videos in, class scores, features or windows out."""
+"""Trained models: class scores and features of videos, and scores of sliding windows."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ from slowfast_lara.models.attention_config import chosen_estimator, display_name
 from slowfast_lara.runs.checkpoint import TrainedAttention, load_weights
 
 MAX_VIEWS = 30
-_MAX_NUMBER = 1e6  # frames per second, or seconds
+_MAX_NUMBER = 1e6  # largest frame rate, and largest window or stride in seconds
 
-# The path of a video, or of a folder of frames if the model's dataset is stored as frames; or the
-# frames, uint8 RGB [T,H,W,3].
+# One video: its path, or its frames, uint8 RGB [T,H,W,3]. If the model's dataset is stored as
+# extracted frames, the path of a video is a folder of images.
 VideoInput = str | os.PathLike[str] | np.ndarray | Tensor
 VideoInputs = list[Any] | tuple[Any, ...]
 
@@ -36,16 +36,17 @@ VideoInputs = list[Any] | tuple[Any, ...]
 class TrainedModel:
     """A trained model in eval mode, as `slowfast_lara.load` returns it.
 
-    The scores of a single video equal those of a test bit for bit. Videos of a list share batches
-    of up to TEST.BATCH_SIZE views, which can change the last bits.
+    The scores of a single video are bitwise equal to those of a test. The videos of a list share
+    batches of up to TEST.BATCH_SIZE views, which can change the last bits of their scores.
 
     Attributes:
         network: the nn.Module; its parameters require no gradient.
         cfg: the config of the model.
         class_names: a name for each class.
-        path: the file of the weights.
-        averaged: whether the weights are the EMA weights of the checkpoint.
-        from_seed: buffers of a replaced attention that were initialised from its seed.
+        path: the file that the weights were loaded from.
+        averaged: whether `network` has the EMA weights of the checkpoint.
+        from_seed: names of the buffers that are not from the file, but drawn from the seed: those
+            of an attention that replaced the trained one.
     """
 
     def __init__(
@@ -90,12 +91,12 @@ class TrainedModel:
         """Classify a video, or each video of a list.
 
         Args:
-            videos: a path, or frames uint8 RGB [T,H,W,3]; or a list of these.
-            views: number of views (clips x crops) to average, 1 to 30; default: as in the config.
+            videos: one video or a list; a video is a path, or frames uint8 RGB [T,H,W,3].
+            views: number of views (clips x crops) to average, 1 to 30; default: from the config.
             fps: frame rate of videos given as frames; default: DATA.TARGET_FPS.
 
         Returns:
-            A Prediction; for a list, a list of them.
+            A Prediction; for a list of videos, a list of Predictions.
         """
         outputs, num_views = self._mean_outputs(videos, views, fps, self.network)
         for video, scores in zip(_as_list(videos), outputs):
@@ -112,15 +113,15 @@ class TrainedModel:
         views: int | None = None,
         fps: float | None = None,
     ) -> np.ndarray:
-        """Compute the input of the classifier, averaged over the views.
+        """Compute the features of a video: the input of the classifier, averaged over views.
 
         Args:
-            videos: a path, or frames uint8 RGB [T,H,W,3]; or a list of these.
-            views: number of views (clips x crops) to average, 1 to 30; default: as in the config.
+            videos: one video or a list; a video is a path, or frames uint8 RGB [T,H,W,3].
+            views: number of views (clips x crops) to average, 1 to 30; default: from the config.
             fps: frame rate of videos given as frames; default: DATA.TARGET_FPS.
 
         Returns:
-            float32 [D]; for a list, [videos, D].
+            float32 [D] with D = VIT.EMBED_DIM; for a list of videos, [videos, D].
         """
         compute = cast(Any, self.network).forward_features
         outputs, _ = self._mean_outputs(videos, views, fps, compute)
@@ -140,12 +141,13 @@ class TrainedModel:
 
         Args:
             video: a path, frames uint8 RGB [T,H,W,3], or an iterable of frames [H,W,3].
-            window: length of a window in seconds; default: the time span of a clip.
-            stride: seconds between windows; default: half a window.
+            window: length of a window in seconds; default: the time span of a clip,
+                or 4 for Ssv2 models.
+            stride: seconds between the starts of two windows; default: half a window.
             fps: frame rate of videos given as frames; default: DATA.TARGET_FPS.
 
         Returns:
-            An iterator of Windows.
+            An iterator of `Window` objects, in the order of time.
         """
         target_fps = self.cfg.DATA.TARGET_FPS
         for name, number in (("window", window), ("stride", stride), ("fps", fps)):
@@ -170,7 +172,7 @@ class TrainedModel:
     def scorer(
         self, fps: float, window: float | None = None, stride: float | None = None
     ) -> WindowScorer:
-        """Create a scorer of sliding windows; `window` and `stride` as for `stream`."""
+        """Create a scorer of sliding windows; see `stream` for `window` and `stride`."""
         return WindowScorer(self.network, self.cfg, fps, window, stride, self.class_names)
 
     def to(self, device: str | torch.device) -> TrainedModel:
@@ -182,16 +184,16 @@ class TrainedModel:
         return self
 
     def half(self) -> TrainedModel:
-        """Convert the weights to float16, in place; softmax sums stay in float32."""
+        """Convert the weights to float16, in place; softmax still accumulates in float32."""
         self.network.half()
         return self
 
     def with_attention(self, attention: str | None = None, **options: Any) -> TrainedModel:
-        """Replace the attention without training; the new model shares the weights of this one.
+        """Create a model with another attention, without training; it shares this model's weights.
 
         Args:
-            attention: name of an attention, e.g. "lara-recommended"; default: that of this model.
-            options: `num_landmarks` (also the number of samples), and options of the attention.
+            attention: the new attention, e.g. "lara-recommended"; default: that of this model.
+            options: `num_landmarks` (landmarks or samples), and the options of the attention.
 
         Returns:
             A new model.
@@ -212,7 +214,7 @@ class TrainedModel:
         fps: float | None,
         compute: Callable[..., Tensor],
     ) -> tuple[list[np.ndarray], int]:
-        """The mean output of `compute` over the views of each video, and the number of views."""
+        """Outputs of `compute`, averaged over the views of each video; and the number of views."""
         check_positive("fps", fps)
         cfg = with_views(self.cfg, views)
         num_views = cfg.TEST.NUM_ENSEMBLE_VIEWS * cfg.TEST.NUM_SPATIAL_CROPS
@@ -228,11 +230,11 @@ class TrainedModel:
 
 
 def new_network(cfg: CfgNode) -> nn.Module:
-    """Build the config's network without advancing the global random state."""
+    """Build the network of a config; the global random state stays unchanged."""
     try:
         with torch.random.fork_rng(devices=[]):
             return build_model(cfg)
-    except (RuntimeError, MemoryError, TypeError) as error:  # raised by PyTorch for absurd sizes
+    except (RuntimeError, MemoryError, TypeError) as error:  # PyTorch raises these for absurd sizes
         raise ConfigError(f"cannot build the model of this config: {first_line(error)}") from None
 
 
@@ -240,7 +242,7 @@ def _attention_overrides(cfg: CfgNode, attention: str | None, options: dict[str,
     name, preset = resolve_attention(chosen_estimator(cfg) if attention is None else attention)
     keys = {key: f"VIT.{name}.{key}".upper() for key in estimator_options(name)}
     keys["num_landmarks"] = "VIT.APPROX_ATTN_DIM"
-    # Only exact attention supports attention dropout, and inference has none.
+    # An estimator requires ATTN_DROPOUT 0 in the config; inference has no dropout anyway.
     overrides: list[Any] = ["VIT.APPROX_ATTN_TYPE", name, "VIT.ATTN_DROPOUT", 0.0]
     for key, value in {**preset, **options}.items():
         if key not in keys:
@@ -250,7 +252,7 @@ def _attention_overrides(cfg: CfgNode, attention: str | None, options: dict[str,
 
 
 def with_views(cfg: CfgNode, views: int | None) -> CfgNode:
-    """Set the number of views: three crops of each clip if it is a multiple of 3, else one."""
+    """Set the number of views: 3 crops per clip if `views` is a multiple of 3, else 1 crop."""
     if views is None:
         return cfg
     if not isinstance(views, (int, np.integer)) or not 1 <= views <= MAX_VIEWS:
@@ -282,7 +284,7 @@ def _source(video: VideoInput, fps: float | None) -> FrameSource:
 def _as_array(frames: Any) -> np.ndarray:
     try:
         return frames.detach().cpu().numpy() if isinstance(frames, Tensor) else np.asarray(frames)
-    except (TypeError, ValueError, RuntimeError):  # sparse, no NumPy dtype, ragged
+    except (TypeError, ValueError, RuntimeError):  # sparse tensor, dtype not in NumPy, ragged
         raise _invalid_video(frames) from None
 
 

@@ -34,7 +34,7 @@ mean and std in config.json. The output is the softmax scores of the classes."""
 
 
 def model_card(model: TrainedModel, export_format: str, checked: str) -> str:
-    """The text of the card; `checked` is the result of comparing the export with the model."""
+    """The text of the model card; `checked` describes the check of the exported model."""
     vit, data = model.cfg.VIT, model.cfg.DATA
     attention = display_name(chosen_estimator(model.cfg))
     if attention not in ("exact", "ra"):
@@ -64,7 +64,7 @@ def _training_set(model: TrainedModel, content: dict[str, Any]) -> str:
 
 
 def _accuracy(model: TrainedModel) -> str:
-    """The accuracy in the run's own test, if that tested this checkpoint with this config."""
+    """The accuracy in the run's test, if the run tested this checkpoint with this config."""
     folder = os.path.dirname(os.path.dirname(os.path.abspath(model.path)))
     with contextlib.suppress(UserError, OSError, IndexError, KeyError, TypeError, ValueError):
         run = read_run(folder, None)
@@ -76,17 +76,18 @@ def _accuracy(model: TrainedModel) -> str:
                 f"on {int(final['num_videos'])} test videos"
                 + (f"; {failed} more could not be read" if failed else "")
             )
-    return "not tested in this form"
+    return "not tested with these weights and settings"
 
 
 def _is_test_of(run: RunRecord, model: TrainedModel) -> bool:
     with open(os.path.join(run.folder, TEST_PREFIX + CONFIG), encoding="utf-8") as file:
         tested = {"cfg": file.read()}
-    saved_config.check_model(run.folder, tested, model.cfg)  # raises if the model differs
+    saved_config.check_model(run.folder, tested, model.cfg)  # raises if settings differ
     if saved_config.saved_value(tested, "TEST.USE_EMA") != model.cfg.TEST.USE_EMA:
         return False
-    # The run may have been moved since, and may have tested a checkpoint of another run. So
-    # compare the two paths of that time; one of them may be relative to the working directory.
+    # The run may have tested a checkpoint of another run, so compare the path of the tested
+    # checkpoint with that of this model. The folder of the run may have been moved since, so use
+    # the saved OUTPUT_DIR. One of the two paths may be relative to the working directory.
     own_folder = get_checkpoint_dir(saved_config.saved_value(tested, "OUTPUT_DIR"))
     own_path = os.path.join(own_folder, os.path.basename(model.path))
     short, long = sorted(map(os.path.normpath, (run.checkpoint, own_path)), key=len)

@@ -1,6 +1,6 @@
-"""Print the top 5 classes of a video by an exported model: python example.py VIDEO
+"""Classify a video with an exported model and print the top 5 classes: python example.py VIDEO
 
-It reads model.onnx and config.json from its own folder, and needs only numpy, PyAV and
+This script reads model.onnx and config.json from its own folder. It needs only numpy, PyAV and
 onnxruntime.
 """
 
@@ -17,7 +17,7 @@ FOLDER = Path(__file__).resolve().parent
 
 
 def read_clip(video, spec):
-    """The first clip of a video, centre crop: float32 [1, 3, frames, size, size]."""
+    """Read the first clip of a video, centre crop: float32 [1, 3, frames, size, size]."""
     _, _, frames, size, _ = spec["shape"]
     with av.open(video) as container:
         stream = container.streams.video[0]
@@ -38,12 +38,12 @@ def read_clip(video, spec):
 
 
 def upright(frame):
-    """RGB pixels, rotated by the video's display matrix."""
+    """The RGB pixels of a frame, rotated as the display matrix of the video requires."""
     return np.rot90(frame.to_ndarray(format="rgb24"), frame.rotation // 90)
 
 
 def crop(image, size):
-    """Scale the shorter side to `size`, bilinearly, and crop the centre."""
+    """Scale an image bilinearly so that its shorter side is `size`, and crop the centre."""
     height, width = image.shape[:2]
     short = min(height, width)
     rows, columns = height * size // short, width * size // short
@@ -58,7 +58,7 @@ def crop(image, size):
 
 
 def centres(length, scaled_length):
-    """Centres of the scaled pixels, in coordinates of the original pixels."""
+    """Positions of the pixel centres of the scaled image, in pixels of the original."""
     positions = (np.arange(scaled_length) + 0.5) * length / scaled_length - 0.5
     return positions.clip(0, length - 1)
 

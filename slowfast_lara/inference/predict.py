@@ -1,4 +1,4 @@
-"""The `predict` command: classes of videos on the terminal, in files and on annotated copies."""
+"""The `predict` command: prints the classes of videos, writes files and annotated copies."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def predict_videos(
                 out.fail(video, reason)
                 code = BAD_INPUT
             except KeyboardInterrupt:
-                print_error(f"interrupted at {video}; the files contain the predictions before it")
+                print_error(f"interrupted at {video}; the files contain the videos before it")
                 return INTERRUPTED
     return code
 
@@ -86,10 +86,10 @@ def _score_windows(
     plot: str | None,
     out: PredictionFiles,
 ) -> None:
-    """Score windows in one pass over the frames: rows, annotated copy and plot."""
+    """Score the windows of a video in one pass: printed lines, rows of `out`, copy and plot."""
     timeline, ranking = Timeline(), Ranking([], [], [])
     with ExitStack() as stack:
-        # Open the output first: an error there must not be reported as a bad video.
+        # Open the output before the video: an error of the output must not count as a bad video.
         temporary = stack.enter_context(atomic_write(copy)) if copy else None
         fps, frames = stack.enter_context(open_frames(video, model.cfg.DATA.TARGET_FPS))
         writer = stack.enter_context(closing(VideoWriter(temporary, fps))) if temporary else None
@@ -110,7 +110,7 @@ def _score_windows(
 
 
 def _annotate(image: np.ndarray, ranking: Ranking) -> np.ndarray:
-    """A frame with a panel of the best classes below it."""
+    """Append a panel with the three best classes below a frame."""
     image = enlarge(image, 360)  # so that the panel is readable
     width = image.shape[1]
     panel = score_panel(ranking.names, ranking.scores, 3, width, max(13, width // 28))

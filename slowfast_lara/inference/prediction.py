@@ -1,4 +1,4 @@
-"""Predictions: the class scores of a video, and the classes with the highest ones."""
+"""Predictions: the class scores of a video, and the classes with the highest scores."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from slowfast_lara.errors import printable
 
 
 class Ranking(NamedTuple):
-    """Class numbers, names and scores, the highest score first."""
+    """Class indices, names and scores in three lists, sorted by falling score."""
 
     classes: list[int]
     names: list[str]
@@ -25,7 +25,7 @@ def top_classes(scores: np.ndarray, names: Sequence[str], count: int = 5) -> Ran
 
 
 def format_ranking(ranking: Ranking) -> str:
-    """Names with their scores, on one line."""
+    """The classes of a ranking as one line: "name score %, name score %, ..."."""
     _, names, scores = ranking
     return ", ".join(f"{printable(name)} {score:.1%}" for name, score in zip(names, scores))
 
@@ -45,7 +45,7 @@ class Prediction:
     num_views: int
 
     def top(self, count: int = 5) -> Ranking:
-        """The `count` classes with the highest scores: their numbers, names and scores."""
+        """The `count` classes with the highest scores: their indices, names and scores."""
         return top_classes(self.scores, self.names, count)
 
     def __repr__(self) -> str:

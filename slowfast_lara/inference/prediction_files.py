@@ -13,11 +13,11 @@ from slowfast_lara.inference.prediction import Ranking
 
 
 class PredictionFiles:
-    """Context manager that writes predictions to a JSON and a CSV file, each if it has a path.
+    """Context manager that writes predictions to a JSON and a CSV file; each path may be None.
 
     JSON: {"checkpoint": ..., "videos" or "windows": [{"path": ..., "top5": [...],
     "top5_names": [...], "top5_scores": [...]}, ...], "failed": [{"path": ..., "reason": ...}]}.
-    CSV: a line for each of the five classes, and a line with the reason for each failed video.
+    CSV: five lines (top 5 classes) per video or window, one line (error) per failed video.
     """
 
     def __init__(
@@ -32,7 +32,7 @@ class PredictionFiles:
 
     def __enter__(self) -> PredictionFiles:
         self._files = contextlib.ExitStack()
-        # A path may contain bytes that are not UTF-8.
+        # A video path may contain bytes that are not UTF-8; they are written as escapes.
         self._json, csv_file = (
             self._files.enter_context(atomic_text(path, "backslashreplace")) if path else None
             for path in self._paths
@@ -53,7 +53,7 @@ class PredictionFiles:
             self._json.write(text)
 
     def add(self, values: Sequence[Any], ranking: Ranking) -> None:
-        """Add a video or window: the values of its columns, and its classes."""
+        """Add a video or window: the values of the columns before "rank", and the top classes."""
         classes, names, scores = ranking
         top5 = {"top5": classes, "top5_names": names, "top5_scores": scores}
         row = {**dict(zip(self._columns, values)), **top5}

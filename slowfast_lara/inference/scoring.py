@@ -1,4 +1,4 @@
-"""Class scores of a video's views: the same code in tests and in a user's process."""
+"""Class scores of the views of a video. Tests and `slowfast_lara.load` share this code."""
 
 from __future__ import annotations
 
@@ -13,23 +13,23 @@ from slowfast_lara.models.numerics import cpu_threads, gpu_arithmetic
 
 
 def to_device(x: Tensor, device: torch.device) -> Tensor:
-    """Copy a tensor to a device; non-blocking on CUDA only.
+    """Copy a tensor to a device; the copy is non-blocking on CUDA only.
 
-    On mps a non-blocking copy of a tensor that is freed meanwhile has wrong values
-    (pytorch issue 189690).
+    On mps, a non-blocking copy has wrong values if the source tensor is freed before the copy
+    ends (pytorch issue 189690).
     """
     return x.to(device, non_blocking=device.type == "cuda")
 
 
 def autocast(cfg: CfgNode, device: torch.device) -> contextlib.AbstractContextManager[None]:
-    """Mixed precision, if the config enables it."""
+    """The autocast context of the config: mixed precision, or none."""
     if not cfg.SOLVER.USE_MIXED_PRECISION:
         return contextlib.nullcontext()
     return torch.autocast(device.type, dtype=getattr(torch, cfg.SOLVER.PRECISION))
 
 
 def views_at_a_time(cfg: CfgNode) -> int:
-    """The share of TEST.BATCH_SIZE of one process."""
+    """The number of views per forward pass in one process: TEST.BATCH_SIZE / NUM_GPUS."""
     return max(1, cfg.TEST.BATCH_SIZE // max(1, cfg.NUM_GPUS))
 
 
@@ -39,8 +39,8 @@ def view_outputs(
 ) -> Tensor:
     """Outputs of the model, or of its method `compute`, for each view: float64, on the CPU.
 
-    The bits do not depend on the process, so a test and a user get the same. On a CPU, mixed
-    precision is off: without half-precision instructions it took 20 times as long.
+    Results are bitwise the same in a test and in a user's process. Mixed precision is off on a
+    CPU: on a CPU without half-precision instructions it took 20 times as long as float32.
     """
     weight = next(model.parameters())
     on_cpu = weight.device.type == "cpu"
@@ -50,13 +50,13 @@ def view_outputs(
             (compute or model)([part.to(weight.device, weight.dtype)])
             for part in views.split(views_at_a_time(cfg))
         ]
-    return torch.cat(outputs).cpu().double()  # mps has no float64
+    return torch.cat(outputs).cpu().double()  # first to the CPU: mps has no float64
 
 
 def score_views(model: nn.Module, views: Tensor, cfg: CfgNode) -> Tensor:
     """Class scores of one video, float32 [classes]: the softmax averaged over its views.
 
-    Views of different videos are never batched together, so scores do not depend on the number
-    of processes.
+    A batch never has views of two videos, so the scores do not depend on how videos are
+    distributed over processes.
     """
     return view_outputs(model, views, cfg).mean(dim=0).float()

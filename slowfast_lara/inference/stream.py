@@ -1,7 +1,7 @@
 """Sliding windows over a video of any length.
 
-Frames are cropped on arrival and only those of the last window are kept, so memory does not
-depend on the length of the video.
+Each frame is cropped when it arrives, and only the frames of the current window are kept. So
+memory does not depend on the length of the video.
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ class Window(NamedTuple):
     """The prediction for one window of a stream.
 
     Attributes:
-        start: seconds from the start of the video.
-        end: seconds from the start of the video.
+        start: start of the window, in seconds from the start of the video.
+        end: end of the window, in seconds from the start of the video.
         scores: float32 [classes], softmax scores.
-        full: False if the window is cut off by the start of the video.
+        full: False if the window would begin before the video; `run` marks the last one as full.
         names: a name for each class.
     """
 
@@ -40,7 +40,7 @@ class Window(NamedTuple):
     names: Sequence[str] = ()
 
     def top(self, count: int = 5) -> Ranking:
-        """The `count` classes with the highest scores: their numbers, names and scores."""
+        """The `count` classes with the highest scores: their indices, names and scores."""
         return top_classes(self.scores, self.names, count)
 
     def __repr__(self) -> str:
@@ -49,9 +49,10 @@ class Window(NamedTuple):
 
 
 class WindowScorer:
-    """Scores the last window of frames, centre crop, once per stride.
+    """Scores the most recent window of frames once per stride; uses the centre crop.
 
-    `window` and `stride` are in seconds; default: the time span of a clip, and half a window.
+    `window` and `stride` are in seconds. Default of `window`: the time span of a clip, or 4 for
+    Ssv2 models. Default of `stride`: half a window.
     """
 
     def __init__(
@@ -73,10 +74,10 @@ class WindowScorer:
         self._normalize = Normalize(data.MEAN, data.STD, data.REVERSE_INPUT_CHANNEL)
 
     def run(self, frames: Iterable[np.ndarray]) -> Iterator[tuple[np.ndarray, Window | None]]:
-        """Yield each frame with the window that ends at it, if any.
+        """Yield each frame with the window that ends at this frame, or None.
 
-        The last frame always ends a window, marked as full: it is the only window of a video
-        that is shorter than a window.
+        A window always ends at the last frame and is marked as full, so that a video shorter than
+        one window has one full window.
         """
         previous = None
         for image in frames:
@@ -90,7 +91,8 @@ class WindowScorer:
     def _add(self, image: np.ndarray) -> Window | None:
         self._recent.append(self._crop(image))
         self._count += 1
-        # Full windows end at length, length + stride, ...; partial ones before at each stride.
+        # Full windows end at frame length, length + stride, ...; before them, partial windows end
+        # at every multiple of the stride.
         excess = self._count - self._length
         frames_since_window = (excess if excess >= 0 else self._count) % self._stride
         return self._score() if frames_since_window == 0 else None
@@ -98,8 +100,8 @@ class WindowScorer:
     def _crop(self, image: np.ndarray) -> np.ndarray:
         size, (height, width) = self._cfg.DATA.TEST_CROP_SIZE, image.shape[:2]
         region = whole_frame(height, width, size)
-        scaled = cv2.resize(image, (region.out_width, region.out_height))  # bilinear, as in data
-        return uniform_crop(scaled, size, 1).copy()  # a NumPy view would keep the whole frame
+        scaled = cv2.resize(image, (region.out_width, region.out_height))  # bilinear, as in tests
+        return uniform_crop(scaled, size, 1).copy()  # a view would keep the frame in memory
 
     def _score(self) -> Window:
         held = len(self._recent)

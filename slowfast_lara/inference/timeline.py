@@ -11,11 +11,11 @@ from slowfast_lara.inference.stream import Window
 
 
 class Timeline:
-    """Scores over time in fewer than `capacity` points: when full, adjacent points are averaged."""
+    """Scores over time. At `capacity` points, adjacent points are averaged in pairs."""
 
     def __init__(self, capacity: int = 2048) -> None:
         self._capacity = capacity
-        self._points: list[np.ndarray] = []  # each: time, scores of all classes
+        self._points: list[np.ndarray] = []  # each [1 + classes]: time, scores
         self._windows_per_point = 1
         self._pending: list[np.ndarray] = []
 
@@ -32,13 +32,13 @@ class Timeline:
             self._windows_per_point *= 2
 
     def points(self) -> tuple[np.ndarray, np.ndarray]:
-        """Times in seconds (middles of the windows) and scores [points, classes]."""
+        """Times of the points in seconds (middles of windows), and scores [points, classes]."""
         unfinished = [np.mean(self._pending, axis=0)] if self._pending else []
         table = np.stack([*self._points, *unfinished])
         return table[:, 0], table[:, 1:]
 
     def plot(self, path: str, names: Sequence[str], title: str, classes: int = 5) -> None:
-        """Plot the classes with the highest peaks: lines, or bars for a single point."""
+        """Plot the scores of the classes with the highest maxima: lines, or bars for one point."""
         times, scores = self.points()
         best = np.argsort(-scores.max(0), kind="stable")[:classes]
         with saved_figure(path, (9, 3.6)) as (_, (axis,)):

@@ -1,4 +1,4 @@
-"""Input videos named on a command line, and the output path of each."""
+"""Videos given on a command line, and the output path for each video."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from slowfast_lara.errors import InputError
 
 
 def find_videos(paths: Sequence[str], *, frames_in_folders: bool) -> list[str]:
-    """The given files, and all files below the given folders, sorted.
+    """Replace each folder in `paths` by all files below it, sorted.
 
-    A missing path stays in the list and fails when it is read. With `frames_in_folders` a folder
-    of images is one video.
+    A path that does not exist stays in the list; reading it fails later. With
+    `frames_in_folders`, a folder of images is one video.
     """
     videos: list[str] = []
     for path in paths:
@@ -35,7 +35,7 @@ def _walk(folder: str, frames_in_folders: bool) -> Iterator[str]:
 
 
 def output_paths(target: str | None, videos: Sequence[str], suffix: str) -> list[str | None]:
-    """The output path of each video: `target` if it has the suffix, else a file in that folder."""
+    """The output path of each video: `target` itself if it ends in `suffix`, else a file in it."""
     if target is None:
         return [None] * len(videos)
     if not target.lower().endswith(suffix):
@@ -43,13 +43,13 @@ def output_paths(target: str | None, videos: Sequence[str], suffix: str) -> list
         for video in videos:
             stem = os.path.splitext(os.path.basename(video.rstrip("/")))[0]
             path, number = os.path.join(target, stem + suffix), 2
-            while path in paths:  # videos of the same name in two folders
+            while path in paths:  # videos in two folders have the same name
                 path, number = os.path.join(target, f"{stem}_{number}{suffix}"), number + 1
             paths.append(path)
     elif len(videos) == 1:
         paths = [target]
     else:
-        raise InputError(f"{target} is one file for {len(videos)} videos; give a folder")
+        raise InputError(f"{target} is one file, but there are {len(videos)} videos; give a folder")
     for video, path in zip(videos, paths):
         if os.path.exists(path) and os.path.exists(video) and os.path.samefile(path, video):
             raise InputError(f"{path} is the video itself; choose another output path")

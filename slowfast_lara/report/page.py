@@ -1,6 +1,6 @@
-"""HTML of the report: document, tables, line charts, images.
+"""HTML parts of the report: document, tables, line charts, images.
 
-The page is self-contained; its content security policy blocks all requests.
+The page contains all its data; its content security policy blocks all network requests.
 """
 
 from __future__ import annotations
@@ -117,7 +117,7 @@ def tile(value: str, meaning: str) -> str:
 
 
 def table(columns: Sequence[str], rows: Iterable[Sequence[object]], *, name: str = "") -> str:
-    """A table with numbers right-aligned; with a name, it is sortable and has a search field."""
+    """An HTML table. With a `name` (its HTML id) it can be sorted and searched."""
     rows = [list(row) for row in rows]
     classes = [
         "n" if rows and all(isinstance(row[i], (int, float)) for row in rows) else ""
@@ -149,7 +149,7 @@ def _cell(value: object, css: str) -> str:
 
 
 def chart(title: str, lines: dict[str, list[tuple[float, float]]]) -> str:
-    """A line chart (SVG) of (epoch, value) points for at most two names."""
+    """A line chart (SVG): for each of at most two names, a line of (epoch, value) points."""
     lines = {name: points for name, points in lines.items() if points}
     if not lines:
         return ""
@@ -198,7 +198,7 @@ def chart(title: str, lines: dict[str, list[tuple[float, float]]]) -> str:
 
 
 def embedded_image(image: np.ndarray, suffix: str, alt: str, css: str = "") -> str:
-    """An RGB image inside the page, as ".jpg" or ".png"."""
+    """An <img> element that contains an RGB image as a data URL; `suffix` is .jpg or .png."""
     _, data = cv2.imencode(suffix, image[..., ::-1])
     mime = {".jpg": "image/jpeg", ".png": "image/png"}[suffix]
     text = base64.b64encode(data.tobytes()).decode()

@@ -17,14 +17,14 @@ from slowfast_lara.models.attention_config import display_name
 from slowfast_lara.report.page import chart, document, embedded_image, escape, table, tile
 from slowfast_lara.runs.folder import RunRecord, TestedVideo
 
-# With more classes, the confusion matrix is an image instead of a table.
+# With more than this number of classes, the confusion matrix is an image instead of a table.
 MAX_TABLE_CLASSES = 25
 MAX_ERRORS = 24
 THUMBNAIL_FRAMES, THUMBNAIL_SIDE = 4, 96
 
 
 def report(run: RunRecord) -> str:
-    """The HTML page of a run; empty sections are left out."""
+    """Build the HTML report of a run; sections without content are left out."""
     title = os.path.basename(os.path.abspath(run.folder))
     config = f"<details><summary>all keys</summary><pre>{escape(run.config_text)}</pre></details>"
     failed = table(("video", "reason"), run.failed, name="failed")
@@ -80,7 +80,7 @@ def _curves(run: RunRecord) -> str:
         return ""
     charts = [chart("loss", {"training": run.curve(kind, "loss")})]
     errors = {"top-1 error, %": "top1_err", "top-5 error, %": "top5_err"}
-    if len(run.names) <= 5:  # the top-5 error is 0
+    if len(run.names) <= 5:  # the top-5 error is always 0
         del errors["top-5 error, %"]
     for title, key in errors.items():
         lines = {"training": run.curve(kind, key), "validation": run.curve("val_epoch", key)}
@@ -162,7 +162,7 @@ def _error_card(run: RunRecord, video: TestedVideo) -> str:
         shown = embedded_image(thumbnail(video.path), ".jpg", f"frames of {video.path}")
     except DecodeError:
         shown = '<div class="missing">video not found</div>'
-    # The results contain the scores of the top 5 only.
+    # The results contain the scores of the top 5 classes only; the true class may be missing.
     own = [score for label, score in zip(video.top5, video.scores) if label == video.label]
     score = f"{own[0]:.1%}" if own else f"below {video.scores[-1]:.1%}"
     return (
@@ -173,7 +173,7 @@ def _error_card(run: RunRecord, video: TestedVideo) -> str:
 
 
 def thumbnail(path: str) -> np.ndarray:
-    """A few frames of a video side by side, RGB."""
+    """THUMBNAIL_FRAMES evenly spaced frames of a video side by side, RGB."""
 
     def choose(frames: int, fps: float) -> np.ndarray:
         return np.linspace(0, frames - 1, THUMBNAIL_FRAMES).round().astype(int)

@@ -1,4 +1,4 @@
-"""Attention of a model on one view of a video, by each of several estimators."""
+"""Attention weights in a layer of a trained model, computed by several estimators, for one view."""
 
 from __future__ import annotations
 
@@ -35,10 +35,10 @@ from slowfast_lara.visualization.token_grid import QueryPoint, TokenGrid, attent
 
 
 def default_attentions(cfg: CfgNode) -> list[str]:
-    """All estimators, the exact one first.
+    """The names of all estimators, exact attention first.
 
-    For a model with exact attention, LARA appears with the paper's options, which are the
-    defaults, and with the recommended ones.
+    For a model with exact attention, LARA appears twice: with the config's options (by default
+    the paper's) and with the recommended options.
     """
     names = [EXACT, *(name for name in ESTIMATORS if name != EXACT)]
     if chosen_estimator(cfg) == EXACT:
@@ -48,22 +48,22 @@ def default_attentions(cfg: CfgNode) -> list[str]:
 
 
 def _label(name: str, cfg: CfgNode) -> str:
-    """The caption of an attention."""
+    """The caption of an attention in figures and tables."""
     if name in RECOMMENDED:
         return f"{RECOMMENDED[name][0]} (recommended)"
     node, has_recommended = name.upper(), name in dict(RECOMMENDED.values())
     if has_recommended and name != chosen_estimator(cfg) and cfg.VIT[node] == get_cfg().VIT[node]:
-        return f"{name} (paper)"  # the options are the defaults
+        return f"{name} (paper)"  # the default options are the paper's
     return display_name(name)
 
 
 class AttentionView:
-    """The middle view of a video, centre crop, in one layer of a model.
+    """The inputs of one layer of a model for the middle view of a video (centre crop).
 
     Attributes:
         pixels: the view, uint8 [T,H,W,3].
-        grid: the tokens of the view.
-        total: the whole of which a weight is a share, for captions.
+        grid: the geometry of the view's tokens.
+        total: text for captions: what the weights are shares of, e.g. "all attention".
     """
 
     def __init__(self, model: TrainedModel, video: str, layer: int | None = None) -> None:
@@ -84,9 +84,9 @@ class AttentionView:
     def attention_maps(
         self, point: QueryPoint, names: Sequence[str], head: int | None = None
     ) -> list[AttentionMap]:
-        """The attention of a point by each estimator, in one head or averaged over heads.
+        """The attention of a query point by each estimator, in one head or averaged over heads.
 
-        Errors are to the first attention, which should be the exact one.
+        Errors are measured against the first attention, which should be the exact one.
         """
         maps: list[AttentionMap] = []
         token, reference = self.grid.token(point), None
@@ -105,21 +105,21 @@ class AttentionView:
         return maps
 
     def _estimator(self, name: str) -> Estimator:
-        """The model's own estimator, or one with the config's or the recommended settings."""
+        """The model's trained estimator if it has this name, else a new estimator."""
         if name == chosen_estimator(self.cfg):
             return self._inputs.estimator
         estimator, options = resolve_attention(name)
-        seed = self.cfg.RNG_SEED + self.layer  # as in the model's layer
+        seed = self.cfg.RNG_SEED + self.layer  # the seed of this layer in the model
         return estimator_for(self._inputs, estimator, self.cfg, seed=seed, **options)
 
     def _row(
         self, estimator: Estimator, token: int, head: int | None
     ) -> tuple[ImpliedWeights, Tensor]:
-        """The weights of a query in all heads [h,F,P], and those to show [F,P]."""
+        """The weights of a query in all heads [h,F,P], and the weights to show [F,P]."""
         *temporal, call = self.blocks[self.layer]
         rows, output = attention_rows(call, one_hot(call, 1 + token), estimator)
         shown = _select_head(rows, head)
-        for earlier in temporal:  # divided attention attends over time first
+        for earlier in temporal:  # divided: multiply by the temporal attention
             shown = attention_rows(earlier, shown).weights.mean(0)
         return ImpliedWeights(self._by_frame(rows), output), self._by_frame(shown)
 

@@ -1,4 +1,4 @@
-"""Server of the demo page: local, makes no outside requests, leaves no files."""
+"""Local server of the demo page. It sends no requests to other servers and leaves no files."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from slowfast_lara.errors import InputError
 from slowfast_lara.inference.model import TrainedModel
 from slowfast_lara.lazy import check_installed
 
-# The page may load only its own parts, whatever addresses Gradio puts into it.
+# The page may load resources only from this server, although Gradio links to others.
 _POLICY = (
     "default-src 'self' 'unsafe-inline' 'unsafe-eval' data: blob:; object-src 'none'; "
     "base-uri 'self'; form-action 'self'"
@@ -41,15 +41,15 @@ class SecurityHeaders:
 
 @contextlib.contextmanager
 def _temporary_folder() -> Iterator[None]:
-    """Put the files of Gradio and the uploads into a folder that is removed at the end."""
+    """Store uploads and Gradio's files in a temporary folder, which is removed at exit."""
     before = tempfile.tempdir
     with tempfile.TemporaryDirectory(prefix="slowfast_lara_demo_") as folder:
-        # Gradio reads these variables when it is imported.
+        # Gradio reads these environment variables when it is imported.
         os.environ.update(
             GRADIO_TEMP_DIR=folder,
             GRADIO_ANALYTICS_ENABLED="False",
             HF_HUB_OFFLINE="1",
-            no_proxy="*",  # at start Gradio requests the page, which no proxy can reach
+            no_proxy="*",  # at start Gradio requests its own page; a proxy cannot reach it
         )
         tempfile.tempdir = folder
         try:
@@ -59,7 +59,7 @@ def _temporary_folder() -> Iterator[None]:
 
 
 def _check_address(host: str, port: int) -> None:
-    """Raise a one-line error for an address that is in use or not of this machine."""
+    """Raise an InputError if the address is in use or does not belong to this machine."""
     try:
         family, kind, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
         with socket.socket(family, kind) as probe:
@@ -79,12 +79,12 @@ def serve(
     max_megabytes: int,
     max_minutes: float,
 ) -> None:
-    """Serve the page until SIGINT or SIGTERM; the maxima apply to uploaded videos."""
+    """Serve the page until SIGINT or SIGTERM; `max_*` limit the uploaded videos."""
     _check_address(host, port)
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     with _temporary_folder():
         check_installed("gradio", "demo")
-        # Optional requirements; Gradio must be imported after its variables are set.
+        # Imported here: Gradio is optional, and its environment variables must be set before.
         from starlette.middleware import Middleware
 
         from slowfast_lara.visualization.demo_page import MAX_SESSIONS, DemoPage, build

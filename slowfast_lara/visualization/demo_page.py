@@ -1,6 +1,6 @@
 """Demo page: classes of an uploaded video, and the attention of a clicked patch.
 
-Import it only after the environment variables of Gradio are set: see demo.py.
+Import this module only after the environment variables of Gradio are set: see demo.py.
 """
 
 from __future__ import annotations
@@ -22,16 +22,16 @@ from slowfast_lara.visualization.heat_maps import HeatMapFigure
 from slowfast_lara.visualization.token_grid import QueryPoint
 
 TITLE = "Where does the attention go?"
-# Frames are enlarged to at least this size, by an integer: a click selects exactly one pixel.
+# Frames are enlarged to at least this size by an integer factor, so a click hits exactly one pixel.
 MIN_SIDE = 384
-# Lifetime of pictures and of the state of a closed page.
+# Lifetime of picture files; the state of a page lives six times as long.
 LIFETIME_SECONDS = 600
-# Open pages; beyond this number the oldest loses its video.
+# Number of open pages that keep their video; if there are more, the oldest page loses its video.
 MAX_SESSIONS = 20
 
 
 class DemoPage:
-    """The model behind the page, and the handlers of its events."""
+    """The model that the page shows, and the handlers of the page's events."""
 
     def __init__(self, model: TrainedModel, views: int | None, max_seconds: float) -> None:
         self.model, self._views, self._max_seconds = model, views, max_seconds
@@ -39,8 +39,8 @@ class DemoPage:
     def upload(self, path: str | None) -> tuple[Any, ...]:
         """Handle an uploaded file; returns message, classes, view, slider, frame, figure.
 
-        The file is moved first, because Gradio stores a second upload of the same video at the
-        same path, and then removed, because the view holds all that is needed.
+        The file is moved before it is read, because Gradio stores a second upload of the same
+        video at the same path. It is removed afterwards: the view holds all data of the page.
         """
         nothing = None, None, gr.Slider(visible=False), None, None
         if path is None:
@@ -53,7 +53,7 @@ class DemoPage:
                 check_length(moved, self._max_seconds)
                 prediction = self.model(moved, views=self._views)
                 view = AttentionView(self.model, moved)
-            except Exception as error:  # the page must survive any upload
+            except Exception as error:  # no upload may end the server
                 return _error_message(error, moved), *nothing
         _, names, scores = prediction.top()
         middle = len(view.pixels) // 2
@@ -63,7 +63,7 @@ class DemoPage:
         return message, classes, view, slider, self.frame(view, middle), None
 
     def frame(self, view: AttentionView | None, number: int) -> np.ndarray | None:
-        """An enlarged frame of the model's clip."""
+        """A frame of the clip that the model sees, enlarged."""
         if view is None:
             return None
         image = view.pixels[_clamp(number, len(view.pixels))]
@@ -73,7 +73,7 @@ class DemoPage:
     def click(
         self, view: AttentionView | None, number: int, event: gr.SelectData
     ) -> np.ndarray | None:
-        """The attention of the clicked patch, by every attention."""
+        """The figure with the attention of the clicked patch: one row per estimator."""
         if view is None:
             return None
         image = view.pixels[0]
@@ -87,7 +87,7 @@ class DemoPage:
 
 
 def build(page: DemoPage) -> gr.Blocks:
-    """The page as Gradio blocks; the model handles one request at a time."""
+    """Build the page from Gradio blocks; the model handles one request at a time."""
     with gr.Blocks(
         title=TITLE,
         analytics_enabled=False,
@@ -124,7 +124,7 @@ def build(page: DemoPage) -> gr.Blocks:
 
 
 def _error_message(error: Exception, path: str) -> str:
-    """The reason why a file cannot be shown, with its name instead of the temporary path."""
+    """Message for a file that cannot be used; it shows the file's name, not the temporary path."""
     text = str(error) if isinstance(error, UserError) else first_line(error)
     return printable(f"Cannot use this file: {text}".replace(path, os.path.basename(path)))
 

@@ -1,4 +1,4 @@
-"""Figures (PNG) and videos (MP4) of attention as heat maps on the frames."""
+"""Figures (PNG) and videos (MP4) that show attention as heat maps over the frames."""
 
 from __future__ import annotations
 
@@ -27,19 +27,19 @@ VIDEO_FPS, VIDEO_REPEATS = 4, 3
 
 
 def attention_colour(name: str) -> tuple[int, int, int]:
-    """RGB colour of an attention, the same in every figure."""
+    """The RGB colour of an attention; each attention has the same colour in all figures."""
     number = [*ESTIMATORS, *RECOMMENDED].index(name)
     red, green, blue, _ = colormaps["tab10"](number % 10, bytes=True)
     return int(red), int(green), int(blue)
 
 
 class AttentionMap(NamedTuple):
-    """Weights of one query in one attention, or of CLS through all layers."""
+    """Attention weights of one query point in one layer, or of CLS through all layers."""
 
     name: str
     label: str
     weights: np.ndarray  # [F,P]
-    path: np.ndarray = np.empty((0, 2))  # [F,2], pixels of the view; empty for CLS
+    path: np.ndarray = np.empty((0, 2))  # [F,2], (x, y) in pixels; empty for CLS
     weight_error: float = 0.0
     output_error: float = 0.0
 
@@ -58,9 +58,10 @@ class AttentionMap(NamedTuple):
 
 @dataclass(frozen=True)
 class HeatMapFigure:
-    """Attention maps on the frames of a view, uint8 [T,H,W,3], on the first map's colour scale.
+    """Attention maps over the frames of a view, `pixels` uint8 [T,H,W,3].
 
-    `total` is the whole of which a weight is a share, for the caption.
+    All maps have the colour scale of the first map. `total` is text for the caption: what the
+    weights are shares of, e.g. "all attention".
     """
 
     pixels: np.ndarray
@@ -70,9 +71,9 @@ class HeatMapFigure:
     total: str
 
     def strip(self) -> np.ndarray:
-        """The figure: a row for each attention, a column for each temporal token; RGB [H,W,3]."""
+        """Draw the figure: one row per attention, one column per temporal token; RGB [H,W,3]."""
         grid = self.grid
-        # A token covers several frames: show their mean.
+        # A temporal token covers `patch_frames` frames: show the mean of these frames.
         means = self.pixels.reshape(grid.num_frames, grid.patch_frames, *self.pixels.shape[1:])
         means = means.mean(1).astype(np.uint8)
         titles = [text_lines([frame_range(i, grid)], TILE, FONT) for i in range(grid.num_frames)]
@@ -87,12 +88,12 @@ class HeatMapFigure:
 
     def write_strip(self, path: str) -> None:
         with atomic_write(path) as temporary:
-            # 256 colours take a third of the bytes; MAXCOVERAGE keeps rare colours.
+            # With 256 colours the file has a third of the size; MAXCOVERAGE keeps rare colours.
             image = Image.fromarray(self.strip()).quantize(256, Image.Quantize.MAXCOVERAGE)
             image.save(temporary, optimize=True)
 
     def write_video(self, path: str) -> None:
-        """Write the attentions side by side, frame by frame."""
+        """Write a video of the clip's frames with all attentions side by side."""
         columns = min(3, len(self.maps))
         height = max(len(text_lines(attention.text(), TILE, FONT)) for attention in self.maps)
         captions = [_caption(attention, TILE, height) for attention in self.maps]
@@ -110,7 +111,7 @@ class HeatMapFigure:
                 video.add(_vstack([title, *rows, scale]))
 
     def _tile(self, image: np.ndarray, frame: int, attention: AttentionMap) -> np.ndarray:
-        """A frame with the heat map of its temporal token, the path so far, and the query."""
+        """A frame with its heat map, the attention path up to this frame, and the query's patch."""
         grid, point = self.grid, self.point
         image = cv2.resize(image, (TILE, TILE), interpolation=cv2.INTER_CUBIC)
         weights = attention.weights[frame].reshape(grid.side, grid.side)
@@ -125,19 +126,19 @@ class HeatMapFigure:
             cv2.rectangle(image, first, last, QUERY_COLOUR, 2)
         if len(attention.path):
             path = (attention.path[: frame + 1] * scale).round().astype(int)
-            # White below the colour, so that the line is visible on any frame.
+            # White outline, so that the coloured line is visible on any frame.
             for width, radius, ink in ((4, 6, PAPER), (2, 4, attention_colour(attention.name))):
                 cv2.polylines(image, [path], False, ink, width, cv2.LINE_AA)
                 cv2.circle(image, path[-1].tolist(), radius, ink, -1, cv2.LINE_AA)
         return image
 
     def _range(self) -> tuple[float, float]:
-        """The mean and the largest weight of the first map: the ends of the colour scale."""
+        """The ends of the colour scale: the mean and the largest weight of the first map."""
         weights = self.maps[0].weights
         return float(weights.mean()), float(weights.max())
 
     def _colour_scale(self, width: int) -> np.ndarray:
-        """The legend of the colours: RGB [H, width, 3]."""
+        """Draw the legend of the colour scale: RGB [H, width, 3]."""
         mean, largest = self._range()
         heat = np.tile(np.linspace(0, 1, width), (FONT, 1))
         bar = heat_coloured(np.full((FONT, width, 3), 128), heat)
@@ -148,14 +149,14 @@ class HeatMapFigure:
 
 
 def frame_range(frame: int, grid: TokenGrid) -> str:
-    """The frames of the clip that a temporal token covers."""
+    """Title of a temporal token: the frames that it covers, e.g. "frames 2 to 3"."""
     first = frame * grid.patch_frames
     last = first + grid.patch_frames - 1
     return f"frame {first}" if first == last else f"frames {first} to {last}"
 
 
 def heat_coloured(image: np.ndarray, heat: np.ndarray) -> np.ndarray:
-    """An image in grey with colour where its heat [H,W], from 0 to 1, is high."""
+    """Convert an image to grey and blend it with colours by `heat` [H,W], from 0 to 1."""
     colour = 255 * colormaps["plasma"](0.3 + 0.7 * heat)[..., :3]
     grey = 0.7 * image.mean(axis=2, keepdims=True) + 40
     alpha = 0.75 * heat[..., None]
@@ -163,7 +164,7 @@ def heat_coloured(image: np.ndarray, heat: np.ndarray) -> np.ndarray:
 
 
 def _caption(attention: AttentionMap, width: int, height: int) -> np.ndarray:
-    """The text of an attention, with its colour at the left."""
+    """The caption of an attention map, with a bar of the attention's colour at the left."""
     text = text_lines(attention.text(), width, FONT).copy()
     if len(attention.path):
         text[:, : GAP - 1] = attention_colour(attention.name)

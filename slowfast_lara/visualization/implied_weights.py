@@ -1,15 +1,15 @@
 """Attention weights that any estimator implies, by differentiation.
 
-Every estimator is linear in the values, out_n = sum_m w_nm v_m in each head. So the weights of
-query n are the derivative of one component of out_n with respect to the same component of v:
-exact, at the cost of one training step of the layer, and without the N x N matrix unless the
-estimator itself builds it.
+Every estimator is linear in the values: out_n = sum_m w_nm v_m in each head, where n is a query
+and m a key. So the weights w_nm of query n are the derivative of one component of out_n with
+respect to the same component of v_m. They are exact and cost one forward and backward pass of the
+layer. The N x N matrix of weights is not built, unless the estimator itself builds it.
 
-Trajectory layers are handled per estimator (`trajectory_weights`); joint and divided layers as
-a whole, with CLS (`attention_rows`).
+For trajectory layers, `trajectory_weights` differentiates the estimator. For joint and divided
+layers, `attention_rows` differentiates the whole layer, including CLS.
 
-Shapes: h heads, N = F*P patch tokens, F temporal tokens, P patches of a frame, d head size.
-Token 0 of a layer is CLS.
+Shapes: h heads, N = F*P patch tokens, F temporal tokens, P patches of a frame, d head size,
+D = h*d. Token 0 of a layer is CLS.
 """
 
 from __future__ import annotations
@@ -27,14 +27,14 @@ from slowfast_lara.models.space_time import DividedAttention, SpaceTimeAttention
 
 
 class ImpliedWeights(NamedTuple):
-    """Weights of one query: [h,F,P], or rows [h,1+N] with CLS; and the output of all queries."""
+    """Weights of one query, [h,F,P] or, with CLS, [h,1+N]; and the outputs of all queries."""
 
     weights: Tensor
     output: Tensor
 
 
 def trajectory_weights(estimator: Estimator, inputs: LayerInputs, token: int) -> ImpliedWeights:
-    """The weights of a query over the tokens of each frame, [h,F,P]."""
+    """Compute the weights [h,F,P] of the query `token` over the patches of each frame."""
     v = inputs.v.detach().requires_grad_()
     with torch.enable_grad():
         output = estimator(inputs.q, inputs.k, v, num_frames=inputs.num_frames)
@@ -44,7 +44,7 @@ def trajectory_weights(estimator: Estimator, inputs: LayerInputs, token: int) ->
 
 
 class LayerCall(NamedTuple):
-    """A joint or divided attention layer and its input tokens [1,1+N,D] for a view."""
+    """A joint or divided attention layer, and the tokens [1,1+N,D] that it gets for a view."""
 
     layer: SpaceTimeAttention
     tokens: Tensor
@@ -53,7 +53,7 @@ class LayerCall(NamedTuple):
 
 @torch.no_grad()
 def capture_layers(network: nn.Module, view: Tensor) -> list[list[LayerCall]]:
-    """The calls of each block's attention layers for a view [3,T,H,W], in forward order."""
+    """Run the network on a view [3,T,H,W] and record the attention layer calls of each block."""
     blocks: list[list[LayerCall]] = []
     hooks = []
 
@@ -70,7 +70,7 @@ def capture_layers(network: nn.Module, view: Tensor) -> list[list[LayerCall]]:
 
 
 def patch_inputs(call: LayerCall) -> LayerInputs:
-    """The inputs of a layer's estimator: the patches; in divided attention those of one group."""
+    """q, k, v of the patches; with divided attention, those of the first frame or position only."""
     layer, tokens, num_frames = call
     q, k, v = layer.queries_keys_values(tokens)
     if isinstance(layer, DividedAttention):
@@ -83,10 +83,10 @@ def patch_inputs(call: LayerCall) -> LayerInputs:
 def attention_rows(
     call: LayerCall, query_weights: Tensor, estimator: Estimator | None = None
 ) -> ImpliedWeights:
-    """A vector [1+N] over the queries times the attention matrix of each head: rows [h,1+N].
+    """Multiply the row vector `query_weights` [1+N] by the attention matrix of each head.
 
-    The output is the layer's before its projection, [1+N,h,d]. An `estimator` replaces the
-    layer's own.
+    Returns the products [h,1+N], and the layer's output before its projection, [1+N,h,d]. If
+    `estimator` is given, it replaces the estimator of the layer.
     """
     qkv = call.layer.qkv(call.tokens).detach().requires_grad_()
     layer = cast(Any, copy.deepcopy(call.layer))
@@ -101,7 +101,7 @@ def attention_rows(
 
 
 def one_hot(call: LayerCall, token: int) -> Tensor:
-    """The vector [1+N] that selects one query."""
+    """A one-hot vector [1+N] that selects one query."""
     selected = call.tokens.new_zeros(call.tokens.shape[1])
     selected[token] = 1
     return selected
@@ -110,9 +110,9 @@ def one_hot(call: LayerCall, token: int) -> Tensor:
 def cls_rollout(blocks: list[list[LayerCall]]) -> Tensor:
     """Attention rollout of CLS over all layers, [1+N].
 
-    Abnar and Zuidema, "Quantifying Attention Flow in Transformers", ACL 2020: the product of
-    the layers' attention, averaged over heads, each averaged with the identity for the
-    residual connection.
+    Abnar and Zuidema, "Quantifying Attention Flow in Transformers", ACL 2020: the product
+    of (A + I) / 2 over all layers, where A is the layer's attention matrix, averaged over heads,
+    and the identity I stands for the residual connection.
     """
     layers = [call for block in blocks for call in block]
     weights = one_hot(layers[0], 0)

@@ -1,4 +1,4 @@
-"""Geometry of a view's tokens: patches, query points, and the path of an attention."""
+"""Geometry of a view's tokens: patches, query points and attention paths."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from slowfast_lara.errors import InputError
 
 
 class QueryPoint(NamedTuple):
-    """A pixel of a view (x to the right, y down) and the number of its frame."""
+    """A pixel in a frame of a view; x counts to the right, y downwards, frames from 0."""
 
     x: int
     y: int
@@ -21,11 +21,11 @@ class QueryPoint(NamedTuple):
 
 @dataclass(frozen=True)
 class TokenGrid:
-    """The patches of a view, in the order of its tokens: by frame, then row, then column."""
+    """Size and number of a view's patches. Tokens are ordered by frame, then row, then column."""
 
-    num_frames: int
-    side: int
-    patch: int
+    num_frames: int  # temporal tokens
+    side: int  # patches in a row or column
+    patch: int  # pixels
     patch_frames: int
 
     @classmethod
@@ -46,7 +46,7 @@ class TokenGrid:
         return point.frame // self.patch_frames * self.side**2 + position
 
     def centres(self) -> np.ndarray:
-        """(x, y) of the centres of a frame's patches, in pixels: [P, 2]."""
+        """The centres (x, y) of the P patches of a frame, in pixels: [P, 2]."""
         rows, columns = np.divmod(np.arange(self.side**2), self.side)
         return (np.stack((columns, rows), axis=1) + 0.5) * self.patch
 
@@ -54,9 +54,9 @@ class TokenGrid:
 def attention_path(weights: np.ndarray, grid: TokenGrid) -> np.ndarray:
     """The centre (x, y) of the attention's peak in every frame: weights [F,P] -> [F,2].
 
-    The peak is the part above the midpoint between the mean and the largest weight. Softmax
-    gives weight to every token, and the centre of all of it would be near the frame's centre.
-    Equal weights have the frame's centre.
+    The peak is the part of the weights above the midpoint between their mean and their maximum.
+    The centre of all weights would always be near the frame's centre, because softmax gives some
+    weight to every token. If all weights of a frame are equal, the result is the frame's centre.
     """
     threshold = (weights.mean(axis=1, keepdims=True) + weights.max(axis=1, keepdims=True)) / 2
     peak = np.clip(weights - threshold, 0, None)
@@ -65,9 +65,10 @@ def attention_path(weights: np.ndarray, grid: TokenGrid) -> np.ndarray:
 
 
 def moving_points(pixels: np.ndarray, grid: TokenGrid, count: int, frame: int) -> list[QueryPoint]:
-    """Centres of the patches of a frame that differ most from the median frame.
+    """Centres of the `count` patches of a frame that differ most from the median frame.
 
-    pixels uint8 [T,H,W,3]. Neighbouring patches are taken only when no others are left.
+    `pixels` are uint8 [T,H,W,3]. A neighbour of a chosen patch is chosen only if all remaining
+    patches are such neighbours.
     """
     first = frame // grid.patch_frames * grid.patch_frames
     background = np.median(pixels, axis=0)
@@ -80,6 +81,6 @@ def moving_points(pixels: np.ndarray, grid: TokenGrid, count: int, frame: int) -
         x, y = (int((index + 0.5) * grid.patch) for index in (column, row))
         points.append(QueryPoint(x, y, frame))
         neighbours = change[max(row - 1, 0) : row + 2, max(column - 1, 0) : column + 2]
-        neighbours -= 256  # below every patch without a chosen neighbour
+        neighbours -= 256  # less than any patch that has no chosen neighbour
         change[row, column] = -np.inf
     return points

@@ -1,4 +1,4 @@
-"""The `visualize` command: attention of points of a video as figures, videos and JSON."""
+"""The `visualize` command: draws the attention of points of a video; writes PNG, MP4, JSON."""
 
 from __future__ import annotations
 
@@ -80,14 +80,14 @@ def _query_points(
         count = 1 if args.moving is None else args.moving
         if not 1 <= count <= grid.side**2:
             raise InputError(f"--moving is {count}; must be from 1 to {grid.side**2}")
-        grid.token(QueryPoint(0, 0, frame))  # checks the frame
+        grid.token(QueryPoint(0, 0, frame))  # raises if the frame is invalid
         return moving_points(pixels, grid, count, frame)
     if args.moving is not None:
-        raise InputError("--point and --moving exclude each other")
+        raise InputError("--point and --moving cannot be combined")
     with contextlib.suppress(ValueError):
         x, y = (int(number) for number in args.point.split(","))
         return [QueryPoint(x, y, frame)]
-    raise InputError(f"--point is {args.point!r}; must be X,Y in whole pixels")
+    raise InputError(f"--point is {args.point!r}; must be X,Y, two integers (pixels)")
 
 
 def _point_json(point: QueryPoint, maps: Sequence[AttentionMap]) -> dict[str, Any]:

@@ -91,7 +91,7 @@ def test_wrong_and_failing_kernels_are_reported(tmp_path, monkeypatch):
 def test_reason_for_missing_kernels(monkeypatch):
     monkeypatch.delenv("TRITON_INTERPRET", raising=False)
     table = costs_on(CPU, [], 1, ["float32"], 1)
-    assert "without Triton kernels: " in table.text() and table.checks == {}
+    assert "Triton kernels are not used: " in table.text() and table.checks == {}
 
 
 def test_fastest_attention():

@@ -263,7 +263,7 @@ WRONG = {
     ("TRAIN.BATCH_SIZE", "0"): ["is 0", "at least 1"],
     ("SHARD_ID", "4"): ["is 4", "below NUM_SHARDS (4)"],
     ("TEST.NUM_SPATIAL_CROPS", "2"): ["is 2", "one of 1, 3"],
-    ("SOLVER.STEPS", "[0, 30, 20]"): ["is [0, 30, 20]", "rising", "start with 0"],
+    ("SOLVER.STEPS", "[0, 30, 20]"): ["is [0, 30, 20]", "rising", "starts with 0"],
     ("SOLVER.LRS", "[1]"): ["is [1]", "3 numbers", "SOLVER.STEPS"],
     ("SOLVER.SMOOTHING", "1"): ["is 1.0", "below 1"],
     ("SOLVER.EMA_DECAY", "1"): ["is 1.0", "below 1"],

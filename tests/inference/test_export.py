@@ -220,7 +220,7 @@ def test_model_card_has_the_accuracy_of_the_run(trained, tmp_path):
     swapped = ["VIT.APPROX_ATTN_TYPE", "nystrom"]
     assert export_command([str(trained), str(tmp_path / "swapped"), *swapped]) == 0
     card = (tmp_path / "swapped" / "README.md").read_text()
-    assert "| accuracy | not tested in this form |" in card and "nystrom" in card
+    assert "| accuracy | not tested with these weights and settings |" in card and "nystrom" in card
 
 
 def test_model_card_ignores_a_test_of_another_run(trained, tmp_path):
@@ -229,7 +229,7 @@ def test_model_card_ignores_a_test_of_another_run(trained, tmp_path):
     results = json.loads((other / "test_results.json").read_text())
     for changed, message in (
         (results["checkpoint"], "top-1"),
-        (results["checkpoint"].replace(str(trained), "elsewhere"), "not tested in this form"),
+        (results["checkpoint"].replace(str(trained), "elsewhere"), "not tested with these"),
     ):
         results["checkpoint"] = changed
         (other / "test_results.json").write_text(json.dumps(results))
@@ -310,7 +310,7 @@ def test_invalid_exports(trained, tmp_path):
         "format_version is 2; must be 1": changed(format_version=2),
         "format_version is None": changed(format_version=None),
         "an export to 'onnx'": changed(form="onnx"),
-        "does not belong to an export": json.dumps({"architectures": ["Bert"]}),
+        "was not written by slowfast_lara export": json.dumps({"architectures": ["Bert"]}),
         "cannot read .*config.json": "{",
         "config.json has no config": changed(config=[]),
         "unknown config key VIT.WIDTH": changed(config={"VIT": {"WIDTH": 3}}),

@@ -288,7 +288,7 @@ def test_bad_input_is_one_line(model, clips, tmp_path, capsys):
         "0 to 31": [*flags, "--point", "32,0", clips[0]],
         "frames from 0 to 3": [*flags, "--frame", "4", clips[0]],
         "--point is '3'": [*flags, "--point", "3", clips[0]],
-        "exclude": [*flags, "--point", "3,3", "--moving", "2", clips[0]],
+        "cannot be combined": [*flags, "--point", "3,3", "--moving", "2", clips[0]],
         "--moving is 0": [*flags, "--moving", "0", clips[0]],
         "--layer is 2": [*flags, "--layer", "2", clips[0]],
         "--head is -1": [*flags, "--head", "-1", clips[0]],
