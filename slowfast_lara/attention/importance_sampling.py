@@ -7,14 +7,14 @@ eq. 2 and the last equation of sec. 4.3)
     sum_c a'_nc xi(q_n,w_c) A_cf / sum_c a'_nc xi(q_n,w_c) B_cf
     A_cf = sum_p xi(k_fp,w_c) v_fp,   B_cf = sum_p xi(k_fp,w_c)
 
-The factor exp(-|q_n|^2/2) of xi(q_n,w_c) cancels. With the key statistics L_cf = log B_cf and M_cf
-= A_cf / B_cf (a weighted mean of the frame's values), it is
+The factor exp(-|q_n|^2/2) of xi(q_n,w_c) cancels. With the key statistics L_cf = log B_cf and
+M_cf = A_cf / B_cf (a weighted mean of the frame's values), the estimate is
 
     sum_c softmax_c(log a'_nc + q_n.w_c + L_cf) M_cf
 
 This form is stable at any scale and stays inside the range of the frame's values.
 
-`estimate` computes it in one of three ways: with Triton kernels, as fused attention on a GPU
+`estimate` computes this in one of three ways: with Triton kernels, as fused attention on a GPU
 (importance_sdpa.py), or in this file, frame by frame, with softmax weights that the backward pass
 recomputes. None of them allocates a tensor of shape [N,F,C].
 
@@ -133,7 +133,7 @@ def statistics(q: Tensor, k: Tensor, v: Tensor, samples: Samples, num_frames: in
     logits = log_xi(k_frames, w.unsqueeze(2).expand(-1, -1, num_frames, -1, -1))  # [B,h,F,C,P]
     weights = logits.softmax(-1)
     means = weights @ v_frames
-    # This is logsumexp_p(logits): the largest weight is 1 / sum_p exp(logit_p - max logit).
+    # log_sums is logsumexp_p(logits): the largest weight is 1 / sum_p exp(logit_p - max logit).
     log_sums = logits.amax(-1) - weights.amax(-1).log()
     if samples.log_weights is not None:
         log_sums = log_sums + samples.log_weights.unsqueeze(2)
@@ -218,7 +218,7 @@ def _head_groups(groups: tuple[Tensor, ...], x: Tensor) -> Iterator[tuple[Tensor
 
 
 def _cache_chunks(scores: Tensor) -> Iterator[tuple[slice, slice]]:
-    """Yield slices (clip, heads) of at most CPU_CHUNK elements of `scores`, or of one head."""
+    """Yield slices (clip, heads) that hold at most CPU_CHUNK elements of `scores`, or one head."""
     B, h, N, C = scores.shape
     size = max(1, CPU_CHUNK // (N * C))
     for b in range(B):

@@ -34,7 +34,7 @@ from slowfast_lara.attention.tensors import scaled, split_frames
 
 _DTYPES = (torch.float16, torch.bfloat16, torch.float32)
 _UNIT = 256.0
-# Factor of alpha, because float16 underflows below 6e-8. It cancels in the softmax over the samples.
+# Factor of alpha, because float16 underflows below 6e-8. It cancels in the softmax over samples.
 _ALPHA_UNIT = 1024.0
 
 
@@ -128,7 +128,7 @@ def _key_stats(k: Tensor, v: Tensor, w: Tensor, num_frames: int) -> tuple[Tensor
 class _WithGradient(torch.autograd.Function):
     """Return log_sums unchanged, and compute the gradient that the fused operator lacks.
 
-    The gradient of log_sum is that of query.mean_key, if the weights of the mean are constant.
+    The gradient of log_sum is the gradient of query.mean_key with constant weights in the mean.
     """
 
     @staticmethod

@@ -32,7 +32,7 @@ def farthest_tokens(x: Tensor, num_landmarks: int, *, num_frames: int = 1) -> Te
     chosen = []
     for part, total in zip(parts, sums):
         reference = (total / part.shape[3]).unsqueeze(3).lerp(mean, GLOBAL_MEAN_SHARE)
-        # float32, as in the Triton kernel: half-precision rounding could select another token.
+        # In float32, as in the Triton kernel: half precision could select another token.
         distances = torch.linalg.vector_norm(part.detach() - reference, dim=-1, keepdim=True)
         farthest = distances.argmax(3, keepdim=True)
         chosen.append(gather_tokens(part, farthest).squeeze(3).to(wide))

@@ -1,10 +1,10 @@
 """LARA: linear randomized attention.
 
 Zheng et al., "Linear Complexity Randomized Self-attention Mechanism", ICML 2022, sec. 4 and
-appendix G.3. The C proposals q_c are distributions around landmarks q~_c of the queries and k~_c of
-the keys. One sample w_c of each proposal is shared by all queries and frames. Multiple importance
-sampling weights the samples for each query: in the scaled space, the estimate of
-importance_sampling.py has the weights
+appendix G.3. The C proposals q_c are built from landmarks q~_c of the queries and k~_c of the keys.
+One sample w_c of each proposal is shared by all queries and frames. Multiple importance sampling
+weights the samples for each query: in the scaled space, the estimate of importance_sampling.py has
+the weights
 
     a'_nc = alpha_nc N(w_c;0,I) / q_c(w_c)
 
@@ -177,13 +177,13 @@ class LaraAttention(Estimator):
         ] = "means",
         weighting: Annotated[
             Weighting,
-            "weights of the samples; balance: the balance heuristic alone; coupled, decoupled: "
-            "with a correction for each query, coupled to the density of the proposal or not",
+            "weights of the samples; balance: the balance heuristic; coupled: plus a term for each "
+            "query, scaled by the proposal's density; decoupled: plus that term, scaled by beta",
         ] = "decoupled",
         beta: Annotated[
             float,
-            "factor of the correction in the decoupled weighting; the paper found 2 slightly "
-            "better than 1",
+            "factor of the term for each query in the decoupled weighting; the paper found 2 "
+            "slightly better than 1",
         ] = 1.0,
         learned: Annotated[
             bool, "apply a linear layer and LayerNorm, shared by all heads, to the landmarks"
@@ -235,7 +235,7 @@ class LaraAttention(Estimator):
         if self.proposal == "global":
             if triton:
                 _, means, remainder, _ = key_stats(scaled(q_landmarks), k, None, 1)
-                # The means become exponents: add back the remainder that rounding removed.
+                # The means are part of an exponent: add back the remainder that rounding removed.
                 means = means if remainder.numel() == 0 else means.float() + remainder
                 return means.squeeze(2)
             k = to_float32(k)

@@ -9,8 +9,8 @@ each frame. It scales the logits by 1/sqrt(d) itself.
 
 The model passes the constructor arguments in `MODEL_ARGUMENTS`. Every other argument is an option:
 it must have a default, and it becomes the config key VIT.<ESTIMATOR>.<OPTION>. The annotation
-Annotated[type, "meaning"] documents the option. The type Literal lists the allowed values; float |
-Literal["word"] allows a word in place of a number.
+Annotated[type, "meaning"] documents the option. The type Literal lists the allowed values;
+float | Literal["word"] allows a word in place of a number.
 """
 
 from __future__ import annotations

@@ -227,7 +227,7 @@ class VisionTransformer(nn.Module):
     def initialise(self) -> None:
         """Initialise the parameters, and freeze those that the model does not use."""
         # At width 768, a standard deviation of 0.02 preserves the scale of activations. At width 96
-        # it would shrink them to a third in every layer, and hundreds of steps would train nothing.
+        # every layer would shrink them to a third, and hundreds of steps would not train the model.
         linear_std = 0.02 * (768 / self.head.in_features) ** 0.5
         for module in self.modules():
             if isinstance(module, (nn.Linear, nn.Conv2d, nn.Conv3d)):

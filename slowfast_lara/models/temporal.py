@@ -4,8 +4,8 @@ Query n has one pooled token x_nf for every frame f. The stage computes
 
     a_nhf = softmax_f(q_nh . (W_k x_nf + b_k)_h),   y_nh = sum_f a_nhf v_nfh
 
-with v = W_v x + b_v, or v = x itself. Projecting all N*F tokens to keys and values would cost 2 F
-D^2 MACs per query. Two identities reduce the cost by the factor F:
+with v = W_v x + b_v, or v = x itself. Projecting all N*F tokens to keys and values would cost
+2 F D^2 MACs per query. Two identities reduce the cost by the factor F:
 
     q_nh . W_k,h x_nf = (W_k,h^T q_nh) . x_nf          project the query instead
     sum_f a_nhf W_v,h x_nf = W_v,h (sum_f a_nhf x_nf)  aggregate, then project
@@ -48,7 +48,7 @@ def temporal_attention(
     """Attend over the frames: q [B,N,h,d], x [B,F,N,D] -> [B,N,h,d].
 
     `weight` [2D,D] and `bias` [2D] project to keys and values, in this order.
-    If `project_values` is False, the values are x, and the halves for values are unused.
+    If `project_values` is False, the values are x, and the second halves are unused.
     """
     too_long = "clips of 2**31 elements or more" if math.prod(x.shape[1:]) >= 2**31 else ""
     if choice.uses_triton(kernels, x, too_long):

@@ -53,7 +53,7 @@ def uses_triton(kernels: str, x: Tensor, unsupported: str = "") -> bool:
         return not unsupported and x.device.type == "cuda" and resolved(x)
     if unsupported:
         raise ValueError(f"kernels='triton' does not support {unsupported}; use 'auto' or 'torch'")
-    # On the meta device, on fake tensors and while torch.compile traces, no kernel is launched.
+    # No check for the meta device, for fake tensors or while torch.compile traces: no kernel runs.
     if not (torch.compiler.is_compiling() or x.device.type == "meta" or isinstance(x, FakeTensor)):
         problem = obstacle(x.device)
         if interpreted() and x.dtype == torch.bfloat16:
@@ -64,7 +64,7 @@ def uses_triton(kernels: str, x: Tensor, unsupported: str = "") -> bool:
 
 
 def resolved(x: Tensor) -> bool:
-    """The decision of `resolve` for the device and dtype of x, which the first call makes."""
+    """Decision of `resolve` for x's device and dtype; call `resolve` if there is none yet."""
     if torch.compiler.is_compiling():  # the self-check cannot run while torch.compile traces
         return DECISIONS.get((x.device, x.dtype), False)
     if isinstance(x, FakeTensor):

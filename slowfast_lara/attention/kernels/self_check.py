@@ -188,7 +188,7 @@ def _plain_combine(q: Tensor, w: Tensor, L: Tensor, M: Tensor, *weights: Tensor)
 
 
 def _temporal(q: Tensor, x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-    """With a bias the values are projected; without one they are x."""
+    """With a bias, the values are projected; without a bias, the values are x."""
     return temporal(q, x, weight, bias, bias is not None)[0]
 
 

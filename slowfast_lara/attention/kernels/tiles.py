@@ -2,9 +2,9 @@
 
 Each tile is the largest with which the compiled kernel spills no registers and fits into the shared
 memory of every supported GPU. `python -m benchmarks kernels` compiles the kernels for sm_80, sm_90
-and sm_100 and reports violations. Exceptions are in float32, with a head size of 128 and 256
-samples: some kernels spill registers, and one exceeds the shared memory of compute capability 8.6,
-8.9 and 12.0, which self_check.py detects.
+and sm_100 and reports violations. In float32, with a head size of 128 and 256 samples, there are
+exceptions: some kernels spill registers, and one exceeds the shared memory of compute capability
+8.6, 8.9 and 12.0, which self_check.py detects.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ def block_size(n: int) -> int:
 # computes the scores only once for these frames.
 FRAME_GROUP = 4
 
-# Tiles of kernels whose programs own one block of samples or loop over blocks of samples: samples
-# BLOCK_C, queries or keys BLOCK_N, warps, pipeline stages. First for d <= 64, then for d <= 128.
+# Kernels whose programs own a block of samples or loop over blocks of samples. Two tiles, for
+# d <= 64 and d <= 128: (BLOCK_C samples, BLOCK_N queries or keys, warps, pipeline stages).
 _SAMPLE_BLOCKS = {
     "key_stats_forward": ((64, 64, 8, 2), (64, 64, 8, 2)),
     "query_normaliser": ((64, 64, 4, 2), (64, 64, 4, 2)),
@@ -36,9 +36,9 @@ _SAMPLE_BLOCKS_FLOAT32 = {
     "key_stats_backward_tied": ((16, 16, 4, 1), (16, 16, 8, 1)),
     "key_stats_backward_samples": ((32, 16, 4, 1), (16, 16, 8, 1)),
 }
-# BLOCK_N of kernels whose programs hold all samples: for d <= 64 and C <= 128, then for the rest.
+# BLOCK_N of kernels whose programs hold all samples: (if d <= 64 and C <= 128, otherwise).
 _ALL_SAMPLES = {"combine_forward": (64, 32), "combine_backward_queries": (32, 16)}
-# BLOCK_E, the number of columns of a head in a tile, of the kernels of the temporal stage.
+# BLOCK_E (columns of a head in one tile) of the kernels of the temporal stage.
 _TEMPORAL = {
     "temporal_scores": 16,
     "temporal_pool": 64,

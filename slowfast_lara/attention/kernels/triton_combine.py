@@ -308,7 +308,7 @@ def combine_backward_means(
     GROUP: tl.constexpr, D: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_C: tl.constexpr,
     BLOCK_N: tl.constexpr, ALIGNED: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """dM_cf = sum_n p_ncf dout_nf for GROUP frames, with scores that are computed once."""
+    """dM_cf = sum_n p_ncf dout_nf for GROUP frames; the scores are computed once for all frames."""
     bh, b, h, group, c = own_block(C, tl.cdiv(F, GROUP), H, BLOCK_C)
     d, i = tl.arange(0, BLOCK_D), tl.arange(0, BLOCK_N)
     mask_c, mask_d = c < C, d < D

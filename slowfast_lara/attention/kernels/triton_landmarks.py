@@ -87,7 +87,7 @@ def segment_backward(
     grad_ptr, chosen_ptr, out_ptr, F, P, C, SHORT, LENGTH,
     D: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_N: tl.constexpr, MEANS: tl.constexpr,
 ):  # fmt: skip
-    """Gradient of x: for MEANS equal for all tokens of a segment, else only of the chosen token."""
+    """Gradient of x. If MEANS, all tokens of a segment get it; otherwise only the chosen token."""
     pid = tl.program_id(0)
     bh, first, number = segment(pid, C, SHORT, LENGTH)
     d, i = tl.arange(0, BLOCK_D), tl.arange(0, BLOCK_N)

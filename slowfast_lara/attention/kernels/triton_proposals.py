@@ -102,7 +102,7 @@ def proposals_backward(
         logits = tl.dot(b_w, tl.trans(mu_j), input_precision=PRECISION)
         logits -= half_norm(mu_j)[None, :]
         shares = tl.exp(logits - log_own[:, None] + tl.log(balance)[:, None])
-        # E_cc includes +y_c before the matmul: after it, large vectors would not cancel exactly.
+        # E_cc includes +y_c here. Added after the matmul, large vectors would not cancel exactly.
         shares = tl.where(same, balance[:, None] - 1, shares)
         shares = tl.where(mask_j[None, :], shares, 0.0)
         b_dw -= tl.dot(y[:, None] * shares, mu_j, input_precision=PRECISION)

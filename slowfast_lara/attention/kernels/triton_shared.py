@@ -67,7 +67,7 @@ def dot_gradient(grad, x, SPLIT: tl.constexpr, PRECISION: tl.constexpr):
     """grad [M,K] float32 @ x [K,L] -> float32.
 
     For float16, each row of the gradient is divided by its largest element, to stay in range. SPLIT
-    includes the remainder `lo` of the gradient, for results that a later subtraction mostly cancels.
+    includes the gradient's remainder `lo`, for results that a later subtraction mostly cancels.
     """
     if x.dtype == tl.float32:
         return tl.dot(grad, x, input_precision=PRECISION)

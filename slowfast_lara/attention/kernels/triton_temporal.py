@@ -15,10 +15,11 @@ temporal_pool with ds and W_h to compute dq. Its other kernels are
     temporal_backward_weight   dW_h = sum_n q_nh (sum_f ds_nhf x_nf)^T, as partial sums over n
 
 The matmuls [h,D] @ [D,F] differ between tokens, so tl.dot is batched over tokens (3-D blocks).
-x [B,F,N,D] only needs a last stride of 1. q and y [B,N,h,d], a and ds [B,N,h,F] and
-the weights [h,d,D] are contiguous. H, E and D are the numbers of heads, of columns per head and of
-all columns, and are not limited. Offsets inside a clip are 32 bits, to save registers, so
-models/temporal.py does not call the operator for clips of 2**31 elements or more.
+x [B,F,N,D] only needs a last stride of 1. q and y [B,N,h,d], a and ds [B,N,h,F] and the weights
+[h,d,D] are contiguous. H, E and D are the numbers of heads, of columns per head and of all columns.
+There is no limit for them, because programs and loops divide them into blocks. Offsets inside a
+clip are 32 bits, to save registers, so models/temporal.py does not call the operator for clips of
+2**31 elements or more.
 """
 
 from __future__ import annotations
@@ -77,7 +78,7 @@ def absorbed(
 
 @triton.jit
 def own_columns(ptr, n, mask_n, h, column, H, E):
-    """`absorbed` without a weight, [N,h,columns]: each column of [N,D] at its head, else zero."""
+    """Columns of [N,D] as [N,h,columns]: each column at its own head, zero at other heads."""
     mask = mask_n[:, None] & (column < H * E)[None, :]
     values = tl.load(ptr + n[:, None] * (H * E) + column[None, :], mask=mask, other=0.0)
     own = (column // E)[None, None, :] == h[None, :, None]

@@ -130,7 +130,7 @@ def _read(path: str, averaged: bool) -> dict[str, Tensor]:
             with np.load(path, allow_pickle=False) as arrays:
                 return {name: torch.from_numpy(arrays[name]) for name in arrays.files}
     elif start[8:] == b"{":
-        # Imported here, because a PySlowFast checkout may lack the package.
+        # Imported here, because a PySlowFast checkout may lack safetensors.
         from safetensors.torch import load
 
         with open(path, "rb") as file:

@@ -8,7 +8,7 @@ PySlowFast and this package. Weights that do not fit are adapted:
 - Spatial position embeddings are resized bicubically to the model's base grid, temporal ones
   linearly to the model's number of frames. A joint embedding that the file lacks is the spatial
   embedding in every frame, plus the temporal embedding if the file has one.
-- If the file's classifier has another number of classes, the model's keeps its initial weights.
+- A classifier whose number of classes differs from the file's keeps its initial weights.
 - Parts that image models lack keep their initial weights: trajectory projections (proj_q, proj_kv),
   temporal attention (timeattn, norm3), the hidden layer of the head (pre_logits), `temp_embed`, and
   an estimator's parameters and samples. At ViT-B's width the initial weights are Motionformer's:
@@ -38,7 +38,7 @@ from slowfast_lara.models.weights.vit_npz import from_vit_npz, is_vit_npz
 
 INFLATIONS = ("centre", "average")
 
-# Parts of the model that a file may lack. It may not lack only some parameters or blocks of a part.
+# Optional parts: a file must hold all parameters of such a part, in all blocks, or none of them.
 _OPTIONAL_PART = re.compile(
     r"(?:blocks\.\d+\.)?(?:"
     r"(?P<trajectory>attn\.proj_(?:q|kv))|(?P<divided>timeattn|norm3)|"
@@ -347,7 +347,7 @@ def _without_index(name: str) -> str:
 
 
 def _summary(items: list[str], separator: str = ", ") -> str:
-    """The first four items, without repetition in other blocks, and the number of further items."""
+    """Up to four items that differ in more than the block index, and the number of other items."""
     items = list(dict.fromkeys(items))
     first: dict[str, str] = {}
     for item in items:

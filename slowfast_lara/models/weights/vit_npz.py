@@ -58,7 +58,7 @@ def from_vit_npz(weights: dict[str, Tensor]) -> tuple[dict[str, Tensor], int | N
             else:
                 ours[full_name] = x
         except (IndexError, RuntimeError, ValueError):
-            raise ValueError(f"{name} has shape {list(x.shape)}, expected a ViT's") from None
+            raise ValueError(f"{name} is {list(x.shape)}, not its shape in a ViT") from None
     for target, parts in qkv.items():
         if len({part.shape for part in parts.values()}) > 1:
             raise ValueError(f"query, key and value differ in shape ({target})")
