@@ -9,7 +9,7 @@ from slowfast_lara.attention.registry import (
     register,
 )
 
-# Importing a file registers its estimator; this is the order in tables and plots.
+# Importing a module registers its estimator. Tables and plots list estimators in this order.
 from slowfast_lara.attention.softmax import softmax_attention  # isort: skip
 from slowfast_lara.attention.lara import lara_attention  # isort: skip
 from slowfast_lara.attention.ra import ra_attention  # isort: skip

@@ -1,21 +1,22 @@
 """Self-normalised importance sampling, the common form of Performer and LARA.
 
-In the scaled space (q and k times d**-0.25), with log xi(x, w) = w.x - |x|^2/2,
-samples w_c and weights a'_nc, per frame (eq. 2 and the last equation of sec. 4.3):
+Queries q_n and keys k_fp are in the scaled space (multiplied by d**-0.25). With samples w_c, their
+weights a'_nc and log xi(x, w) = w.x - |x|^2/2, the estimate for query n and frame f is (LARA paper,
+eq. 2 and the last equation of sec. 4.3)
 
     sum_c a'_nc xi(q_n,w_c) A_cf / sum_c a'_nc xi(q_n,w_c) B_cf
     A_cf = sum_p xi(k_fp,w_c) v_fp,   B_cf = sum_p xi(k_fp,w_c)
 
-The factor exp(-|q_n|^2/2) cancels. With the key statistics L_cf = log B_cf and
-M_cf = A_cf / B_cf (a mean of the frame's values), the estimate is
+The factor exp(-|q_n|^2/2) of xi(q_n,w_c) cancels. With the key statistics L_cf = log B_cf and
+M_cf = A_cf / B_cf (a weighted mean of the frame's values), the estimate is
 
-    sum_c softmax_c(log a'_nc + q_n.w_c + L_cf) M_cf:
+    sum_c softmax_c(log a'_nc + q_n.w_c + L_cf) M_cf
 
-stable at any scale, and inside the range of the frame's values.
+This form is stable at any scale and stays inside the range of the frame's values.
 
-`estimate` computes it with the Triton kernels, as fused attention on a GPU
-(importance_sdpa.py), or here: frame by frame, with weights that the backward pass
-recomputes. No tensor of shape [N,F,C] exists.
+`estimate` computes this in one of three ways: with Triton kernels, as fused attention on a GPU
+(importance_sdpa.py), or in this file, frame by frame, with softmax weights that the backward pass
+recomputes. None of them allocates a tensor of shape [N,F,C].
 
 Shapes: B batch, h heads, N queries, F frames, P tokens of a frame, C samples, d head size.
 """
@@ -42,13 +43,13 @@ from slowfast_lara.attention.tensors import (
     without_autocast,
 )
 
-# Two limits for CPUs, in elements; neither changes the result.
-# The weights of a frame, [N,C] for a few heads at once, are used while they are still in the
-# cache (2**18 float32 are 1 MB).
+# Two size limits for CPUs, in elements. Neither changes the result.
+# The softmax weights [N,C] of a frame are computed for a few heads at a time, so that they are
+# still in the cache when they are used (2**18 float32 numbers are 1 MB).
 CPU_CHUNK = 2**18
-# The scores, [B,h,N,C] for a group of heads, stay small enough for the allocator to reuse one
-# block for all groups. It returns a larger block (2**21 float32 are 8 MB) to the operating
-# system, which maps it again, page by page, at every operation.
+# The scores [B,h,N,C] are computed for one group of heads at a time. Up to this size (8 MB in
+# float32), the memory allocator reuses one block for all groups. It returns a larger block to the
+# operating system, which maps the memory again, page by page, at every operation.
 CPU_GROUP = 2**21
 
 
@@ -66,7 +67,7 @@ def log_xi(x: Tensor, w: Tensor) -> Tensor:
 
 
 def add_matmul(x: Tensor, left: Tensor, right: Tensor) -> Tensor:
-    """x + left @ right without a tensor for left @ right; x broadcasts."""
+    """x + left @ right, without allocating left @ right; x is broadcast."""
     batch = left.shape[:-2]
     shape = (*batch, left.shape[-2], right.shape[-1])
     parts = (x.expand(shape), left, right.expand(*batch, *right.shape[-2:]))
@@ -82,10 +83,11 @@ def estimate(
     num_frames: int,
     kernels: choice.Kernels = "auto",
 ) -> Tensor:
-    """The estimate above in the dtype of q: q [B,h,N,d]; k, v [B,h,F*P,d] -> [B,h,N,F,d].
+    """Importance-sampling estimate: q [B,h,N,d]; k, v [B,h,F*P,d] -> [B,h,N,F,d], in q's dtype.
 
-    `make_samples(k, triton, *given)` returns the samples; `triton` allows Triton kernels, and
-    `given` are tensors [B,h,C,...] or None. On a CPU it is called for a few heads at a time.
+    `make_samples(k, triton, *given)` returns the samples. `triton` is whether it may use Triton
+    kernels; `given` are tensors [B,h,C,...], of which all but the first may be None. On a CPU,
+    `make_samples` is called for a few heads at a time.
     """
     with without_autocast(q.device.type):
         given = tuple(map(to_float32, given))
@@ -131,7 +133,7 @@ def statistics(q: Tensor, k: Tensor, v: Tensor, samples: Samples, num_frames: in
     logits = log_xi(k_frames, w.unsqueeze(2).expand(-1, -1, num_frames, -1, -1))  # [B,h,F,C,P]
     weights = logits.softmax(-1)
     means = weights @ v_frames
-    # The largest weight is 1 / sum_p exp(logit_p - max logit).
+    # log_sums is logsumexp_p(logits): the largest weight is 1 / sum_p exp(logit_p - max logit).
     log_sums = logits.amax(-1) - weights.amax(-1).log()
     if samples.log_weights is not None:
         log_sums = log_sums + samples.log_weights.unsqueeze(2)
@@ -139,7 +141,7 @@ def statistics(q: Tensor, k: Tensor, v: Tensor, samples: Samples, num_frames: in
 
 
 def alpha(q: Tensor, weights: QueryWeights) -> Tensor:
-    """alpha_nc before the clamp, [B,h,N,C]; q in the scaled space."""
+    """alpha_nc [B,h,N,C] before the clamp, for q in the scaled space."""
     landmarks, *columns = weights
     balance, gain, shares = (x.unsqueeze(-2) for x in columns)  # [B,h,1,C]
     r = (q @ landmarks.mT).softmax(-2)
@@ -179,7 +181,7 @@ class _CombineFrames(torch.autograd.Function):
     def forward(ctx: Any, *groups: Tensor) -> Tensor:
         heads = sum(scores.shape[1] for scores in groups[::3])
         (B, _, N, _), (_, _, F, _, d) = groups[0].shape, groups[2].shape
-        # The memory layout that the temporal stage of trajectory attention reads.
+        # [B,F,N,h,d] is the memory layout that the temporal stage of trajectory attention reads.
         out = groups[0].new_empty(B, F, N, heads, d).permute(0, 3, 2, 1, 4)
         for scores, log_sums, means, part in _head_groups(groups, out):
             for at in _cache_chunks(scores):
@@ -210,13 +212,13 @@ class _CombineFrames(torch.autograd.Function):
 
 
 def _head_groups(groups: tuple[Tensor, ...], x: Tensor) -> Iterator[tuple[Tensor, ...]]:
-    """Yield scores, log_sums and means of each group of heads, and its heads of x [B,h,...]."""
+    """Yield scores, log_sums, means and the slice of x [B,h,...] for each group of heads."""
     parts = x.split([scores.shape[1] for scores in groups[::3]], dim=1)
     return zip(groups[::3], groups[1::3], groups[2::3], parts)
 
 
 def _cache_chunks(scores: Tensor) -> Iterator[tuple[slice, slice]]:
-    """Yield slices of clips and heads, with CPU_CHUNK elements of `scores` or one head."""
+    """Yield slices (clip, heads) that hold at most CPU_CHUNK elements of `scores`, or one head."""
     B, h, N, C = scores.shape
     size = max(1, CPU_CHUNK // (N * C))
     for b in range(B):

@@ -2,15 +2,16 @@
 
     sum_c softmax_c(log alpha_nc + q_n.w_c + L_cf) M_cf
 
-is attention with the samples w as keys, the means M as values and log alpha as a mask. L is the
-same for all queries, so extra components of the keys hold it. L and M are results of attention
-too, with the samples as queries, and so are the normalisers of r_nc in alpha. Memory traffic
-dominates on a GPU, and the mask is the only tensor of size [N,C]; weightings with the same alpha
-for all queries need none.
+(notation of importance_sampling.py and samples.py) is attention with the samples w_c as keys, the
+means M_cf as values and log alpha_nc as a mask. L_cf does not depend on the query, so extra
+components of the keys hold it. L_cf and M_cf are also results of attention, with the samples as
+queries and the frame's keys as keys. The normalisers of r_nc are results of attention with the
+landmarks as queries and q as keys. Memory traffic dominates the time on a GPU: only the mask and
+its terms have the size [N,C]. Weights that do not depend on the query need no mask.
 
-Half precision rounds the samples and landmarks. All terms use the same rounded values, so the
-estimate is exact for slightly different samples, and no rounding error enters an exponential.
-Numbers that must not be rounded (L, norms, log-sums) are split into two components, the rounded
+Half precision rounds the samples and landmarks. All terms use the same rounded values. This only
+replaces the samples by slightly different ones; no rounding error enters an exponential. Numbers
+that must not be rounded (L_cf, norms, log-normalisers) are split into two components, the rounded
 value and the remainder, both divided by `_UNIT` to stay in float16's range. The other operand of
 the dot product has the constant `_UNIT` in these components.
 
@@ -33,19 +34,19 @@ from slowfast_lara.attention.tensors import scaled, split_frames
 
 _DTYPES = (torch.float16, torch.bfloat16, torch.float32)
 _UNIT = 256.0
-# Factor of alpha that cancels between the samples: float16 underflows below 6e-8.
+# Factor of alpha, because float16 underflows below 6e-8. It cancels in the softmax over samples.
 _ALPHA_UNIT = 1024.0
 
 
 def sdpa_supports(x: Tensor) -> bool:
-    """Whether PyTorch has the fused attention of `_attention` for the device and dtype of x."""
+    """Whether PyTorch has the operator that `_attention` calls for the device and dtype of x."""
     return x.device.type in ("cuda", "meta") and x.dtype in _DTYPES
 
 
 def estimate_by_sdpa(q: Tensor, k: Tensor, v: Tensor, samples: Samples, num_frames: int) -> Tensor:
-    """q [B,h,N,d]; k, v [B,h,F*P,d] -> [B,h,N,F,d], in the dtype of q."""
+    """The estimate in the dtype of q: q [B,h,N,d]; k, v [B,h,F*P,d] -> [B,h,N,F,d]."""
     k, v = k.to(q.dtype), v.to(q.dtype)
-    # q and k are not scaled here, so the samples take both factors d**-0.25.
+    # q and k are not scaled in this file; the samples carry the factor d**-0.25 instead.
     w = scaled(samples.w).to(q.dtype).flatten(0, 1)  # [B*h,C,d]
     log_sums, means = _key_stats(k, v, w, num_frames)
     if samples.log_weights is not None:
@@ -69,15 +70,16 @@ def estimate_by_sdpa(q: Tensor, k: Tensor, v: Tensor, samples: Samples, num_fram
 
 
 def _append_units(x: Tensor) -> Tensor:
-    """[...,d] -> [...,d']: append the constants that multiply the components of `_append_sums`."""
+    """[...,d] -> [...,d']: append `_UNIT`, the factor of the components from `_append_sums`."""
     more = 2 + -(x.shape[-1] + 2) % 8
     return torch.cat((x, x.new_full((), _UNIT).expand(*x.shape[:-1], more)), dim=-1)
 
 
 def _append_sums(x: Tensor, sums: Tensor) -> Tensor:
-    """[...,M,d] and [...,M] -> [...,M,d'], whose dot product with `_append_units` adds the sums.
+    """x [...,M,d] and sums [...,M] -> [...,M,d']: append the sums, as split components.
 
-    A shift of all M sums cancels in a softmax over them, so the largest is subtracted.
+    A dot product with a vector from `_append_units` then adds the sum to the logit. The largest sum
+    is subtracted first, because a shift of all M sums cancels in the softmax over them.
     """
     sums = ((sums - sums.detach().amax(-1, keepdim=True)) / _UNIT).unsqueeze(-1)
     return _append_split(x, sums)
@@ -90,26 +92,26 @@ def _append_split(x: Tensor, sums: Tensor) -> Tensor:
 
 
 def _append_zeros(x: Tensor, number: int, *between: Tensor) -> Tensor:
-    """Append `between` and zeros in one pass over memory; functional.pad takes two."""
+    """Append `between` and zeros in one pass over memory; cat and pad would be two passes."""
     return torch.cat((x, *between, x.new_zeros(()).expand(*x.shape[:-1], number)), dim=-1)
 
 
 def _attention(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
-    """Attention without scale, and the log-sum-exp of each query, which has no gradient.
+    """Attention without a scale, and the log-sum-exp of each query's logits, without a gradient.
 
-    PyTorch's operators behind `scaled_dot_product_attention`, which does not return the log-sums.
+    Call the operators behind `scaled_dot_product_attention`, which does not return the log-sum-exp.
     """
     aten = torch.ops.aten
     if q.device.type == "cpu":  # for tests
         return aten._scaled_dot_product_flash_attention_for_cpu(q, k, v, scale=1.0)
     out, sums, *_ = aten._scaled_dot_product_efficient_attention(q, k, v, None, True, scale=1.0)
-    return out, sums[..., : q.shape[2]]  # the operator pads the rows
+    return out, sums[..., : q.shape[2]]  # the operator pads the log-sums
 
 
 def _key_stats(k: Tensor, v: Tensor, w: Tensor, num_frames: int) -> tuple[Tensor, Tensor]:
-    """L up to a shift per frame [B*h,F,C], and M [B*h,F,C,d].
+    """L_cf up to a constant per frame, [B*h,F,C], and M_cf [B*h,F,C,d].
 
-    k, v [B,h,F*P,d], not scaled; w [B*h,C,d] with both scaling factors.
+    k, v [B,h,F*P,d] are not scaled; w [B*h,C,d] carries the factor d**-0.25 of k.
     """
     d = k.shape[-1]
     k, v = (split_frames(x, num_frames) for x in (k, v))
@@ -124,9 +126,9 @@ def _key_stats(k: Tensor, v: Tensor, w: Tensor, num_frames: int) -> tuple[Tensor
 
 
 class _WithGradient(torch.autograd.Function):
-    """log_sums unchanged, with the gradient that the fused operator does not provide.
+    """Return log_sums unchanged, and compute the gradient that the fused operator lacks.
 
-    d log_sum = d(query . mean key), with the weights of the mean held constant.
+    The gradient of log_sum is the gradient of query.mean_key with constant weights in the mean.
     """
 
     @staticmethod
@@ -157,43 +159,43 @@ class _HalfNorms(torch.autograd.Function):
 
 
 class _LogAlpha(torch.autograd.Function):
-    """log alpha [B*h,N,C] up to a constant.
+    """log(_ALPHA_UNIT * alpha_nc), [B*h,N,C].
 
-    Inputs: queries [B*h,N,d'] from `_append_units`, landmarks [B*h,C,d], then balance, gain and
-    shares [B*h,C,1].
+    Inputs: queries [B*h,N,d'] from `_append_units`; landmarks [B*h,C,d]; balance, gain and shares
+    [B*h,C,1]. Balance and gain are already multiplied by _ALPHA_UNIT.
     """
 
     @staticmethod
     def forward(ctx: Any, queries: Tensor, *weights: Tensor) -> Tensor:
         landmarks, balance, gain, shares = weights
         padded = _append_zeros(landmarks, queries.shape[-1] - landmarks.shape[-1])
-        # The softmax of r over the queries: log-normalisers, and mean queries sum_n r_nc q_n.
+        # The attention of the landmarks over the queries: sum_n r_nc q_n, and r's log-normalisers.
         mean_q, sums = (x[0] for x in _attention(padded[None], queries[None], queries[None]))
         r = (queries @ _append_split(landmarks, -sums.unsqueeze(-1) / _UNIT).mT).exp_()
         rbar = r @ shares
         alpha = torch.addcmul(balance.mT, gain.mT, r - rbar)
         ctx.width = landmarks.shape[-1]
         ctx.save_for_backward(queries, padded, gain, shares, mean_q, r, rbar, alpha)
-        # The log of a negative alpha is NaN, and fmax ignores NaN.
+        # The log of a negative alpha is NaN, which fmax replaces by `smallest`.
         smallest = alpha.new_full((), math.log(MIN_ALPHA * _ALPHA_UNIT))
         return torch.fmax(alpha.log(), smallest)
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, ...]:
-        """Allocate one tensor [N,C] only, y, which z overwrites.
+        """Gradients of the inputs, with y_nc = grad_nc / alpha_nc and s_n = sum_c gain_c y_nc.
 
-        With y = grad / alpha and z = r y, dr_nc = gain_c y_nc - shares_c s_n, where
-        s_n = sum_c gain_c y_nc; the softmax over n subtracts the mean of each column.
+        The gradient of r_nc is dr_nc = gain_c y_nc - shares_c s_n. The softmax over n subtracts
+        `column`, which is sum_n r_nc dr_nc. To save memory, z_nc = r_nc y_nc overwrites y.
         """
         saved = (*ctx.saved_tensors, grad)
         if grad.dtype == torch.float16:  # 1 / alpha would overflow
             saved = tuple(x.float() for x in saved)
         queries, landmarks, gain, shares, mean_q, r, rbar, alpha, grad = saved
         y = grad / functional.threshold(alpha, MIN_ALPHA * _ALPHA_UNIT, math.inf)
-        y_sums = y.mT @ functional.pad(rbar, (0, 1), value=1.0)  # sum_n y_nc (rbar_n, 1)
+        y_sums = y.mT @ functional.pad(rbar, (0, 1), value=1.0)  # sum_n y_nc rbar_n, sum_n y_nc
         s = y @ gain
         z = y.mul_(r)
-        # sum_n z_nc q_n and sum_n r_nc s_n q_n; the last component of q_n is the constant _UNIT.
+        # The last component of q_n is _UNIT: the last columns are sum_n z_nc, sum_n r_nc s_n.
         z_sums, r_sums = z.mT @ queries, r.mT @ (s * queries)
         z_sum, r_sum = (x[..., -1:] / _UNIT for x in (z_sums, r_sums))
         column = gain * z_sum - shares * r_sum

@@ -1,4 +1,4 @@
-"""Landmarks: one vector per segment of the tokens, in float32 for half-precision input."""
+"""Landmarks: one vector per segment of tokens, in float32 if the tokens are half precision."""
 
 from __future__ import annotations
 
@@ -7,22 +7,23 @@ from torch import Tensor
 
 from slowfast_lara.attention.tensors import gather_tokens, is_exporting, split_frames
 
-# Both tokens of a segment of two are equally far from their mean. Moving the reference towards
-# the mean of all tokens breaks the tie, so that rounding does not decide.
+# `farthest_tokens` measures distances from the segment's mean, moved by this fraction of the way
+# towards the mean of all tokens. In a segment of two tokens, both are equally far from their mean;
+# moving the mean breaks this tie, which rounding would decide otherwise.
 GLOBAL_MEAN_SHARE = 0.125
 
 
 def segment_means(x: Tensor, num_landmarks: int, *, num_frames: int = 1) -> Tensor:
-    """[B,h,F*P,d] frame-major -> [B,h,C,d], the means of C segments."""
+    """The means of C segments of frame-major tokens: [B,h,F*P,d] -> [B,h,C,d]."""
     means = [_mean(part) for part in _segments(x, num_landmarks, num_frames)]
     return means[0] if len(means) == 1 else torch.cat(means, dim=2)
 
 
 def farthest_tokens(x: Tensor, num_landmarks: int, *, num_frames: int = 1) -> Tensor:
-    """[B,h,F*P,d] frame-major -> [B,h,C,d], the token of each segment farthest from its mean.
+    """The token farthest from the mean of each segment: [B,h,F*P,d] frame-major -> [B,h,C,d].
 
-    The mean of a spatial position over time is mostly background. Anything that moves through
-    the position covers few tokens of the segment, and they are the farthest from that mean.
+    A segment follows a spatial position through time, so its mean is mostly background. An object
+    that moves through the position covers few tokens, and these are the farthest from the mean.
     """
     wide = torch.promote_types(x.dtype, torch.float32)
     parts = _segments(x, num_landmarks, num_frames)
@@ -31,7 +32,7 @@ def farthest_tokens(x: Tensor, num_landmarks: int, *, num_frames: int = 1) -> Te
     chosen = []
     for part, total in zip(parts, sums):
         reference = (total / part.shape[3]).unsqueeze(3).lerp(mean, GLOBAL_MEAN_SHARE)
-        # In float32, as in the Triton kernel: rounded differences could select another token.
+        # In float32, as in the Triton kernel: half precision could select another token.
         distances = torch.linalg.vector_norm(part.detach() - reference, dim=-1, keepdim=True)
         farthest = distances.argmax(3, keepdim=True)
         chosen.append(gather_tokens(part, farthest).squeeze(3).to(wide))
@@ -39,22 +40,22 @@ def farthest_tokens(x: Tensor, num_landmarks: int, *, num_frames: int = 1) -> Te
 
 
 def _mean(part: Tensor) -> Tensor:
-    """[B,h,segments,tokens,d] -> [B,h,segments,d]."""
+    """Mean over the tokens of each segment: [B,h,segments,tokens,d] -> [B,h,segments,d]."""
     wide = torch.promote_types(part.dtype, torch.float32)
-    # onnxruntime's MatMulScaleFusion moves a division by a constant into the matmul after it,
-    # and then fails to find the divided tensor for other nodes (joint and divided Nyström).
+    # onnxruntime's MatMulScaleFusion moves a division by a constant into the following matmul.
+    # It then fails if other nodes also read the divided tensor (joint and divided Nyström).
     if is_exporting():
         return part.mean(3, dtype=wide)
-    # The gradient of `mean` would be materialised in float32; that of `sum` is expanded.
+    # The gradient of `mean` would be a full float32 tensor; the gradient of `sum` is expanded.
     return part.sum(3, dtype=wide) / part.shape[3]
 
 
 def _segments(x: Tensor, num_landmarks: int, num_frames: int) -> list[Tensor]:
-    """[B,h,F*P,d] frame-major -> segments [B,h,segments,tokens,d], one tensor per length.
+    """Split frame-major tokens [B,h,F*P,d] into segments.
 
-    Tokens are first ordered space-major (all frames of a position together), so that a segment
-    follows one position through time. If C does not divide the number of tokens, the later
-    segments have one token more.
+    The tokens are first ordered space-major (all frames of one position are adjacent), so that a
+    segment follows one position through time. If C does not divide the number of tokens, the later
+    segments have one token more. The result has one tensor [B,h,segments,tokens,d] per length.
     """
     tokens = x.shape[2]
     check_landmarks(num_landmarks, tokens)

@@ -1,18 +1,19 @@
 """LARA: linear randomized attention.
 
-Zheng et al., "Linear Complexity Randomized Self-attention Mechanism", ICML 2022,
-sec. 4 and appendix G.3. One sample w_c is drawn from each of C proposals q_c and shared
-by all queries and frames. Multiple importance sampling weights the samples for each
-query. In the scaled space, the estimate of importance_sampling.py has the weights
+Zheng et al., "Linear Complexity Randomized Self-attention Mechanism", ICML 2022, sec. 4 and
+appendix G.3. The C proposals q_c are built from landmarks q~_c of the queries and k~_c of the keys.
+One sample w_c of each proposal is shared by all queries and frames. Multiple importance sampling
+weights the samples for each query: in the scaled space, the estimate of importance_sampling.py has
+the weights
 
     a'_nc = alpha_nc N(w_c;0,I) / q_c(w_c)
 
-In eval mode w_c is the mean of its proposal. alpha is clamped at 1e-8, since its
-correction may be negative. The paper's equation of the "mixed" proposal has a wrong
-index; its text, followed here, sums over the key landmarks.
+In eval mode w_c is the mean of q_c. alpha_nc (samples.py) is clamped at 1e-8, because its
+correction for the query may be negative. The paper's equation of the "mixed" proposal has a wrong
+index. This file follows the paper's text, which sums over the key landmarks.
 
-Shapes: B batch, h heads, N queries, F frames, P tokens of a frame, C landmarks,
-d head size. In `log_q` [B,h,C,C'], row c, column c' is log(q_c'(w_c) / N(w_c;0,I)).
+Shapes: B batch, h heads, N queries, F frames, P tokens of a frame, C landmarks, d head size. Row c
+and column j of `log_q` [B,h,C,C] hold log(q_j(w_c) / N(w_c;0,I)).
 """
 
 from __future__ import annotations
@@ -94,10 +95,11 @@ def lara_mixture_attention(
     noise: Tensor | None = None,
     kernels: Kernels = "auto",
 ) -> Tensor:
-    """LARA with the Gaussian mixtures sum_m softmax_m(q~_c.k_m) N(q~_c + k_m, I).
+    """LARA with the Gaussian mixtures sum_m softmax_m(q~_c.k_m) N(q~_c + k_m, I) over all keys m.
 
-    `uniform` [B,h,C,1] in [0, 1) draws the components; None takes the mean of the components.
-    `noise` [B,h,C,d] is added to the samples. Without both, they are the means of the mixtures.
+    `uniform` [B,h,C,1] in [0, 1) selects the component of each sample; None means the average of
+    all components. `noise` [B,h,C,d] is added to the samples. If both are None, the samples are the
+    means of the mixtures.
     """
 
     def samples(
@@ -121,7 +123,7 @@ def lara_mixture_attention(
 
 
 def own_densities(log_q: Tensor) -> tuple[Tensor, Tensor]:
-    """log(q_c(w_c) / N(w_c;0,I)), and the balance heuristic q_c(w_c) / sum_c' q_c'(w_c)."""
+    """log(q_c(w_c) / N(w_c;0,I)), and the balance heuristic q_c(w_c) / sum_j q_j(w_c)."""
     log_own = log_q.diagonal(dim1=-2, dim2=-1)
     return log_own, (log_own - log_q.logsumexp(-1)).exp()
 
@@ -134,9 +136,9 @@ def weighted(
     weighting: Weighting,
     beta: float,
 ) -> Samples:
-    """The samples w with their weights; `log_own` and `balance` as from `own_densities`.
+    """The samples w with their weights; `log_own` and `balance` are results of `own_densities`.
 
-    For equal w_c, the alphas before the clamp sum to one.
+    If all w_c are equal, alpha_nc before the clamp sums to one over c.
     """
     if weighting not in WEIGHTINGS:
         raise ValueError(f"weighting is {weighting!r}; must be one of {', '.join(WEIGHTINGS)}")
@@ -162,28 +164,29 @@ class LaraAttention(Estimator):
         num_landmarks: int,
         proposal: Annotated[
             Proposal,
-            "the proposals q_c: N(mu_c, I) with mu_c = q~_c + k~_c (local), q~_c + attention of "
-            "q~_c over all keys (global), q~_c + attention of k~_c over the key landmarks "
-            "(mixed); a Gaussian mixture around each q~_c (mixture); or one mixture around the "
-            "mean of all queries (single)",
+            "the C proposals; local: N(q~_c + k~_c, I) with landmarks q~_c and k~_c of queries and "
+            "keys; global: with the attention of q~_c over all keys instead of k~_c; mixed: with "
+            "the attention of k~_c over the key landmarks instead of k~_c; mixture: a Gaussian "
+            "mixture around each q~_c; single: one mixture around the mean of all queries",
         ] = "local",
         landmarks: Annotated[
             Landmarks,
-            "q~ and k~, one for each of the C segments of the tokens: the mean of the segment, as "
-            "in the paper, or its token farthest from that mean; single has no segments",
+            "landmarks of the C segments of tokens; means: the mean of each segment, as in the "
+            "paper; farthest: the token of each segment that is farthest from the mean; unused by "
+            "the proposal single",
         ] = "means",
         weighting: Annotated[
             Weighting,
-            "alpha_nc: the balance heuristic alone, or with a correction for each query n that "
-            "is coupled to the density of the proposal c or decoupled from it",
+            "weights of the samples; balance: the balance heuristic; coupled: plus a term for each "
+            "query, scaled by the proposal's density; decoupled: plus that term, scaled by beta",
         ] = "decoupled",
         beta: Annotated[
             float,
-            "beta, the size of the correction of the decoupled weighting; the paper found 2 "
+            "factor of the term for each query in the decoupled weighting; the paper found 2 "
             "slightly better than 1",
         ] = 1.0,
         learned: Annotated[
-            bool, "a linear layer and LayerNorm on q~ and k~, shared by the heads"
+            bool, "apply a linear layer and LayerNorm, shared by all heads, to the landmarks"
         ] = False,
         noise: Noise = 1.0,
         kernels: Kernels = "auto",
@@ -232,7 +235,7 @@ class LaraAttention(Estimator):
         if self.proposal == "global":
             if triton:
                 _, means, remainder, _ = key_stats(scaled(q_landmarks), k, None, 1)
-                # The samples enter an exponential: add back the remainder that rounding removed.
+                # The means are part of an exponent: add back the remainder that rounding removed.
                 means = means if remainder.numel() == 0 else means.float() + remainder
                 return means.squeeze(2)
             k = to_float32(k)

@@ -1,13 +1,13 @@
 """Nyström attention: a low-rank approximation through segment means.
 
-Xiong et al., "Nystromformer", AAAI 2021, with landmarks shared by all frames as in
-Motionformer:
+Xiong et al., "Nystromformer", AAAI 2021. The landmarks q~ and k~ are shared by all frames, as in
+Motionformer. The output for frame f, with keys k_f and values v_f, is
 
-    softmax(q.k~) pinv(softmax(q~.k~)) softmax_f(q~.k_f) v_f
+    softmax(q.k~) pinv(softmax(q~.k~)) softmax(q~.k_f) v_f
 
-Third-order Newton-Schulz iterations compute the pseudo-inverse. The initial value is
-scaled per matrix, so that a result does not depend on the rest of the batch. Weights may
-be negative: outputs can leave the range of the values.
+Third-order Newton-Schulz iterations compute the pseudo-inverse. Their initial value is scaled for
+each matrix separately, so that the result of a clip does not depend on the rest of the batch.
+Attention weights may be negative, so outputs can leave the range of the values.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ class NystromAttention(Estimator):
         self,
         *,
         num_landmarks: int,
-        pinv_iterations: Annotated[int, "Newton-Schulz steps of the pseudo-inverse"] = 6,
+        pinv_iterations: Annotated[int, "number of Newton-Schulz iterations"] = 6,
     ) -> None:
         super().__init__()
         self.num_landmarks, self.pinv_iterations = num_landmarks, pinv_iterations

@@ -1,10 +1,11 @@
 """Orthoformer attention: landmarks are the most orthogonal queries.
 
-Patrick et al., "Keeping Your Eye on the Ball", NeurIPS 2021, sec. 3.3. C query tokens
-are selected greedily: the next one has the smallest maximum of |cosine| to those
-selected before. With these landmarks l:
+Patrick et al., "Keeping Your Eye on the Ball", NeurIPS 2021, sec. 3.3. C query tokens are selected
+greedily as landmarks: the next landmark is the token whose largest |cosine| to the landmarks
+selected so far is smallest. With the landmarks l, and the keys k_f and values v_f of frame f, the
+output is
 
-    softmax(q.l) softmax_f(l.k_f) v_f
+    softmax(q.l) softmax(l.k_f) v_f
 
 The first landmark is random in training and token 0 in eval mode.
 """
@@ -31,7 +32,7 @@ def orthoformer_attention(
     num_frames: int = 1,
     first_landmark: int | None = None,
 ) -> Tensor:
-    """q [B,h,N,d]; k, v [B,h,F*P,d] -> [B,h,N,F,d]; first_landmark None is random."""
+    """q [B,h,N,d]; k, v [B,h,F*P,d] -> [B,h,N,F,d]; if first_landmark is None, draw it."""
     # detach, not no_grad: torch.export fails at a no_grad region inside an autocast region.
     chosen = orthogonal_tokens(q.detach(), num_landmarks, first_landmark)
     landmarks = gather_tokens(q, chosen)
@@ -49,13 +50,13 @@ def orthogonal_tokens(q: Tensor, num_landmarks: int, first_landmark: int | None)
         if not 0 <= first_landmark < N:
             raise ValueError(f"expected first_landmark from 0 to {N - 1}, got {first_landmark}")
         chosen = torch.full((B, h, 1, 1), first_landmark, device=q.device)
-    # Contiguous: each matmul below would copy it otherwise.
+    # Contiguous, because otherwise each matmul below would copy the directions.
     directions = functional.normalize(q, dim=-1).contiguous()
     indices, nearest = [chosen], q.new_zeros(B, h, N, 1)
     for _ in range(num_landmarks - 1):
         cosines = directions @ gather_tokens(directions, chosen).mT  # [B,h,N,1]
         nearest = torch.maximum(nearest, cosines.abs())
-        # 2 is above any |cosine|: a selected token is not selected again.
+        # 2 exceeds any |cosine|, so a selected token is not selected again.
         nearest = nearest.scatter(2, chosen, 2.0)
         chosen = nearest.argmin(2, keepdim=True)
         indices.append(chosen)

@@ -1,10 +1,10 @@
 """Performer: random feature attention (RFA) with positive features.
 
-Choromanski et al., "Rethinking Attention with Performers", ICLR 2021; here as
-self-normalised importance sampling with the proposal N(0, I), eq. 2 of the LARA
-paper: S samples for each head, shared by all queries and frames. As in appendix
-G.1 of the LARA paper, every training step draws new samples, eval mode uses one
-fixed set, and the samples are not orthogonal by default.
+Choromanski et al., "Rethinking Attention with Performers", ICLR 2021. It is computed as
+self-normalised importance sampling with the proposal N(0, I), eq. 2 of the LARA paper. Each head
+has S samples, shared by all queries and frames. As in appendix G.1 of the LARA paper, every
+training step draws new samples, eval mode uses one fixed set, and the samples are not orthogonal by
+default.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ def performer_attention(
     num_frames: int = 1,
     kernels: Kernels = "auto",
 ) -> Tensor:
-    """q [B,h,N,d]; k, v [B,h,F*P,d]; projection [h,S,d], the samples -> [B,h,N,F,d]."""
+    """q [B,h,N,d]; k, v [B,h,F*P,d]; samples `projection` [h,S,d] -> [B,h,N,F,d]."""
     w = projection.expand(*q.shape[:2], *projection.shape[-2:])
     return estimate(
         lambda k, triton, w: Samples(w), q, k, v, w, num_frames=num_frames, kernels=kernels
@@ -45,7 +45,7 @@ def orthogonalise(gaussian: Tensor) -> Tensor:
 
 @register("performer")
 class PerformerAttention(Estimator):
-    projection: Tensor  # the samples of eval mode, [h,S,d]: a buffer, saved in checkpoints
+    projection: Tensor  # samples for eval mode, [h,S,d]; a buffer, saved in checkpoints
 
     def __init__(
         self,
@@ -56,11 +56,11 @@ class PerformerAttention(Estimator):
         seed: int,
         features: Annotated[
             Literal["positive", "hyperbolic"],
-            "the random features exp(w.x - |x|^2/2) of each sample w (positive), or of w and -w "
-            "(hyperbolic; appendix C)",
+            "random features exp(w.x - |x|^2/2); positive: one feature for each sample w; "
+            "hyperbolic: two features, for w and -w (appendix C of the LARA paper)",
         ] = "positive",
         orthogonal: Annotated[
-            bool, "draw w_1, w_2, ... orthogonal to each other, in blocks of d samples"
+            bool, "make the samples in each block of d samples orthogonal to each other"
         ] = False,
         kernels: Kernels = "auto",
     ) -> None:

@@ -1,17 +1,18 @@
 """RA: randomized attention, an unbiased estimate of softmax attention.
 
-Zheng et al., "Linear Complexity Randomized Self-attention Mechanism", ICML 2022,
-sec. 3.2 and appendix G.2. Per query and frame, in the scaled space:
+Zheng et al., "Linear Complexity Randomized Self-attention Mechanism", ICML 2022, sec. 3.2 and
+appendix G.2. For each query n and frame f, in the scaled space, the estimate is the mean of f(w)
+over S samples w:
 
     z ~ pi = softmax_p(q_n.k_fp),   w = q_n + k_fz + eps,   eps ~ N(0, I)
     f(w) = sum_p softmax_p(w.k_fp - |k_fp|^2/2) v_fp
 
-averaged over S samples. The biased variant takes the expected component,
-w = q_n + sum_p pi_p k_fp + eps, and eps = 0 in eval mode. The option `noise` scales
-eps in training, as the authors' image code does; the estimate is then biased.
+The biased variant replaces the drawn key k_fz by its expectation sum_p pi_p k_fp. In eval mode its
+eps is 0. The option `noise` scales eps in training, as in the authors' image code; unless `noise`
+is 1, the estimate is then biased.
 
-Time is quadratic in the number of tokens. The unbiased variant holds the N x P
-probabilities of one frame at a time; the biased one holds none.
+Time is quadratic in the number of tokens. The unbiased variant stores the N x P probabilities of
+one frame at a time; the biased variant stores no probabilities.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ from slowfast_lara.attention.registry import Estimator, register
 from slowfast_lara.attention.samples import Noise, draw_components, noise_scale, seeded_normal
 from slowfast_lara.attention.tensors import at_least_float32, gather_tokens, scaled, split_frames
 
-Draw = Callable[[Tensor], Tensor]  # standard normal numbers, shaped like a tensor
+Draw = Callable[[Tensor], Tensor]  # standard normal numbers in the shape of the argument
 
 
 def ra_attention(
@@ -41,10 +42,10 @@ def ra_attention(
     biased: bool = False,
     generator: torch.Generator | None = None,
 ) -> Tensor:
-    """q [B,h,N,d]; k, v [B,h,F*P,d] -> [B,h,N,F,d].
+    """Randomized attention: q [B,h,N,d]; k, v [B,h,F*P,d] -> [B,h,N,F,d].
 
-    `generator` draws the samples. Without one, the unbiased estimate uses torch's
-    global generator, and the biased one has no noise, as in eval mode.
+    `generator` draws the random numbers. If it is None, the unbiased estimate uses torch's
+    global generator, and the biased estimate has no noise, as in eval mode.
     """
 
     def draw(like: Tensor) -> Tensor:
@@ -68,10 +69,11 @@ def ra_with_draws(
     draw: Draw | None,
     noise: float = 1.0,
 ) -> Tensor:
-    """`ra_attention` with standard normal numbers from `draw`, times `noise`; None is no noise."""
+    """`ra_attention` with eps = noise * draw(q), or eps = 0 if `draw` is None (biased only)."""
     q, k = scaled(q), scaled(k)
-    # Fused GPU kernels require a multiple of 8 components, one of them for the norms; with any
-    # other number PyTorch materialises the N x P matrix. On a CPU the zeros cost 10 % of the time.
+    # `sample_attention` appends the norms to the d components of the keys. The zeros complete a
+    # multiple of 8 for the fused GPU kernels; otherwise PyTorch would materialise the N x P matrix.
+    # A CPU does not need the zeros, which would cost 10 % of the time.
     zeros = 0 if q.device.type == "cpu" else -(q.shape[-1] + 1) % 8
     frames = zip(split_frames(k, num_frames).unbind(2), split_frames(v, num_frames).unbind(2))
     out = []
@@ -91,23 +93,23 @@ def ra_with_draws(
                 samples = samples.add(draw(q), alpha=noise)
             estimates.append(sample_attention(samples, k_frame, v_frame, zeros))
         out.append((sum(estimates[1:], estimates[0]) / num_samples).transpose(1, 2))
-    # The memory layout that the temporal stage of trajectory attention reads.
+    # [B,F,N,h,d] is the memory layout that the temporal stage of trajectory attention reads.
     return torch.stack(out, dim=1).permute(0, 3, 2, 1, 4)
 
 
 def _expected_key(q: Tensor, k: Tensor) -> Tensor:
     """sum_p softmax_p(q_n.k_p) k_p: q [B,h,N,d]; k [B,h,P,d]."""
     d = k.shape[-1]
-    if q.device.type != "cpu" and d % 8:  # required by fused GPU kernels
+    if q.device.type != "cpu" and d % 8:  # fused GPU kernels require a multiple of 8
         q, k = (functional.pad(x, (0, -d % 8)) for x in (q, k))
     return functional.scaled_dot_product_attention(q, k, k, scale=1.0)[..., :d]
 
 
 def sample_attention(samples: Tensor, k: Tensor, v: Tensor, zeros: int) -> Tensor:
-    """sum_p softmax_p(w.k_p - |k_p|^2/2) v_p: samples [B,h,N,d]; k, v [B,h,P,d].
+    """f(w) = sum_p softmax_p(w.k_p - |k_p|^2/2) v_p: samples w [B,h,N,d]; k, v [B,h,P,d].
 
-    The norms are an extra component of the keys, followed by `zeros` zeros: the fused kernels
-    differentiate keys, but not a mask.
+    The norms |k_p|^2/2 are an extra component of the keys, followed by `zeros` zeros. They are not
+    a mask, because the fused kernels compute gradients of keys, but not of a mask.
     """
     half_norms = k.square().sum(-1, keepdim=True) / 2
     minus = samples.new_full((*samples.shape[:-1], 1 + zeros), -1.0)
@@ -127,9 +129,9 @@ class RandomizedAttention(Estimator):
         *,
         head_dim: int,
         seed: int,
-        num_samples: Annotated[int, "S, the samples drawn for each query and frame"] = 1,
+        num_samples: Annotated[int, "S, the number of samples for each query and frame"] = 1,
         biased: Annotated[
-            bool, "take the expected component of the mixture instead of drawing one"
+            bool, "use the mean of the mixture's components instead of drawing one of them"
         ] = False,
         noise: Noise = 1.0,
     ) -> None:
@@ -145,8 +147,8 @@ class RandomizedAttention(Estimator):
         if self.biased:
             options["num_samples"] = 1
             return ra_with_draws(q, k, v, biased=True, draw=None, **options)
-        # All clips of a batch share their draws, so that a score does not depend on the rest of
-        # the batch. The factor keeps the seeds of neighbouring layers apart.
+        # All clips of a batch use the same random numbers, so that the result of a clip does not
+        # depend on the rest of the batch. The factor separates layers, whose seeds differ by 1.
         seeds = itertools.count(self.seed * 1_000_003)
 
         def draw(like: Tensor) -> Tensor:

@@ -1,16 +1,16 @@
 """Registry of the estimators, and their common base class.
 
-Shapes everywhere: B batch, h heads, N queries, F frames, P tokens of a frame,
-C landmarks, S samples, d head size. Frame-major tokens [F*P] are ordered by frame
-first, then by position.
+Shapes everywhere: B batch, h heads, N queries, F frames, P tokens of a frame, C landmarks, S
+samples, d head size. Frame-major tokens [F*P] are ordered by frame first, then by position.
 
-An estimator is a module `est(q, k, v, num_frames=F)`: q [B,h,N,d] and k, v
-[B,h,F*P,d] to [B,h,N,F,d], an estimate of each query's softmax attention over
-the keys of each frame, with the 1/sqrt(d) scaling inside. The model passes the
-constructor arguments in `MODEL_ARGUMENTS`; every other argument is an option with
-a default, which becomes the config key VIT.<ESTIMATOR>.<OPTION>. The annotation
-Annotated[type, "meaning"] documents it: a Literal type lists the allowed values,
-and float | Literal["word"] allows a word in place of a number.
+An estimator is a module, called as `est(q, k, v, num_frames=F)` with q [B,h,N,d] and k, v
+[B,h,F*P,d]. It returns [B,h,N,F,d], an estimate of each query's softmax attention over the keys of
+each frame. It scales the logits by 1/sqrt(d) itself.
+
+The model passes the constructor arguments in `MODEL_ARGUMENTS`. Every other argument is an option:
+it must have a default, and it becomes the config key VIT.<ESTIMATOR>.<OPTION>. The annotation
+Annotated[type, "meaning"] documents the option. The type Literal lists the allowed values;
+float | Literal["word"] allows a word in place of a number.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ from torch import nn
 from slowfast_lara.attention.kernels.choice import KERNELS, unsupported_sizes
 
 # Constructor arguments that the model passes to every estimator that has them: sizes, attention
-# dropout, the seed of draws in eval mode, and the choice of kernels. `num_landmarks` is the number
-# of landmarks C or of samples S.
+# dropout, the seed of random draws in eval mode, and the choice of kernels. `num_landmarks` is the
+# number of landmarks C, or for Performer the number of samples S.
 MODEL_ARGUMENTS = ("head_dim", "num_heads", "num_landmarks", "dropout", "seed", "kernels")
 
 ESTIMATORS: dict[str, type[Estimator]] = {}
@@ -35,24 +35,24 @@ ESTIMATORS: dict[str, type[Estimator]] = {}
 class Estimator(nn.Module):
     """Base class of the estimators."""
 
-    # Whether this is exact softmax attention, which may have the CLS token as a key.
+    # Whether this is exact softmax attention. Only then may the CLS token be one of the keys.
     exact = False
-    # Whether landmarks are made of tokens: there can be no more landmarks than tokens.
+    # Whether landmarks are tokens or means of tokens: there cannot be more landmarks than tokens.
     landmarks_are_tokens = False
-    # Head size and number of samples in the Triton kernels; None without kernels.
+    # Head size and number of samples in the Triton kernels; None if there are no kernels.
     kernel_sizes: tuple[int, int] | None = None
 
     @property
     def unsupported(self) -> str:
-        """Sizes of this estimator that its Triton kernels do not support, or an empty string."""
+        """Description of the size that the Triton kernels do not support, or an empty string."""
         return "" if self.kernel_sizes is None else unsupported_sizes(*self.kernel_sizes)
 
 
 @dataclass(frozen=True)
 class Option:
-    """An option of an estimator: default, allowed values if listed, and meaning.
+    """An option of an estimator.
 
-    `words` are allowed in place of a number.
+    If `choices` is not empty, it lists the allowed values. `words` may replace a number.
     """
 
     default: Any
@@ -134,15 +134,15 @@ def build_estimator(
     Args:
         name: a key of ESTIMATORS.
         head_dim: head size d.
-        num_heads: heads with samples of their own (Performer); 1 shares the samples.
-        num_landmarks: number of landmarks C or of samples S.
+        num_heads: number of heads with separate samples (Performer); 1: all heads share samples.
+        num_landmarks: number of landmarks C, or of samples S for Performer.
         dropout: dropout of the attention weights (exact attention only).
-        seed: seed of the draws in eval mode.
+        seed: seed of the random draws in eval mode.
         kernels: "auto", "torch" or "triton" (kernels/choice.py).
         options: options of this estimator, as listed by `estimator_options`.
 
     Raises:
-        ValueError: a name or value is not allowed, or "triton" has no kernel for it.
+        ValueError: a name or value is not allowed, or kernels="triton" does not support it.
         TypeError: an option is unknown.
     """
     known = estimator_options(name)

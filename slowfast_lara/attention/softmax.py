@@ -1,9 +1,9 @@
-"""Exact softmax attention per frame, without the N x N matrix.
+"""Exact softmax attention per frame, without storing the attention matrix.
 
-The batch dimension of `scaled_dot_product_attention` holds the frames, its head dimension the
-clips and their heads: q is then not copied for each frame, and the output has the memory layout
-that the temporal stage of trajectory attention reads. All estimators approximate this function,
-the spatial stage of Motionformer.
+`softmax_attention` is the spatial stage of Motionformer, which all other estimators approximate. It
+calls `scaled_dot_product_attention` with the frames as batch dimension and with clips and heads as
+head dimension. This avoids a copy of q for each frame, and gives the output the memory layout that
+the temporal stage of trajectory attention reads.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from slowfast_lara.attention.tensors import split_frames
 def softmax_attention(
     q: Tensor, k: Tensor, v: Tensor, *, num_frames: int = 1, dropout: float = 0.0
 ) -> Tensor:
-    """q [B,h,N,d]; k, v [B,h,F*P,d] -> [B,h,N,F,d]."""
+    """Exact attention: q [B,h,N,d]; k, v [B,h,F*P,d] -> [B,h,N,F,d]."""
     if num_frames == 1:
         return functional.scaled_dot_product_attention(q, k, v, dropout_p=dropout).unsqueeze(3)
     q_frames = frames_first(q.unsqueeze(2)).expand(num_frames, -1, -1, -1)
@@ -28,9 +28,9 @@ def softmax_attention(
 
 
 def frames_first(x: Tensor) -> Tensor:
-    """[B,h,F,M,d] -> [F,B*h,M,d], tokens before clips and heads in memory.
+    """[B,h,F,M,d] -> [F,B*h,M,d], with the memory order [F,M,B*h,d].
 
-    Fused kernels write their output with the strides of q.
+    Fused kernels write an output with the strides of q, so the output has this order too.
     """
     return x.permute(2, 3, 0, 1, 4).flatten(2, 3).transpose(1, 2)
 
@@ -41,7 +41,7 @@ def frames_last(x: Tensor, heads: int) -> Tensor:
 
 
 def softmax_weights(q: Tensor, k: Tensor) -> Tensor:
-    """The attention weights as a tensor [B,h,N,C], for few queries or keys."""
+    """The attention weights as a tensor [B,h,N,C]; only for few queries or few keys."""
     return (q @ k.mT * q.shape[-1] ** -0.5).softmax(-1)
 
 

@@ -12,29 +12,29 @@ from torch import Tensor
 
 
 def is_exporting() -> bool:
-    """Whether torch.export or the ONNX exporter traces a model.
+    """Whether torch.export or the ONNX exporter is tracing a model.
 
-    Code that loops over chunks, or has its own backward pass, then runs plain operations on the
-    whole batch: chunks would fix the batch size in the exported program. Under torch.compile,
-    PyTorch 2.11 and older also return True for `torch.compiler.is_exporting`.
+    During an export, code that usually loops over chunks or has its own backward pass runs plain
+    operations on the whole batch: chunks would fix the batch size in the exported program. Up to
+    PyTorch 2.11, `torch.compiler.is_exporting` is also True under torch.compile.
     """
     return torch.compiler.is_exporting() and not torch.compiler.is_dynamo_compiling()
 
 
 def split_frames(x: Tensor, num_frames: int) -> Tensor:
-    """[B,h,F*P,d] -> [B,h,F,P,d], frame-major."""
+    """Split frame-major tokens into frames: [B,h,F*P,d] -> [B,h,F,P,d]."""
     if num_frames < 1 or x.shape[2] % num_frames:
         raise ValueError(f"{x.shape[2]} tokens cannot be split into {num_frames} equal frames")
     return x.unflatten(2, (num_frames, -1))
 
 
 def scaled(x: Tensor) -> Tensor:
-    """x * d**-0.25: in this scaled space, q.k is the usual attention logit."""
+    """x * d**-0.25. If q and k are both scaled this way, q.k is the usual attention logit."""
     return x * x.shape[-1] ** -0.25
 
 
 def gather_tokens(x: Tensor, index: Tensor) -> Tensor:
-    """x [...,M,d] at index [...,C,1] -> [...,C,d]."""
+    """Select tokens: x [...,M,d] at the indices [...,C,1] -> [...,C,d]."""
     return x.gather(-2, index.expand(*index.shape[:-1], x.shape[-1]))
 
 
@@ -46,17 +46,17 @@ def to_float32(value: Any) -> Any:
 
 
 def without_autocast(device_type: str) -> contextlib.AbstractContextManager[Any]:
-    # The meta device has no autocast. (Dynamo of PyTorch 2.9 cannot trace a query for it.)
+    # The meta device has no autocast. Dynamo of PyTorch 2.9 cannot trace is_autocast_available.
     if device_type == "meta":
         return contextlib.nullcontext()
     return torch.autocast(device_type, enabled=False)
 
 
 def at_least_float32(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
-    """Decorator: run in float32 (or float64) without autocast, return the dtype of q.
+    """Decorator: compute in float32 or float64 without autocast, and return the dtype of q.
 
-    Exponentials of sums lose all their digits in bfloat16. `function` is a function or a method
-    whose first tensor is q.
+    In bfloat16, the exponential of a large sum has no correct digits. `function` is a function or
+    a method whose first tensor argument is q.
     """
 
     @functools.wraps(function)

@@ -11,8 +11,8 @@ from slowfast_lara.attention import ESTIMATORS, estimator_options
 from slowfast_lara.errors import InputError
 
 EXACT = "softmax"
-# Recommended settings by user-facing name: the estimator, and the options that differ from the
-# paper's and affect inference. configs/*/best.yaml set the same values.
+# Recommended settings by user-facing name: the estimator, and its options that affect inference and
+# differ from the paper. configs/*/best.yaml set the same values.
 RECOMMENDED: dict[str, tuple[str, dict[str, Any]]] = {
     "lara-recommended": (
         "lara",
@@ -34,7 +34,7 @@ def estimator_settings(cfg: CfgNode, name: str) -> dict[str, Any]:
 
 
 def resolve_estimator(name: str, also: Collection[str] = ()) -> str:
-    """The name in ESTIMATORS for a user-facing name, such as "exact"; names in `also` are kept."""
+    """The name in ESTIMATORS for a user-facing name; names in `also` are returned as they are."""
     name = EXACT if name in ("exact", "none") else name
     known = [*ESTIMATORS, *also]
     if name not in known:
@@ -43,7 +43,7 @@ def resolve_estimator(name: str, also: Collection[str] = ()) -> str:
 
 
 def resolve_attention(name: str) -> tuple[str, dict[str, Any]]:
-    """The estimator for a user-facing name, and its options if the name is in RECOMMENDED."""
+    """The estimator for a user-facing name, and the options that RECOMMENDED lists for the name."""
     name = resolve_estimator(name, also=RECOMMENDED)
     return RECOMMENDED.get(name, (name, {}))
 

@@ -17,12 +17,12 @@ def build_model(cfg: CfgNode) -> nn.Module:
     """Build the config's model on the process's device, wrapped in DDP if distributed."""
     device = device_of(cfg)
     model = MODEL_REGISTRY.get(cfg.MODEL.MODEL_NAME).from_config(cfg)
-    if device.type != "cpu":  # a model built on the meta device stays there
+    if device.type != "cpu":  # not .to("cpu"): a model built on the meta device must stay there
         model = model.to(device)
     if device.type == "cuda":
         resolve_kernels(model, cfg, device)
     if cfg.MODEL.COMPILE:
-        model.compile()  # in place: parameter names stay
+        model.compile()  # in place, so that parameter names do not change
     if distributed.is_initialized() and distributed.get_world_size() > 1:
         device_ids = [device] if device.type == "cuda" else None
         model = DistributedDataParallel(model, device_ids=device_ids)
@@ -37,7 +37,7 @@ def device_of(cfg: CfgNode) -> torch.device:
 
 
 def resolve_kernels(model: nn.Module, cfg: CfgNode, device: torch.device) -> None:
-    """Decide what VIT.KERNELS auto means before the first step, the same on all ranks."""
+    """If VIT.KERNELS is auto, choose the same kernels on all ranks, before the first step."""
     has_triton = cfg.VIT.ATTN_LAYER == "trajectory" or has_kernels(chosen_estimator(cfg))
     if cfg.VIT.KERNELS == "auto" and has_triton:
         mixed = cfg.SOLVER.USE_MIXED_PRECISION

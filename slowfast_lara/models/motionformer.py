@@ -1,7 +1,7 @@
 """Motionformer: a vision transformer with space-time attention.
 
 Patrick et al., "Keeping Your Eye on the Ball: Trajectory Attention in Video Transformers", NeurIPS
-2021. Parameters have the names of its checkpoints.
+2021. Parameters have the same names as in Motionformer's checkpoints.
 
 Shapes: B batch, T frames of the clip, F temporal tokens, P tokens per frame, D width.
 """
@@ -24,14 +24,14 @@ from slowfast_lara.models.attention_config import chosen_estimator, estimator_se
 from slowfast_lara.models.registry import MODEL_REGISTRY
 from slowfast_lara.models.space_time import ATTENTION_LAYERS
 
-# Position embeddings are stored for this crop size, and resized for others.
+# Position embeddings are stored for this crop size, and resized for other crop sizes.
 BASE_CROP = 224
 
 ACTIVATIONS = {"tanh": nn.Tanh, "gelu": nn.GELU, "relu": nn.ReLU}
 
 
 def resize_positions(positions: Tensor, old: tuple[int, int], new: tuple[int, int]) -> Tensor:
-    """Bicubic resize of [F,P,D] from an `old` grid of patches to [F,P',D] of a `new` one."""
+    """Resize bicubically from the grid of patches `old` to `new`: [F,P,D] -> [F,P',D]."""
     if old == new:
         return positions
     image = positions.transpose(1, 2).unflatten(2, old)
@@ -39,7 +39,7 @@ def resize_positions(positions: Tensor, old: tuple[int, int], new: tuple[int, in
 
 
 class DropPath(nn.Module):
-    """Stochastic depth: drops a residual branch for a random part of the batch."""
+    """Stochastic depth: drops a residual branch for random clips of the batch."""
 
     def __init__(self, rate: float) -> None:
         super().__init__()
@@ -108,7 +108,7 @@ class PatchEmbed(nn.Module):
 class VisionTransformer(nn.Module):
     """Motionformer with any attention layer and estimator.
 
-    The input is [clip] with clip [B,3,T,H,W] (PySlowFast's list of pathways), or images [B,3,H,W].
+    The input is a clip [B,3,T,H,W] or images [B,3,H,W], alone or in a list (PySlowFast's pathways).
     The output is logits in training mode and softmax scores in eval mode.
     """
 
@@ -150,7 +150,7 @@ class VisionTransformer(nn.Module):
         self.pos_drop = nn.Dropout(pos_drop)
 
         sizes = dict[str, Any](head_dim=dim // num_heads, num_heads=num_heads, dropout=attn_drop)
-        # In trajectory attention, "triton" may apply to the temporal stage alone.
+        # Trajectory attention accepts "triton" with any estimator: its temporal stage has kernels.
         only_temporal = attn_layer == "trajectory" and not has_kernels(estimator)
         estimator_kernels = "auto" if only_temporal else kernels
         layer = partial(
@@ -163,7 +163,7 @@ class VisionTransformer(nn.Module):
             layer_args = {**sizes, "seed": seed + i, "kernels": estimator_kernels}
             layer_args |= estimator_args or {}
             attn, timeattn = layer(estimator=build_estimator(estimator, **layer_args)), None
-            if attn_layer == "divided":  # exact over time, because F is small
+            if attn_layer == "divided":  # attention over time is exact, because F is small
                 timeattn = layer(estimator=build_estimator("softmax", **sizes), over_time=True)
             rate = drop_path * i / max(1, depth - 1)
             blocks.append(Block(dim, attn, timeattn, mlp_ratio, drop, rate))
@@ -225,8 +225,8 @@ class VisionTransformer(nn.Module):
         )
 
     def initialise(self) -> None:
-        """Initialise as ViT-B at any width, temporal embeddings at 0; freeze unused parameters."""
-        # A standard deviation of 0.02 preserves the scale of activations at width 768. At width 96
+        """Initialise the parameters, and freeze those that the model does not use."""
+        # At width 768, a standard deviation of 0.02 preserves the scale of activations. At width 96
         # every layer would shrink them to a third, and hundreds of steps would not train the model.
         linear_std = 0.02 * (768 / self.head.in_features) ** 0.5
         for module in self.modules():
@@ -238,7 +238,8 @@ class VisionTransformer(nn.Module):
         for name in ("cls_token", "pos_embed", "st_embed"):
             if hasattr(self, name):
                 nn.init.normal_(getattr(self, name), std=0.02)
-        # Checkpoints hold both patch embeddings; DDP waits for gradients of unfrozen parameters.
+        # The unused patch embedding exists for checkpoints, which hold both. It is frozen, because
+        # DDP waits for the gradients of all parameters that are not frozen.
         unused = self.patch_embed if self.patch_size_temp > 1 else self.patch_embed_3d
         unused.requires_grad_(False)
         self.pos_embed.requires_grad_(not self.joint_positions)
@@ -248,9 +249,9 @@ class VisionTransformer(nn.Module):
         return {"pos_embed", "cls_token", "temp_embed", "st_embed"}
 
     def layers_after(self, name: str) -> int:
-        """Number of layers between a parameter and the classifier, for layer-wise LR decay.
+        """Distance of a parameter's layer from the classifier, for layer-wise LR decay.
 
-        Each block is a layer. The embeddings together are one.
+        The last block has distance 1. All embeddings form one layer before the first block.
         """
         first, *rest = name.split(".")
         if first == "blocks":
@@ -298,7 +299,7 @@ class VisionTransformer(nn.Module):
             )
 
     def positions(self, grid: tuple[int, int]) -> Tensor:
-        """The position embeddings of CLS and of F frames of `grid` patches."""
+        """Position embeddings of CLS and of F frames with a `grid` of patches, [1,1+F*P,D]."""
         base = (self.base_grid, self.base_grid)
         if self.joint_positions:
             space = self.st_embed[:, 1:].unflatten(1, (self.num_frames, -1))[0]

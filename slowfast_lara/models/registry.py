@@ -1,4 +1,4 @@
-"""Registry of models by name, which PySlowFast 1.0 lacks."""
+"""Registry of models by name; PySlowFast 1.0 has no such registry."""
 
 from fvcore.common.registry import Registry
 

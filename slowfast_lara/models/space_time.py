@@ -1,12 +1,11 @@
 """Space-time attention layers: projections around an estimator.
 
-Token 0 is CLS; the others are the patches, frame-major. The attention of CLS over
-all tokens is always exact. CLS is a key of the patches in joint and divided layers
-with exact attention, as in Motionformer. It is not in trajectory attention, nor with
-estimators, which group patches into landmarks.
+Token 0 is CLS; the other tokens are the patches, frame-major. CLS attends to all tokens, always
+with exact attention. Patches attend to CLS only in joint and divided layers with exact attention,
+as in Motionformer. In trajectory layers they do not. With other estimators they do not either,
+because these group patches into landmarks.
 
-Shapes: B batch, h heads, N = F*P patches, F frames, P tokens of a frame, d head
-size, D = h*d.
+Shapes: B batch, h heads, N = F*P patches, F frames, P tokens of a frame, d head size, D = h*d.
 """
 
 from __future__ import annotations
@@ -35,7 +34,7 @@ class SpaceTimeAttention(nn.Module):
         self.proj_drop = nn.Dropout(drop)
 
     def queries_keys_values(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """[B,1+N,D] -> three of [B,h,1+N,d]."""
+        """[B,1+N,D] -> q, k and v, each [B,h,1+N,d]."""
         qkv = self.qkv(x).unflatten(2, (3, self.num_heads, -1))
         return qkv.permute(2, 0, 3, 1, 4).unbind(0)
 
@@ -63,7 +62,7 @@ class JointAttention(SpaceTimeAttention):
 
 
 class DividedAttention(SpaceTimeAttention):
-    """Each patch attends to its frame (over_time False) or to its spatial position."""
+    """Each patch attends to its frame, or if `over_time`, to its spatial position in all frames."""
 
     def __init__(self, *args: Any, over_time: bool = False, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -91,7 +90,7 @@ class DividedAttention(SpaceTimeAttention):
 
 
 class TrajectoryAttention(SpaceTimeAttention):
-    """Each patch attends to every frame separately, then to its F results over time."""
+    """Each patch attends to every frame separately, then over time to the F results."""
 
     def __init__(
         self, *args: Any, project_values: bool = False, kernels: str = "auto", **kwargs: Any
@@ -110,7 +109,7 @@ class TrajectoryAttention(SpaceTimeAttention):
         own = paths.unflatten(2, (num_frames, -1)).diagonal(dim1=1, dim2=2)  # [B,P,D,F]
         own = own.permute(0, 3, 1, 2).flatten(1, 2)
         own_q = self.proj_q(own).unflatten(2, (self.num_heads, -1))
-        # Autocast converts `paths`, but not the weights, to its dtype.
+        # Under autocast, own_q has autocast's dtype; the other arguments must have the same dtype.
         weight = self.proj_kv.weight.to(own_q.dtype)
         bias = None if self.proj_kv.bias is None else self.proj_kv.bias.to(own_q.dtype)
         patches = temporal_attention(

@@ -1,10 +1,10 @@
 """Choice between PyTorch's operations and the Triton kernels.
 
-`torch` and `triton` force one of them; forcing `triton` where it cannot run is an error. `auto`
-selects Triton on an NVIDIA GPU where its results agree with PyTorch's (self_check.py), and PyTorch
-everywhere else. `resolve` makes that decision once per device and dtype: when build_model moves a
-model to a GPU, or at the first call. A choice by measured speed, or one per operator, belongs in
-`resolve` too.
+The option `kernels` is `torch`, `triton` or `auto`. `triton` raises an error where the Triton
+kernels cannot run. `auto` selects Triton on an NVIDIA GPU if its results agree with PyTorch's on
+this GPU (self_check.py), and PyTorch everywhere else. `resolve` makes the decision for `auto` once
+per device and dtype: when build_model moves a model to a GPU, or else at the first forward pass. A
+future choice by measured speed, or for each operator, belongs in `resolve` too.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ DECISIONS: dict[tuple[torch.device, torch.dtype], bool] = {}
 
 
 def unsupported_sizes(head_dim: int, num_samples: int) -> str:
-    """Sizes that the kernels of LARA and Performer do not support, or an empty string."""
+    """Description of the size that LARA's and Performer's kernels do not support, or ""."""
     if head_dim > MAX_HEAD_DIM:
         return f"a head size above {MAX_HEAD_DIM} ({head_dim})"
     if num_samples > MAX_SAMPLES:
@@ -44,7 +44,7 @@ def unsupported_sizes(head_dim: int, num_samples: int) -> str:
 
 
 def uses_triton(kernels: str, x: Tensor, unsupported: str = "") -> bool:
-    """Whether Triton kernels run on tensors like x; `unsupported` names sizes without a kernel."""
+    """Whether to use Triton for tensors like x; `unsupported` describes a size without a kernel."""
     if kernels == "torch" or is_exporting():
         return False
     if x.dtype not in DTYPES:
@@ -53,7 +53,7 @@ def uses_triton(kernels: str, x: Tensor, unsupported: str = "") -> bool:
         return not unsupported and x.device.type == "cuda" and resolved(x)
     if unsupported:
         raise ValueError(f"kernels='triton' does not support {unsupported}; use 'auto' or 'torch'")
-    # Nothing runs on the meta device, on fake tensors, or while torch.compile traces.
+    # No check for the meta device, for fake tensors or while torch.compile traces: no kernel runs.
     if not (torch.compiler.is_compiling() or x.device.type == "meta" or isinstance(x, FakeTensor)):
         problem = obstacle(x.device)
         if interpreted() and x.dtype == torch.bfloat16:
@@ -64,8 +64,8 @@ def uses_triton(kernels: str, x: Tensor, unsupported: str = "") -> bool:
 
 
 def resolved(x: Tensor) -> bool:
-    """The decision of `resolve` for tensors like x; the first call makes it."""
-    if torch.compiler.is_compiling():  # the check cannot run while torch.compile traces
+    """Decision of `resolve` for x's device and dtype; call `resolve` if there is none yet."""
+    if torch.compiler.is_compiling():  # the self-check cannot run while torch.compile traces
         return DECISIONS.get((x.device, x.dtype), False)
     if isinstance(x, FakeTensor):
         return not obstacle(x.device)
@@ -84,10 +84,10 @@ def resolve(
     """Decide whether `auto` means Triton on a device with a dtype; log the decision and its reason.
 
     Args:
-        sizes: head size and number of samples of the model; the check also runs at these sizes,
-            at which some GPUs run out of shared memory.
+        sizes: head size and number of samples of the model. The self-check also runs with these
+            sizes, because large sizes exceed the shared memory of some GPUs.
         all_ranks: reduce the decision over the process group, so that all ranks run the same
-            kernels. Every rank has to make this call.
+            kernels. All ranks must then call this function.
     """
     reason, level = obstacle(device), logging.INFO
     if not reason:
@@ -120,7 +120,7 @@ def obstacle(device: torch.device) -> str:
     if device.type != "cuda" or not torch.cuda.is_available():
         return (
             f"the kernels need an NVIDIA GPU, got device {device.type!r} (TRITON_INTERPRET=1 "
-            "interprets them on a CPU)"
+            "runs them on a CPU, in Triton's interpreter)"
         )
     capability = torch.cuda.get_device_capability(device.index)
     if capability < MIN_CAPABILITY:

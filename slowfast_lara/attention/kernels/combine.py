@@ -17,12 +17,12 @@ def combine(
     q: Tensor, w: Tensor, log_sums: Tensor, means: Tensor,
     landmarks: Tensor | None, balance: Tensor | None, gain: Tensor | None, shares: Tensor | None,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
-    """The estimate [B,h,N,F,d] for queries q [B,h,N,d] and samples w [B,h,C,d].
+    """Importance-sampling estimate [B,h,N,F,d] for queries q [B,h,N,d] and samples w [B,h,C,d].
 
     Args:
         q: queries, not scaled; samples and landmarks are in the scaled space.
         log_sums: L [B,h,F,C], plus the samples' log-weights.
-        means: M [B,h,F,C,d], in the dtype of q. All other tensors are float32.
+        means: M [B,h,F,C,d], in the dtype of q. All tensors except q and M are float32.
         landmarks, balance, gain, shares: terms of alpha (samples.py), or all None.
 
     Returns:
@@ -44,12 +44,12 @@ def combine(
         C=C,
         ALIGNED=landmarks is not None,
     )
-    # The memory layout that the temporal stage of trajectory attention reads.
+    # [B,F,N,h,d] is the memory layout that the temporal stage of trajectory attention reads.
     return out.permute(0, 3, 2, 1, 4), log_z
 
 
 def _contiguous(q: Tensor, w: Tensor, *others: Tensor | None) -> list[Tensor]:
-    """Make the tensors contiguous (q: unit last stride); w replaces None, an unread argument."""
+    """Make the tensors contiguous (for q, a last stride of 1 suffices); w replaces unused ones."""
     return [with_unit_stride(q), *((w if x is None else x).contiguous() for x in (w, *others))]
 
 
@@ -66,7 +66,7 @@ def combine_backward(
     landmarks: Tensor | None, balance: Tensor | None, gain: Tensor | None, shares: Tensor | None,
     log_z: Tensor, grad: Tensor,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
-    """Gradients of q, w, log_sums, means, landmarks, and of balance, gain, shares as [B,h,3,C]."""
+    """Gradients of q, w, log_sums, means, landmarks; balance, gain and shares as one [B,h,3,C]."""
     aligned = landmarks is not None
     tensors = _contiguous(q, w, log_sums, means, landmarks, log_z, balance, gain, shares)
     q, w, log_sums, means = tensors[:4]
@@ -128,12 +128,12 @@ def _(q: Tensor, w: Tensor, log_sums: Tensor, means: Tensor, landmarks: Tensor |
 
 
 def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
-    ctx.set_materialize_grads(False)  # log Z has no gradient
+    ctx.set_materialize_grads(False)  # the output log Z has no gradient
     ctx.save_for_backward(*inputs, output[1])
 
 
 def _backward(ctx: Any, grad: Tensor, _: Tensor) -> tuple[Any, ...]:
-    saved = ctx.saved_tensors  # read once: activation checkpointing recomputes it at each access
+    saved = ctx.saved_tensors  # read once: activation checkpointing recomputes at each access
     *grads, grad_landmarks, grad_columns = torch.ops.slowfast_lara.combine_backward(*saved, grad)
     if saved[4] is None:
         return (*grads, None, None, None, None)

@@ -19,11 +19,11 @@ def key_stats(
 
     Args:
         w: samples in the scaled space, float32; k is not scaled.
-        v: values, weighted by xi(k, w); None averages the keys, weighted by exp(w.k).
+        v: values, averaged with weights xi(k, w). If None, keys are averaged with weights exp(w.k).
 
     Returns:
         L in float32, M in the dtype of k, the remainder that rounding removed from M (empty for
-        float32), and the largest weight of each sample [B,h,F,C].
+        float32), and the largest softmax weight of each sample [B,h,F,C].
     """
     tied = v is None
     k, w = with_unit_stride(k), w.contiguous()
@@ -39,8 +39,8 @@ def _launch(
 ) -> None:
     """Launch a kernel on tensors (w, k, v, ...).
 
-    `owned`: each program computes a block of "keys" or "statistics" of one frame, or of "samples"
-    over all frames.
+    `owned` names the axis that is divided among the programs: "keys" or "statistics" of one frame,
+    or "samples", for which a program loops over all frames.
     """
     w, k, v = tensors[:3]
     (B, h, keys, d), C = k.shape, w.shape[2]
@@ -74,7 +74,7 @@ def key_stats_backward(
     log_sums: Tensor, means: Tensor, remainder: Tensor, peak: Tensor,
     grad_log_sums: Tensor, grad_means: Tensor,
 ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
-    """Gradients of w, k and v (empty without v)."""
+    """Gradients of w, k and v; the last one is empty if v is None."""
     tied = v is None
     k, w = with_unit_stride(k), w.contiguous()
     v = k if v is None else with_unit_stride(v)
@@ -98,7 +98,7 @@ def _(w: Tensor, k: Tensor, v: Tensor | None, *_: Any) -> tuple[Tensor, Tensor, 
 
 def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
     w, k, v, ctx.num_frames = inputs
-    ctx.set_materialize_grads(False)  # the last two outputs have no gradient
+    ctx.set_materialize_grads(False)  # `remainder` and `peak` have no gradient
     ctx.save_for_backward(w, k, v, *output)
 
 
@@ -115,7 +115,7 @@ key_stats.register_autograd(_backward, setup_context=_save)
 
 
 def query_normaliser(landmarks: Tensor, q: Tensor) -> Tensor:
-    """log Z_c = log sum_n exp(q_n.q~_c), [B,h,C]: landmarks in the scaled space, q not."""
+    """log Z_c = log sum_n exp(q_n.q~_c), [B,h,C]; the landmarks q~ are scaled, q is not."""
     out = landmarks.new_empty(landmarks.shape[:3])
     kernel, tile_of = "key_stats_forward", "query_normaliser"
     tensors = (landmarks, q, q, out, out, q, q)

@@ -16,7 +16,7 @@ from slowfast_lara.attention.tensors import split_frames
 def landmarks(x: Tensor, number: int, num_frames: int, farthest: bool) -> tuple[Tensor, Tensor]:
     """`segment_means` or `farthest_tokens` of x [B,h,F*P,d]: [B,h,C,d] in float32.
 
-    The second result holds the space-major indices of the farthest tokens, or is empty.
+    The second result holds the space-major indices of the farthest tokens; it is empty for means.
     """
     x = with_unit_stride(x)
     (B, h, _, d), (out, chosen) = x.shape, _empty(x, number, num_frames, farthest)
@@ -40,7 +40,7 @@ def _empty(x: Tensor, number: int, num_frames: int, farthest: bool) -> tuple[Ten
 
 
 def _sizes(x: Tensor, number: int, num_frames: int) -> tuple[int, ...]:
-    """F, P, C, the number of shorter segments, and their length."""
+    """F, P, C, the number of shorter segments, and the length of these segments."""
     tokens = x.shape[2]
     length = tokens // number
     return num_frames, tokens // num_frames, number, (length + 1) * number - tokens, length
@@ -48,7 +48,7 @@ def _sizes(x: Tensor, number: int, num_frames: int) -> tuple[int, ...]:
 
 @torch.library.custom_op("slowfast_lara::landmarks_backward", mutates_args=())
 def landmarks_backward(x: Tensor, chosen: Tensor, num_frames: int, grad: Tensor) -> Tensor:
-    """The gradient of x; only its shape, dtype and device are read."""
+    """Gradient of x. Of x itself, only shape, dtype and device are used."""
     (B, h, _, d), number, out = x.shape, grad.shape[2], x.new_empty(x.shape)
     args = (grad.contiguous(), chosen, out, *_sizes(x, number, num_frames))
     means = chosen.numel() == 0

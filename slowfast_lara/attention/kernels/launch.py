@@ -1,4 +1,4 @@
-"""Launches of the Triton kernels; Triton is imported at the first one."""
+"""Launching of Triton kernels; the first launch imports Triton."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ def cdiv(a: int, b: int) -> int:
 
 
 def matmul_precision() -> str:
-    """Precision of float32 matmuls, as PyTorch's own on a GPU: "tf32" or "ieee"."""
+    """Precision of float32 matmuls, "tf32" or "ieee", from PyTorch's setting for CUDA matmuls."""
     matmul = torch.backends.cuda.matmul
-    # Newer PyTorch versions have a string setting and refuse to mix it with the flag.
+    # Newer PyTorch versions have the string `fp32_precision`, and refuse to mix it with allow_tf32.
     setting = getattr(matmul, "fp32_precision", None)
     return "tf32" if (matmul.allow_tf32 if setting is None else setting == "tf32") else "ieee"
 
@@ -39,9 +39,9 @@ def launch(
     Args:
         kernel: FILE.FUNCTION, for a function in triton_FILE.py.
         args: run-time arguments.
-        programs: size of the grid, times the number of blocks of each axis in `blocks`
-            ({"N": 100} for 100 queries in blocks of BLOCK_N).
-        tile_of: name in tiles.py, if not FUNCTION; the tile fits the element size of `on`.
+        programs: size of the grid, without the factors from `blocks`.
+        blocks: lengths of axes that are split: {"N": 100} for 100 queries in blocks of BLOCK_N.
+        tile_of: name of the tile in tiles.py if it is not FUNCTION.
         d: head size, passed as D and BLOCK_D if given.
         C: number of samples, for the choice of the tile.
         constants: compile-time arguments in addition to the tile.
@@ -60,5 +60,5 @@ def launch(
 
 
 def with_unit_stride(x: Tensor) -> Tensor:
-    """x, or a contiguous copy if its last stride is not 1; kernels accept any other strides."""
+    """x, or a contiguous copy if its last stride is not 1; the other strides may have any value."""
     return x if x.stride(-1) == 1 else x.contiguous()

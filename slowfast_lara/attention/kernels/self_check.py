@@ -1,7 +1,7 @@
 """Comparison of the Triton kernels with PyTorch's operations on the GPU at hand.
 
-The kernels have not been run on every GPU, driver and Triton version. So each operator is
-compared on a small case, output and gradients, before `auto` selects it.
+The kernels have not been tested on every GPU, driver and Triton version. Before `auto` selects the
+kernels, the output and the gradients of each operator are compared with PyTorch's on a small case.
 """
 
 from __future__ import annotations
@@ -24,16 +24,16 @@ from slowfast_lara.attention.landmarks import farthest_tokens, segment_means
 from slowfast_lara.attention.tensors import scaled
 from slowfast_lara.errors import first_line
 
-# Largest difference allowed, relative to the largest element: well above rounding errors, and
-# well below the effect of a wrong sum, mask or order.
+# Largest allowed difference, relative to the largest element of PyTorch's result. It is well above
+# rounding errors, and well below the effect of a wrong sum, mask or order.
 _TOLERANCE = {torch.float32: 1e-3, torch.float16: 2e-2, torch.bfloat16: 5e-2}
 _TOLERANCE_TF32 = 2e-2
 _FRAMES, _LANDMARKS = 3, 5
-_SIZES = (24, 19)  # head size and number of samples; odd numbers test the masks
+_SIZES = (24, 19)  # head size and number of samples; not powers of two, to test the masks
 
 
 class Case(NamedTuple):
-    """An operator, its PyTorch form, and the inputs of both."""
+    """An operator, its reference in PyTorch, and the inputs of both."""
 
     name: str
     kernel: Callable[..., Tensor]
@@ -45,7 +45,7 @@ class Comparison(NamedTuple):
     """Largest relative error of an operator's output and gradients."""
 
     operator: str
-    error: float | None  # None if the operator raised, or if it is not finite
+    error: float | None  # None if the operator raised an exception, or if the error is not finite
     problem: str  # empty if the operator agrees with PyTorch
 
 
@@ -69,7 +69,7 @@ def compare_operators(
     sizes: tuple[int, int],
     reference: torch.dtype = torch.float32,
 ) -> Iterator[Comparison]:
-    """Compare every operator with PyTorch's operations in the precision of `reference`.
+    """Compare every operator with PyTorch's operations, computed in the dtype `reference`.
 
     `sizes`: head size and number of samples.
     """
@@ -93,7 +93,7 @@ def _compare(
         (ours.to(reference) - theirs).abs().max() / theirs.abs().max().clamp(min=1e-6)
         for ours, theirs in zip(actual, expected)
     ]
-    error, index = (x.item() for x in torch.stack(errors).max(0))  # NaN is the largest
+    error, index = (x.item() for x in torch.stack(errors).max(0))  # max returns NaN if there is one
     problem = ""
     if not error <= tolerance:
         what = f"gradient of input {index - 1}" if index else "output"
@@ -110,7 +110,7 @@ def _with_gradients(function: Callable[..., Tensor], inputs: Sequence[Tensor]) -
 
 
 def small_cases(d: int, C: int) -> list[Case]:
-    """One case for each form of each operator, with few tokens."""
+    """Cases with few tokens: one for each variant of each operator."""
     B, h, N, F = 1, 2, 7 * _FRAMES, _FRAMES
     q, k, v = _normal(3, B, h, N, d)
     w, tilde, noise = _normal(3, B, h, C, d, seed=1) / 2
@@ -188,12 +188,12 @@ def _plain_combine(q: Tensor, w: Tensor, L: Tensor, M: Tensor, *weights: Tensor)
 
 
 def _temporal(q: Tensor, x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-    """With a bias the values are projected; without one they are x."""
+    """With a bias, the values are projected; without a bias, the values are x."""
     return temporal(q, x, weight, bias, bias is not None)[0]
 
 
 def _plain_temporal(q: Tensor, x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-    """The textbook form: project every token of every frame."""
+    """Temporal stage as in its definition: project every token of every frame."""
     h, d = q.shape[2:]
     projected = x @ weight.mT if bias is None else x @ weight.mT + bias
     keys, values = projected.unflatten(3, (2, h, d)).unbind(3)

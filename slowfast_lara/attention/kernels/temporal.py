@@ -10,7 +10,7 @@ from torch import Tensor
 from slowfast_lara.attention.kernels.launch import cdiv, launch, with_unit_stride
 from slowfast_lara.attention.kernels.tiles import block_size, tile, weight_gradient_parts
 
-# Frames in one tile of scores; with more frames PyTorch computes the softmax.
+# Largest number of frames in one tile of scores. With more frames, PyTorch computes the softmax.
 MAX_TILE_FRAMES = 32
 
 
@@ -18,7 +18,7 @@ MAX_TILE_FRAMES = 32
 def temporal(
     q: Tensor, x: Tensor, weight: Tensor, bias: Tensor | None, project_values: bool
 ) -> tuple[Tensor, Tensor]:
-    """`models.temporal.temporal_attention`, and its attention weights [B,N,h,F] in float32."""
+    """Output of `models.temporal.temporal_attention`, and float32 attention weights [B,N,h,F]."""
     q, x, weight = q.contiguous(), _with_32_bit_offsets(x), weight.contiguous()
     (_, _, h, d), F = q.shape, x.shape[1]
     w_k, w_v = weight.unflatten(0, (2, h, d))
@@ -34,13 +34,13 @@ def temporal(
 
 
 def _with_32_bit_offsets(x: Tensor) -> Tensor:
-    """x [B,F,N,D], or a contiguous copy if its last stride is not 1 or a clip spans 2**31."""
+    """x [B,F,N,D]; a contiguous copy if the last stride is not 1 or a clip spans 2**31 elements."""
     last = sum((size - 1) * stride for size, stride in zip(x.shape[1:], x.stride()[1:]))
     return with_unit_stride(x) if last < 2**31 else x.contiguous()
 
 
 def _pool(coeffs: Tensor, x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-    """W_h (sum_f coeffs_nhf x_nf) + bias, [B,N,h,d]."""
+    """W_h (sum_f coeffs_nhf x_nf) + bias, [B,N,h,d], with the weight W_h of head h."""
     (B, N, h, F), d = coeffs.shape, weight.shape[1]
     out = x.new_empty(B, N, h, d)
     launch(
@@ -56,7 +56,7 @@ def _pool(coeffs: Tensor, x: Tensor, weight: Tensor, bias: Tensor | None = None)
 
 
 def _sum(attention: Tensor, x: Tensor) -> Tensor:
-    """sum_f a_nhf x_nf for the columns of each head, [B,N,h,d]."""
+    """sum_f attention_nhf x_nf in the columns of head h, [B,N,h,d]."""
     (B, N, h, F), D = attention.shape, x.shape[3]
     out = x.new_empty(B, N, h, D // h)
     args = (attention, x, out, *x.stride()[:3], N, F, h, D // h)
@@ -73,7 +73,7 @@ def _scores(
     attention: Tensor | None = None,
     scale: float = 1.0,
 ) -> Tensor:
-    """q_nh.(W_h x_nf), [B,N,h,F] float32, with an epilogue of the kernel temporal_scores."""
+    """q_nh.(W_h x_nf), [B,N,h,F] float32; the kernel temporal_scores describes `epilogue`."""
     (B, N, h, d), F = q.shape, x.shape[1]
     out = q.new_empty(B, N, h, F, dtype=torch.float32)
     launch(
@@ -100,7 +100,7 @@ def temporal_backward(
     q: Tensor, x: Tensor, weight: Tensor, bias: Tensor | None, project_values: bool,
     attention: Tensor, grad: Tensor,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
-    """Gradients of q, x, weight and bias (empty without a bias)."""
+    """Gradients of q, x, weight and bias; the last one is empty without a bias."""
     x = _with_32_bit_offsets(x)
     q, weight, grad = (tensor.contiguous() for tensor in (q, weight, grad))
     (B, N, h, d), F = q.shape, x.shape[1]
@@ -126,7 +126,7 @@ def temporal_backward(
     grad_weight[: h * d] = _weight_gradient(q, x, grad_scores)
     if project_values:
         grad_weight[h * d :] = _weight_gradient(grad, x, attention)
-    # The bias of the keys cancels in the softmax: its gradient is zero.
+    # The bias of the keys cancels in the softmax, so its gradient is zero.
     grad_bias = grad.new_empty(0) if bias is None else torch.zeros_like(bias)
     if bias is not None and project_values:
         grad_bias[h * d :] = grad.sum((0, 1)).flatten()

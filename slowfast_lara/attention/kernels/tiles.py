@@ -1,26 +1,26 @@
-"""Tile sizes of the kernels; nothing is autotuned.
+"""Tile sizes of the kernels, without autotuning.
 
-They are the largest for which the compiled kernel spills no registers and fits the shared memory
-of every supported GPU: `slowfast-lara benchmark kernels` compiles the table for sm_80, sm_90 and
-sm_100 and reports violations. In float32, with a head size of 128 and 256 samples, some kernels
-spill, and one exceeds the shared memory of compute capability 8.6, 8.9 and 12.0, which
-self_check.py detects.
+Each tile is the largest with which the compiled kernel spills no registers and fits into the shared
+memory of every supported GPU. `python -m benchmarks kernels` compiles the kernels for sm_80, sm_90
+and sm_100 and reports violations. In float32, with a head size of 128 and 256 samples, there are
+exceptions: some kernels spill registers, and one exceeds the shared memory of compute capability
+8.6, 8.9 and 12.0, which self_check.py detects.
 """
 
 from __future__ import annotations
 
 
 def block_size(n: int) -> int:
-    """The smallest power of two >= n, and at least 16, the smallest side of a Triton matmul."""
+    """The smallest power of two >= n, but at least 16, the smallest side of a Triton matmul."""
     return max(16, 1 << (n - 1).bit_length())
 
 
-# Frames whose gradients one program of combine_backward_means accumulates: it computes the scores
-# once for all of them.
+# Number of frames whose gradients one program of combine_backward_means accumulates. The program
+# computes the scores only once for these frames.
 FRAME_GROUP = 4
 
-# (samples BLOCK_C, queries or keys BLOCK_N, warps, pipeline stages) of kernels that own a block of
-# samples or loop over them, for head sizes up to 64, and up to 128.
+# Kernels whose programs own a block of samples or loop over blocks of samples. Two tiles, for
+# d <= 64 and d <= 128: (BLOCK_C samples, BLOCK_N queries or keys, warps, pipeline stages).
 _SAMPLE_BLOCKS = {
     "key_stats_forward": ((64, 64, 8, 2), (64, 64, 8, 2)),
     "query_normaliser": ((64, 64, 4, 2), (64, 64, 4, 2)),
@@ -36,9 +36,9 @@ _SAMPLE_BLOCKS_FLOAT32 = {
     "key_stats_backward_tied": ((16, 16, 4, 1), (16, 16, 8, 1)),
     "key_stats_backward_samples": ((32, 16, 4, 1), (16, 16, 8, 1)),
 }
-# BLOCK_N of kernels whose programs hold all samples: for d <= 64 with C <= 128, and for others.
+# BLOCK_N of kernels whose programs hold all samples: (if d <= 64 and C <= 128, otherwise).
 _ALL_SAMPLES = {"combine_forward": (64, 32), "combine_backward_queries": (32, 16)}
-# Columns of a head (BLOCK_E) in a tile of the temporal stage.
+# BLOCK_E (columns of a head in one tile) of the kernels of the temporal stage.
 _TEMPORAL = {
     "temporal_scores": 16,
     "temporal_pool": 64,
@@ -49,11 +49,11 @@ _TEMPORAL = {
 
 def tile(kernel: str, *, element_size: int, d: int = 0, C: int = 0) -> dict[str, int]:
     """Block sizes of a kernel, with its numbers of warps and pipeline stages."""
-    wide = element_size > 2  # float32 takes twice the space
+    wide = element_size > 2  # float32 takes twice the space of half precision
     if kernel in _ALL_SAMPLES:
         small = d <= 64 and C <= 128 and not wide
         block_n = 16 if wide else _ALL_SAMPLES[kernel][0 if small else 1]
-        # STEP is the number of head components in a matmul: fewer need fewer registers.
+        # STEP is the number of head components in a matmul; a smaller STEP needs fewer registers.
         if kernel == "combine_forward":
             step, warps = 32 if small or wide else 64, 4 if wide and d <= 64 else 8
         else:
@@ -83,5 +83,5 @@ def _options(warps: int, stages: int) -> dict[str, int]:
 
 
 def weight_gradient_parts(tokens: int) -> int:
-    """Number of parts of the tokens in the temporal weight gradient: enough programs for a GPU."""
+    """Number of partial sums over tokens in the temporal weight gradient, to occupy the GPU."""
     return max(1, min(16, tokens // 256))

@@ -2,31 +2,33 @@
 
     out_nf = sum_c p_ncf M_cf,   p_ncf = softmax_c(s_nc + L_cf),   s_nc = q_n.w_c + log alpha_nc
 
-If ALIGNED, alpha differs between queries; LARA's decoupled and coupled weightings have this form:
+Without ALIGNED, alpha_nc is 1. With ALIGNED, for LARA's decoupled and coupled weightings:
 
     r_nc = exp(q_n.q~_c - log Z_c),   rbar_n = sum_c shares_c r_nc
     alpha_nc = max(balance_c + gain_c (r_nc - rbar_n), MIN_ALPHA)
 
-The program of a block of queries computes their scores for all samples once, in registers, and
-loops over the frames. No tensor of shape [N,C] is in memory. Backward:
+A program of the forward kernel owns a block of queries. It computes their scores s_nc for all
+samples once, keeps them in registers, and loops over the frames. No tensor of shape [N,C] is in
+memory. In the backward pass, with z_ncf = s_nc + L_cf,
 
     dz_ncf = p_ncf (dp_ncf - delta_nf),   dp_ncf = dout_nf.M_cf,   delta_nf = sum_c p_ncf dp_ncf
     dL_cf = sum_n dz_ncf,   dM_cf = sum_n p_ncf dout_nf
     ds_nc = sum_f dz_ncf,   dalpha_nc = ds_nc / alpha_nc,   t_n = sum_c gain_c dalpha_nc
     dr_nc = gain_c dalpha_nc - shares_c t_n
 
-    e_nc = r_nc (dr_nc - R_c),   R_c = sum_n r_nc dr_nc: the gradient of q_n.q~_c
+and the gradient of q_n.q~_c is e_nc = r_nc (dr_nc - R_c) with R_c = sum_n r_nc dr_nc.
 
-`combine_backward_queries` owns a block of queries, as the forward kernel does. It writes dq, the
-query statistics [B,h,N,3F+2] (for each frame max_c(s + L), max_c p and delta, then rbar and t),
-and its partial sum of -R_c, [B,h,blocks,C]. The operator adds up the partial sums for the other
-kernels. dq is float32 at first: its term with R_c is added after R_c is complete.
+A program of `combine_backward_queries` also owns a block of queries. It writes dq, the query
+statistics [B,h,N,3F+2] (max_c z_ncf, max_c p_ncf and delta_nf of each frame, then rbar_n and t_n),
+and its part of the sum -R_c, [B,h,blocks,C]. The operator adds up these parts for the other
+kernels. If ALIGNED, dq is float32 and lacks the term with R_c; `query_normaliser_backward` adds it.
 
-`combine_backward_samples` and `combine_backward_means` own a block of samples (the latter of a
-group of frames) and loop over all queries. With the query statistics they need no other samples.
-One program computes each sum, in a fixed order, so results are deterministic.
+A program of `combine_backward_samples` owns a block of samples, and a program of
+`combine_backward_means` a block of samples of a few frames. Both loop over all queries. The query
+statistics replace the sums over the samples of other blocks. Each sum is computed by one program,
+in a fixed order, so results are deterministic.
 
-q [B,h,N,d] and dout [B,F,N,h,d] have any strides; out and all other tensors are contiguous.
+q [B,h,N,d] and dout [B,F,N,h,d] only need a last stride of 1; all other tensors are contiguous.
 """
 
 from __future__ import annotations
@@ -172,7 +174,7 @@ def combine_backward_queries(
         b_e = tl.where(alpha > MIN_ALPHA, b_e, 0.0)
         b_t = tl.sum(b_e, 1)
         b_shares = tl.load(shares_ptr + bhc, mask=mask_c, other=0.0)
-        b_e = b_r * (b_e - b_shares[None, :] * b_t[:, None])  # without R_c
+        b_e = b_r * (b_e - b_shares[None, :] * b_t[:, None])  # e_nc without R_c
         tl.store(p_stats + 3 * F + 1, b_t, mask=mask_n)
         p_partial = partial_ptr + tl.program_id(0).to(tl.int64) * C + c
         tl.store(p_partial, -tl.sum(b_e, 0), mask=mask_c)
@@ -192,7 +194,7 @@ def combine_backward_queries(
 
 @triton.jit
 def sample_alignment(b_q, mask_n, hi, lo, b_log_z, PRECISION: tl.constexpr):
-    """r_nc as [C,N], for split landmarks."""
+    """r_nc as [C,N], for landmarks that are split into hi and lo."""
     logits = dot_split_left(hi, lo, tl.trans(b_q), PRECISION)
     # Mask out-of-range queries before summing over them.
     logits = tl.where(mask_n[None, :], logits, float("-inf"))
@@ -201,10 +203,10 @@ def sample_alignment(b_q, mask_n, hi, lo, b_log_z, PRECISION: tl.constexpr):
 
 @triton.jit
 def sample_weights(logits, p_stats, mask):
-    """p_ncf as [C,N], normalised by the query statistics of a frame.
+    """p_ncf of one frame as [C,N], normalised by the query statistics of the frame.
 
-    Recomputed logits differ from the forward pass's by rounding, which matters if they are large.
-    A weight above 0.6 can only be the largest of its query, which the statistics hold exactly.
+    Rounding makes large logits differ from those of combine_backward_queries. A weight above 0.6
+    must be the largest weight of its query, so the value in the statistics replaces it.
     """
     top = tl.load(p_stats, mask=mask, other=float("inf"))[None, :]
     largest = tl.load(p_stats + 1, mask=mask, other=0.0)[None, :]
@@ -273,7 +275,7 @@ def combine_backward_samples(
             delta = tl.load(p_stats + 3 * f + 2, mask=mask_n, other=0.0)
             dweights = tl.dot(b_M, tl.trans(b_dout), input_precision=PRECISION)
             dlogits = weights * (dweights - delta[None, :])
-            # If one sample carries all the weight, the difference is pure rounding error.
+            # If one sample has all the weight, dweights - delta is pure rounding error.
             dlogits = tl.where(weights == 1, 0.0, dlogits)
             b_ds += dlogits
             b_dL += tl.where(frames == f, tl.sum(dlogits, 1)[:, None], 0.0)
@@ -306,7 +308,7 @@ def combine_backward_means(
     GROUP: tl.constexpr, D: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_C: tl.constexpr,
     BLOCK_N: tl.constexpr, ALIGNED: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """dM_cf = sum_n p_ncf dout_nf for GROUP frames, which share the scores."""
+    """dM_cf = sum_n p_ncf dout_nf for GROUP frames; the scores are computed once for all frames."""
     bh, b, h, group, c = own_block(C, tl.cdiv(F, GROUP), H, BLOCK_C)
     d, i = tl.arange(0, BLOCK_D), tl.arange(0, BLOCK_N)
     mask_c, mask_d = c < C, d < D

@@ -1,28 +1,32 @@
 """Kernels of `key_stats`: the statistics L_cf and M_cf of the keys, per sample and frame.
 
+For one frame f, whose index is left out,
+
     logit_cp = w_c.k_p - |k_p|^2/2,   L_c = log sum_p exp(logit_cp),   M_c = sum_p a_cp v_p
 
 with weights a_cp = exp(logit_cp - L_c). A program loops over the keys of a frame once, with a
-running maximum. Backward, with g_c = dL_c - dM_c.M_c,
+running maximum. In the backward pass, with g_c = dL_c - dM_c.M_c,
 
     dlogit_cp = a_cp (dM_c.v_p + g_c),   dv_p = sum_c a_cp dM_c
     dk_p = sum_c dlogit_cp w_c - k_p sum_c dlogit_cp,   dw_c = sum_p dlogit_cp k_p
 
-One kernel computes the gradients of keys and values, another that of the samples: one program
-computes each sum, in a fixed order. M and dM have the dtype of v; M_lo is the remainder that
-rounding removed from M.
+One kernel computes the gradients of the keys and values, another the gradient of the samples. Each
+sum is computed by one program, in a fixed order. M and dM have the dtype of v; M_lo is the
+remainder that rounding removed from M.
 
-Recomputed logits differ from the forward pass's by rounding, which matters if they are large. A
-weight above 0.6 can only be the largest of its sample, so the saved one (`peak`) replaces it. If
-that is 1, then M_c = v_p and dlogit_cp = dL_c; the formula would add pure rounding error.
+The backward kernels recompute the logits. Rounding makes them differ from the logits of the forward
+pass, which matters for large logits. A weight a_cp above 0.6 must be the largest weight of sample
+c, so the saved largest weight (`peak`) replaces it. If `peak` is 1, then M_c = v_p and
+dlogit_cp = dL_c, which is used directly: the formula above would add pure rounding error.
 
-NORMS: subtract |k_p|^2/2. TIED: the keys are the values, and dk is the sum of both gradients.
+Flags: NORMS subtracts |k_p|^2/2. VALUES computes M_c. TIED: the keys are also the values, and dk is
+the sum of both gradients.
 
-Without NORMS and VALUES, k are the queries, w the landmarks and L the log-normalisers log Z_c of
-the alignment scores. The backward kernel of the keys then adds its result to the float32 gradient
-at `dv_ptr`.
+Without NORMS and VALUES, the kernels compute the log-normalisers log Z_c of the alignment scores as
+L: k are the queries and w the landmarks. `key_stats_backward_keys` then adds the float32 gradient
+at `dv_ptr` to its result.
 
-k, v [B,h,F*P,d] have any strides; all other tensors are contiguous.
+k and v [B,h,F*P,d] only need a last stride of 1; all other tensors are contiguous.
 """
 
 from __future__ import annotations
@@ -47,7 +51,7 @@ def half_norms(k, scale):
 
 @triton.jit
 def dot_means(dM, M_ptr, M_lo_ptr, cd, mask):
-    """dM_c.M_c with the remainder of M_c: the difference to dM_c.v_p may be small."""
+    """dM_c.M_c including the remainder of M_c, because dM_c.v_p - dM_c.M_c may be small."""
     b_M = tl.load(M_ptr + cd, mask=mask, other=0.0).to(tl.float32)
     if dM.dtype != tl.float32:
         b_M += tl.load(M_lo_ptr + cd, mask=mask, other=0.0).to(tl.float32)
@@ -83,7 +87,7 @@ def key_stats_forward(
         if NORMS:
             logits -= half_norms(b_k, scale)[None, :]
         logits = tl.where(mask_p[None, :], logits, float("-inf"))
-        # Finite: the first block has at least one key.
+        # `new` is finite, because the first block has at least one key.
         new = tl.maximum(top, tl.max(logits, 1))
         weights = tl.exp(logits - new[:, None])
         decay = tl.exp(top - new)

@@ -1,8 +1,8 @@
 """Kernels of `landmarks`: one program per segment of the tokens.
 
-Segments are consecutive space-major tokens (all frames of a position together): the first SHORT
-segments have LENGTH tokens, the others one more. x [B,h,F*P,d] is frame-major with any strides;
-all other tensors are contiguous.
+A segment is a range of tokens in space-major order (all frames of one position are adjacent). The
+first SHORT segments have LENGTH tokens, the other segments LENGTH + 1. x [B,h,F*P,d] is
+frame-major and only needs a last stride of 1; all other tensors are contiguous.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import triton.language as tl
 
 @triton.jit
 def segment(pid, C, SHORT, LENGTH):
-    """Index of clip and head, first token and number of tokens of a program's segment."""
+    """Flat index bh, first token and number of tokens of a program's segment."""
     c = pid % C
     return (pid // C).to(tl.int64), c * LENGTH + tl.maximum(c - SHORT, 0), LENGTH + (c >= SHORT)
 
@@ -29,7 +29,7 @@ def segment_sums(
     x_ptr, out_ptr, x_stride_b, x_stride_h, x_stride_n, H, F, P, C, SHORT, LENGTH,
     D: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_N: tl.constexpr, MEANS: tl.constexpr,
 ):  # fmt: skip
-    """The sum of each segment's tokens, or their mean."""
+    """Sum of each segment's tokens, or their mean if MEANS."""
     pid = tl.program_id(0)
     bh, first, number = segment(pid, C, SHORT, LENGTH)
     d, i = tl.arange(0, BLOCK_D), tl.arange(0, BLOCK_N)
@@ -54,7 +54,7 @@ def farthest_of_segment(
     """The token of each segment that is farthest from the segment's reference point.
 
     The reference is the segment's mean, moved by `global_share` towards the mean of all tokens.
-    `mean_sums` [B,h,d] is the mean of the segments' sums.
+    `mean_sums` [B,h,d] is the mean of `sums` over all segments.
     """
     pid = tl.program_id(0)
     bh, first, number = segment(pid, C, SHORT, LENGTH)
@@ -87,7 +87,7 @@ def segment_backward(
     grad_ptr, chosen_ptr, out_ptr, F, P, C, SHORT, LENGTH,
     D: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_N: tl.constexpr, MEANS: tl.constexpr,
 ):  # fmt: skip
-    """The gradient of a segment's mean, for all its tokens, or of its chosen token."""
+    """Gradient of x. If MEANS, all tokens of a segment get it; otherwise only the chosen token."""
     pid = tl.program_id(0)
     bh, first, number = segment(pid, C, SHORT, LENGTH)
     d, i = tl.arange(0, BLOCK_D), tl.arange(0, BLOCK_N)

@@ -1,16 +1,17 @@
 """Kernels of `proposals`: LARA's Gaussian proposals and their densities, in float32.
 
-With mu_c = scale (q~_c + k~_c) and w_c = mu_c + noise_c,
+With mu_c = scale (q~_c + k~_c), w_c = mu_c + noise_c and the densities q_j = N(mu_j, I), the
+log-densities l_cj = log(q_j(w_c) / N(w_c;0,I)) are
 
     l_cj = w_c.mu_j - |mu_j|^2/2,   log_own_c = l_cc,   balance_c = exp(l_cc - log sum_j exp(l_cj))
 
-Backward, with y_c = balance_c dbalance_c and
+In the backward pass, with y_c = balance_c dbalance_c and the gradient E_cj of l_cj,
 
     E_cj = -y_c exp(l_cj - log_own_c) balance_c  (+ dlog_own_c + y_c if j = c),
 
     dw_c += sum_j E_cj mu_j,   dmu_c = dw_c + sum_j E_jc (w_j - mu_c)
 
-A program owns a block of proposals (c in dw_c and dmu_c) and loops over all proposals j.
+A program owns a block of proposals c and loops over all proposals j.
 All tensors are contiguous, [B,h,C,d] or [B,h,C].
 """
 
@@ -39,7 +40,7 @@ def proposals_forward(
     D: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_C: tl.constexpr,
     NOISE: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """`landmarks` are the scaled q~."""
+    """`landmarks_ptr` is the output q~ in the scaled space."""
     bh, _, _, _, c = own_block(C, 1, 1, BLOCK_C)
     i, d = tl.arange(0, BLOCK_C), tl.arange(0, BLOCK_D)
     cd = (bh * C + c[:, None]) * D + d[None, :]
@@ -57,7 +58,7 @@ def proposals_forward(
         mu_j = load_mu(q_ptr, k_ptr, (bh * C + j[:, None]) * D + d[None, :], mask_jd, scale)
         logits = tl.dot(b_w, tl.trans(mu_j), input_precision=PRECISION)
         logits -= half_norm(mu_j)[None, :]
-        # Exactly log_own, without the matmul's rounding, so that balance is at most 1.
+        # Set l_cc to exactly log_own, without the matmul's rounding, so that balance is at most 1.
         logits = tl.where(c[:, None] == j[None, :], log_own[:, None], logits)
         logits = tl.where((j < C)[None, :], logits, float("-inf"))
         new = tl.maximum(top, tl.max(logits, 1))
@@ -76,7 +77,7 @@ def proposals_backward(
     D: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_C: tl.constexpr,
     NOISE: tl.constexpr, LANDMARKS: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """LANDMARKS: the scaled q~ have a gradient. NOISE: write the gradient of the noise."""
+    """LANDMARKS: the output q~ has a gradient. NOISE: write the gradient of the noise."""
     bh, _, _, _, c = own_block(C, 1, 1, BLOCK_C)
     i, d = tl.arange(0, BLOCK_C), tl.arange(0, BLOCK_D)
     bhc = bh * C + c
@@ -101,7 +102,7 @@ def proposals_backward(
         logits = tl.dot(b_w, tl.trans(mu_j), input_precision=PRECISION)
         logits -= half_norm(mu_j)[None, :]
         shares = tl.exp(logits - log_own[:, None] + tl.log(balance)[:, None])
-        # The diagonal includes +y_c before the matmul: large vectors would not cancel after it.
+        # E_cc includes +y_c here. Added after the matmul, large vectors would not cancel exactly.
         shares = tl.where(same, balance[:, None] - 1, shares)
         shares = tl.where(mask_j[None, :], shares, 0.0)
         b_dw -= tl.dot(y[:, None] * shares, mu_j, input_precision=PRECISION)
@@ -112,7 +113,7 @@ def proposals_backward(
         y_j = balance_j * tl.load(dbalance_ptr + bhj, mask=mask_j, other=0.0)
         logits = tl.dot(b_mu, tl.trans(w_j), input_precision=PRECISION)
         logits -= half_norms[:, None]
-        # Out-of-range proposals have balance 0, so their share is exp(-inf) = 0.
+        # Out-of-range proposals j have balance 0, so their share is exp(-inf) = 0.
         shares = tl.exp(logits - log_own_j[None, :] + tl.log(balance_j)[None, :])
         shares = tl.where(same, balance[:, None] - 1, shares)
         weights = shares * y_j[None, :]

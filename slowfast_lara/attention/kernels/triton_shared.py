@@ -4,7 +4,7 @@ Names are those of the equations in importance_sampling.py and samples.py:
 
     w_c             samples             q~_c   landmarks
     L_cf, M_cf      key statistics: log-sum and mean value of sample c over frame f
-    r_nc, rbar_n    alignment scores and their weighted mean; log Z_c their log-normaliser
+    r_nc            alignment scores, rbar_n their weighted mean, log Z_c their log-normaliser
     s_nc            q_n.w_c + log alpha_nc
     p_ncf           softmax_c(s_nc + L_cf)
     dx              gradient of x
@@ -12,15 +12,15 @@ Names are those of the equations in importance_sampling.py and samples.py:
     x_ptr           pointer argument to a whole tensor, x_stride_n a stride of it
     p_x, b_x        pointers to, and values of, a block of x
     n, c, d, f, p   index vectors of queries, samples, head components, frames and keys
-    mask_n, mask_nd which of them are in range
+    mask_n, mask_nd masks of the indices that are in range
     B, H, N, F, P, C, D, BLOCK_N   sizes and block sizes
 
 bh is the flat index of clip b and head h. Offsets that may exceed 2**31 are int64. `scale` is
-d**-0.25: q and k are not scaled in memory, samples and landmarks are.
+d**-0.25. In memory, q and k are not scaled; samples and landmarks are in the scaled space.
 
-q, k and v are exact in half precision. Samples and landmarks are float32 and part of an exponent:
-rounded to 8 or 11 bits, large ones would change the weights. They are split into a rounded part
-`hi` and a remainder `lo`, with one matmul each.
+q, k and v may be half precision and enter matmuls as they are. Samples and landmarks are float32
+and part of an exponent: rounding large ones to 8 or 11 bits would change the softmax weights. They
+are split into a rounded part `hi` and a remainder `lo`, with one matmul for each part.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ import triton.language as tl
 
 @triton.jit
 def own_block(N, F, H, BLOCK: tl.constexpr):
-    """Indices bh, b, h and f of a program, and the indices of its block of N."""
+    """Indices bh, b, h and f of a program, and its block of indices along the axis of length N."""
     blocks = tl.cdiv(N, BLOCK)
     pid = tl.program_id(0)
     bh = (pid // (blocks * F)).to(tl.int64)
@@ -66,8 +66,8 @@ def dot_split_left(hi, lo, x, PRECISION: tl.constexpr):
 def dot_gradient(grad, x, SPLIT: tl.constexpr, PRECISION: tl.constexpr):
     """grad [M,K] float32 @ x [K,L] -> float32.
 
-    Rows of the gradient are normalised to 1 for float16, whose range they may exceed. SPLIT keeps
-    the remainder of the gradient, for results that a later subtraction mostly cancels.
+    For float16, each row of the gradient is divided by its largest element, to stay in range. SPLIT
+    includes the gradient's remainder `lo`, for results that a later subtraction mostly cancels.
     """
     if x.dtype == tl.float32:
         return tl.dot(grad, x, input_precision=PRECISION)

@@ -1,25 +1,25 @@
 """Kernels of `temporal`, the temporal stage of trajectory attention (models/temporal.py).
 
-The kernels compute the absorbed queries u_nh = W_h^T q_nh for a block of tokens and columns of x,
-and do not store them:
+W_h and V_h are the weights of head h for keys and values. The kernels compute the absorbed queries
+u_nh = W_h^T q_nh for a block of tokens and columns of x, and do not store them:
 
     temporal_scores            s_nhf = u_nh.x_nf, and its softmax a_nhf over the frames
-    temporal_pool              y_nh = W_h (sum_f a_nhf x_nf)
-    temporal_sum               the same without a projection of the values
+    temporal_pool              y_nh = V_h (sum_f a_nhf x_nf)
+    temporal_sum               y_nh = sum_f a_nhf x_nf in the columns of head h
 
-The backward pass calls the first two with other arguments: da is temporal_scores of dy, and dq is
-temporal_pool of ds. It adds
+temporal_sum replaces temporal_pool if the values are not projected; V_h below then selects the
+columns of head h. The backward pass calls temporal_scores with dy and V_h to compute ds, and
+temporal_pool with ds and W_h to compute dq. Its other kernels are
 
     temporal_backward_tokens   dx_nf = sum_h ds_nhf u_nh + sum_h a_nhf (V_h^T dy_nh)
-    temporal_backward_weight   dW_h = sum_n q_nh (sum_f ds_nhf x_nf)^T, for a part of the tokens
+    temporal_backward_weight   dW_h = sum_n q_nh (sum_f ds_nhf x_nf)^T, as partial sums over n
 
-Without a projection of the values, V_h selects the columns of head h.
-
-The matmuls over frames and heads, [h,D] @ [D,F], are batched over tokens, hence three dimensions.
-x [B,F,N,D] has any strides; q and y [B,N,h,d], a and ds [B,N,h,F] and the weights [h,d,D] are
-contiguous. H, E and D are the numbers of heads, of columns per head and of all columns; programs or
-loops cover any number of them in blocks. Offsets inside a clip are 32 bits, to save registers:
-models/temporal.py does not call the operator for larger clips.
+The matmuls [h,D] @ [D,F] differ between tokens, so tl.dot is batched over tokens (3-D blocks).
+x [B,F,N,D] only needs a last stride of 1. q and y [B,N,h,d], a and ds [B,N,h,F] and the weights
+[h,d,D] are contiguous. H, E and D are the numbers of heads, of columns per head and of all columns.
+There is no limit for them, because programs and loops divide them into blocks. Offsets inside a
+clip are 32 bits, to save registers, so models/temporal.py does not call the operator for clips of
+2**31 elements or more.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from slowfast_lara.attention.kernels.triton_shared import split_float32
 
 @triton.jit
 def load_heads(ptr, n, mask_n, h, e, H, E):
-    """Block of [N,h,d] as [h,N,d]."""
+    """Load a block of [N,h,d] as [h,N,d]."""
     mask = (h < H)[:, None, None] & mask_n[None, :, None] & (e < E)[None, None, :]
     offsets = (n[None, :, None] * H + h[:, None, None]) * E + e[None, None, :]
     return tl.load(ptr + offsets, mask=mask, other=0.0)
@@ -40,7 +40,7 @@ def load_heads(ptr, n, mask_n, h, e, H, E):
 
 @triton.jit
 def load_weight(ptr, h, e, column, H, E, D):
-    """Block of the weight, [h,d,columns]."""
+    """Load a block of the weight, [h,d,columns]."""
     mask = (h < H)[:, None, None] & (e < E)[None, :, None] & (column < D)[None, None, :]
     offsets = (h[:, None, None] * E + e[None, :, None]) * D + column[None, None, :]
     return tl.load(ptr + offsets, mask=mask, other=0.0)
@@ -48,7 +48,7 @@ def load_weight(ptr, h, e, column, H, E, D):
 
 @triton.jit
 def load_coeffs(ptr, n, mask_n, h, f, H, F):
-    """Block of the coefficients over the frames, a or ds, [N,h,F]."""
+    """Load a block of the coefficients a or ds, [N,h,F]."""
     mask = mask_n[:, None, None] & (h < H)[None, :, None] & (f < F)[None, None, :]
     offsets = (n[:, None, None] * H + h[None, :, None]) * F + f[None, None, :]
     return tl.load(ptr + offsets, mask=mask, other=0.0)
@@ -56,7 +56,7 @@ def load_coeffs(ptr, n, mask_n, h, f, H, F):
 
 @triton.jit
 def load_tokens(p_x, n, mask_n, f, column, x_stride_f, x_stride_n, F, D):
-    """Block of x as [N,F,columns]; p_x points to the clip."""
+    """Load a block of x as [N,F,columns]; p_x points to the clip."""
     mask = mask_n[:, None, None] & (f < F)[None, :, None] & (column < D)[None, None, :]
     offsets = f[None, :, None] * x_stride_f + n[:, None, None] * x_stride_n
     return tl.load(p_x + offsets + column[None, None, :], mask=mask, other=0.0)
@@ -78,7 +78,7 @@ def absorbed(
 
 @triton.jit
 def own_columns(ptr, n, mask_n, h, column, H, E):
-    """`absorbed` without a projection: each column of [N,D] at its own head, zero elsewhere."""
+    """Columns of [N,D] as [N,h,columns]: each column at its own head, zero at other heads."""
     mask = mask_n[:, None] & (column < H * E)[None, :]
     values = tl.load(ptr + n[:, None] * (H * E) + column[None, :], mask=mask, other=0.0)
     own = (column // E)[None, None, :] == h[None, :, None]
@@ -92,9 +92,9 @@ def temporal_scores(
     BLOCK_H: tl.constexpr, BLOCK_E: tl.constexpr, BLOCK_F: tl.constexpr, BLOCK_N: tl.constexpr,
     BLOCK_X: tl.constexpr, PROJECT: tl.constexpr, EPILOGUE: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """EPILOGUE: "softmax" over the frames, "gradient" through that softmax, or "" for raw scores.
+    """EPILOGUE: "softmax" over the frames, "gradient" of that softmax, or "" for raw scores.
 
-    The first two need all frames in one tile.
+    "softmax" and "gradient" need all frames in one tile.
     """
     blocks, frame_blocks = tl.cdiv(N, BLOCK_N), tl.cdiv(F, BLOCK_F)
     head_blocks = tl.cdiv(H, BLOCK_H)
@@ -119,7 +119,7 @@ def temporal_scores(
         else:
             u_hi = own_columns(p_q, n, mask_n, h, column, H, E)
         scores = tl.dot(u_hi, b_x, acc=scores, input_precision=PRECISION)
-        # Scores enter an exponential, where the rounding error of large ones matters.
+        # Scores enter an exponential, so the rounding error of large scores matters.
         if PROJECT and EPILOGUE != "gradient" and b_x.dtype != tl.float32:
             scores = tl.dot(u_lo, b_x, acc=scores)
     if EPILOGUE == "softmax":
@@ -257,7 +257,7 @@ def temporal_backward_weight(
     BLOCK_H: tl.constexpr, BLOCK_E: tl.constexpr, BLOCK_F: tl.constexpr, BLOCK_N: tl.constexpr,
     BLOCK_X: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """Each part has STEPS blocks of BLOCK_N tokens; no block covers two clips."""
+    """A partial sum covers STEPS blocks of BLOCK_N tokens; no block spans two clips."""
     D = H * E
     head_blocks, e_blocks = tl.cdiv(H, BLOCK_H), tl.cdiv(E, BLOCK_E)
     column_blocks = tl.cdiv(D, BLOCK_X)

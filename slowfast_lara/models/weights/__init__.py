@@ -1,1 +1,1 @@
-"""Existing weights: reading their files and loading them into a model."""
+"""Reading of weight files, and loading of weights into a model."""

@@ -21,13 +21,13 @@ from torch import Tensor
 from slowfast_lara.errors import WeightsError, first_line
 from slowfast_lara.files import check_regular_file
 
-# Keys under which checkpoints keep their weights: PySlowFast and this package; Lightning and MoCo;
+# Keys of the weights in checkpoints of PySlowFast and this package, of Lightning and MoCo, and of
 # DeiT and MAE.
 _WRAPPERS = ("model_state", "state_dict", "model")
 # The key of the EMA weights in this package's checkpoints.
 EMA_STATE = "ema_state"
-# Trained weights hardly compress: by a third at most, or by half if they were trained in 16 bits
-# and saved in 32.
+# Largest expansion of a compressed file. Trained weights hardly compress: by a third at most, or by
+# half if they were trained in 16 bits and saved in 32.
 _MAX_EXPANSION = 4
 # Any file may expand to this size, which is enough for a model of this package.
 _ALWAYS_ALLOWED_BYTES = 512 * 2**20
@@ -38,7 +38,7 @@ def read_weights(path: str | os.PathLike[str], *, averaged: bool = False) -> dic
 
     Args:
         path: The file.
-        averaged: Return the EMA weights of a checkpoint that has them.
+        averaged: Return the EMA weights if the file has them.
 
     Returns:
         The tensors, with DDP's prefix `module.` removed from their names.
@@ -56,7 +56,7 @@ def read_torch_file(path: str) -> Any:
     with _errors_in_one_line(path):
         if zipfile.is_zipfile(path):
             _check_archive(path)
-        with open(path, "rb") as file:  # given a path, torch.load would go by the suffix
+        with open(path, "rb") as file:  # given a path, torch.load would trust the suffix
             content = torch.load(file, map_location="cpu", weights_only=True)
         # An expanded tensor (stride 0) occupies its full size only when it is copied.
         size = sum(x.numel() * x.element_size() for x in _tensors_in(content, {}))
@@ -65,7 +65,7 @@ def read_torch_file(path: str) -> Any:
 
 
 def _tensors_in(content: Any, visited: dict[int, Any]) -> Iterator[Tensor]:
-    """Yield all tensors in dictionaries and lists, each object once: pickles may share objects."""
+    """Yield all tensors in dictionaries and lists, each only once: pickles may repeat objects."""
     if id(content) in visited:
         return
     visited[id(content)] = content
@@ -91,7 +91,7 @@ def _errors_in_one_line(path: str) -> Iterator[None]:
             "config, NumPy scalars?), which could run code; save only its weights, with the "
             "software that wrote it"
         ) from None
-    except Exception as error:  # a damaged file fails anywhere in zip, JSON, pickle or tensors
+    except Exception as error:  # damaged zip, JSON or pickle data can raise anything
         raise WeightsError(f"cannot read {path}: {first_line(error)}") from None
 
 
@@ -99,14 +99,14 @@ def _check_archive(path: str) -> None:
     """Verify the checksums of a zip archive, which torch.load ignores."""
     with zipfile.ZipFile(path) as archive:
         entries = archive.infolist()
-        # Python decompresses the other methods in one go, beyond the declared size.
+        # With other methods, Python decompresses an entry at once, even beyond its declared size.
         methods = {entry.compress_type for entry in entries}
         if methods - {zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED}:
             raise WeightsError(f"cannot read {path}: compression is neither stored nor deflate")
         _check_expanded_size(sum(entry.file_size for entry in entries), path)
         damaged = archive.testzip()
         if damaged:
-            raise WeightsError(f"cannot read {path}: {damaged} in it is damaged")
+            raise WeightsError(f"cannot read {path}: its entry {damaged} is damaged")
 
 
 def _check_expanded_size(size: int, path: str) -> None:
@@ -130,12 +130,12 @@ def _read(path: str, averaged: bool) -> dict[str, Tensor]:
             with np.load(path, allow_pickle=False) as arrays:
                 return {name: torch.from_numpy(arrays[name]) for name in arrays.files}
     elif start[8:] == b"{":
-        # Imported here, because a PySlowFast checkout may lack the package.
+        # Imported here, because a PySlowFast checkout may lack safetensors.
         from safetensors.torch import load
 
         with open(path, "rb") as file:
             return load(file.read())
-    elif start[:1] != pickle.PROTO:  # PyTorch's older files are pickles
+    elif start[:1] != pickle.PROTO:  # older PyTorch files are bare pickles
         raise WeightsError(
             f"cannot read {path}: expected a PyTorch, safetensors or NumPy file, got one that "
             f"starts with {start!r}"
@@ -150,12 +150,12 @@ def _read(path: str, averaged: bool) -> dict[str, Tensor]:
 
 
 def plain_weights(content: Any, path: str) -> dict[str, Tensor]:
-    """The content of a file if it maps names to dense CPU tensors, else WeightsError."""
+    """Return a file's content if it maps names to dense CPU tensors, else raise WeightsError."""
     if not isinstance(content, dict) or not all(
         isinstance(name, str) and torch.is_tensor(value) for name, value in content.items()
     ):
         keys = [*content][:6] if isinstance(content, dict) else [content]
-        # Only strings are shown: a tuple may be nested without end.
+        # Only strings are shown, because the repr of a nested tuple may be extremely long.
         found = [f"{key!r:.40}" if isinstance(key, str) else type(key).__name__ for key in keys]
         raise WeightsError(
             f"{path} holds no weights: expected tensors by name, bare or under "

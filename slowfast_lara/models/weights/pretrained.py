@@ -3,19 +3,19 @@
 Supported are timm's state dicts, the original ViT release (.npz), and checkpoints of Motionformer,
 PySlowFast and this package. Weights that do not fit are adapted:
 
-- A 2-D patch embedding is inflated to 3-D: copied to the middle frame of the patch (index t // 2 of
-  t, zero in the other frames) as in Motionformer, or averaged over its frames.
+- A 2-D patch embedding is inflated to the t frames of a 3-D patch. It is copied to the middle frame
+  (index t // 2, zero elsewhere) as in Motionformer, or copied to all frames and divided by t.
 - Spatial position embeddings are resized bicubically to the model's base grid, temporal ones
-  linearly to its number of frames. A joint embedding is initialised in every frame with the spatial
-  one, plus the temporal one if there is one.
-- A classifier for another number of classes keeps its initial weights.
+  linearly to the model's number of frames. A joint embedding that the file lacks is the spatial
+  embedding in every frame, plus the temporal embedding if the file has one.
+- A classifier whose number of classes differs from the file's keeps its initial weights.
 - Parts that image models lack keep their initial weights: trajectory projections (proj_q, proj_kv),
-  temporal attention (timeattn, norm3), the hidden layer of the head (pre_logits), `temp_embed`, an
-  estimator's own parameters and samples. At ViT-B's width the initial weights are Motionformer's:
+  temporal attention (timeattn, norm3), the hidden layer of the head (pre_logits), `temp_embed`, and
+  an estimator's parameters and samples. At ViT-B's width the initial weights are Motionformer's:
   linear layers normal with standard deviation 0.02, biases and `temp_embed` zero.
 
-All other weights must be present in the right shape. A file whose blocks have further parameters is
-refused. Either all weights are loaded or none.
+The file must hold all other weights of the model, in the right shape. A file whose blocks have
+parameters that the model lacks is refused. If a file is refused, the model does not change.
 """
 
 from __future__ import annotations
@@ -38,23 +38,23 @@ from slowfast_lara.models.weights.vit_npz import from_vit_npz, is_vit_npz
 
 INFLATIONS = ("centre", "average")
 
-# Parts that a file may lack, but only completely: all parameters of the part, in all blocks.
+# Optional parts: a file must hold all parameters of such a part, in all blocks, or none of them.
 _OPTIONAL_PART = re.compile(
     r"(?:blocks\.\d+\.)?(?:"
     r"(?P<trajectory>attn\.proj_(?:q|kv))|(?P<divided>timeattn|norm3)|"
     r"(?P<estimator>attn\.estimator\.\w+)|(?P<hidden>pre_logits)|(?P<head>head)|"
     r"(?P<time>temp_embed))\b.*"
 )
-# Parameters of the file that must not be ignored, because its network computes something else
-# without them: LayerScale or norms of q and k in a block, for example, or tokens other than CLS.
+# Parameters of the file that must not be ignored, because without them the file's network would
+# compute something else. Examples are LayerScale, norms of q and k, and tokens other than CLS.
 _PART_OF_NETWORK = re.compile(r"blocks\.(\d+)\.|norm_pre\b|(?:reg|dist|register)_token")
-# Parts that keep their initial weights if their shape in the file differs.
+# Parts that keep their initial weights if the file has them in a different shape.
 _REPLACEABLE = ("head", "attn.estimator.")
 
 
 @dataclass
 class LoadReport:
-    """Names of the weights of a model and a file, grouped by outcome; `notes` explain some."""
+    """Names of weights in the model and the file, by outcome; `notes` has remarks on some names."""
 
     path: str
     loaded: list[str] = field(default_factory=list)
@@ -90,7 +90,7 @@ def image_weights(cfg: CfgNode) -> str:
 def load_pretrained(
     model: VisionTransformer, path: str | os.PathLike[str], *, inflate: str = "centre"
 ) -> LoadReport:
-    """Load a file's weights into a model, all or none.
+    """Load a file's weights into a model; raise WeightsError and load none if they do not fit.
 
     Args:
         model: The model to change.
@@ -109,7 +109,7 @@ def load_pretrained(
 
 
 class _Loader:
-    """Collects the new values of a model's tensors, and the problems, before anything changes."""
+    """Collects new values and problems of a model's tensors; `finish` then changes the model."""
 
     def __init__(self, model: VisionTransformer, path: str, inflate: str) -> None:
         self.model, self.path, self.inflate = model, path, inflate
@@ -143,7 +143,7 @@ class _Loader:
         return weights
 
     def find_value(self, name: str, own: Tensor) -> None:
-        """Find the new value of one of the model's tensors, or the reason why it has none."""
+        """Find the new value of a tensor of the model, or record why there is none."""
         given = self.file.get(name)
         if name in self.content and given is None:
             dtype = self.content[name].dtype
@@ -176,7 +176,7 @@ class _Loader:
         if given is not None:
             self.wrong_shape(name, given, own)
         elif name == flat_name:
-            # A model with 3-D patches does not use the 2-D ones.
+            # A model with 3-D patches does not use the 2-D patch embedding.
             if self.model.patch_size_temp > 1 and "patch_embed_3d.proj.bias" in self.file:
                 self.keep(name, "not in the file, and not needed")
             else:
@@ -186,7 +186,7 @@ class _Loader:
         elif flat is None:
             self.missing.append(flat_name)
         elif name.endswith("bias"):
-            if flat.shape == own.shape:  # else the 2-D bias is reported
+            if flat.shape == own.shape:  # otherwise `find_value` reports the 2-D bias
                 self.use(name, flat, f"from {flat_name}", flat_name)
         else:
             flat = _as_convolution(flat, own[:, :, 0])
@@ -207,7 +207,7 @@ class _Loader:
     def find_time(self, own: Tensor, given: Tensor | None) -> None:
         if given is None:
             if "st_embed" in self.file:
-                raise ValueError("position embedding is joint (st_embed): set VIT.POS_EMBED joint")
+                raise ValueError("the file has joint positions (st_embed): set VIT.POS_EMBED joint")
             if self.is_video_model:
                 self.missing.append("temp_embed")
             else:
@@ -247,7 +247,7 @@ class _Loader:
         self.use("st_embed", value, note, source)
 
     def use(self, name: str, value: Tensor, note: str | None, source: str) -> None:
-        """Set the value of a tensor; a note means that it was adapted."""
+        """Set the new value of a tensor; `note` says how the value was adapted, or is None."""
         if not torch.isfinite(value).all():
             self.problems.append(f"{source} has values that are not finite")
         self.values[name] = value
@@ -265,9 +265,9 @@ class _Loader:
         self.problems.append(f"{name} is {_shape(given)}, expected {_shape(own)}")
 
     def changes_network(self, name: str) -> bool:
-        """Whether the file's network computes something else without this parameter."""
+        """Whether the file's network would compute something else without this parameter."""
         match = _PART_OF_NETWORK.match(name)
-        # A smaller VIT.DEPTH omits the last blocks of a deeper model on purpose.
+        # With a smaller VIT.DEPTH, the model omits the file's last blocks on purpose.
         too_deep = match and match[1] and int(match[1]) >= len(self.model.blocks)
         return bool(match) and not too_deep and _optional_part(name) is None
 
@@ -301,12 +301,12 @@ def _as_convolution(given: Tensor, own: Tensor) -> Tensor:
 
 
 def _is_sequence(given: Tensor, dim: int) -> bool:
-    """Whether a tensor is [1, at least 1, dim]."""
+    """Whether a tensor has the shape [1,n,dim] with n >= 1."""
     return given.ndim == 3 and (given.shape[0], given.shape[2]) == (1, dim) and given.shape[1] > 0
 
 
 def _inflate(flat: Tensor, frames: int, inflate: str) -> Tensor:
-    """[D,3,p,p] -> [D,3,t,p,p] with the same response to t equal frames."""
+    """[D,3,p,p] -> [D,3,t,p,p], with the same output for t equal frames as `flat` for one frame."""
     if inflate == "average":
         return flat.unsqueeze(2).repeat(1, 1, frames, 1, 1) / frames
     value = flat.new_zeros((*flat.shape[:2], frames, *flat.shape[2:]))
@@ -337,7 +337,7 @@ def _resize_time(times: Tensor, frames: int) -> Tensor:
 
 
 def _optional_part(name: str) -> str | None:
-    """The optional part that a parameter belongs to, with its name if it is an estimator's."""
+    """Name of the optional part that a parameter belongs to, or None."""
     match = _OPTIONAL_PART.fullmatch(name)
     return (match["estimator"] or match.lastgroup) if match else None
 
@@ -347,7 +347,7 @@ def _without_index(name: str) -> str:
 
 
 def _summary(items: list[str], separator: str = ", ") -> str:
-    """The first four items (one of those that differ only in the block index), and a count."""
+    """Up to four items that differ in more than the block index, and the number of other items."""
     items = list(dict.fromkeys(items))
     first: dict[str, str] = {}
     for item in items:

@@ -1,8 +1,8 @@
 """Conversion of the original ViT release (.npz) to this package's names and layouts.
 
-The release stores linear layers as [in,out], q, k and v of attention as [D,h,d], its output
-projection as [h,d,D], and the patch embedding as [height,width,in,out]. h heads, d head size,
-D = h*d.
+The release stores linear layers as [in,out], the projections to q, k and v as [D,h,d], the output
+projection of attention as [h,d,D], and the patch embedding as [height,width,in,out]. Here h is the
+number of heads, d the head size, and D = h*d.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ def from_vit_npz(weights: dict[str, Tensor]) -> tuple[dict[str, Tensor], int | N
             else:
                 ours[full_name] = x
         except (IndexError, RuntimeError, ValueError):
-            raise ValueError(f"{name} is {list(x.shape)}; must be a shape of a ViT") from None
+            raise ValueError(f"{name} is {list(x.shape)}, not its shape in a ViT") from None
     for target, parts in qkv.items():
         if len({part.shape for part in parts.values()}) > 1:
             raise ValueError(f"query, key and value differ in shape ({target})")
