@@ -63,21 +63,12 @@ def count_flops(model: nn.Module, *inputs: Any, projected_values: bool = False) 
         (batch, rows, inner), columns = get_shape(inputs[1]), get_shape(inputs[2])[2]
         return batch * rows * inner * columns
 
-    def combine_frames(inputs: list[Any], _: list[Any]) -> int:
-        total = 0
-        for scores, means in zip(inputs[::3], inputs[2::3]):  # one pair per group of heads
-            B, h, N, C = get_shape(scores)
-            _, _, F, _, d = get_shape(means)
-            total += B * h * N * F * C * d
-        return total
-
     analysis = FlopCountAnalysis(model, inputs)
     analysis.set_op_handle(
         **{
             "aten::scaled_dot_product_attention": fused_attention,
             "aten::baddbmm": baddbmm,
             "prim::PythonOp._TemporalAttention": temporal_stage,
-            "prim::PythonOp._CombineFrames": combine_frames,
         }
     )
     analysis.unsupported_ops_warnings(False)

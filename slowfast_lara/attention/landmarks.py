@@ -46,7 +46,7 @@ def _mean(part: Tensor) -> Tensor:
     # It then fails if other nodes also read the divided tensor (joint and divided Nyström).
     if is_exporting():
         return part.mean(3, dtype=wide)
-    # The gradient of `mean` would be a full float32 tensor; the gradient of `sum` is expanded.
+    # The backward pass of `mean` allocates a float32 tensor; that of `sum` returns a view.
     return part.sum(3, dtype=wide) / part.shape[3]
 
 

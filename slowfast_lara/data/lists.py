@@ -101,7 +101,7 @@ def videos_below(folder: str) -> Iterator[str]:
 
     def should_visit(path: str) -> bool:
         real = os.path.realpath(path)
-        # A link to a folder above `top` is a cycle; a folder below is visited by its own path.
+        # Skip links to a folder above `top` (a cycle) or below it (the walk visits it anyway).
         is_above_or_below = os.path.commonpath((top, real)) in (top, real)
         if real in visited or (os.path.islink(path) and is_above_or_below):
             return False

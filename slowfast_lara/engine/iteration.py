@@ -152,7 +152,7 @@ def check_finite(
 ) -> None:
     """Raise RunError on all ranks if the loss or the gradient of any rank is not finite.
 
-    For a loss, the error lists the videos of the batch; for a gradient, those of the whole group.
+    The error lists the videos of the batch or, for a gradient, of all accumulated batches.
     """
     loss, _, _, grad_norm = pending.metrics.read()
     if totals.bad_losses:

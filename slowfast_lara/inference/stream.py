@@ -91,8 +91,8 @@ class WindowScorer:
     def _add(self, image: np.ndarray) -> Window | None:
         self._recent.append(self._crop(image))
         self._count += 1
-        # Full windows end at frame length, length + stride, ...; before them, partial windows end
-        # at every multiple of the stride.
+        # The first full window ends after `length` frames, and one more after every stride. Before
+        # that, a partial window ends after every stride.
         excess = self._count - self._length
         frames_since_window = (excess if excess >= 0 else self._count) % self._stride
         return self._score() if frames_since_window == 0 else None

@@ -182,7 +182,7 @@ def _write_ssv2_annotations(out: str, jobs: list[_Job], names: list[str]) -> Non
     prefix = os.path.join(out, "something-something-v2-")
     labels = {f"something {name}": str(label) for label, name in enumerate(names)}
     write_json(f"{prefix}labels.json", labels, indent=None)
-    # The official test split has no labels, so the validation file includes our test videos.
+    # Something-Something-v2 has no test labels, so the validation file lists the test videos too.
     for file, splits in (("train", ("train",)), ("validation", ("val", "test"))):
         entries = [
             {
