@@ -10,15 +10,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-
-def is_exporting() -> bool:
-    """Whether torch.export or the ONNX exporter is tracing a model.
-
-    During an export, code that usually loops over chunks or has its own backward pass runs plain
-    operations on the whole batch: chunks would fix the batch size in the exported program. Up to
-    PyTorch 2.11, `torch.compiler.is_exporting` is also True under torch.compile.
-    """
-    return torch.compiler.is_exporting() and not torch.compiler.is_dynamo_compiling()
+# True while torch.export or the ONNX exporter traces a model. Code that loops over chunks, or
+# has its own backward pass, then runs plain operations on the whole batch: chunks would fix the
+# batch size in the exported program.
+is_exporting = torch.compiler.is_exporting
 
 
 def split_frames(x: Tensor, num_frames: int) -> Tensor:
@@ -46,8 +41,7 @@ def to_float32(value: Any) -> Any:
 
 
 def without_autocast(device_type: str) -> contextlib.AbstractContextManager[Any]:
-    # The meta device has no autocast. Dynamo of PyTorch 2.9 cannot trace is_autocast_available.
-    if device_type == "meta":
+    if device_type == "meta":  # has no autocast
         return contextlib.nullcontext()
     return torch.autocast(device_type, enabled=False)
 

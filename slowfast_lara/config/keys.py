@@ -21,7 +21,7 @@ from slowfast_lara.models.weights.pretrained import INFLATIONS
 
 
 class Affects(IntEnum):
-    """What a changed key affects when a run resumes; a level includes all levels before it."""
+    """Effect of a changed key when a run resumes; a level includes all levels before it."""
 
     # Allowed without TRAIN.ACCEPT_CHANGES: paths, logging, hardware, the batch size that fits the
     # hardware, tests (which save their own config), trade-offs between memory and time, and the
