@@ -11,9 +11,8 @@ its terms have the size [N,C]. Weights that do not depend on the query need no m
 
 Half precision rounds the samples and landmarks. All terms use the same rounded values. This only
 replaces the samples by slightly different ones; no rounding error enters an exponential. Numbers
-that must not be rounded (L_cf, norms, log-normalisers) are split into two components, the rounded
-value and the remainder, both divided by `_UNIT` to stay in float16's range. The other operand of
-the dot product has the constant `_UNIT` in these components.
+that must not be rounded (L_cf, norms, log-normalisers) are split into two components
+(components.py).
 
 Shapes: B batch, h heads, N queries, F frames, P tokens of a frame, C samples, d head size; d' is
 d plus the extra components, rounded up to a multiple of 8 as the fused kernels require.
@@ -28,12 +27,18 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from slowfast_lara.attention.components import (
+    UNIT,
+    append_biases,
+    append_split,
+    append_units,
+    append_zeros,
+)
 from slowfast_lara.attention.samples import MIN_ALPHA, Samples
 from slowfast_lara.attention.softmax import frames_last
 from slowfast_lara.attention.tensors import scaled, split_frames
 
 _DTYPES = (torch.float16, torch.bfloat16, torch.float32)
-_UNIT = 256.0
 # Factor of alpha, because float16 underflows below 6e-8. It cancels in the softmax over samples.
 _ALPHA_UNIT = 1024.0
 
@@ -51,7 +56,7 @@ def estimate_by_sdpa(q: Tensor, k: Tensor, v: Tensor, samples: Samples, num_fram
     log_sums, means = _key_stats(k, v, w, num_frames)
     if samples.log_weights is not None:
         log_sums = log_sums + samples.log_weights.flatten(0, 1).unsqueeze(1)
-    queries = _append_units(q.permute(2, 0, 1, 3)).flatten(1, 2).transpose(0, 1)  # [B*h,N,d']
+    queries = append_units(q.permute(2, 0, 1, 3)).flatten(1, 2).transpose(0, 1)  # [B*h,N,d']
     mask = None
     if samples.query_weights is not None:
         landmarks, balance, gain, shares = (x.flatten(0, 1) for x in samples.query_weights)
@@ -61,39 +66,12 @@ def estimate_by_sdpa(q: Tensor, k: Tensor, v: Tensor, samples: Samples, num_fram
         mask = mask.expand(num_frames, -1, -1, -1)
     out = functional.scaled_dot_product_attention(
         queries.expand(num_frames, -1, -1, -1),
-        _append_sums(w.unsqueeze(1).expand(-1, num_frames, -1, -1), log_sums).transpose(0, 1),
+        append_biases(w.unsqueeze(1).expand(-1, num_frames, -1, -1), log_sums).transpose(0, 1),
         means.transpose(0, 1),
         attn_mask=mask,
         scale=1.0,
     )
     return frames_last(out, q.shape[1])
-
-
-def _append_units(x: Tensor) -> Tensor:
-    """[...,d] -> [...,d']: append `_UNIT`, the factor of the components from `_append_sums`."""
-    more = 2 + -(x.shape[-1] + 2) % 8
-    return torch.cat((x, x.new_full((), _UNIT).expand(*x.shape[:-1], more)), dim=-1)
-
-
-def _append_sums(x: Tensor, sums: Tensor) -> Tensor:
-    """x [...,M,d] and sums [...,M] -> [...,M,d']: append the sums, as split components.
-
-    A dot product with a vector from `_append_units` then adds the sum to the logit. The largest sum
-    is subtracted first, because a shift of all M sums cancels in the softmax over them.
-    """
-    sums = ((sums - sums.detach().amax(-1, keepdim=True)) / _UNIT).unsqueeze(-1)
-    return _append_split(x, sums)
-
-
-def _append_split(x: Tensor, sums: Tensor) -> Tensor:
-    """[...,d] and [...,1] -> [...,d']: append the rounded sums, their remainders and zeros."""
-    rounded = sums.detach().to(x.dtype)
-    return _append_zeros(x, -(x.shape[-1] + 2) % 8, rounded, (sums - rounded).to(x.dtype))
-
-
-def _append_zeros(x: Tensor, number: int, *between: Tensor) -> Tensor:
-    """Append `between` and zeros in one pass over memory; cat and pad would be two passes."""
-    return torch.cat((x, *between, x.new_zeros(()).expand(*x.shape[:-1], number)), dim=-1)
 
 
 def _attention(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
@@ -115,9 +93,9 @@ def _key_stats(k: Tensor, v: Tensor, w: Tensor, num_frames: int) -> tuple[Tensor
     """
     d = k.shape[-1]
     k, v = (split_frames(x, num_frames) for x in (k, v))
-    keys = _append_sums(k, _HalfNorms.apply(k) * d**-0.5).flatten(0, 1)  # [B*h,F,P,d']
-    queries = _append_units(w).unsqueeze(1).expand(-1, num_frames, -1, -1)
-    values = _append_zeros(v, keys.shape[-1] - d).flatten(0, 1)
+    keys = append_biases(k, _HalfNorms.apply(k) * d**-0.5).flatten(0, 1)  # [B*h,F,P,d']
+    queries = append_units(w).unsqueeze(1).expand(-1, num_frames, -1, -1)
+    values = append_zeros(v, keys.shape[-1] - d).flatten(0, 1)
     means, log_sums = _attention(queries, keys, values)
     if torch.is_grad_enabled():
         mean_keys, _ = _attention(queries.detach(), keys.detach(), keys)
@@ -161,17 +139,17 @@ class _HalfNorms(torch.autograd.Function):
 class _LogAlpha(torch.autograd.Function):
     """log(_ALPHA_UNIT * alpha_nc), [B*h,N,C].
 
-    Inputs: queries [B*h,N,d'] from `_append_units`; landmarks [B*h,C,d]; balance, gain and shares
+    Inputs: queries [B*h,N,d'] from `append_units`; landmarks [B*h,C,d]; balance, gain and shares
     [B*h,C,1]. Balance and gain are already multiplied by _ALPHA_UNIT.
     """
 
     @staticmethod
     def forward(ctx: Any, queries: Tensor, *weights: Tensor) -> Tensor:
         landmarks, balance, gain, shares = weights
-        padded = _append_zeros(landmarks, queries.shape[-1] - landmarks.shape[-1])
+        padded = append_zeros(landmarks, queries.shape[-1] - landmarks.shape[-1])
         # The attention of the landmarks over the queries: sum_n r_nc q_n, and r's log-normalisers.
         mean_q, sums = (x[0] for x in _attention(padded[None], queries[None], queries[None]))
-        r = (queries @ _append_split(landmarks, -sums.unsqueeze(-1) / _UNIT).mT).exp_()
+        r = (queries @ append_split(landmarks, -sums.unsqueeze(-1) / UNIT).mT).exp_()
         rbar = r @ shares
         alpha = torch.addcmul(balance.mT, gain.mT, r - rbar)
         ctx.width = landmarks.shape[-1]
@@ -195,9 +173,9 @@ class _LogAlpha(torch.autograd.Function):
         y_sums = y.mT @ functional.pad(rbar, (0, 1), value=1.0)  # sum_n y_nc rbar_n, sum_n y_nc
         s = y @ gain
         z = y.mul_(r)
-        # The last component of q_n is _UNIT: the last columns are sum_n z_nc, sum_n r_nc s_n.
+        # The last component of q_n is UNIT: the last columns are sum_n z_nc, sum_n r_nc s_n.
         z_sums, r_sums = z.mT @ queries, r.mT @ (s * queries)
-        z_sum, r_sum = (x[..., -1:] / _UNIT for x in (z_sums, r_sums))
+        z_sum, r_sum = (x[..., -1:] / UNIT for x in (z_sums, r_sums))
         column = gain * z_sum - shares * r_sum
         grad_queries = (z @ (gain * landmarks)).baddbmm_(r, column * landmarks, alpha=-1)
         grad_queries.addcmul_(s, r @ (shares * landmarks), value=-1)

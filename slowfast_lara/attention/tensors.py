@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -31,6 +31,11 @@ def scaled(x: Tensor) -> Tensor:
 def gather_tokens(x: Tensor, index: Tensor) -> Tensor:
     """Select tokens: x [...,M,d] at the indices [...,C,1] -> [...,C,d]."""
     return x.gather(-2, index.expand(*index.shape[:-1], x.shape[-1]))
+
+
+def index_tensor(numbers: Sequence[int], device: torch.device) -> Tensor:
+    """A constant tensor of indices; fake tensors on the meta device need the step by the CPU."""
+    return torch.tensor(numbers, device="cpu").to(device)
 
 
 def to_float32(value: Any) -> Any:

@@ -29,7 +29,8 @@ VIDEO_FPS, VIDEO_REPEATS = 4, 3
 def attention_colour(name: str) -> tuple[int, int, int]:
     """The RGB colour of an attention; each attention has the same colour in all figures."""
     number = [*ESTIMATORS, *RECOMMENDED].index(name)
-    red, green, blue, _ = colormaps["tab10"](number % 10, bytes=True)
+    # tab20 has pairs of a dark and a light colour: all dark ones first, which are tab10.
+    red, green, blue, _ = colormaps["tab20"](number % 10 * 2 + number // 10 % 2, bytes=True)
     return int(red), int(green), int(blue)
 
 

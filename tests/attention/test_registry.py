@@ -69,7 +69,7 @@ def test_any_scale_is_finite_and_inside_the_range_of_the_values(name, options, s
     out.square().sum().backward()
     assert all(x.grad.isfinite().all() for x in given)
     assert all(p.grad is None or p.grad.isfinite().all() for p in estimator.parameters())
-    if name in ("softmax", "ra", "lara", "performer"):
+    if name != "nystrom":  # its weights may be negative
         values = given[2].detach().unflatten(2, (3, 7))
         low, high = values.amin(3)[:, :, None], values.amax(3)[:, :, None]  # [B,h,1,F,d]
         assert (out >= low - 1e-5).all()
@@ -121,7 +121,7 @@ def test_an_eval_output_does_not_depend_on_the_batch(name, options):
         assert_close(alone, whole[b : b + 1], 1e-5)
 
 
-RANDOM = [case for case in CASES if case[0] in ("lara", "ra", "performer")]
+RANDOM = [case for case in CASES if case[0] in ("lara", "ra", "performer", "eva")]
 
 
 @pytest.mark.parametrize("name, options", RANDOM)

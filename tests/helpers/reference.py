@@ -208,3 +208,188 @@ def orthoformer(q, k, v, num_landmarks, num_frames, first):
         for k_f, v_f in zip(frames(k, num_frames), frames(v, num_frames))
     ]
     return torch.stack([left @ means for means in right], dim=3)
+
+
+def over_frames(q, k, v, num_frames, attend_to_frame):
+    """attend_to_frame(q [N,d], k [P,d], v [P,d], b, h, f) for each clip, head and frame."""
+    out = []
+    for f, (k_f, v_f) in enumerate(zip(frames(k, num_frames), frames(v, num_frames))):
+        heads = [
+            [attend_to_frame(q[b, h], k_f[b, h], v_f[b, h], b, h, f) for h in range(q.shape[1])]
+            for b in range(q.shape[0])
+        ]
+        out.append(torch.stack([torch.stack(clip) for clip in heads]))
+    return torch.stack(out, dim=3)
+
+
+def members(groups):
+    """The keys of each group, as lists."""
+    return [[p for p, own in enumerate(groups) if own == c] for c in range(max(groups) + 1)]
+
+
+def equal_share_attention(q, k, v, groups):
+    """Attention over the mean key and value of each group, with the log of its size."""
+    parts = members(groups)
+    keys = torch.stack([k[part].mean(0) for part in parts])
+    values = torch.stack([v[part].mean(0) for part in parts])
+    sizes = torch.tensor([len(part) for part in parts], dtype=q.dtype)
+    return (q @ keys.T / math.sqrt(q.shape[1]) + sizes.log()).softmax(-1) @ values
+
+
+def merged_metric(q):
+    """The covariance of the queries, half of it replaced by the identity with the same trace."""
+    centred = q - q.mean(0)
+    covariance = centred.T @ centred / (len(q) * q.shape[1])
+    trace = covariance.diagonal().sum()
+    return (covariance + trace / len(covariance) * torch.eye(len(covariance), dtype=q.dtype)) / 2
+
+
+def merged_groups(q, k, v, num_groups, rounds, compare):
+    """The groups of the keys of one frame, by an explicit matrix of squared distances."""
+    metric = merged_metric(q) if compare == "queries" else torch.eye(k.shape[1], dtype=k.dtype)
+    differences = k[:, None] - k[None]
+    distances = torch.einsum("pcd,de,pce->pc", differences, metric, differences)
+    centred = k - k.mean(0)
+    from_mean = torch.einsum("pd,de,pe->p", centred, metric, centred)
+    if compare != "keys":
+        values = (v - v.mean(0)).square().sum(-1)
+        scale = from_mean.mean() / values.mean()
+        distances = distances + scale * (v[:, None] - v[None]).square().sum(-1)
+        from_mean = from_mean + scale * values
+    centres = [from_mean.argmin().item()]
+    for part in range(rounds):
+        number = (num_groups - 1) // rounds + (part < (num_groups - 1) % rounds)
+        nearest = distances[:, centres].min(1).values
+        free = [p for p in range(len(k)) if p not in centres]
+        free.sort(key=lambda p: -nearest[p].item())
+        candidates = free[: 2 * number]
+        remoteness = [
+            min([nearest[p].item(), *(distances[p, other].item() for other in candidates[:i])])
+            for i, p in enumerate(candidates)
+        ]
+        order = sorted(range(len(candidates)), key=lambda i: -remoteness[i])
+        centres += [candidates[i] for i in order[:number]]
+    return [
+        centres.index(p) if p in centres else distances[p, centres].argmin().item()
+        for p in range(len(k))
+    ]
+
+
+def merged_frame(q, k, v, groups, metric):
+    """Attention to one frame for given groups; the term of the logits' variance is constant."""
+    root = math.sqrt(q.shape[1])
+    reference = q.mean(0)
+    keys, values, biases = [], [], []
+    for part in members(groups):
+        shares = (k[part] @ reference / root).softmax(0)
+        keys.append(shares @ k[part])
+        values.append(shares @ v[part])
+        bias = -(shares * shares.log()).sum()
+        if metric is not None:
+            differences = k[part] - keys[-1]
+            variances = torch.einsum("pd,de,pe->p", differences, metric, differences)
+            bias = bias + (shares @ variances).detach() / 2
+        biases.append(bias)
+    logits = q @ torch.stack(keys).T / root + torch.stack(biases)
+    return logits.softmax(-1) @ torch.stack(values)
+
+
+def merged(q, k, v, num_groups, num_frames, rounds=4, compare="queries"):
+    def attend_to_frame(q, k, v, b, h, f):
+        own = [x.detach() for x in (q, k, v)]
+        groups = merged_groups(*own, num_groups, rounds, compare)
+        return merged_frame(
+            q, k, v, groups, merged_metric(own[0]) if compare == "queries" else None
+        )
+
+    return over_frames(q, k, v, num_frames, attend_to_frame)
+
+
+def pooled(q, k, v, num_groups, num_frames):
+    tokens = k.shape[2] // num_frames
+    side = math.isqrt(tokens)
+    if side * side == tokens:
+        shapes = [
+            (rows, columns)
+            for rows in range(1, side + 1)
+            for columns in range(1, side + 1)
+            if rows * columns <= num_groups
+        ]
+        most = max(rows * columns for rows, columns in shapes)
+        best = [shape for shape in shapes if shape[0] * shape[1] == most]
+        rows, columns = min(best, key=lambda shape: (abs(shape[0] - shape[1]), shape[0]))
+        at = [divmod(token, side) for token in range(tokens)]
+        groups = [(y * rows // side) * columns + x * columns // side for y, x in at]
+    else:
+        groups = [token * num_groups // tokens for token in range(tokens)]
+    return over_frames(
+        q, k, v, num_frames, lambda q, k, v, *_: equal_share_attention(q, k, v, groups)
+    )
+
+
+def tome_groups(k, num_groups):
+    """Bipartite matching with Ward's distance; clusters are lists of keys in a fixed order."""
+    clusters = [[p] for p in range(len(k))]
+    while len(clusters) > num_groups:
+        first, second = clusters[::2], clusters[1::2]
+        costs, partners = [], []
+        for a in first:
+            ward = [
+                (k[a].mean(0) - k[b].mean(0)).square().sum().item()
+                * (len(a) * len(b) / (len(a) + len(b)))
+                for b in second
+            ]
+            costs.append(min(ward))
+            partners.append(ward.index(min(ward)))
+        order = sorted(range(len(first)), key=costs.__getitem__)
+        merges = order[: len(clusters) - num_groups]
+        grown = [[*b] for b in second]
+        for a in merges:
+            grown[partners[a]] += first[a]
+        clusters = [
+            grown[i // 2] if i % 2 else first[i // 2]
+            for i in range(len(clusters))
+            if i % 2 or i // 2 not in merges
+        ]
+    groups = [0] * len(k)
+    for number, cluster in enumerate(clusters):
+        for p in cluster:
+            groups[p] = number
+    return groups
+
+
+def tome(q, k, v, num_groups, num_frames):
+    def attend_to_frame(q, k, v, b, h, f):
+        return equal_share_attention(q, k, v, tome_groups(k.detach(), num_groups))
+
+    return over_frames(q, k, v, num_frames, attend_to_frame)
+
+
+def eva(q, k, v, windows, chunks, num_frames, noise=None):
+    tokens = k.shape[2] // num_frames
+    parts = members(chunks)
+
+    def attend_to_frame(q, k, v, b, h, f):
+        root = math.sqrt(q.shape[1])
+        keys, values = [], []
+        for c, part in enumerate(parts):
+            k_mean, q_mean = k[part].mean(0), q[f * tokens + torch.tensor(part)].mean(0)
+            w = (q_mean + k_mean) / root**0.5
+            if noise is not None:
+                w = w + noise[b, h, f, c]
+            x = k[part] / root**0.5
+            keys.append(k_mean)
+            values.append((x @ w - x.square().sum(-1) / 2).softmax(0) @ v[part])
+        out = []
+        for n in range(len(q)):
+            window = windows[n % tokens]
+            inside = [p for p in range(tokens) if windows[p] == window]
+            others = [c for c, part in enumerate(parts) if windows[part[0]] != window]
+            seen_keys = torch.stack([*k[inside], *(keys[c] for c in others)])
+            seen_values = torch.stack([*v[inside], *(values[c] for c in others)])
+            sizes = [1.0] * len(inside) + [len(parts[c]) for c in others]
+            logits = seen_keys @ q[n] / root + torch.tensor(sizes, dtype=q.dtype).log()
+            out.append(logits.softmax(0) @ seen_values)
+        return torch.stack(out)
+
+    return over_frames(q, k, v, num_frames, attend_to_frame)

@@ -37,7 +37,8 @@ from slowfast_lara.visualization.token_grid import (
 from tests.helpers.commands import visualize as main
 from tests.helpers.small_models import only_error, small_config, write_model
 
-LINEAR = [name for name in ESTIMATORS if name not in ("softmax", "ra")]
+# Token merging compares half of a frame's keys with the other half.
+LINEAR = [name for name in ESTIMATORS if name not in ("softmax", "ra", "tome")]
 
 
 def random_inputs(
@@ -55,7 +56,8 @@ def random_inputs(
 @pytest.mark.parametrize(("frames", "tokens", "d"), [(3, 25, 7), (1, 9, 16), (4, 16, 4)])
 def test_weights_times_values_are_the_output(name, frames, tokens, d):
     """With the values of the layer, and with others."""
-    inputs = random_inputs(name, frames, tokens, 2, d, 6)
+    options = {"compare": "keys"} if name == "merged" else {}  # values would change the groups
+    inputs = random_inputs(name, frames, tokens, 2, d, 6, **options)
     for token in (0, frames * tokens // 2, frames * tokens - 1):
         weights, _ = trajectory_weights(inputs.estimator, inputs, token)
         assert weights.shape == (2, frames, tokens)
@@ -89,7 +91,8 @@ class LargestTensor(TorchDispatchMode):
         result = function(*args, **(kwargs or {}))
         for value in result if isinstance(result, (tuple, list)) else (result,):
             if isinstance(value, torch.Tensor):
-                self.elements = max(self.elements, value.numel())
+                stored = value.untyped_storage().nbytes() // value.element_size()
+                self.elements = max(self.elements, min(value.numel(), stored))
         return result
 
 

@@ -1,0 +1,122 @@
+"""EVA: exact attention to a local window, and control variates for all other keys.
+
+Zheng et al., "Efficient Attention via Control Variates", ICLR 2023, by LARA's authors. The tokens
+of a frame are divided into windows, and the windows into chunks. A query of window w attends to the
+keys of w in every frame exactly, and to a summary of each chunk c outside of w:
+
+    k_c = mean of the chunk's keys,   b_c = log(size of c)
+    v_c = sum_p xi(k_p, w_c) v_p / sum_p xi(k_p, w_c),   log xi(x, w) = w.x - |x|^2/2
+
+with a sample w_c ~ N(mean query + mean key of the chunk, I), or this mean in eval mode; all in the
+scaled space (samples.py). The paper's k_c are learned, which absorbs b_c. Half of the m keys of a
+query are those of its window, the other half are chunks. With m >= P the result is exact.
+
+The queries must be the tokens of the keys (self-attention): N = F*P, frame-major. C chunks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from slowfast_lara.attention.groups import attend, group_softmax, group_sums, keys_and_values
+from slowfast_lara.attention.pooled import grid_blocks
+from slowfast_lara.attention.registry import Estimator, register
+from slowfast_lara.attention.softmax import softmax_attention
+from slowfast_lara.attention.tensors import index_tensor, scaled, split_frames, without_autocast
+
+
+def eva_attention(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    *,
+    num_keys: int,
+    num_frames: int = 1,
+    noise: Tensor | None = None,
+) -> Tensor:
+    """q, k, v [B,h,F*P,d] -> [B,h,F*P,F,d].
+
+    `num_keys` is m, the number of keys and chunks that a query attends to in a frame. `noise`
+    [B,h,F,C,d] is standard normal; None: the samples are the means.
+    """
+    tokens = k.shape[2] // num_frames
+    if num_keys >= tokens:
+        return softmax_attention(q, k, v, num_frames=num_frames)
+    if q.shape[2] != k.shape[2]:
+        raise ValueError(f"eva needs as many queries as keys, got {q.shape[2]} and {k.shape[2]}")
+    dtype = q.dtype
+    with without_autocast(q.device.type):
+        q, pairs = keys_and_values(q, k, v, num_frames)
+        windows, chunks = windows_and_chunks(tokens, num_keys)
+        summaries, biases = _summaries(q, pairs, chunks, noise)
+        outs, order = [], []
+        for window in range(max(windows) + 1):
+            inside = [token for token in range(tokens) if windows[token] == window]
+            own = {chunks[token] for token in inside}
+            others = [chunk for chunk in range(max(chunks) + 1) if chunk not in own]
+            at, rest = (index_tensor(x, q.device) for x in (inside, others))
+            keys = torch.cat((pairs[..., at, :], summaries[..., rest, :]), dim=-2)
+            bias = torch.cat((biases.new_zeros(len(inside)), biases[rest]))
+            queries = split_frames(q, num_frames)[..., at, :].flatten(2, 3)
+            out = attend(queries, keys, bias.expand(keys.shape[:-1]))
+            outs.append(out.unflatten(2, (num_frames, len(inside))))  # [B,h,F,tokens,F,d]
+            order += inside
+        position = index_tensor(sorted(range(tokens), key=order.__getitem__), q.device)
+        return torch.cat(outs, dim=3)[:, :, :, position].flatten(2, 3).to(dtype)
+
+
+def windows_and_chunks(tokens: int, num_keys: int) -> tuple[list[int], list[int]]:
+    """Window and chunk of each token. A chunk lies within one window."""
+    half = max(1, num_keys // 2)
+    windows = grid_blocks(tokens, -(-tokens // half))
+    number = max(windows) + 1
+    chunks, first = [0] * tokens, 0
+    for window in range(number):
+        inside = [token for token in range(tokens) if windows[token] == window]
+        parts = min(max(1, half // number), len(inside))
+        for place, token in enumerate(inside):
+            chunks[token] = first + place * parts // len(inside)
+        first += parts
+    return windows, chunks
+
+
+def _summaries(
+    q: Tensor, pairs: Tensor, chunks: Sequence[int], noise: Tensor | None
+) -> tuple[Tensor, Tensor]:
+    """k_c and v_c of all chunks [B,h,F,C,2d], and b_c [C]."""
+    d, number = q.shape[-1], max(chunks) + 1
+    sizes = index_tensor([chunks.count(c) for c in range(number)], q.device).to(pairs.dtype)
+    index = index_tensor(chunks, q.device)
+    groups = index.expand(pairs.shape[:-1])
+    k, v = pairs.split(d, dim=-1)
+    q_and_k = torch.cat((split_frames(q, pairs.shape[2]), k), dim=-1)
+    means = group_sums(q_and_k, groups, number) / sizes.unsqueeze(-1)
+    q_means, k_means = means.split(d, dim=-1)
+    samples = scaled(q_means + k_means)
+    if noise is not None:
+        samples = samples + noise.to(samples.dtype)
+    keys = scaled(k)
+    logits = (samples[..., index, :] * keys).sum(-1) - keys.square().sum(-1) / 2
+    shares = group_softmax(logits, groups, number).to(v.dtype)
+    v_means = group_sums(v * shares.unsqueeze(-1), groups, number)
+    return torch.cat((k_means, v_means), dim=-1), sizes.log()
+
+
+@register("eva")
+class EvaAttention(Estimator):
+    def __init__(self, *, num_landmarks: int) -> None:
+        super().__init__()
+        self.num_landmarks = num_landmarks
+
+    def forward(self, q: Tensor, k: Tensor, v: Tensor, *, num_frames: int = 1) -> Tensor:
+        noise = None
+        tokens = k.shape[2] // num_frames
+        if self.training and self.num_landmarks < tokens:
+            number = max(windows_and_chunks(tokens, self.num_landmarks)[1]) + 1
+            noise = q.new_empty(*q.shape[:2], num_frames, number, q.shape[-1]).normal_()
+        return eva_attention(
+            q, k, v, num_keys=self.num_landmarks, num_frames=num_frames, noise=noise
+        )

@@ -1,0 +1,58 @@
+"""Pooled attention: exact attention over the means of blocks of neighbouring keys.
+
+The pooling of keys and values in MViT (Fan et al., ICCV 2021) and PVT (Wang et al., ICCV 2021),
+without learned layers. The tokens of a frame are a square grid, which is divided into at most m
+blocks of nearly equal size; if their number is no square, they are divided into m segments. A group
+counts by its size, as in groups.py. With m >= P the result is exact.
+"""
+
+from __future__ import annotations
+
+import math
+
+from torch import Tensor
+
+from slowfast_lara.attention.groups import attend_to_groups, keys_and_values
+from slowfast_lara.attention.registry import Estimator, register
+from slowfast_lara.attention.softmax import softmax_attention
+from slowfast_lara.attention.tensors import index_tensor, without_autocast
+
+
+def pooled_attention(
+    q: Tensor, k: Tensor, v: Tensor, *, num_groups: int, num_frames: int = 1
+) -> Tensor:
+    """q [B,h,N,d]; k, v [B,h,F*P,d] -> [B,h,N,F,d]."""
+    if num_groups >= k.shape[2] // num_frames:
+        return softmax_attention(q, k, v, num_frames=num_frames)
+    dtype = q.dtype
+    with without_autocast(q.device.type):
+        q, pairs = keys_and_values(q, k, v, num_frames)
+        blocks = grid_blocks(pairs.shape[3], num_groups)
+        groups = index_tensor(blocks, q.device).expand(pairs.shape[:-1])
+        return attend_to_groups(q, pairs, groups, max(blocks) + 1).to(dtype)
+
+
+def grid_blocks(tokens: int, most: int) -> list[int]:
+    """Block of each token of a square grid: at most `most` blocks, and as many as possible.
+
+    If the number of tokens is no square, the blocks are segments.
+    """
+    side = math.isqrt(tokens)
+    if side * side != tokens:
+        return [token * most // tokens for token in range(tokens)]
+    # Of the divisions with the most blocks, take the one whose blocks are nearest to squares.
+    shapes = [(rows, min(side, most // rows)) for rows in range(1, min(side, most) + 1)]
+    rows, columns = max(shapes, key=lambda shape: (shape[0] * shape[1], -abs(shape[0] - shape[1])))
+    return [
+        (y * rows // side) * columns + x * columns // side for y in range(side) for x in range(side)
+    ]
+
+
+@register("pooled")
+class PooledAttention(Estimator):
+    def __init__(self, *, num_landmarks: int) -> None:
+        super().__init__()
+        self.num_landmarks = num_landmarks
+
+    def forward(self, q: Tensor, k: Tensor, v: Tensor, *, num_frames: int = 1) -> Tensor:
+        return pooled_attention(q, k, v, num_groups=self.num_landmarks, num_frames=num_frames)

@@ -1,0 +1,80 @@
+"""Attention over merged keys by bipartite soft matching, as in token merging (ToMe).
+
+Bolya et al., "Token Merging: Your ViT But Faster", ICLR 2023, applied to the keys and values of
+each frame and head instead of the tokens of the network. A step divides the groups alternately into
+two sets, connects each group of the first set with its nearest group of the second, and merges the
+nearest pairs, until m groups are left. Groups count by their size (proportional attention).
+
+Groups are compared by the increase of the squared error that their merging causes (Ward's method),
+
+    |k_a - k_b|^2 n_a n_b / (n_a + n_b)
+
+which was nearer to exact attention than the cosine of the paper. With m >= P the result is exact.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from slowfast_lara.attention.groups import attend_to_groups, group_sums, keys_and_values
+from slowfast_lara.attention.registry import Estimator, register
+from slowfast_lara.attention.softmax import softmax_attention
+from slowfast_lara.attention.tensors import without_autocast
+
+
+def tome_attention(
+    q: Tensor, k: Tensor, v: Tensor, *, num_groups: int, num_frames: int = 1
+) -> Tensor:
+    """q [B,h,N,d]; k, v [B,h,F*P,d] -> [B,h,N,F,d]."""
+    if num_groups >= k.shape[2] // num_frames:
+        return softmax_attention(q, k, v, num_frames=num_frames)
+    dtype = q.dtype
+    with without_autocast(q.device.type):
+        q, pairs = keys_and_values(q, k, v, num_frames)
+        groups = match_groups(pairs[..., : q.shape[-1]].detach(), num_groups)
+        return attend_to_groups(q, pairs, groups, num_groups).to(dtype)
+
+
+def match_groups(k: Tensor, num_groups: int) -> Tensor:
+    """The group of each key [B,h,F,P,d] by bipartite matching: [B,h,F,P]."""
+    k = k.to(torch.promote_types(k.dtype, torch.float32))
+    k = k - k.mean(-2, keepdim=True)  # avoids cancellation in the distances
+    groups = torch.arange(k.shape[-2], device=k.device).expand(k.shape[:-1])
+    means, sizes = k, k.new_ones(k.shape[:-1])
+    while means.shape[-2] > num_groups:
+        number = min((means.shape[-2] + 1) // 2, means.shape[-2] - num_groups)
+        merged_into = _match(means, sizes, number)
+        remaining = means.shape[-2] - number
+        groups = merged_into.gather(-1, groups)
+        sums = torch.cat((means * sizes.unsqueeze(-1), sizes.unsqueeze(-1)), dim=-1)
+        sums = group_sums(sums, merged_into, remaining)
+        sizes = sums[..., -1]
+        means = sums[..., :-1] / sizes.unsqueeze(-1)
+    return groups
+
+
+def _match(means: Tensor, sizes: Tensor, number: int) -> Tensor:
+    """Merge `number` pairs of groups [...,c]: the new number of every group, in their old order."""
+    first, second = means[..., ::2, :], means[..., 1::2, :]
+    n_first, n_second = sizes[..., ::2, None], sizes[..., None, 1::2]
+    distances = first.square().sum(-1, keepdim=True) - 2 * first @ second.mT
+    distances = distances + second.square().sum(-1).unsqueeze(-2)
+    nearest, partners = (distances * (n_first * n_second / (n_first + n_second))).min(-1)
+    rank = nearest.argsort(dim=-1, stable=True).argsort(dim=-1)
+    absorbed = torch.zeros_like(sizes, dtype=torch.bool)
+    absorbed[..., ::2] = rank < number
+    numbers = (~absorbed).cumsum(-1) - 1
+    own = numbers[..., 1::2].gather(-1, partners)
+    numbers[..., ::2] = torch.where(absorbed[..., ::2], own, numbers[..., ::2])
+    return numbers
+
+
+@register("tome")
+class TomeAttention(Estimator):
+    def __init__(self, *, num_landmarks: int) -> None:
+        super().__init__()
+        self.num_landmarks = num_landmarks
+
+    def forward(self, q: Tensor, k: Tensor, v: Tensor, *, num_frames: int = 1) -> Tensor:
+        return tome_attention(q, k, v, num_groups=self.num_landmarks, num_frames=num_frames)
