@@ -14,7 +14,9 @@ exp(r.k_p / sqrt(d)); `merged` takes the mean query as r. Equal shares belong to
 The error is bounded. For a query q, let delta be the largest difference of (q - r).k_p / sqrt(d)
 between two keys of a group. Then the log-mass is too small by at most delta^2 / 8 (Hoeffding's
 lemma), and v_c differs from the exact mean of the group's values by at most tanh(delta / 4) times
-the largest distance between two of them. So equal keys merge without an error.
+the largest distance between two of them. If the errors of the log-masses of a frame lie in a range
+of length e, the output differs by at most the largest error of a v_c plus tanh(e / 4) times the
+largest distance between two values. So equal keys merge without an error.
 
 The groups carry no gradient. All else does, the shares and r included.
 

@@ -6,31 +6,33 @@ centre. A group acts as one key, value and bias, with the mean query r as in gro
     out_n = sum_c softmax_c(q_n.k_c / sqrt(d) + b_c) v_c
     s_p proportional to exp(r.k_p / sqrt(d)) in a group,
     k_c = sum_p s_p k_p,   v_c = sum_p s_p v_p,   b_c = -sum_p s_p log s_p + V_c / 2
+    V_c = Var(q) sum_p s_p |k_p - k_c|^2 / d
 
-V_c is the variance of the logits of the group's keys, averaged over the queries of the head: the
-second-order term of the group's log-mass. Merging changes the output by the spread of logits and
-values within a group. So two keys are compared (`compare`) by the mean square of the difference of
-their logits, (k - k')^T S (k - k') / d, plus the squared distance of their values, scaled to the
-same spread. S is the covariance of the queries; half of it is replaced by a multiple of the
-identity with the same trace, because few directions hold most of the variance, and single queries
-lie in the others. The groups and V_c carry no gradient, all else does.
+Var(q) is the mean variance of a component of the queries. V_c is then the variance of the group's
+logits, averaged over queries with this variance in every direction: the second-order term of the
+group's log-mass. The groups and V_c carry no gradient, all else does.
 
-Choice of centres: the key nearest the mean comes first. Then, in `rounds` rounds of equal size, the
-keys farthest from all centres. Of twice as many candidates, a round takes those that are also far
-from every candidate before them; otherwise it would take several keys of one outlying region. One
-round is a few batched operations. More rounds approach the sequential farthest-point search.
+Merging changes the output by the spread of logits and values within a group. So tokens are compared
+by keys and values, in one vector of length d: the key plus `values` times the value, both
+standardised. Such a sum keeps |k - k'|^2 + values^2 |v - v'|^2 up to a cross term, which is small
+because the bases of keys and values are unrelated. It costs half of a concatenation.
+
+Choice of centres: the token nearest the mean comes first. Then, in `rounds` rounds of equal size,
+the tokens farthest from all centres. Of twice as many candidates, a round takes those that are also
+far from every candidate before them; otherwise it would take several tokens of one outlying region.
+A round is a few batched operations. More rounds approach the sequential farthest-point search.
 
 Related work: EVA (Zheng et al., ICLR 2023) treats the keys of a local window exactly and summarises
 the others by fixed blocks. Token merging (Bolya et al., ICLR 2023) merges tokens of the whole
 network pairwise. Clustered attention (Vyas et al., NeurIPS 2020) groups queries. Here the data
 decide which keys stay apart, and queries, values and shapes of the network stay as they are.
 
-With m >= P the result is exact. Shapes: see groups.py; e components of the compared features.
+With m >= P the result is exact. Shapes: see groups.py.
 """
 
 from __future__ import annotations
 
-from typing import Annotated, Literal, NamedTuple
+from typing import Annotated
 
 import torch
 from torch import Tensor
@@ -48,22 +50,9 @@ from slowfast_lara.attention.tensors import is_exporting, without_autocast
 
 # A round compares this many candidates for every centre that it chooses.
 CANDIDATES = 2
-# On a CPU, keys and values are grouped for a few heads at a time: at most this many elements, so
-# that they stay in the cache.
+# On a CPU, keys are grouped for a few heads at a time: at most this many elements of keys, so that
+# they stay in the cache.
 CPU_CHUNK = 2**19
-
-Compare = Literal["queries", "values", "keys"]
-
-
-class Features(NamedTuple):
-    """Features of the keys [B,h,F,P,e], in which distances are measured.
-
-    The squared distance of two keys is norms_p + norms_p' - 2 left_p.right_p'.
-    """
-
-    left: Tensor
-    right: Tensor
-    norms: Tensor  # left_p.right_p, [B,h,F,P]
 
 
 def merged_attention(
@@ -74,30 +63,30 @@ def merged_attention(
     num_groups: int,
     num_frames: int = 1,
     rounds: int = 4,
-    compare: Compare = "queries",
+    values: float = 0.7,
 ) -> Tensor:
     """q [B,h,N,d]; k, v [B,h,F*P,d] -> [B,h,N,F,d]."""
     if num_groups >= k.shape[2] // num_frames:
         return softmax_attention(q, k, v, num_frames=num_frames)
-    dtype = q.dtype
     with without_autocast(q.device.type):
-        q, pairs = keys_and_values(q, k, v, num_frames)
-        chunks = _head_chunks(pairs)
-        parts = [_merge(q[:, at], pairs[:, at], num_groups, rounds, compare) for at in chunks]
+        parts = []
+        for heads in _head_chunks(k):
+            chunk, pairs = keys_and_values(q[:, heads], k[:, heads], v[:, heads], num_frames)
+            parts.append(_merge(chunk, pairs, num_groups, rounds, values))
         means, biases = (x[0] if len(x) == 1 else torch.cat(x, dim=1) for x in zip(*parts))
-        return attend(q, means, biases).to(dtype)
+        return attend(q.to(means.dtype), means, biases).to(q.dtype)
 
 
-def _head_chunks(pairs: Tensor) -> list[slice]:
+def _head_chunks(k: Tensor) -> list[slice]:
     """Slices of heads that are processed at a time: all, or on a CPU, as CPU_CHUNK allows."""
-    size = h = pairs.shape[1]
-    if pairs.device.type == "cpu" and not is_exporting():
-        size = max(1, CPU_CHUNK * h // max(1, pairs.numel()))
+    size = h = k.shape[1]
+    if k.device.type == "cpu" and not is_exporting():
+        size = max(1, CPU_CHUNK * h // max(1, k.numel()))
     return [slice(start, start + size) for start in range(0, h, size)]
 
 
 def _merge(
-    q: Tensor, pairs: Tensor, num_groups: int, rounds: int, compare: Compare
+    q: Tensor, pairs: Tensor, num_groups: int, rounds: int, values: float
 ) -> tuple[Tensor, Tensor]:
     """k_c and v_c [B,h,F,m,2d], and b_c [B,h,F,m].
 
@@ -106,97 +95,78 @@ def _merge(
     d = q.shape[-1]
     mean = pairs.mean(-2, keepdim=True)
     centred = pairs - mean
-    metric = query_metric(q.detach()).unsqueeze(2) if compare == "queries" else None
-    features = key_features(centred.detach(), metric, d, compare)
-    groups = choose_groups(features, num_groups, rounds)
-    reference = q.mean(2) * d**-0.5
-    logits = pairs[..., :d] @ reference[:, :, None, :, None]
+    groups = choose_groups(key_features(centred.detach(), values), num_groups, rounds)
+    mean_q = q.mean(2)
+    logits = pairs[..., :d] @ (mean_q * d**-0.5)[:, :, None, :, None]
     shares = group_softmax(logits.squeeze(-1), groups, num_groups)
-    biases = group_entropies(shares, groups, num_groups)
     means = group_sums(centred * shares.to(q.dtype).unsqueeze(-1), groups, num_groups)
-    if metric is not None:
-        # V_c = sum_p s_p k_p^T S k_p / d - k_c^T S k_c / d, over centred keys
-        squares = shares.detach() * _dot(features.left[..., :d], features.right[..., :d])
-        squares = group_sums(squares.unsqueeze(-1), groups, num_groups).squeeze(-1)
-        k_means = means.detach()[..., :d].to(metric.dtype)
-        biases = biases + (squares - _dot(k_means @ metric, k_means)).clamp(min=0) / 2
-    return means + mean, biases
+    biases = group_entropies(shares, groups, num_groups)
+    with torch.no_grad():
+        variance = (_squares(q).mean(-1) - _squares(mean_q)).clamp(min=0) / d
+        spread = shares * _squares(centred[..., :d])
+        spread = group_sums(spread.unsqueeze(-1), groups, num_groups).squeeze(-1)
+        spread = (spread - _squares(means[..., :d])).clamp(min=0)
+    return means + mean, biases + spread * variance[..., None, None] / (2 * d)
 
 
-def query_metric(q: Tensor) -> Tensor:
-    """S / d of each head: [B,h,N,d] -> [B,h,d,d]."""
-    d = q.shape[-1]
-    if q.dtype == torch.float16:  # squares would overflow
-        q = q.bfloat16()
-    q = q - q.mean(2, keepdim=True)
-    covariance = q.mT @ q / (q.shape[2] * d)
-    identity = torch.eye(d, dtype=q.dtype, device=q.device)
-    mean = covariance.diagonal(dim1=-2, dim2=-1).mean(-1)
-    return covariance.lerp(mean[..., None, None] * identity, 0.5)
+def key_features(centred: Tensor, values: float) -> Tensor:
+    """Standardised keys plus `values` times standardised values: [...,P,2d] -> [...,P,d]."""
+    d = centred.shape[-1] // 2
+    wide = torch.promote_types(centred.dtype, torch.float32)
+    squares = centred.square().mean(-2, keepdim=True, dtype=wide).unflatten(-1, (2, d)).mean(-1)
+    # The mean square over tokens and components becomes 1. Equal tokens stay at 0.
+    factors = squares.clamp(min=torch.finfo(wide).tiny).rsqrt().to(centred.dtype)
+    keys, others = centred.split(d, dim=-1)
+    return keys * factors[..., :1] + others * (values * factors[..., 1:])
 
 
-def key_features(pairs: Tensor, metric: Tensor | None, d: int, compare: Compare) -> Features:
-    """Features of keys and values [B,h,F,P,2d], which are centred: that avoids cancellation."""
-    if pairs.dtype == torch.float16:
-        pairs = pairs.bfloat16()
-    keys, values = pairs.split(d, dim=-1)
-    left = keys if metric is None else keys @ metric
-    norms = _dot(left, keys)
-    if compare == "keys":
-        return Features(left, keys, norms)
-    value_norms = _dot(values, values)
-    spreads = [x.mean(-1, keepdim=True) for x in (norms, value_norms)]
-    scale = torch.where(spreads[1] > 0, spreads[0] / spreads[1], 0.0)
-    left = torch.cat((left, values * scale.unsqueeze(-1).to(values.dtype)), dim=-1)
-    return Features(left, pairs, norms + scale * value_norms)
+def _squares(x: Tensor) -> Tensor:
+    """|x|^2 of [...,d] in at least float32."""
+    wide = torch.promote_types(x.dtype, torch.float32)
+    return torch.linalg.vector_norm(x, dim=-1, dtype=wide).square()
 
 
-def _dot(x: Tensor, y: Tensor) -> Tensor:
-    return (x * y).sum(-1, dtype=torch.promote_types(x.dtype, torch.float32))
+def choose_groups(x: Tensor, num_groups: int, rounds: int) -> Tensor:
+    """Group tokens with features x [...,P,e], whose mean is 0: [...,P], from 0 to num_groups - 1.
 
-
-def choose_groups(features: Features, num_groups: int, rounds: int) -> Tensor:
-    """The group of each key [B,h,F,P], from 0 to num_groups - 1; ties go to the lower index.
-
-    left_p.right_z - norms_z / 2 is largest for the centre z nearest to key p.
+    x_p.z - |z|^2 / 2 is largest for the centre z nearest to token p. Ties go to the lower index.
     """
-    norms = features.norms
-    centres = norms.argmin(-1, keepdim=True)  # the features are centred: their mean is the origin
-    nearness, groups = _nearest(features, centres)
+    norms = _squares(x)
+    centres = norms.argmin(-1, keepdim=True)
+    nearness, groups = _nearest(x, norms, centres)
     for number in _equal_parts(num_groups - 1, rounds):
         taken = centres.shape[-1]
         distances = (norms - 2 * nearness).scatter(-1, centres, -torch.inf)
-        candidates = min(CANDIDATES * number, norms.shape[-1] - taken)
-        chosen = _far_apart(features, distances, number, candidates)
-        scores, nearest = _nearest(features, chosen)
+        candidates = min(CANDIDATES * number, x.shape[-2] - taken)
+        chosen = _far_apart(x, norms, distances, number, candidates)
+        scores, nearest = _nearest(x, norms, chosen)
         groups = torch.where(scores > nearness, nearest + taken, groups)
         nearness = torch.maximum(nearness, scores)
         centres = torch.cat((centres, chosen), dim=-1)
-    # A centre belongs to its own group, even if an equal key is a centre too: no group is empty.
-    own = torch.arange(num_groups, device=norms.device).expand_as(centres)
+    # A centre belongs to its own group, even if an equal token is a centre too: no group is empty.
+    own = torch.arange(num_groups, device=x.device).expand_as(centres)
     return groups.scatter(-1, centres, own)
 
 
-def _nearest(features: Features, centres: Tensor) -> tuple[Tensor, Tensor]:
-    """Score and number of the nearest of some centres [...,c], for every key: [...,P] each."""
-    scores = features.left @ _take(features.right, centres).mT
-    return (scores - features.norms.gather(-1, centres).unsqueeze(-2) / 2).max(-1)
+def _nearest(x: Tensor, norms: Tensor, centres: Tensor) -> tuple[Tensor, Tensor]:
+    """Score and number of the nearest of some centres [...,c], for every token: [...,P] each."""
+    scores = x @ _take(x, centres).mT
+    return (scores - norms.gather(-1, centres).unsqueeze(-2) / 2).max(-1)
 
 
-def _far_apart(features: Features, distances: Tensor, number: int, candidates: int) -> Tensor:
-    """Indices [...,number] of keys that are far from the centres and from each other.
+def _far_apart(x: Tensor, norms: Tensor, distances: Tensor, number: int, candidates: int) -> Tensor:
+    """Indices [...,number] of tokens that are far from the centres and from each other.
 
-    The candidates are the keys with the largest distances from the centres, in this order. Each is
-    compared with the candidates before it. Those whose smallest distance is largest are chosen.
+    The candidates are the tokens with the largest distances from the centres, in this order. Each
+    is compared with the candidates before it. Those whose smallest distance is largest are chosen.
     """
     far, indices = distances.sort(dim=-1, descending=True, stable=True)
     far, indices = far[..., :candidates], indices[..., :candidates]
     if candidates == number:
         return indices
-    left, right = (_take(x, indices) for x in features[:2])
-    norms = features.norms.gather(-1, indices)
-    between = norms.unsqueeze(-1) + norms.unsqueeze(-2) - 2 * (left @ right.mT)
-    after = torch.ones(candidates, candidates, dtype=torch.bool, device=far.device).triu()
+    x, norms = _take(x, indices), norms.gather(-1, indices)
+    between = norms.unsqueeze(-1) + norms.unsqueeze(-2) - 2 * (x @ x.mT)
+    after = torch.ones(candidates, candidates, dtype=torch.bool, device=x.device).triu()
     between = between.masked_fill(after, torch.inf).amin(-1)
     order = torch.minimum(far, between).sort(dim=-1, descending=True, stable=True).indices
     return indices.gather(-1, order[..., :number])
@@ -221,12 +191,12 @@ class MergedAttention(Estimator):
         *,
         num_landmarks: int,
         rounds: Annotated[int, "rounds of the choice of centres"] = 4,
-        compare: Annotated[
-            Compare, "distance of keys: by queries and values, by keys and values, or by keys"
-        ] = "queries",
+        values: Annotated[
+            float, "weight of the values where tokens are compared; 0: the keys alone"
+        ] = 0.7,
     ) -> None:
         super().__init__()
-        self.num_landmarks, self.rounds, self.compare = num_landmarks, rounds, compare
+        self.num_landmarks, self.rounds, self.values = num_landmarks, rounds, values
 
     def forward(self, q: Tensor, k: Tensor, v: Tensor, *, num_frames: int = 1) -> Tensor:
         return merged_attention(
@@ -236,5 +206,5 @@ class MergedAttention(Estimator):
             num_groups=self.num_landmarks,
             num_frames=num_frames,
             rounds=self.rounds,
-            compare=self.compare,
+            values=self.values,
         )

@@ -8,7 +8,7 @@ import torch
 from slowfast_lara import attention
 from slowfast_lara.attention import build_estimator, groups
 from slowfast_lara.attention.eva import windows_and_chunks
-from slowfast_lara.attention.merged import choose_groups, key_features, query_metric
+from slowfast_lara.attention.merged import choose_groups, key_features
 from slowfast_lara.attention.pooled import grid_blocks
 from tests.helpers import reference
 from tests.helpers.comparing import assert_close, assert_same_function
@@ -17,7 +17,7 @@ from tests.helpers.qkv import normal, qkv
 # B, h, F, P, d, m: one frame and several, square grids and odd numbers of tokens.
 SIZES = [(2, 2, 1, 23, 8, 5), (1, 3, 2, 16, 16, 8), (1, 2, 3, 25, 24, 9), (1, 1, 5, 13, 64, 12)]
 over_sizes = pytest.mark.parametrize("sizes", SIZES, ids=str)
-COMPARE = ("queries", "values", "keys")
+WEIGHTS = (0.7, 0.0)  # of the values, where tokens are compared
 EXACT_AT_ALL_KEYS = ("merged", "tome", "pooled", "eva")
 
 
@@ -27,16 +27,16 @@ def compare(function, reference_function, inputs):
 
 
 @over_sizes
-@pytest.mark.parametrize("how", COMPARE)
+@pytest.mark.parametrize("values", WEIGHTS)
 @pytest.mark.parametrize("rounds", [1, 4])
-def test_merged(sizes, how, rounds):
+def test_merged(sizes, values, rounds):
     *shape, m = sizes
     F = shape[2]
     compare(
         lambda q, k, v: attention.merged_attention(
-            q, k, v, num_groups=m, num_frames=F, rounds=rounds, compare=how
+            q, k, v, num_groups=m, num_frames=F, rounds=rounds, values=values
         ),
-        lambda q, k, v: reference.merged(q, k, v, m, F, rounds, how),
+        lambda q, k, v: reference.merged(q, k, v, m, F, rounds, values),
         qkv(*shape),
     )
 
@@ -89,46 +89,44 @@ def test_as_many_groups_as_keys_are_exact(name, more):
     assert_close(out, attention.softmax_attention(q, k, v, num_frames=3), 1e-12)
 
 
-@pytest.mark.parametrize("how", COMPARE)
-def test_merged_is_exact_where_the_groups_are_equal_keys(how):
+@pytest.mark.parametrize("values", WEIGHTS)
+def test_merged_is_exact_where_the_groups_are_equal_keys(values):
     """Nine copies each of five keys, with values of their own: five groups are exact."""
     q = normal(1, 2, 45, 8, seed=1)
     distinct = normal(1, 2, 5, 8, seed=2).repeat_interleave(9, dim=2)
     order = torch.randperm(45, generator=torch.Generator().manual_seed(3))
     k, v = distinct[:, :, order], normal(1, 2, 45, 8, seed=4)
-    if how != "keys":  # values count in the distance: equal keys must have equal values too
+    if values:  # equal keys must have equal values too, to be compared as equal
         v = normal(1, 2, 5, 8, seed=4).repeat_interleave(9, dim=2)[:, :, order]
-    out = attention.merged_attention(q, k, v, num_groups=5, compare=how)
+    out = attention.merged_attention(q, k, v, num_groups=5, values=values)
     assert_close(out, attention.softmax_attention(q, k, v), 1e-12)
 
 
-@pytest.mark.parametrize("how", COMPARE)
+@pytest.mark.parametrize("values", WEIGHTS)
 @pytest.mark.parametrize("name", ["keys", "values", "queries", "all"])
-def test_equal_inputs_give_finite_results_and_full_groups(how, name):
-    """Ties everywhere: every group still has a key, and nothing is NaN."""
+def test_equal_inputs_give_finite_results(values, name):
+    """Ties everywhere."""
     inputs = dict(zip(("queries", "keys", "values"), normal(3, 1, 2, 30, 8)))
     for each in inputs if name == "all" else [name]:
         inputs[each] = inputs[each][:, :, :1].expand(-1, -1, 30, -1)
     q, k, v = (x.clone().requires_grad_() for x in inputs.values())
-    out = attention.merged_attention(q, k, v, num_groups=7, num_frames=2, compare=how)
+    out = attention.merged_attention(q, k, v, num_groups=7, num_frames=2, values=values)
     out.square().sum().backward()
     assert all(x.isfinite().all() for x in (out, q.grad, k.grad, v.grad))
     if name in ("keys", "all"):
         assert_close(out, attention.softmax_attention(q, k, v, num_frames=2), 1e-12)
 
 
-def choose(q, k, v, m, how="queries"):
-    pairs = torch.cat((k, v), dim=-1).unsqueeze(2)
-    pairs = pairs - pairs.mean(-2, keepdim=True)
-    metric = query_metric(q).unsqueeze(2) if how == "queries" else None
-    return choose_groups(key_features(pairs, metric, q.shape[-1], how), m, 4)
+def choose(k, v, m):
+    pairs = torch.cat((k, v), dim=-1)
+    return choose_groups(key_features(pairs - pairs.mean(-2, keepdim=True), 0.7), m, 4)
 
 
 @pytest.mark.parametrize("distinct", [1, 3, 29])
 def test_no_group_is_empty(distinct):
-    q, k, v = qkv(1, 1, 1, 30, 8)
+    _, k, v = qkv(1, 1, 1, 30, 8)
     index = torch.arange(30) % distinct
-    chosen = choose(q, k[:, :, index], v[:, :, index], 12)
+    chosen = choose(k[:, :, index], v[:, :, index], 12)
     assert chosen.unique().tolist() == list(range(12))
 
 
@@ -142,37 +140,43 @@ def test_the_choice_is_deterministic_and_so_are_the_gradients():
     assert all(torch.equal(a, b) for a, b in zip(*runs))
 
 
-def test_groups_do_not_depend_on_the_scale_of_queries_keys_and_values():
-    q, k, v = qkv(1, 2, 1, 40, 8)
-    expected = choose(q, k, v, 9)
-    for scales in ((10, 1, 1), (1, 10, 1), (1, 1, 10)):
-        assert torch.equal(choose(*(x * s for x, s in zip((q, k, v), scales)), 9), expected)
-
-
-def tangent_shift(q, k, reference_query):
-    """The largest difference of (q - r).k / sqrt(d) between two keys, for each query [N]."""
-    logits = (q - reference_query) @ k.T / math.sqrt(k.shape[1])
-    return logits.amax(-1) - logits.amin(-1)
+def test_groups_do_not_depend_on_the_scale_of_keys_and_values():
+    _, k, v = qkv(1, 2, 1, 40, 8)
+    expected = choose(k, v, 9)
+    for key_scale, value_scale in ((10, 1), (1, 10), (1e-3, 1e3)):
+        assert torch.equal(choose(key_scale * k + 3, value_scale * v - 5, 9), expected)
 
 
 @pytest.mark.parametrize("seed", range(5))
 def test_the_error_bound_of_the_docs_holds_for_random_keys(seed):
-    """Log-mass within delta^2 / 8 and values within tanh(delta / 4) of the exact ones."""
+    """delta: the largest difference of (q - r).k / sqrt(d) between two keys of a group."""
     q, k, v = (x[0, 0] for x in qkv(1, 1, 1, 60, 8, seed=seed))
-    own = choose(*(x[None, None] for x in (q, k, v)), 10)[0, 0, 0].tolist()
+    own = choose(k[None], v[None], 10)[0].tolist()
     r, root = q.mean(0), math.sqrt(8)
+    mass_errors, value_errors = [], []
     for part in reference.members(own):
-        delta = tangent_shift(q, k[part], r)
+        shifts = (q - r) @ k[part].T / root
+        delta = shifts.amax(-1) - shifts.amin(-1)
         shares = (k[part] @ r / root).softmax(0)
-        mass = (q @ k[part].T / root).logsumexp(-1)
-        estimate = q @ (shares @ k[part]) / root - (shares * shares.log()).sum()
-        missing = mass - estimate
+        k_c, v_c = shares @ k[part], shares @ v[part]
+        missing = (q @ k[part].T / root).logsumexp(-1) - q @ k_c / root
+        missing = missing + (shares * shares.log()).sum()
         assert (missing >= -1e-12).all()
         assert (missing <= delta**2 / 8 + 1e-12).all()
         exact = (q @ k[part].T / root).softmax(-1) @ v[part]
-        far = (exact - shares @ v[part]).norm(dim=-1)
-        diameter = torch.cdist(v[part], v[part]).max()
-        assert (far <= torch.tanh(delta / 4) * diameter + 1e-12).all()
+        bound = torch.tanh(delta / 4) * torch.cdist(v[part], v[part]).max()
+        assert ((exact - v_c).norm(dim=-1) <= bound + 1e-12).all()
+        second_order = (q - r).square().mean() * (shares @ (k[part] - k_c).square().sum(-1)) / 16
+        mass_errors.append((delta**2 / 8 - second_order, -second_order.expand_as(delta)))
+        value_errors.append(bound)
+    highest = torch.stack([high for high, _ in mass_errors]).amax(0)
+    lowest = torch.stack([low for _, low in mass_errors]).amin(0)
+    bound = torch.stack(value_errors).amax(0)
+    bound = bound + torch.tanh((highest - lowest) / 4) * torch.cdist(v, v).max()
+    inputs = [x[None, None] for x in (q, k, v)]
+    difference = attention.merged_attention(*inputs, num_groups=10)
+    difference = (difference - attention.softmax_attention(*inputs)).squeeze().norm(dim=-1)
+    assert (difference <= bound + 1e-12).all()
 
 
 def test_merged_is_nearer_than_the_published_attentions_at_equal_cost():

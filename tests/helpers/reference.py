@@ -236,27 +236,17 @@ def equal_share_attention(q, k, v, groups):
     return (q @ keys.T / math.sqrt(q.shape[1]) + sizes.log()).softmax(-1) @ values
 
 
-def merged_metric(q):
-    """The covariance of the queries, half of it replaced by the identity with the same trace."""
-    centred = q - q.mean(0)
-    covariance = centred.T @ centred / (len(q) * q.shape[1])
-    trace = covariance.diagonal().sum()
-    return (covariance + trace / len(covariance) * torch.eye(len(covariance), dtype=q.dtype)) / 2
+def standardised(x):
+    """Tokens [P,d] with mean 0 and a mean square of 1."""
+    x = x - x.mean(0)
+    return x / x.square().mean().sqrt()
 
 
-def merged_groups(q, k, v, num_groups, rounds, compare):
+def merged_groups(k, v, num_groups, rounds, values):
     """The groups of the keys of one frame, by an explicit matrix of squared distances."""
-    metric = merged_metric(q) if compare == "queries" else torch.eye(k.shape[1], dtype=k.dtype)
-    differences = k[:, None] - k[None]
-    distances = torch.einsum("pcd,de,pce->pc", differences, metric, differences)
-    centred = k - k.mean(0)
-    from_mean = torch.einsum("pd,de,pe->p", centred, metric, centred)
-    if compare != "keys":
-        values = (v - v.mean(0)).square().sum(-1)
-        scale = from_mean.mean() / values.mean()
-        distances = distances + scale * (v[:, None] - v[None]).square().sum(-1)
-        from_mean = from_mean + scale * values
-    centres = [from_mean.argmin().item()]
+    x = standardised(k) + values * standardised(v)
+    distances = (x[:, None] - x[None]).square().sum(-1)
+    centres = [x.square().sum(-1).argmin().item()]
     for part in range(rounds):
         number = (num_groups - 1) // rounds + (part < (num_groups - 1) % rounds)
         nearest = distances[:, centres].min(1).values
@@ -275,32 +265,27 @@ def merged_groups(q, k, v, num_groups, rounds, compare):
     ]
 
 
-def merged_frame(q, k, v, groups, metric):
+def merged_frame(q, k, v, groups):
     """Attention to one frame for given groups; the term of the logits' variance is constant."""
-    root = math.sqrt(q.shape[1])
-    reference = q.mean(0)
+    d = q.shape[1]
+    mean_q = q.mean(0)
+    variance = (q - mean_q).square().mean()
     keys, values, biases = [], [], []
     for part in members(groups):
-        shares = (k[part] @ reference / root).softmax(0)
+        shares = (k[part] @ mean_q / math.sqrt(d)).softmax(0)
         keys.append(shares @ k[part])
         values.append(shares @ v[part])
-        bias = -(shares * shares.log()).sum()
-        if metric is not None:
-            differences = k[part] - keys[-1]
-            variances = torch.einsum("pd,de,pe->p", differences, metric, differences)
-            bias = bias + (shares @ variances).detach() / 2
-        biases.append(bias)
-    logits = q @ torch.stack(keys).T / root + torch.stack(biases)
+        spread = shares @ (k[part] - keys[-1]).square().sum(-1)
+        second_order = (variance * spread / (2 * d)).detach()
+        biases.append(second_order - (shares * shares.log()).sum())
+    logits = q @ torch.stack(keys).T / math.sqrt(d) + torch.stack(biases)
     return logits.softmax(-1) @ torch.stack(values)
 
 
-def merged(q, k, v, num_groups, num_frames, rounds=4, compare="queries"):
+def merged(q, k, v, num_groups, num_frames, rounds=4, values=0.7):
     def attend_to_frame(q, k, v, b, h, f):
-        own = [x.detach() for x in (q, k, v)]
-        groups = merged_groups(*own, num_groups, rounds, compare)
-        return merged_frame(
-            q, k, v, groups, merged_metric(own[0]) if compare == "queries" else None
-        )
+        groups = merged_groups(k.detach(), v.detach(), num_groups, rounds, values)
+        return merged_frame(q, k, v, groups)
 
     return over_frames(q, k, v, num_frames, attend_to_frame)
 
