@@ -27,15 +27,15 @@ def build_parser() -> CommandParser:
     )
     parser.add_flag("--protocol", protocols, default="finetune", metavar="NAME")
     parts = (
-        "compare_attention: the paper's video table; ablation: the ablation of LARA; landmarks: "
-        "accuracy and error by number of landmarks; all: these three"
+        "compare_attention: all attentions at equal cost; ablation: the ablation of LARA; "
+        "landmarks: error and accuracy by number of landmarks, without training; all: these three"
     )
     parser.add_flag("--part", parts, default="compare_attention", metavar="NAME")
     textures = "make synthetic videos from real ones in FOLDER (see `python -m studies.textured`)"
     parser.add_flag("--textures", textures, metavar="FOLDER")
     for split in ("train", "val", "test"):
         parser.add_flag(f"--{split}", f"number of {split} videos", type=positive_int)
-    seeds = "number of seeds (default: 5; ablation: 3; landmarks: 2)"
+    seeds = "number of seeds (default: 5; ablation: 3)"
     parser.add_flag("--seeds", seeds, type=positive_int)
     _add_study_flags(parser, "runs/study")
 

@@ -9,7 +9,7 @@ from slowfast_lara.errors import InputError
 from studies.landmarks import write_landmarks
 from studies.results import write
 from studies.rows import ABLATION, LANDMARKS, VIDEO, StudyTable
-from studies.runs import make_set, plan, run_all, write_finetune_lists
+from studies.runs import StudyRun, make_set, plan, run_all, write_finetune_lists
 
 PARTS = {"compare_attention": VIDEO, "ablation": ABLATION, "landmarks": LANDMARKS}
 # Twelve motions at 64 pixels. Each protocol has the number of videos that its config is made for.
@@ -71,7 +71,7 @@ def study(
     ending = ("_textures" if textures else "") + ("_from_scratch" if protocol == "scratch" else "")
     texts = []
     for name, table in tables.items():
-        run_all(plans[name], jobs)
+        run_all(_pretraining(plans[name]) if name == "landmarks" else plans[name], jobs)
         numbers = range(seeds or table.seeds)
         first_words = ["python -m studies attention", "--part", name, "--seeds"]
         command = " ".join([*first_words, str(len(numbers)), *words])
@@ -80,6 +80,12 @@ def study(
         path = Path(out) / (name + ending)
         texts.append(write_part(path, table, plans[name], numbers, notes))
     return "\n".join(texts)
+
+
+def _pretraining(runs: Sequence[StudyRun]) -> list[StudyRun]:
+    """The runs that provide the initial weights of `runs`."""
+    initial = {run.initial_run.folder: run.initial_run for run in runs if run.initial_run}
+    return list(initial.values())
 
 
 def _with_rows(table: StudyTable, names: Sequence[str] | None) -> StudyTable:

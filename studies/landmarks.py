@@ -1,7 +1,7 @@
-"""Study of the number of landmarks: cost, error and accuracy of each attention.
+"""Study of the number of landmarks or groups: cost, error and accuracy of each attention.
 
-Each attention replaces exact attention in a model that was trained with exact attention. The study
-measures error and accuracy without further training (swap), and accuracy after fine-tuning.
+Each attention replaces exact attention in models that were trained with exact attention, one model
+per seed. Nothing is trained further.
 
 PREFIX.csv is reproducible: the same command writes the same bytes. PREFIX_costs.csv has times,
 which vary.
@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 
@@ -31,7 +31,7 @@ from slowfast_lara.inference.layers import layer_inputs, middle_view
 from slowfast_lara.inference.load import load
 from slowfast_lara.inference.model import TrainedModel
 from slowfast_lara.models.attention_config import chosen_estimator, estimator_settings
-from studies.results import StudyResults, mean_and_std
+from studies.results import StudyResults, mean_and_std, shown_difference
 from studies.rows import StudyTable
 from studies.runs import StudyRun
 
@@ -40,51 +40,59 @@ ERROR_VIDEOS = 16
 
 
 class LandmarkResult(NamedTuple):
-    """One attention with one number of landmarks; errors (model_errors.py) are means over seeds."""
+    """One attention with one number of landmarks; lists have one entry per seed."""
 
     label: str
     landmarks: int | None
     macs: float  # of the spatial stage of a layer, for one clip
-    error: float
-    moving_error: float
-    swapped: list[float]  # top-1 by seed, without fine-tuning, %
-    trained: list[float]  # top-1 by seed, after fine-tuning, %
+    errors: list[float]
+    moving_errors: list[float]
+    accuracies: list[float]  # top-1, %
+    same: list[float]  # videos with the same top-1 class as with exact attention, %
+
+    @property
+    def error(self) -> float:
+        return statistics.fmean(self.errors)
 
 
 @dataclass
 class LandmarkResults(StudyResults):
+    """Results of all rows; the first row is exact attention."""
+
     results: Sequence[LandmarkResult]
     milliseconds: Sequence[float]  # one per result
     seeds: Sequence[int]
 
     def head(self) -> list[str]:
         meaning = (
-            f"Seeds {', '.join(map(str, self.seeds))}. Error: squared error divided by the square "
-            "of exact attention's output, before fine-tuning; moving error: the same, with tokens "
-            "weighted by the change of their pixels. MACs and forward time are for the spatial "
-            "stage of one layer, one clip, one thread."
+            f"Seeds {', '.join(map(str, self.seeds))}: mean and standard deviation; differences "
+            "are paired by seed, mean and standard error. Error: squared error divided by the "
+            "square of exact attention's output; moving error: the same, with tokens weighted by "
+            "the change of their pixels. MACs and forward time are for the spatial stage of one "
+            "layer, one clip, one thread. Same: videos with the same top-1 class as with exact "
+            "attention."
         )
         return [*super().head(), meaning]
 
     def cells(self) -> Cells:
         titles = ["attention", "landmarks", "MACs, M", "ms", "error", "moving error"]
-        rows = [[*titles, "top-1 untrained, %", "top-1 fine-tuned, %"]]
+        rows = [[*titles, "same, %", "top-1, %", "minus exact"]]
         for result, ms in zip(self.results, self.milliseconds):
             cells = [result.label, str(result.landmarks or "")]
             cells += [f"{result.macs / 1e6:.2f}", f"{ms:.2f}"]
-            cells += [f"{error:.3f}" for error in (result.error, result.moving_error)]
-            rows.append([*cells, *map(mean_and_std, (result.swapped, result.trained))])
+            cells += [_error_text(errors) for errors in (result.errors, result.moving_errors)]
+            cells += [mean_and_std(result.same), mean_and_std(result.accuracies)]
+            rows.append([*cells, shown_difference(result, self.results[0])])
         return rows
 
     def csv_cells(self) -> Cells:
-        titles: list[object] = ["attention", "landmarks", "macs", "error", "moving_error"]
-        kinds = ("untrained", "finetuned")
+        titles: list[object] = ["attention", "landmarks", "macs"]
+        kinds = ("error", "moving_error", "top1", "same")
         rows = [[*titles, *(f"{kind}_seed_{seed}" for kind in kinds for seed in self.seeds)]]
         for result in self.results:
-            errors = (f"{x:.6f}" for x in (result.error, result.moving_error))
-            accuracies = (f"{x:.3f}" for x in (*result.swapped, *result.trained))
-            number = result.landmarks or ""
-            rows.append([result.label, number, int(result.macs), *errors, *accuracies])
+            errors = (f"{x:.6f}" for x in (*result.errors, *result.moving_errors))
+            shares = (f"{x:.3f}" for x in (*result.accuracies, *result.same))
+            rows.append([result.label, result.landmarks or "", int(result.macs), *errors, *shares])
         return rows
 
     def write(self, path: str | os.PathLike[str]) -> None:
@@ -98,25 +106,31 @@ class LandmarkResults(StudyResults):
     def plot(self, path: str) -> None:
         results = self.results
         macs = [result.macs / 1e6 for result in results]
+        exact = statistics.fmean(results[0].accuracies)
         with saved_figure(path, (16, 5), columns=3) as (figure, (error, by_macs, by_time)):
-            for index, label in enumerate(dict.fromkeys(result.label for result in results)):
+            for index, label in enumerate(dict.fromkeys(result.label for result in results[1:])):
                 some = [i for i, result in enumerate(results) if result.label == label]
-                color = f"C{index}"
-                if results[some[0]].error > 0:  # exact attention has no error
-                    errors = [results[i].error for i in some]
-                    error.plot([macs[i] for i in some], errors, "o-", color=color, label=label)
+                style: dict[str, Any] = {
+                    "color": f"C{index % 10}",
+                    "marker": "o" if index < 10 else "s",
+                }
+                error.plot(
+                    [macs[i] for i in some], [results[i].error for i in some], **style, label=label
+                )
                 for axis, costs in ((by_macs, macs), (by_time, self.milliseconds)):
-                    xs = [costs[i] for i in some]
-                    trained = [statistics.fmean(results[i].trained) for i in some]
-                    swapped = [statistics.fmean(results[i].swapped) for i in some]
-                    axis.plot(xs, trained, "o-", color=color, label=label)
-                    axis.plot(xs, swapped, "x:", color=color)
+                    lost = [statistics.fmean(results[i].accuracies) - exact for i in some]
+                    axis.plot([costs[i] for i in some], lost, **style, label=label)
             cost = "MACs of the spatial stage, millions"
             error.set(xscale="log", yscale="log", xlabel=cost, ylabel="relative squared error")
-            by_macs.set(xscale="log", xlabel=cost, ylabel="top-1, %")
-            by_time.set(xlabel="time of the spatial stage, ms", ylabel="top-1, %")
+            by_macs.set(xscale="log", xlabel=cost, ylabel="top-1 minus exact attention, points")
+            by_time.set(xlabel="time of the spatial stage, ms")
             by_time.legend(fontsize=8)
-            figure.suptitle("o: fine-tuned, x: not fine-tuned; one point per number of landmarks")
+            figure.suptitle("swapped into weights of exact attention, without training")
+
+
+def _error_text(errors: Sequence[float]) -> str:
+    std = f" ± {statistics.stdev(errors):.2g}" if len(errors) > 1 and any(errors) else ""
+    return f"{statistics.fmean(errors):.3g}{std}"
 
 
 def write_landmarks(
@@ -143,27 +157,28 @@ def _setting(run: StudyRun) -> Setting:
 
 
 def _collect(by_seed: Sequence[Sequence[StudyRun]]) -> list[LandmarkResult]:
-    swapped, errors = [], []
+    rows: list[list[tuple[SettingError, float, float]]] = []  # for each seed and run
     for runs in by_seed:
         model = _exact_model(runs)
         settings = [_setting(run) for run in runs]
         models = {index: _swapped(model, setting) for index, setting in enumerate(settings)}
-        scores, labels, _ = test_models(models, None, [])
-        swapped.append((100 * (scores.argmax(2) == labels).mean(1)).tolist())
+        scores, labels, _ = test_models({"exact": model, **models}, None, [])
+        guesses = scores.argmax(2)
+        shares = (100 * (guesses[1:] == of).mean(1) for of in (labels, guesses[0]))
         # Random attentions use one seed here, because the study repeats all runs for several seeds.
-        errors.append(_errors(model, settings))
+        rows.append(list(zip(_errors(model, settings), *(x.tolist() for x in shares))))
     results = []
-    for index, run in enumerate(by_seed[0]):
-        rows = [of_seed[index] for of_seed in errors]
+    for run, of_run in zip(by_seed[0], zip(*rows)):
+        errors, accuracies, same = zip(*of_run)
         results.append(
             LandmarkResult(
                 run.row.label,
-                rows[0].setting.number,
-                rows[0].macs,
-                statistics.fmean(row.error for row in rows),
-                statistics.fmean(row.moving_error for row in rows),
-                [of_seed[index] for of_seed in swapped],
-                [runs[index].accuracy() for runs in by_seed],
+                errors[0].setting.number,
+                errors[0].macs,
+                [row.error for row in errors],
+                [row.moving_error for row in errors],
+                list(accuracies),
+                list(same),
             )
         )
     return results

@@ -33,7 +33,7 @@ from studies.rows import StudyRow, StudyTable
 from studies.runs import StudyRun
 
 # For each of these rows that is in the table, a column has the differences from it.
-COMPARED_WITH = ("softmax", "lara", "mixed")
+COMPARED_WITH = ("softmax", "merged", "lara", "mixed")
 
 
 @dataclass
