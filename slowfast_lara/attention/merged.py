@@ -46,7 +46,7 @@ from slowfast_lara.attention.groups import (
 )
 from slowfast_lara.attention.registry import Estimator, register
 from slowfast_lara.attention.softmax import softmax_attention
-from slowfast_lara.attention.tensors import is_exporting, without_autocast
+from slowfast_lara.attention.tensors import is_exporting, largest, without_autocast
 
 # A round compares this many candidates for every centre that it chooses.
 CANDIDATES = 2
@@ -160,16 +160,15 @@ def _far_apart(x: Tensor, norms: Tensor, distances: Tensor, number: int, candida
     The candidates are the tokens with the largest distances from the centres, in this order. Each
     is compared with the candidates before it. Those whose smallest distance is largest are chosen.
     """
-    far, indices = distances.sort(dim=-1, descending=True, stable=True)
-    far, indices = far[..., :candidates], indices[..., :candidates]
+    far, indices = largest(distances, candidates)
     if candidates == number:
         return indices
     x, norms = _take(x, indices), norms.gather(-1, indices)
     between = norms.unsqueeze(-1) + norms.unsqueeze(-2) - 2 * (x @ x.mT)
     after = torch.ones(candidates, candidates, dtype=torch.bool, device=x.device).triu()
     between = between.masked_fill(after, torch.inf).amin(-1)
-    order = torch.minimum(far, between).sort(dim=-1, descending=True, stable=True).indices
-    return indices.gather(-1, order[..., :number])
+    _, order = largest(torch.minimum(far, between), number)
+    return indices.gather(-1, order)
 
 
 def _take(x: Tensor, index: Tensor) -> Tensor:

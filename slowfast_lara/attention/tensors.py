@@ -38,6 +38,14 @@ def index_tensor(numbers: Sequence[int], device: torch.device) -> Tensor:
     return torch.tensor(numbers, device="cpu").to(device)
 
 
+def largest(x: Tensor, number: int) -> tuple[Tensor, Tensor]:
+    """The largest elements of [...,P] and their indices, [...,number]; ties: lower index first."""
+    if is_exporting():  # ONNX has no stable sort, but its TopK has this rule
+        return x.topk(number, dim=-1)
+    values, indices = x.sort(dim=-1, descending=True, stable=True)
+    return values[..., :number], indices[..., :number]
+
+
 def to_float32(value: Any) -> Any:
     """Convert a float16 or bfloat16 tensor to float32; return any other value unchanged."""
     if isinstance(value, Tensor) and value.dtype in (torch.float16, torch.bfloat16):

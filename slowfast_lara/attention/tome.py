@@ -20,7 +20,7 @@ from torch import Tensor
 from slowfast_lara.attention.groups import attend_to_groups, group_sums, keys_and_values
 from slowfast_lara.attention.registry import Estimator, register
 from slowfast_lara.attention.softmax import softmax_attention
-from slowfast_lara.attention.tensors import without_autocast
+from slowfast_lara.attention.tensors import largest, without_autocast
 
 
 def tome_attention(
@@ -61,13 +61,11 @@ def _match(means: Tensor, sizes: Tensor, number: int) -> Tensor:
     distances = first.square().sum(-1, keepdim=True) - 2 * first @ second.mT
     distances = distances + second.square().sum(-1).unsqueeze(-2)
     nearest, partners = (distances * (n_first * n_second / (n_first + n_second))).min(-1)
-    rank = nearest.argsort(dim=-1, stable=True).argsort(dim=-1)
-    absorbed = torch.zeros_like(sizes, dtype=torch.bool)
-    absorbed[..., ::2] = rank < number
-    numbers = (~absorbed).cumsum(-1) - 1
-    own = numbers[..., 1::2].gather(-1, partners)
-    numbers[..., ::2] = torch.where(absorbed[..., ::2], own, numbers[..., ::2])
-    return numbers
+    _, merged = largest(-nearest, number)
+    remains = torch.ones_like(sizes, dtype=torch.long).scatter(-1, 2 * merged, 0)
+    numbers = remains.cumsum(-1) - 1
+    into = numbers[..., 1::2].gather(-1, partners.gather(-1, merged))
+    return numbers.scatter(-1, 2 * merged, into)
 
 
 @register("tome")

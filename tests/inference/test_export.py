@@ -53,6 +53,10 @@ ATTENTIONS = {
     "nystrom": {},
     "orthoformer": {},
     "ra": {"RA": {"BIASED": True}},
+    "merged": {},
+    "tome": {},
+    "pooled": {},
+    "eva": {},
 }
 SCRIPT = re.search(
     r"```python\n(import onnxruntime.*?)```",
@@ -156,6 +160,11 @@ OPTIONS = [
     ("performer", 2, {"orthogonal": True}),
     ("nystrom", 1, {"pinv_iterations": 3}),
     ("orthoformer", 1, {}),
+    ("merged", 1, {}),
+    ("merged", 2, {"rounds": 1, "values": 0.0}),
+    ("tome", 2, {}),
+    ("pooled", 1, {}),
+    ("eva", 2, {}),
 ]
 
 
@@ -188,7 +197,8 @@ def test_traced_operations_equal_eager_ones(tmp_path, clips, monkeypatch, attent
     views = load_views(clips[0], model.cfg)
     with torch.no_grad():
         expected = model.network([views])
-        for module in ("attention.importance_sampling", "attention.landmarks", "models.temporal"):
+        names = ("importance_sampling", "landmarks", "tensors", "groups", "merged")
+        for module in (*(f"attention.{name}" for name in names), "models.temporal"):
             monkeypatch.setattr(f"slowfast_lara.{module}.is_exporting", lambda: True)
         np.testing.assert_allclose(model.network([views]), expected, atol=1e-6)
 
