@@ -53,6 +53,10 @@ def count_flops(model: nn.Module, *inputs: Any, projected_values: bool = False) 
         keys, values = get_shape(inputs[1])[-2], get_shape(inputs[2])[-1]
         return math.prod(batch) * queries * keys * (d + values)
 
+    def group_attention(inputs: list[Any], _: list[Any]) -> int:
+        F, *batch, groups, d = get_shape(inputs[1])
+        return F * math.prod(batch) * get_shape(inputs[0])[-2] * groups * 2 * d
+
     def temporal_stage(inputs: list[Any], _: list[Any]) -> int:
         B, N, h, d = get_shape(inputs[0])
         F, D = get_shape(inputs[1])[1], h * d
@@ -68,6 +72,7 @@ def count_flops(model: nn.Module, *inputs: Any, projected_values: bool = False) 
         **{
             "aten::scaled_dot_product_attention": fused_attention,
             "aten::baddbmm": baddbmm,
+            "prim::PythonOp._AttendOnCpu": group_attention,
             "prim::PythonOp._TemporalAttention": temporal_stage,
         }
     )

@@ -9,7 +9,7 @@ from torch import nn
 from benchmarks.profiling import count_flops, peak_memory
 from benchmarks.tables import MarkdownTable, markdown_table, plot_over_sizes
 from benchmarks.textbook import TextbookTrajectoryAttention
-from slowfast_lara.analysis.measure import environment
+from slowfast_lara.analysis.measure import count_macs, environment
 from slowfast_lara.analysis.tables import aligned_table, csv_text, environment_line
 from slowfast_lara.attention import ESTIMATORS, build_estimator
 from slowfast_lara.drawing import saved_figure
@@ -59,6 +59,26 @@ def test_flops_of_the_layers_by_hand(project_values):
     values = N * h * F * D + N * D * D if project_values else N * F * D
     fast = shared + attention + N * D * D + N * h * F * D + values
     assert count_flops(Layer(layer, F), x, projected_values=project_values) == fast
+
+
+class InFrames(nn.Module):
+    """An estimator with four frames, as a module of q, k and v alone."""
+
+    def __init__(self, estimator):
+        super().__init__()
+        self.estimator = estimator
+
+    def forward(self, q, k, v):
+        return self.estimator(q, k, v, num_frames=4)
+
+
+@pytest.mark.parametrize("name", ESTIMATORS)
+def test_both_counters_agree_on_every_estimator(name):
+    """fvcore counts operators of a trace, PyTorch those that run."""
+    estimator = build_estimator(name, head_dim=8, num_heads=2, num_landmarks=7).eval()
+    q, k, v = torch.randn(3, 1, 2, 64, 8)
+    ran = count_macs(lambda: estimator(q, k, v, num_frames=4))
+    assert count_flops(InFrames(estimator), q, k, v) == ran > 0
 
 
 def test_lara_in_training_needs_less_memory_than_queries_times_frames_times_landmarks():
