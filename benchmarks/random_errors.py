@@ -5,6 +5,7 @@ The q, k, v of neighbouring tokens are correlated, as in a video.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
@@ -17,6 +18,7 @@ from slowfast_lara.analysis.settings import fitting_numbers, vary
 from slowfast_lara.analysis.tables import Cells, ResultTable
 from slowfast_lara.attention import ESTIMATORS, build_estimator, softmax_attention
 from slowfast_lara.drawing import saved_figure
+from slowfast_lara.errors import InputError
 from slowfast_lara.inference.layers import LayerInputs
 from slowfast_lara.models.attention_config import EXACT
 
@@ -50,17 +52,22 @@ def measure_errors(
 ) -> ErrorTable:
     """Errors of all approximate attentions (RA biased and unbiased), with a config's options."""
     q, k, v, num_frames, _ = inputs
-    numbers, notes = fitting_numbers(samples, q.shape[2])
     title = "mean squared error to exact attention, random q, k, v with correlated neighbours"
-    table = ErrorTable(title, numbers, notes=notes)
+    fitting = [number for number in samples if number <= q.shape[2]]
+    if not fitting:
+        raise InputError(f"--samples is {min(samples)}; a layer has only {q.shape[2]} tokens")
+    table = ErrorTable(title, fitting)
     exact = softmax_attention(q, k, v, num_frames=num_frames)
     approximate = [name for name, cls in ESTIMATORS.items() if not cls.exact]
     for setting in vary(approximate, ("biased",)):
-        table.errors[setting.label] = []
-        for number in numbers:
+        possible, note = fitting_numbers(setting.name, samples, q.shape[2], num_frames)
+        if note and note not in table.notes:
+            table.notes.append(note)
+        table.errors[setting.label] = [math.nan] * len(fitting)
+        for number in possible:
             squares = setting._replace(number=number).squared_errors(inputs, exact, cfg, seeds)
             mean = squares.mean().item() / exact[:, :, 0].numel()
-            table.errors[setting.label].append(mean)
+            table.errors[setting.label][fitting.index(number)] = mean
     return table
 
 

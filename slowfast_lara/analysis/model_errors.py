@@ -16,11 +16,13 @@ of the spatial stage.
 from __future__ import annotations
 
 import inspect
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 from fvcore.common.config import CfgNode
 from torch import Tensor
@@ -33,8 +35,8 @@ from slowfast_lara.attention import ESTIMATORS, softmax_attention
 from slowfast_lara.config.yaml_files import to_yaml
 from slowfast_lara.data.registry import dataset_class
 from slowfast_lara.drawing import plain_text, saved_figure
-from slowfast_lara.errors import first_line
-from slowfast_lara.inference.layers import LayerInputs, layer_inputs, middle_view
+from slowfast_lara.errors import InputError, first_line
+from slowfast_lara.inference.layers import LayerInputs, check_layer, layer_inputs, middle_view
 from slowfast_lara.inference.load import load
 from slowfast_lara.inference.model import TrainedModel
 from slowfast_lara.inference.videos import find_videos
@@ -115,17 +117,24 @@ class ModelErrorTable(ResultTable):
         """The settings with the smallest errors within the budget, and config lines for each."""
         limit = f"at most {100 * self.budget:g} % of the MACs of exact attention"
         best, best_moving = self.best("error"), self.best("moving_error")
-        if best is None or best_moving is None:
-            return ["", f"no setting has {limit}; use a larger --budget or smaller --samples"]
-        chosen = {"smallest error": best, "smallest moving error": best_moving}
-        if best is best_moving:
-            chosen = {"smallest error and moving error": best}
         lines = [""]
+        if best is None or best_moving is None:
+            lines.append(
+                f"no setting has {limit}: the model has few tokens, or --samples are large"
+            )
+            cheapest = min(self.rows, key=lambda row: row.macs)
+            chosen = {"the cheapest setting is": cheapest}
+        elif best is best_moving:
+            chosen = {f"smallest error and moving error with {limit}:": best}
+        else:
+            chosen = {
+                f"smallest error with {limit}:": best,
+                f"smallest moving error with {limit}:": best_moving,
+            }
         for what, row in chosen.items():
-            number = f" with {row.setting.number} landmarks" if row.setting.number else ""
             figures = f"error {row.error:.4f}, moving {row.moving_error:.4f}"
             cost = f"{100 * self.share(row):.1f} % of the MACs"
-            lines.append(f"{what} with {limit}: {row.setting.label}{number} ({figures}, {cost})")
+            lines.append(f"{what} {_with_number(row.setting)} ({figures}, {cost})")
             lines.append(config_lines(row.setting))
         return lines
 
@@ -144,6 +153,14 @@ class ModelErrorTable(ResultTable):
             axes[1].set_ylabel("relative squared error of moving tokens")
             axes[1].legend(fontsize=7)
             figure.suptitle(self.title, fontsize=9)
+
+
+def _with_number(setting: Setting) -> str:
+    """The label of a setting and its number: "lara global with 64 landmarks"."""
+    if setting.number is None:
+        return setting.label
+    what = "groups" if ESTIMATORS[setting.name].counts_keys_of_a_frame else "landmarks"
+    return f"{setting.label} with {setting.number} {what}"
 
 
 def config_lines(setting: Setting) -> str:
@@ -166,15 +183,29 @@ def errors_in_model(
     samples: Sequence[int],
     seeds: int,
     budget: float,
+    number: int,
 ) -> ModelErrorTable:
-    """Measure all settings on the middle view of each video, in one layer or all layers."""
+    """Measure all settings on the middle view of some videos, in one layer or all layers.
+
+    `number` is the largest number of videos; they are evenly spaced over the given ones.
+    """
     names = list(dict.fromkeys([EXACT, *map(resolve_estimator, attentions or ESTIMATORS)]))
     model = load(*model_files, overrides=overrides)
     layers = range(model.cfg.VIT.DEPTH) if layer is None else [layer]
     in_folders = dataset_class(model.cfg, "TEST").frames_in_folders
-    paths = find_videos(videos, frames_in_folders=in_folders)
-    numbers, notes = fitting_numbers(samples, token_count(model.cfg))
-    rows = measure_settings(model, all_settings(names, numbers), paths, layers, seeds, notes)
+    found = find_videos(videos, frames_in_folders=in_folders)
+    some = np.linspace(0, len(found) - 1, min(number, len(found))).round().astype(int)
+    paths = [found[index] for index in some]
+    settings, notes = all_settings(names, samples, *token_counts(model.cfg))
+    for index in layers:
+        check_layer(index, model.cfg)
+    middle_view(paths[0], model.cfg)  # raises before the message if the video cannot be read
+    print(
+        f"measuring {len(settings)} settings in {len(layers)} layers on {len(paths)} of "
+        f"{len(found)} videos",
+        file=sys.stderr,
+    )
+    rows = measure_settings(model, settings, paths, layers, seeds, notes)
     title = (
         "squared error relative to the square of exact attention: "
         f"{model.path}, {len(layers)} layers, {len(paths)} videos"
@@ -182,23 +213,36 @@ def errors_in_model(
     return ModelErrorTable(title, layers, budget, rows, notes=notes)
 
 
-def all_settings(names: Sequence[str], numbers: Sequence[int]) -> list[Setting]:
-    """A Setting for each combination of attention, values of VARIED and number of landmarks."""
-    return [
-        setting._replace(number=number)
-        for setting in vary(names, VARIED)
-        for number in (numbers if has_landmarks(setting.name) else [None])
-    ]
+def all_settings(
+    names: Sequence[str], samples: Sequence[int], tokens: int, num_frames: int
+) -> tuple[list[Setting], list[str]]:
+    """A Setting for each attention, values of VARIED and possible number; notes on the others."""
+    settings, notes = [], []
+    for name in names:
+        numbers: Sequence[int | None] = [None]
+        if has_landmarks(name):
+            numbers, note = fitting_numbers(name, samples, tokens, num_frames)
+            notes += [note] if note else []
+        settings += [
+            setting._replace(number=number)
+            for setting in vary([name], VARIED)
+            for number in numbers
+        ]
+    wanted = [name for name in names if has_landmarks(name)]
+    if wanted and not any(setting.number for setting in settings):
+        limit = f"a clip has {tokens} tokens, a frame {tokens // num_frames}"
+        raise InputError(f"--samples is {min(samples)}; {limit}")
+    return settings, notes
 
 
 def has_landmarks(name: str) -> bool:
     return "num_landmarks" in inspect.signature(ESTIMATORS[name]).parameters
 
 
-def token_count(cfg: CfgNode) -> int:
-    """The number of patch tokens of a test view."""
+def token_counts(cfg: CfgNode) -> tuple[int, int]:
+    """The numbers of patch tokens and of temporal tokens of a test view."""
     frames = cfg.DATA.NUM_FRAMES // cfg.VIT.PATCH_SIZE_TEMP
-    return frames * (cfg.DATA.TEST_CROP_SIZE // cfg.VIT.PATCH_SIZE) ** 2
+    return frames * (cfg.DATA.TEST_CROP_SIZE // cfg.VIT.PATCH_SIZE) ** 2, frames
 
 
 @torch.no_grad()

@@ -12,7 +12,6 @@ from fvcore.common.config import CfgNode
 from torch import Tensor
 
 from slowfast_lara.attention import ESTIMATORS, Estimator, estimator_options
-from slowfast_lara.errors import InputError
 from slowfast_lara.inference.layers import LayerInputs, estimator_for
 from slowfast_lara.models.attention_config import display_name
 
@@ -75,10 +74,18 @@ def vary(names: Sequence[str], varied: Sequence[str]) -> list[Setting]:
     return settings
 
 
-def fitting_numbers(samples: Sequence[int], tokens: int) -> tuple[list[int], list[str]]:
-    """The entries of `samples` that are at most `tokens`, and a note about the larger ones."""
-    fitting = [number for number in samples if number <= tokens]
-    if not fitting:
-        raise InputError(f"--samples is {min(samples)}; a layer has only {tokens} tokens")
-    larger = ", ".join(str(number) for number in samples if number > tokens)
-    return fitting, [f"skipped {larger} samples: the layer has {tokens} tokens"] if larger else []
+def fitting_numbers(
+    name: str, samples: Sequence[int], tokens: int, num_frames: int
+) -> tuple[list[int], str]:
+    """The numbers of landmarks that an attention can have, and a note about the others, or "".
+
+    There are at most as many landmarks as tokens of the clip, and fewer groups of a frame's keys
+    than keys, because as many are exact attention.
+    """
+    most, of = tokens, "the clip"
+    if ESTIMATORS[name].counts_keys_of_a_frame:
+        most, of = tokens // num_frames - 1, "a frame"
+    fitting = [number for number in samples if number <= most]
+    larger = ", ".join(str(number) for number in samples if number > most)
+    limit = tokens if of == "the clip" else most + 1
+    return fitting, f"skipped {name} with {larger}: {of} has {limit} tokens" if larger else ""

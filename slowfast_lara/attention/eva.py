@@ -107,6 +107,8 @@ def _summaries(
 
 @register("eva")
 class EvaAttention(Estimator):
+    counts_keys_of_a_frame = True
+
     def __init__(self, *, num_landmarks: int) -> None:
         super().__init__()
         self.num_landmarks = num_landmarks

@@ -185,6 +185,8 @@ def _equal_parts(total: int, parts: int) -> list[int]:
 
 @register("merged")
 class MergedAttention(Estimator):
+    counts_keys_of_a_frame = True
+
     def __init__(
         self,
         *,

@@ -50,6 +50,8 @@ def grid_blocks(tokens: int, most: int) -> list[int]:
 
 @register("pooled")
 class PooledAttention(Estimator):
+    counts_keys_of_a_frame = True
+
     def __init__(self, *, num_landmarks: int) -> None:
         super().__init__()
         self.num_landmarks = num_landmarks

@@ -39,6 +39,9 @@ class Estimator(nn.Module):
     exact = False
     # Whether landmarks are tokens or means of tokens: there cannot be more landmarks than tokens.
     landmarks_are_tokens = False
+    # Whether `num_landmarks` counts keys or groups of keys of each frame, not of the whole clip.
+    # Such an estimator is exact if there are no more keys than that.
+    counts_keys_of_a_frame = False
     # Head size and number of samples in the Triton kernels; None if there are no kernels.
     kernel_sizes: tuple[int, int] | None = None
 

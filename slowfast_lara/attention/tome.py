@@ -70,6 +70,8 @@ def _match(means: Tensor, sizes: Tensor, number: int) -> Tensor:
 
 @register("tome")
 class TomeAttention(Estimator):
+    counts_keys_of_a_frame = True
+
     def __init__(self, *, num_landmarks: int) -> None:
         super().__init__()
         self.num_landmarks = num_landmarks

@@ -124,6 +124,8 @@ def add_commands(root: CommandParser) -> None:
     parser.add_flag("--layer", "the only layer to measure, from 0 (default: all)", type=int)
     budget = "recommend only settings with at most this share of the MACs of exact attention"
     parser.add_flag("--budget", budget, type=float, default=0.5, metavar="SHARE")
+    some = "number of videos to measure, evenly spaced over the given ones"
+    parser.add_flag("--videos", some, default=8, **number)
     add_table_flag(parser)
 
 
@@ -170,7 +172,10 @@ def _add_visualize(root: CommandParser) -> None:
 
 
 def _add_numbers_flag(parser: CommandParser, flag: str, default: list[int]) -> None:
-    meaning = "numbers of landmarks or samples to try; those above the number of tokens are skipped"
+    meaning = (
+        "numbers of landmarks or samples to try, or of groups of a frame's keys; numbers above "
+        "those of the tokens are skipped"
+    )
     parser.add_flag(flag, meaning, type=positive_int, nargs="+", default=default, metavar="C")
 
 
@@ -257,10 +262,10 @@ def approximation_error(args: argparse.Namespace) -> None:
     """Compare each attention with exact attention in a trained model.
 
     Measures the error of each attention, with all proposals and kinds of landmarks, on the q, k, v
-    of the model's layers for the given videos. Prints the setting with the smallest error within a
-    cost budget, and the config lines for this setting. Cost is the number of multiply-accumulates
-    (MACs) of the spatial stage. In the second error, `moving`, the weight of a token is the change
-    of its pixels over time.
+    of the model's layers for some of the given videos. Prints the setting with the smallest error
+    within a cost budget, and the config lines for this setting. Cost is the number of
+    multiply-accumulates (MACs) of the spatial stage. In the second error, `moving`, the weight of a
+    token is the change of its pixels over time.
     """
     model_files, videos, overrides = model_and_files(args)
     if not videos:
@@ -278,5 +283,6 @@ def approximation_error(args: argparse.Namespace) -> None:
         samples=args.samples,
         seeds=args.seeds,
         budget=args.budget,
+        number=args.videos,
     )
     print_table(table, args.out)

@@ -36,6 +36,7 @@ from tests.helpers.small_models import only_error
 
 def measured(model, videos, **changes):
     settings = {"attentions": None, "layer": None, "samples": [4, 8], "seeds": 2, "budget": 1.0}
+    settings["number"] = 8
     return errors_in_model((model.cfg, model.checkpoint), [], videos, **{**settings, **changes})
 
 
@@ -169,7 +170,8 @@ def test_macs_are_counted_for_all_queries():
     """Exact attention by hand; RA, which is measured on some queries, for all of them."""
     inputs = smooth_inputs(frames=2, side=10, d=8)
     q, k, v, frames, _ = inputs
-    costs = setting_macs(all_settings(["softmax", "ra", "lara"], [5]), inputs, get_cfg(), [])
+    settings, _ = all_settings(["softmax", "ra", "lara"], [5], 200, 2)
+    costs = setting_macs(settings, inputs, get_cfg(), [])
     assert costs[0][1] == 2 * 200 * 200 * 8 * 2
     for setting, macs in costs[1:]:
         layer = partial(setting.build(inputs, get_cfg(), seed=0), q, k, v, num_frames=frames)
@@ -179,7 +181,10 @@ def test_macs_are_counted_for_all_queries():
 
 def test_macs_are_counted_without_gpu_kernels(monkeypatch):
     """`auto` chooses them on a GPU, and the counter cannot see into them."""
-    settings, inputs = all_settings(["lara", "performer"], [5]), smooth_inputs(2, 6, d=8)
+    (settings, _), inputs = (
+        all_settings(["lara", "performer"], [5], 72, 2),
+        smooth_inputs(2, 6, d=8),
+    )
     expected = setting_macs(settings, inputs, get_cfg(), [])
     monkeypatch.setattr(choice, "uses_triton", lambda kernels, *_: kernels != "torch")
     assert setting_macs(settings, inputs, get_cfg(), []) == expected
@@ -225,7 +230,10 @@ def test_recommendation():
     assert "smallest moving error" in second and "APPROX_ATTN_DIM: 1" in other_lines
     _, only, _ = table_of((20, 0.3, 0.5), (40, 0.2, 0.4)).footer()
     assert only.startswith("smallest error and moving error") and "40.0 % of the MACs" in only
-    assert "larger --budget" in table_of((60, 0.1, 0.1)).footer()[1]
+    _, problem, cheapest, lines = table_of((70, 0.1, 0.1), (60, 0.2, 0.2)).footer()
+    assert problem.startswith("no setting has at most 50 %")
+    assert cheapest.startswith("the cheapest setting is lara global with 2 landmarks")
+    assert "APPROX_ATTN_DIM: 2" in lines
 
 
 def test_command(tmp_path, model, clips, capsys):
@@ -234,16 +242,37 @@ def test_command(tmp_path, model, clips, capsys):
     assert approximation_error([*command, "--samples", "8", "64", "--out", str(out)]) == 0
     printed = capsys.readouterr().out
     assert "2 layers, 2 videos" in printed and "  APPROX_ATTN_TYPE: " in printed
-    assert "skipped 64 samples: the layer has 32 tokens" in printed
+    assert "skipped lara with 64: the clip has 32 tokens" in printed
+    assert "skipped merged with 64: a frame has 16 tokens" in printed
     lines = (line for line in (tmp_path / "errors.csv").open() if not line.startswith("#"))
     rows = list(csv.DictReader(lines))
-    assert len(rows) == len(all_settings(list(ESTIMATORS), [8]))
+    assert len(rows) == len(all_settings(list(ESTIMATORS), [8], 32, 2)[0])
     for row in rows:
         layers = [float(row[f"error {layer}"]) for layer in (0, 1)]
         assert float(row["error"]) == pytest.approx(np.mean(layers), abs=1e-4)
     assert np.asarray(Image.open(f"{out}.png")).std() > 1
     assert approximation_error([*command, "--layer", "1", "--attentions", "lara"]) == 0
     assert "1 layers, 2 videos" in capsys.readouterr().out
+
+
+def test_some_of_many_videos_are_measured(tmp_path, model, clips, capsys):
+    """Evenly spaced; the command says how many, and ends with advice."""
+    folder = tmp_path / "videos"
+    folder.mkdir()
+    for number in range(30):
+        (folder / f"{number:02}.mp4").symlink_to(clips[number % len(clips)])
+    flags = ["--samples", "4", "--seeds", "1", "--attentions", "merged"]
+    assert approximation_error([*model.flags(), str(folder), *flags]) == 0
+    out, messages = capsys.readouterr()
+    assert "measuring 2 settings in 2 layers on 8 of 30 videos" in messages
+    assert "2 layers, 8 videos" in out
+    assert out.rstrip().splitlines()[-3:] == [
+        "VIT:",
+        "  APPROX_ATTN_TYPE: merged",
+        "  APPROX_ATTN_DIM: 4",
+    ]
+    assert approximation_error([*model.flags(), str(folder), *flags, "--videos", "3"]) == 0
+    assert "2 layers, 3 videos" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(

@@ -1,5 +1,7 @@
 """`python -m benchmarks errors`: errors of all attentions on random q, k, v."""
 
+import math
+
 import pytest
 import torch
 
@@ -24,7 +26,9 @@ def test_numbers_above_the_tokens_are_skipped():
     table = measure_errors(inputs, get_cfg(), [8, 18, 19, 256], seeds=1)
     assert table.samples == [8, 18]
     assert all(len(row) == 2 for row in table.errors.values())
-    assert len(table.notes) == 1 and "19, 256" in table.notes[0]
+    assert "skipped lara with 19, 256: the clip has 18 tokens" in table.notes
+    assert "skipped merged with 18, 19, 256: a frame has 9 tokens" in table.notes
+    assert table.errors["merged"][0] > 0 and math.isnan(table.errors["merged"][1])
     assert table.notes[0] in table.text()
     with pytest.raises(InputError, match="18 tokens"):
         measure_errors(inputs, get_cfg(), [19], seeds=1)
