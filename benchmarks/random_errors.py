@@ -54,13 +54,15 @@ def measure_errors(
     q, k, v, num_frames, _ = inputs
     title = "mean squared error to exact attention, random q, k, v with correlated neighbours"
     fitting = [number for number in samples if number <= q.shape[2]]
+    larger = ", ".join(str(number) for number in samples if number > q.shape[2])
     if not fitting:
         raise InputError(f"--samples is {min(samples)}; a layer has only {q.shape[2]} tokens")
-    table = ErrorTable(title, fitting)
+    notes = [f"skipped {larger} samples: the layer has {q.shape[2]} tokens"] if larger else []
+    table = ErrorTable(title, fitting, notes=notes)
     exact = softmax_attention(q, k, v, num_frames=num_frames)
     approximate = [name for name, cls in ESTIMATORS.items() if not cls.exact]
     for setting in vary(approximate, ("biased",)):
-        possible, note = fitting_numbers(setting.name, samples, q.shape[2], num_frames)
+        possible, note = fitting_numbers(setting.name, fitting, q.shape[2], num_frames)
         if note and note not in table.notes:
             table.notes.append(note)
         table.errors[setting.label] = [math.nan] * len(fitting)

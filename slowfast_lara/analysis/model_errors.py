@@ -29,7 +29,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from slowfast_lara.analysis.measure import count_macs
-from slowfast_lara.analysis.settings import Setting, fitting_numbers, vary
+from slowfast_lara.analysis.settings import Setting, fitting_numbers, token_counts, vary
 from slowfast_lara.analysis.tables import Cells, ResultTable
 from slowfast_lara.attention import ESTIMATORS, softmax_attention
 from slowfast_lara.config.yaml_files import to_yaml
@@ -237,12 +237,6 @@ def all_settings(
 
 def has_landmarks(name: str) -> bool:
     return "num_landmarks" in inspect.signature(ESTIMATORS[name]).parameters
-
-
-def token_counts(cfg: CfgNode) -> tuple[int, int]:
-    """The numbers of patch tokens and of temporal tokens of a test view."""
-    frames = cfg.DATA.NUM_FRAMES // cfg.VIT.PATCH_SIZE_TEMP
-    return frames * (cfg.DATA.TEST_CROP_SIZE // cfg.VIT.PATCH_SIZE) ** 2, frames
 
 
 @torch.no_grad()

@@ -74,6 +74,12 @@ def vary(names: Sequence[str], varied: Sequence[str]) -> list[Setting]:
     return settings
 
 
+def token_counts(cfg: CfgNode) -> tuple[int, int]:
+    """The numbers of patch tokens and of temporal tokens of a test view."""
+    frames = cfg.DATA.NUM_FRAMES // cfg.VIT.PATCH_SIZE_TEMP
+    return frames * (cfg.DATA.TEST_CROP_SIZE // cfg.VIT.PATCH_SIZE) ** 2, frames
+
+
 def fitting_numbers(
     name: str, samples: Sequence[int], tokens: int, num_frames: int
 ) -> tuple[list[int], str]:
@@ -82,10 +88,12 @@ def fitting_numbers(
     There are at most as many landmarks as tokens of the clip, and fewer groups of a frame's keys
     than keys, because as many are exact attention.
     """
-    most, of = tokens, "the clip"
+    most = None
     if ESTIMATORS[name].counts_keys_of_a_frame:
-        most, of = tokens // num_frames - 1, "a frame"
-    fitting = [number for number in samples if number <= most]
+        most, reason = tokens // num_frames - 1, f"a frame has {tokens // num_frames} tokens"
+    elif ESTIMATORS[name].landmarks_are_tokens:
+        most, reason = tokens, f"the clip has {tokens} tokens"
+    if most is None or max(samples) <= most:
+        return list(samples), ""
     larger = ", ".join(str(number) for number in samples if number > most)
-    limit = tokens if of == "the clip" else most + 1
-    return fitting, f"skipped {name} with {larger}: {of} has {limit} tokens" if larger else ""
+    return [n for n in samples if n <= most], f"skipped {name} with {larger}: {reason}"

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from slowfast_lara.analysis.measure import best_times
+from slowfast_lara.analysis.settings import fitting_numbers, token_counts
 from slowfast_lara.analysis.tables import Cells, ResultTable
 from slowfast_lara.attention import ESTIMATORS, estimator_options
 from slowfast_lara.data.dataset import VideoViews
@@ -108,7 +109,10 @@ def _swapped_models(
         has_number = not ESTIMATORS[estimator].exact and "num_samples" not in estimator_options(
             estimator
         )
-        counts: Sequence[int | None] = landmarks if has_number else [None]
+        counts: Sequence[int | None] = [None]
+        if has_number:
+            counts, note = fitting_numbers(estimator, landmarks, *token_counts(model.cfg))
+            notes += [note] if note else []
         for count in counts:
             options = {} if count is None else {"num_landmarks": count}
             try:

@@ -246,7 +246,7 @@ def test_command(tmp_path, model, clips, capsys):
     assert "skipped merged with 64: a frame has 16 tokens" in printed
     lines = (line for line in (tmp_path / "errors.csv").open() if not line.startswith("#"))
     rows = list(csv.DictReader(lines))
-    assert len(rows) == len(all_settings(list(ESTIMATORS), [8], 32, 2)[0])
+    assert len(rows) == len(all_settings(list(ESTIMATORS), [8, 64], 32, 2)[0])
     for row in rows:
         layers = [float(row[f"error {layer}"]) for layer in (0, 1)]
         assert float(row["error"]) == pytest.approx(np.mean(layers), abs=1e-4)
@@ -284,7 +284,7 @@ def test_some_of_many_videos_are_measured(tmp_path, model, clips, capsys):
         (["MODEL", "CLIP", "--layer", "2"], "--layer is 2"),
         (["MODEL", "CLIP", "--attentions", "lora"], "'lora'"),
         (["MODEL", "no.mp4"], "no.mp4: "),
-        (["MODEL", "CLIP", "--samples", "64"], "32 tokens"),
+        (["MODEL", "CLIP", "--samples", "64", "--attentions", "lara"], "32 tokens"),
     ],
 )
 def test_bad_input(model, clips, capsys, arguments, mention):

@@ -26,8 +26,8 @@ def test_numbers_above_the_tokens_are_skipped():
     table = measure_errors(inputs, get_cfg(), [8, 18, 19, 256], seeds=1)
     assert table.samples == [8, 18]
     assert all(len(row) == 2 for row in table.errors.values())
-    assert "skipped lara with 19, 256: the clip has 18 tokens" in table.notes
-    assert "skipped merged with 18, 19, 256: a frame has 9 tokens" in table.notes
+    assert "skipped 19, 256 samples: the layer has 18 tokens" in table.notes
+    assert "skipped merged with 18: a frame has 9 tokens" in table.notes
     assert table.errors["merged"][0] > 0 and math.isnan(table.errors["merged"][1])
     assert table.notes[0] in table.text()
     with pytest.raises(InputError, match="18 tokens"):
