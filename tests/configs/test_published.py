@@ -96,6 +96,10 @@ ROWS = {
     "lara_best_336_16x8": Expected(109145, 405.08, **PAPER),
     "lara_best_224_32x3": Expected(109151, 389.00, **LARGE),
     "lara_best_joint_224_16x4": Expected(87883, 143.70, **PAPER),
+    "merged_224_16x4": Expected(109145, 183.26, **PUBLISHED),
+    "merged_336_16x8": Expected(109145, 411.39, **LARGE),
+    "merged_224_32x3": Expected(109151, 413.82, **LARGE),
+    "merged_joint_224_16x4": Expected(87883, 144.72, **PUBLISHED),
 }
 
 
@@ -157,7 +161,9 @@ def test_settings(dataset, name, tmp_path):
         0.2,
     )
     best = "best" in name
-    assert cfg.VIT.APPROX_ATTN_DIM == (128 if not best else 96 if "joint" in name else 112)
+    numbers = {"lara_best": (112, 96), "merged": (96, 208)}  # trajectory, joint
+    number = next((n for kind, n in numbers.items() if kind in name), (128, 128))
+    assert cfg.VIT.APPROX_ATTN_DIM == number["joint" in name]
     lara = cfg.VIT.LARA
     chosen = (lara.PROPOSAL, lara.LANDMARKS, lara.WEIGHTING, lara.NOISE)
     recommended = ("global", "farthest", "balance", "code")
