@@ -21,7 +21,7 @@ import torch
 from torch.nn import functional
 
 from benchmarks.profiling import count_flops, peak_memory
-from benchmarks.tables import MarkdownTable
+from benchmarks.tables import MarkdownTable, markdown_table
 from slowfast_lara.analysis.measure import best_times
 from slowfast_lara.analysis.tables import Cells, csv_text
 from slowfast_lara.data.lists import read_lines
@@ -216,7 +216,16 @@ class AttentionResults(StudyResults):
         return rows
 
     def footer(self) -> list[str]:
-        return [agreement(self.table, self.results)]
+        labels = [o.row.label for o in self.results]
+        pairs = [
+            [o.row.label, *(shown_difference(o, other) for other in self.results)]
+            for o in self.results
+        ]
+        return [
+            agreement(self.table, self.results),
+            "Top-1 of the row minus top-1 of the column, in points, paired by seed:",
+            markdown_table([["attention", *labels], *pairs]),
+        ]
 
     def curves_csv(self) -> str:
         names = ("train_loss", "train_acc", "val_acc")
