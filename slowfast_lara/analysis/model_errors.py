@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import inspect
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, NamedTuple
@@ -239,7 +239,6 @@ def has_landmarks(name: str) -> bool:
     return "num_landmarks" in inspect.signature(ESTIMATORS[name]).parameters
 
 
-@torch.no_grad()
 def measure_settings(
     model: TrainedModel,
     settings: Sequence[Setting],
@@ -248,21 +247,43 @@ def measure_settings(
     seeds: int,
     notes: list[str],
 ) -> list[SettingError]:
-    """Measure costs and errors of settings; for a setting that cannot be built, add a note."""
-    cfg, sums = model.cfg, torch.zeros(0)
-    costs: list[tuple[Setting, float]] = []
-    with progress_bar(len(paths) * len(layers), "approximation error", unit="layer") as bar:
+    """Measure settings on the middle view of each video, as `measure_samples` does."""
+
+    def samples() -> Iterator[tuple[Tensor, list[LayerInputs]]]:
         for path in paths:
-            view = middle_view(path, cfg)
-            inputs = layer_inputs(model.network, view, cfg, layers)
-            if not costs:  # this is the first video
+            view = middle_view(path, model.cfg)
+            inputs = layer_inputs(model.network, view, model.cfg, layers)
+            yield token_weights(view, model.cfg), inputs
+
+    return measure_samples(samples(), len(paths), settings, model.cfg, seeds, notes)
+
+
+@torch.no_grad()
+def measure_samples(
+    samples: Iterable[tuple[Tensor, list[LayerInputs]]],
+    number: int,
+    settings: Sequence[Setting],
+    cfg: CfgNode,
+    seeds: int,
+    notes: list[str],
+) -> list[SettingError]:
+    """Measure costs and errors of settings; for a setting that cannot be built, add a note.
+
+    Args:
+        samples: for each of `number` clips, the token weights [2,N] and the inputs of each layer.
+    """
+    sums = torch.zeros(0)
+    costs: list[tuple[Setting, float]] = []
+    with progress_bar(number, "approximation error", unit="clip") as bar:
+        for weights, inputs in samples:
+            if not costs:  # this is the first clip
                 costs = setting_macs(settings, inputs[0], cfg, notes)
                 # [settings, layers, rows of `weights`, (squared error, square of exact attention)]
-                sums = torch.zeros(len(costs), len(layers), 2, 2, dtype=torch.float64)
-            weights = token_weights(view, cfg).to(inputs[0].q.device)
+                sums = torch.zeros(len(costs), len(inputs), 2, 2, dtype=torch.float64)
+            weights = weights.to(inputs[0].q.device)
             for index, given in enumerate(inputs):
                 sums[:, index] += _weighted_sums([s for s, _ in costs], given, weights, cfg, seeds)
-                bar.update()
+            bar.update()
     errors = (sums[..., 0] / sums[..., 1]).mT.tolist()  # [settings, weights, layers]
     return [SettingError(*cost, *by_layer) for cost, by_layer in zip(costs, errors)]
 
