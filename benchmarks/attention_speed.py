@@ -1,7 +1,7 @@
 """Time and memory of the attentions at several crop sizes and sequence lengths.
 
-`crop` measures one trajectory layer of ViT-B with 8 temporal tokens. The baseline is the textbook
-layer.
+`crop` measures one trajectory layer of ViT-B with 8 temporal tokens. The baseline is the layer of
+textbook.py.
 
 `length` measures the encoder of the paper's efficiency table (appendix H.5): 8 layers of joint
 attention, width 192, 3 heads, 16 samples. The baseline is exact attention that materialises the
