@@ -106,7 +106,6 @@ class ModelErrorTable(ResultTable):
         return [["attention", "landmarks", "MACs", "of exact, %", "error", "moving", ""], *rows]
 
     def csv_cells(self) -> Cells:
-        """The header and the rows of the CSV file, with the errors in each layer."""
         by_layer = [
             [f"{name} {layer}" for name in ("error", "moving") for layer in self.layers],
             *([f"{error:.6e}" for error in (*r.errors, *r.moving_errors)] for r in self.rows),
@@ -199,7 +198,7 @@ def errors_in_model(
     settings, notes = all_settings(names, samples, *token_counts(model.cfg))
     for index in layers:
         check_layer(index, model.cfg)
-    middle_view(paths[0], model.cfg)  # if it cannot be read, raise before printing
+    middle_view(paths[0], model.cfg)  # if the video cannot be read, raise before printing
     print(
         f"measuring {len(settings)} settings in {len(layers)} layers on {len(paths)} of "
         f"{len(found)} videos",

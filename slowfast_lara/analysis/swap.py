@@ -142,7 +142,7 @@ def test_models(
     with progress_bar(len(some), "swap", unit="video") as bar:
         for index in some.round().astype(int).tolist():
             video = dataset[index]
-            assert isinstance(video, VideoViews)  # in test mode
+            assert isinstance(video, VideoViews)  # the dataset is in test mode
             bar.update()
             if video.views is None:
                 notes.append(f"not counted: {video.path}: {video.error}")

@@ -8,9 +8,8 @@ exactly to the keys of its own window, and to one summary of each chunk c outsid
     v_c = sum_p xi(k_p, w_c) v_p / sum_p xi(k_p, w_c),   log xi(x, w) = w.x - |x|^2/2
 
 with a sample w_c ~ N(mean query + mean key of the chunk, I), or this mean in eval mode; all in the
-scaled space (samples.py). The paper learns k_c and needs no b_c. A query attends to about m keys in
-a frame: half of them are the keys of its window, half are summaries. With m >= P the result is
-exact.
+scaled space (samples.py). The paper learns k_c and needs no b_c. In a frame, a query attends to
+about m/2 keys of its window and about m/2 summaries. With m >= P the result is exact.
 
 The queries must be the tokens of the keys (self-attention): N = F*P, frame-major. C chunks.
 """

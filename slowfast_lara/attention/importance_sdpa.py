@@ -10,9 +10,8 @@ landmarks as queries and q as keys. Memory traffic dominates the time on a GPU: 
 its terms have the size [N,C]. Weights that do not depend on the query need no mask.
 
 Half precision rounds the samples and landmarks. All terms use the same rounded values, so rounding
-only replaces the samples by slightly different ones; no rounding error enters an exponential.
-Numbers that must not be rounded (L_cf, norms, log-normalisers) are split into two components
-(components.py).
+only replaces the samples by slightly different ones; no rounding error enters an exponential. L_cf,
+norms and log-normalisers must not be rounded and are split into two components (components.py).
 
 Shapes: B batch, h heads, N queries, F frames, P tokens of a frame, C samples, d head size; d' is
 d plus the extra components, rounded up to a multiple of 8 as the fused kernels require.
@@ -39,8 +38,7 @@ from slowfast_lara.attention.softmax import frames_last
 from slowfast_lara.attention.tensors import scaled, split_frames
 
 _DTYPES = (torch.float16, torch.bfloat16, torch.float32)
-# alpha is stored times this factor, because 1e-8, its minimum, underflows in float16. The factor
-# cancels in the softmax over samples.
+# Factor of alpha, whose minimum 1e-8 underflows in float16. It cancels in the softmax over samples.
 _ALPHA_UNIT = 1024.0
 
 

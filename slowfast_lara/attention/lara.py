@@ -138,8 +138,7 @@ def weighted(
 ) -> Samples:
     """The samples w with their weights; `log_own` and `balance` are results of `own_densities`.
 
-    Multiple importance sampling requires that alpha_nc sums to one over c if all w_c are equal;
-    alpha_nc before the clamp does.
+    If all w_c are equal, alpha_nc before the clamp sums to 1 over c, as the method requires.
     """
     if weighting not in WEIGHTINGS:
         raise ValueError(f"weighting is {weighting!r}; must be one of {', '.join(WEIGHTINGS)}")

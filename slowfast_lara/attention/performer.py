@@ -1,10 +1,9 @@
 """Performer: random feature attention (RFA) with positive features.
 
 Choromanski et al., "Rethinking Attention with Performers", ICLR 2021. It is computed as
-self-normalised importance sampling with the proposal N(0, I), eq. 2 of the LARA paper. Each head
-has S samples, shared by all queries and frames. As in appendix G.1 of the LARA paper, every
-training step draws new samples, eval mode uses one fixed set, and the samples are not orthogonal by
-default.
+self-normalised importance sampling with the proposal N(0, I) (LARA paper, eq. 2). Each head has S
+samples, shared by all queries and frames. As in appendix G.1 of the LARA paper, every training step
+draws new samples, eval mode uses one fixed set, and by default the samples are not orthogonal.
 """
 
 from __future__ import annotations

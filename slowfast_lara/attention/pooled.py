@@ -33,10 +33,9 @@ def pooled_attention(
 
 
 def grid_blocks(tokens: int, most: int) -> list[int]:
-    """Index of each token's block, if a square grid is divided into at most `most` blocks.
+    """Divide a square grid into as many blocks as possible, at most `most`: block of each token.
 
-    The number of blocks is the largest possible. If the number of tokens is not a square, the
-    blocks are segments.
+    If the number of tokens is not a square, the blocks are segments.
     """
     side = math.isqrt(tokens)
     if side * side != tokens:

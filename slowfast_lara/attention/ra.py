@@ -148,8 +148,7 @@ class RandomizedAttention(Estimator):
             options["num_samples"] = 1
             return ra_with_draws(q, k, v, biased=True, draw=None, **options)
         # All clips of a batch use the same random numbers, so that the result of a clip does not
-        # depend on the rest of the batch. Seeds of layers differ by 1: because of the factor, the
-        # layers draw from disjoint ranges of seeds.
+        # depend on the rest of the batch. The factor keeps layers apart, whose seeds differ by 1.
         seeds = itertools.count(self.seed * 1_000_003)
 
         def draw(like: Tensor) -> Tensor:

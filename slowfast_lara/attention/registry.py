@@ -24,8 +24,7 @@ from torch import nn
 
 from slowfast_lara.attention.kernels.choice import KERNELS, unsupported_sizes
 
-# Constructor arguments that the model passes to every estimator that has them (see
-# `build_estimator` for their meaning).
+# Constructor arguments that the model passes to every estimator that has them.
 MODEL_ARGUMENTS = ("head_dim", "num_heads", "num_landmarks", "dropout", "seed", "kernels")
 
 ESTIMATORS: dict[str, type[Estimator]] = {}

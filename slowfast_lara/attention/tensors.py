@@ -34,7 +34,6 @@ def gather_tokens(x: Tensor, index: Tensor) -> Tensor:
 
 
 def index_tensor(numbers: Sequence[int], device: torch.device) -> Tensor:
-    """A constant tensor of indices."""
     # With FakeTensorMode, torch.tensor on the meta device would not return a fake tensor.
     return torch.tensor(numbers, device="cpu").to(device)
 

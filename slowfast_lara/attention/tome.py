@@ -3,15 +3,14 @@
 Bolya et al., "Token Merging: Your ViT But Faster", ICLR 2023, applied to the keys and values of
 each frame and head instead of the tokens of the network. At first, each key is a group. A step puts
 the groups alternately into two sets, finds for each group of the first set the nearest group of the
-second set, and merges the nearest of these pairs. Steps are repeated until m groups are left. The
-logits of a group include the log of its size (proportional attention).
+second, and merges the nearest of these pairs. Steps repeat until m groups are left. The logits of a
+group include the log of its size (proportional attention).
 
 The distance of two groups is the increase of the squared error if they are merged (Ward's method):
 
     |k_a - k_b|^2 n_a n_b / (n_a + n_b)
 
-The result was closer to exact attention than with the paper's cosine similarity. With m >= P it is
-exact.
+It gave smaller errors than the cosine similarity of the paper. With m >= P the result is exact.
 """
 
 from __future__ import annotations

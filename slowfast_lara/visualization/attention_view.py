@@ -63,7 +63,7 @@ class AttentionView:
     Attributes:
         pixels: the view, uint8 [T,H,W,3].
         grid: the geometry of the view's tokens.
-        total: caption that names the sum of which the weights are shares, e.g. "all attention".
+        total: caption for the whole that the weights add up to, e.g. "all attention".
     """
 
     def __init__(self, model: TrainedModel, video: str, layer: int | None = None) -> None:

@@ -61,8 +61,8 @@ class AttentionMap(NamedTuple):
 class HeatMapFigure:
     """Attention maps over the frames of a view, `pixels` uint8 [T,H,W,3].
 
-    All maps have the colour scale of the first map. `total` is a caption that names the sum of
-    which the weights are shares, e.g. "all attention".
+    All maps have the colour scale of the first map. `total` is a caption for the whole that the
+    weights add up to, e.g. "all attention".
     """
 
     pixels: np.ndarray
@@ -89,7 +89,7 @@ class HeatMapFigure:
 
     def write_strip(self, path: str) -> None:
         with atomic_write(path) as temporary:
-            # With 256 colours the file has a third of the size; MAXCOVERAGE keeps rare colours.
+            # 256 colours reduce the file to a third of its size; MAXCOVERAGE keeps rare colours.
             image = Image.fromarray(self.strip()).quantize(256, Image.Quantize.MAXCOVERAGE)
             image.save(temporary, optimize=True)
 
