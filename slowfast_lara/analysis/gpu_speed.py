@@ -149,7 +149,7 @@ def costs_on(
 def _attention_times(
     estimator: Estimator, qkv: Tensor, time: Timer
 ) -> tuple[Milliseconds, Milliseconds]:
-    """Times of an estimator's forward and backward pass; q, k, v have the strides of a layer's."""
+    """Times of an estimator's forward and backward pass on views of qkv, as in a layer."""
     qkv.requires_grad_()
 
     def forward() -> Tensor:

@@ -121,7 +121,7 @@ def _swapped_models(
                 number = "" if count is None else f" with {count}"
                 notes.append(f"skipped {name}{number}: {error}")
                 continue
-            note = f"{name}: not trained, initialised from the seed: {', '.join(swapped.from_seed)}"
+            note = f"{name}: not trained, drawn from the seed: {', '.join(swapped.from_seed)}"
             if swapped.from_seed and note not in notes:
                 notes.append(note)
             models[display_name(name), count] = swapped

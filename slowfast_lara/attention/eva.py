@@ -11,7 +11,7 @@ with a sample w_c ~ N(mean query + mean key of the chunk, I), or this mean in ev
 scaled space (samples.py). The paper learns k_c and needs no b_c. In a frame, a query attends to
 about m/2 keys of its window and about m/2 summaries. With m >= P the result is exact.
 
-The queries must be the tokens of the keys (self-attention): N = F*P, frame-major. C chunks.
+Shapes: N = F*P queries, which must be the tokens of the keys (self-attention); C chunks of a frame.
 """
 
 from __future__ import annotations

@@ -98,7 +98,7 @@ def ra_with_draws(
 
 
 def _expected_key(q: Tensor, k: Tensor) -> Tensor:
-    """sum_p softmax_p(q_n.k_p) k_p: q [B,h,N,d]; k [B,h,P,d]."""
+    """Expected key of each query, sum_p softmax_p(q_n.k_p) k_p: q [B,h,N,d]; k [B,h,P,d]."""
     d = k.shape[-1]
     if q.device.type != "cpu" and d % 8:  # fused GPU kernels require a multiple of 8
         q, k = (functional.pad(x, (0, -d % 8)) for x in (q, k))

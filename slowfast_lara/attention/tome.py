@@ -38,7 +38,7 @@ def tome_attention(
 
 
 def match_groups(k: Tensor, num_groups: int) -> Tensor:
-    """The group of each key [B,h,F,P,d] by bipartite matching: [B,h,F,P]."""
+    """Divide keys [B,h,F,P,d] into groups by bipartite matching; returns indices [B,h,F,P]."""
     k = k.to(torch.promote_types(k.dtype, torch.float32))
     k = k - k.mean(-2, keepdim=True)  # avoids cancellation in the distances
     groups = torch.arange(k.shape[-2], device=k.device).expand(k.shape[:-1])
