@@ -1,7 +1,7 @@
 """Time and memory of the attentions at several crop sizes and sequence lengths.
 
-`crop` measures one trajectory layer of ViT-B with 8 temporal tokens. The baseline is the textbook
-layer.
+`crop` measures one trajectory layer of ViT-B with 8 temporal tokens. The baseline is the layer of
+textbook.py.
 
 `stage` measures the attention of that layer alone: the spatial stage, without the projections and
 the temporal stage. The baseline is exact attention.

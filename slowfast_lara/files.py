@@ -94,10 +94,10 @@ def check_regular_file(path: str | os.PathLike[str]) -> None:
 
 
 def parse_json(text: str, **hooks: Any) -> Any:
-    """Parse JSON without NaN, infinities or integers beyond 63 bits; raise a one-line ValueError.
+    """Parse JSON; raise a one-line ValueError for NaN, infinities and integers beyond 63 bits.
 
-    `hooks` are arguments of `json.loads`. Longer integers fit in no tensor, and Python
-    does not print very long ones.
+    `hooks` are arguments of `json.loads`. Longer integers do not fit into a tensor, and Python
+    refuses to print very long ones.
     """
     hooks = {"parse_int": _parse_int, "parse_constant": _reject_constant, **hooks}
     try:

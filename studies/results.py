@@ -32,7 +32,7 @@ from slowfast_lara.runs.folder import RunRecord, read_run
 from studies.rows import StudyRow, StudyTable
 from studies.runs import StudyRun
 
-# For each of these rows that is in the table, a column has the differences from it.
+# Rows to compare with: if one is in the table, a column has the differences of all rows from it.
 COMPARED_WITH = ("softmax", "merged", "lara", "mixed")
 
 

@@ -73,7 +73,8 @@ class GpuTable(ResultTable):
         lines = [self.fastest()]
         for precision, checks in self.checks.items():
             largest = max(check.error or 0.0 for check in checks)
-            lines.append(f"largest error of the operators to float64 in {precision}: {largest:.1e}")
+            what = f"largest relative error of the operators in {precision}, compared with float64"
+            lines.append(f"{what}: {largest:.1e}")
             lines += [f"{c.operator} in {precision}: {c.problem}" for c in checks if c.problem]
         return lines
 
@@ -148,7 +149,7 @@ def costs_on(
 def _attention_times(
     estimator: Estimator, qkv: Tensor, time: Timer
 ) -> tuple[Milliseconds, Milliseconds]:
-    """Times of an estimator's forward and backward pass; q, k, v have the strides as in a layer."""
+    """Times of an estimator's forward and backward pass on views of qkv, as in a layer."""
     qkv.requires_grad_()
 
     def forward() -> Tensor:

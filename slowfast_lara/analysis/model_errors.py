@@ -1,8 +1,8 @@
 """Errors of all attentions in a trained model, their costs, and the recommended setting.
 
-A setting is an attention with one of its proposals or kinds of landmarks, and a number of
-landmarks. All settings are measured on the q, k, v of the model's layers for some videos. The error
-of a setting in a layer is
+A setting is an attention, the values of its options in VARIED, and a number of landmarks. All
+settings are measured on the q, k, v of the model's layers for some videos. The error of a setting
+in a layer is
 
     sum_n w_n |estimate_n - exact_n|^2 / sum_n w_n |exact_n|^2
 
@@ -106,7 +106,6 @@ class ModelErrorTable(ResultTable):
         return [["attention", "landmarks", "MACs", "of exact, %", "error", "moving", ""], *rows]
 
     def csv_cells(self) -> Cells:
-        """The header and the rows of the CSV file, with the errors in each layer."""
         by_layer = [
             [f"{name} {layer}" for name in ("error", "moving") for layer in self.layers],
             *([f"{error:.6e}" for error in (*r.errors, *r.moving_errors)] for r in self.rows),
@@ -120,7 +119,7 @@ class ModelErrorTable(ResultTable):
         lines = [""]
         if best is None or best_moving is None:
             lines.append(
-                f"no setting has {limit}: the model has few tokens, or --samples are large"
+                f"no setting has {limit}: the model has few tokens, or --samples is too large"
             )
             cheapest = min(self.rows, key=lambda row: row.macs)
             chosen = {"the cheapest setting is": cheapest}
@@ -199,7 +198,7 @@ def errors_in_model(
     settings, notes = all_settings(names, samples, *token_counts(model.cfg))
     for index in layers:
         check_layer(index, model.cfg)
-    middle_view(paths[0], model.cfg)  # raises before the message if the video cannot be read
+    middle_view(paths[0], model.cfg)  # if the video cannot be read, raise before printing
     print(
         f"measuring {len(settings)} settings in {len(layers)} layers on {len(paths)} of "
         f"{len(found)} videos",
@@ -216,7 +215,7 @@ def errors_in_model(
 def all_settings(
     names: Sequence[str], samples: Sequence[int], tokens: int, num_frames: int
 ) -> tuple[list[Setting], list[str]]:
-    """A Setting for each attention, values of VARIED and possible number; notes on the others."""
+    """All combinations of attention, options in VARIED and valid number; notes on other numbers."""
     settings, notes = [], []
     for name in names:
         numbers: Sequence[int | None] = [None]
@@ -230,8 +229,8 @@ def all_settings(
         ]
     wanted = [name for name in names if has_landmarks(name)]
     if wanted and not any(setting.number for setting in settings):
-        limit = f"a clip has {tokens} tokens, a frame {tokens // num_frames}"
-        raise InputError(f"--samples is {min(samples)}; {limit}")
+        limit = f"a clip has {tokens} tokens, and a frame has {tokens // num_frames}"
+        raise InputError(f"--samples is {min(samples)}; must be smaller: {limit}")
     return settings, notes
 
 
@@ -276,7 +275,7 @@ def measure_samples(
     costs: list[tuple[Setting, float]] = []
     with progress_bar(number, "approximation error", unit="clip") as bar:
         for weights, inputs in samples:
-            if not costs:  # this is the first clip
+            if not costs:  # first clip
                 costs = setting_macs(settings, inputs[0], cfg, notes)
                 # [settings, layers, rows of `weights`, (squared error, square of exact attention)]
                 sums = torch.zeros(len(costs), len(inputs), 2, 2, dtype=torch.float64)
@@ -312,7 +311,7 @@ def setting_macs(
     settings: Sequence[Setting], inputs: LayerInputs, cfg: CfgNode, notes: list[str]
 ) -> list[tuple[Setting, float]]:
     """Each setting with its MACs for all queries; for a setting that cannot be built, a note."""
-    # On the CPU: FlopCounterMode cannot count inside GPU kernels.
+    # Run on the CPU, because FlopCounterMode cannot count inside GPU kernels.
     inputs = inputs._replace(q=inputs.q.cpu(), k=inputs.k.cpu(), v=inputs.v.cpu())
     q, k, v, num_frames, _ = inputs
     counted = []

@@ -81,7 +81,7 @@ def swap(
     """Test a model with its trained attention, and with each attention and number of landmarks."""
     model = load(*model_files, overrides=overrides)
     model.cfg = with_views(model.cfg, views)
-    table = SwapTable(f"{model.path} with other attentions than in training")
+    table = SwapTable(f"{model.path} with attentions that it was not trained with")
     models = _swapped_models(model, attentions or [*ESTIMATORS], landmarks, table.notes)
     scores, labels, views_to_time = test_models(models, videos, table.notes)
     seconds = _view_times(models, views_to_time)
@@ -118,9 +118,10 @@ def _swapped_models(
             try:
                 swapped = model.with_attention(name, **options)
             except (ConfigError, CheckpointError) as error:
-                notes.append(f"skipped {name} with {count}: {error}")
+                number = "" if count is None else f" with {count}"
+                notes.append(f"skipped {name}{number}: {error}")
                 continue
-            note = f"{name}: not trained, initialised from the seed: {', '.join(swapped.from_seed)}"
+            note = f"{name}: not trained, drawn from the seed: {', '.join(swapped.from_seed)}"
             if swapped.from_seed and note not in notes:
                 notes.append(note)
             models[display_name(name), count] = swapped
@@ -141,7 +142,7 @@ def test_models(
     with progress_bar(len(some), "swap", unit="video") as bar:
         for index in some.round().astype(int).tolist():
             video = dataset[index]
-            assert isinstance(video, VideoViews)  # in test mode
+            assert isinstance(video, VideoViews)  # the dataset is in test mode
             bar.update()
             if video.views is None:
                 notes.append(f"not counted: {video.path}: {video.error}")

@@ -24,9 +24,7 @@ from torch import nn
 
 from slowfast_lara.attention.kernels.choice import KERNELS, unsupported_sizes
 
-# Constructor arguments that the model passes to every estimator that has them: sizes, attention
-# dropout, the seed of random draws in eval mode, and the choice of kernels. `num_landmarks` is the
-# number of landmarks C, or for Performer the number of samples S.
+# Constructor arguments that the model passes to every estimator that has them.
 MODEL_ARGUMENTS = ("head_dim", "num_heads", "num_landmarks", "dropout", "seed", "kernels")
 
 ESTIMATORS: dict[str, type[Estimator]] = {}
@@ -40,7 +38,7 @@ class Estimator(nn.Module):
     # Whether landmarks are tokens or means of tokens: there cannot be more landmarks than tokens.
     landmarks_are_tokens = False
     # Whether `num_landmarks` counts keys or groups of keys of each frame, not of the whole clip.
-    # Such an estimator is exact if there are no more keys than that.
+    # Such an estimator is exact if a frame has at most `num_landmarks` keys.
     counts_keys_of_a_frame = False
     # Head size and number of samples in the Triton kernels; None if there are no kernels.
     kernel_sizes: tuple[int, int] | None = None
@@ -55,7 +53,7 @@ class Estimator(nn.Module):
 class Option:
     """An option of an estimator.
 
-    If `choices` is not empty, it lists the allowed values. `words` may replace a number.
+    If `choices` is not empty, it lists the allowed values. `words` are allowed instead of a number.
     """
 
     default: Any
@@ -138,7 +136,8 @@ def build_estimator(
         name: a key of ESTIMATORS.
         head_dim: head size d.
         num_heads: number of heads with separate samples (Performer); 1: all heads share samples.
-        num_landmarks: number of landmarks C, or of samples S for Performer.
+        num_landmarks: number of landmarks C of the clip; for Performer, of samples S; for an
+            estimator with `counts_keys_of_a_frame`, of keys or groups of keys in each frame.
         dropout: dropout of the attention weights (exact attention only).
         seed: seed of the random draws in eval mode.
         kernels: "auto", "torch" or "triton" (kernels/choice.py).

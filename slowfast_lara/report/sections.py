@@ -124,7 +124,7 @@ def _confused_pairs(run: RunRecord, matrix: np.ndarray) -> str:
         for label, other in pairs
         if wrong[label, other]
     ]
-    columns = ("true class", "predicted class", "videos", "of")
+    columns = ("true class", "predicted class", "videos", "all videos of the true class")
     return "<p>Most frequent errors</p>" + table(columns, rows) if rows else ""
 
 
@@ -161,7 +161,7 @@ def _error_card(run: RunRecord, video: TestedVideo) -> str:
     try:
         shown = embedded_image(thumbnail(video.path), ".jpg", f"frames of {video.path}")
     except DecodeError:
-        shown = '<div class="missing">video not found</div>'
+        shown = '<div class="missing">video cannot be read</div>'
     # The results contain the scores of the top 5 classes only; the true class may be missing.
     own = [score for label, score in zip(video.top5, video.scores) if label == video.label]
     score = f"{own[0]:.1%}" if own else f"below {video.scores[-1]:.1%}"
@@ -194,12 +194,12 @@ def _speed(run: RunRecord) -> Iterator[tuple[str, str]]:
     if steps and np.median(steps) > 0:
         batch = run.setting("TRAIN.BATCH_SIZE", 0) * run.setting("NUM_SHARDS", 1)
         step = float(np.median(steps))
-        yield "training", f"{batch / step:.1f} clips a second: batches of {batch} in {step:.3f} s"
+        yield "training", f"{batch / step:.1f} clips per second: a batch of {batch} in {step:.3f} s"
         if waits:
             yield "of which waiting for data", f"{100 * float(np.median(waits)) / step:.0f} %"
     tests = numbers("test_iter", "time_diff")
     if tests:
-        yield "testing", f"{tests[-1]:.3f} s a video, in each process"
+        yield "testing", f"{tests[-1]:.3f} s per video, in each process"
     for key, meaning in (("gpu_mem", "GPU memory, peak"), ("ram", "main memory, peak")):
         sizes = [str(line[key]).rstrip("G") for line in run.stats if key in line]
         amounts = [float(size) for size in sizes if size.replace(".", "", 1).isdigit()]

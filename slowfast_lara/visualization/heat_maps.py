@@ -29,7 +29,7 @@ VIDEO_FPS, VIDEO_REPEATS = 4, 3
 def attention_colour(name: str) -> tuple[int, int, int]:
     """The RGB colour of an attention; each attention has the same colour in all figures."""
     number = [*ESTIMATORS, *RECOMMENDED].index(name)
-    # tab20 has pairs of a dark and a light colour: all dark ones first, which are tab10.
+    # tab20 alternates dark and light colours. The first ten attentions get the dark ones (tab10).
     red, green, blue, _ = colormaps["tab20"](number % 10 * 2 + number // 10 % 2, bytes=True)
     return int(red), int(green), int(blue)
 
@@ -61,8 +61,8 @@ class AttentionMap(NamedTuple):
 class HeatMapFigure:
     """Attention maps over the frames of a view, `pixels` uint8 [T,H,W,3].
 
-    All maps have the colour scale of the first map. `total` is text for the caption: what the
-    weights are shares of, e.g. "all attention".
+    All maps have the colour scale of the first map. `total` is a caption for the whole that the
+    weights add up to, e.g. "all attention".
     """
 
     pixels: np.ndarray
@@ -89,7 +89,7 @@ class HeatMapFigure:
 
     def write_strip(self, path: str) -> None:
         with atomic_write(path) as temporary:
-            # With 256 colours the file has a third of the size; MAXCOVERAGE keeps rare colours.
+            # 256 colours reduce the file to a third of its size; MAXCOVERAGE keeps rare colours.
             image = Image.fromarray(self.strip()).quantize(256, Image.Quantize.MAXCOVERAGE)
             image.save(temporary, optimize=True)
 

@@ -63,7 +63,7 @@ def test_every_operator_is_compared_with_float64(monkeypatch):
         assert not any(check.problem for check in checks)
     float32, float16 = (max(c.error for c in checks) for checks in table.checks.values())
     assert 0 < float32 < 1e-4 < float16
-    assert f"float64 in float32: {float32:.1e}" in table.text()
+    assert f"in float32, compared with float64: {float32:.1e}" in table.text()
 
 
 def test_wrong_and_failing_kernels_are_reported(tmp_path, monkeypatch):
