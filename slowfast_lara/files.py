@@ -105,6 +105,17 @@ def write_json(path: str | os.PathLike[str], content: Any, indent: int | None = 
     write_text(path, json.dumps(content, indent=indent) + "\n")
 
 
+def csv_cell(value: object) -> object:
+    """Return the value for a CSV file; text that a spreadsheet takes for a formula gets a quote.
+
+    Full-width signs start a formula in some locales.
+    """
+    if not isinstance(value, str):
+        return value
+    is_formula = value[:1] in ("\t", "\r", "\n") or value.lstrip()[:1] in (*"=+-@＝＋－＠",)
+    return f"'{value}" if is_formula else value
+
+
 def check_regular_file(path: str | os.PathLike[str]) -> None:
     """Raise OSError for folders, FIFOs and devices: reading a FIFO or device may never end."""
     mode = os.stat(path).st_mode

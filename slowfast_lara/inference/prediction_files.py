@@ -8,7 +8,7 @@ import json
 from collections.abc import Sequence
 from typing import Any
 
-from slowfast_lara.files import atomic_text
+from slowfast_lara.files import atomic_text, csv_cell
 from slowfast_lara.inference.prediction import Ranking
 
 
@@ -17,7 +17,8 @@ class PredictionFiles:
 
     JSON: {"checkpoint": ..., "videos" or "windows": [{"path": ..., "top5": [...],
     "top5_names": [...], "top5_scores": [...]}, ...], "failed": [{"path": ..., "reason": ...}]}.
-    CSV: five lines (top 5 classes) per video or window, one line (error) per failed video.
+    CSV: five lines (top 5 classes) per video or window, one line (error) per failed video. Text
+    that a spreadsheet would run as a formula is quoted, see `csv_cell`.
     """
 
     def __init__(
@@ -60,10 +61,11 @@ class PredictionFiles:
         self._write_json(self._separator + json.dumps(row))
         self._separator = ",\n"
         if self._csv:
-            self._csv.writerows([*values, i, *row, ""] for i, row in enumerate(zip(*ranking), 1))
+            for number, entry in enumerate(zip(*ranking), start=1):
+                self._csv.writerow(map(csv_cell, [*values, number, *entry, ""]))
 
     def fail(self, path: str, reason: str) -> None:
         self._failed.append({"path": path, "reason": reason})
         if self._csv:
             blank = [""] * (len(self._columns) - 1 + 4)
-            self._csv.writerow([path, *blank, reason])
+            self._csv.writerow(map(csv_cell, [path, *blank, reason]))

@@ -102,6 +102,27 @@ def test_undecodable_file_names(model, clips, tmp_path, capsys):
     assert rows[0]["path"] == os.path.join(tmp_path, "\\udcff \n.mp4")
 
 
+def test_csv_has_no_formulas(model, clips, tmp_path, monkeypatch):
+    """Spreadsheets run cells that sign with these characters, even if the cell is quoted."""
+    monkeypatch.chdir(tmp_path)
+    signs = ["=", "+", "-", "@", "\t=", "\r="]
+    names = [f"{sign}HYPERLINK(1)" for sign in signs]
+    (tmp_path / "names.json").write_text(json.dumps({name: i for i, name in enumerate(names)}))
+    for sign in "=+@":
+        shutil.copy(clips[0], f"{sign}cmd.mp4")
+        Path(f"{sign}bad.mp4").write_text("no video")
+    videos = [path.name for path in tmp_path.glob("*.mp4")]
+    flags = ["--views", "1", "--classes", "names.json", "--csv", "p.csv", "--json", "p.json"]
+    assert main([*model.flags(), *flags, *videos]) == 2
+    with open("p.csv", encoding="utf-8", newline="") as file:
+        rows = list(csv.reader(file))
+    assert len(rows) == 1 + 3 * 5 + 3
+    assert not [cell for row in rows for cell in row if cell[:1] in tuple("=+-@\t\r")]
+    content = json.loads(Path("p.json").read_text())  # JSON has the names as they are
+    assert {entry["path"] for entry in content["videos"]} == {f"{sign}cmd.mp4" for sign in "=+@"}
+    assert all(name.strip() in names for name in content["videos"][0]["top5_names"][:1])
+
+
 def test_full_disk_is_not_reported_as_a_bad_video(model, clips, tmp_path, capsys):
     for number in range(3):  # FFmpeg used to crash at the second or third
         with files_of_at_most(2_000):
