@@ -103,7 +103,7 @@ def test_undecodable_file_names(model, clips, tmp_path, capsys):
 
 
 def test_csv_has_no_formulas(model, clips, tmp_path, monkeypatch):
-    """Spreadsheets run cells that sign with these characters, even if the cell is quoted."""
+    """Spreadsheets run cells that start with these characters, even if the cell is quoted."""
     monkeypatch.chdir(tmp_path)
     signs = ["=", "+", "-", "@", "\t=", "\r="]
     names = [f"{sign}HYPERLINK(1)" for sign in signs]
