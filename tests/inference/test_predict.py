@@ -16,6 +16,7 @@ import torch
 from slowfast_lara.config import load_config
 from slowfast_lara.data import load_views
 from slowfast_lara.files import atomic_write
+from slowfast_lara.inference.load import load
 from slowfast_lara.models import build_model
 from slowfast_lara.runs import checkpoint
 from tests.helpers.commands import predict as main
@@ -121,6 +122,34 @@ def test_csv_has_no_formulas(model, clips, tmp_path, monkeypatch):
     content = json.loads(Path("p.json").read_text())  # JSON has the names as they are
     assert {entry["path"] for entry in content["videos"]} == {f"{sign}cmd.mp4" for sign in "=+@"}
     assert all(name.strip() in names for name in content["videos"][0]["top5_names"][:1])
+
+
+def test_arrays_of_scores_and_features(model, clips, names, tmp_path):
+    out, bad = tmp_path / "new" / "out.npz", tmp_path / "bad.mp4"
+    bad.write_text("no video")
+    flags = ["--views", "3", "--classes", names, "--npz", str(out)]
+    assert main([*model.flags(), *flags, clips[0], str(bad), clips[1]]) == 2
+    loaded = load(model.cfg, model.checkpoint)
+    with np.load(out) as arrays:  # refuses pickled objects
+        assert arrays["paths"].tolist() == clips[:2] and arrays["class_names"].tolist() == NAMES
+        assert arrays["num_views"].tolist() == [3, 3]
+        for video, scores, features in zip(clips, arrays["scores"], arrays["features"]):
+            assert np.array_equal(scores, loaded(video, views=3).scores)
+            assert np.array_equal(features, loaded.features(video, views=3))
+    assert main([*model.flags(), "--stream", "--npz", str(out), clips[0]]) == 2
+
+
+def test_arrays_without_videos(model, tmp_path, capsys):
+    (tmp_path / "bad.mp4").write_text("no video")
+    (tmp_path / "file").touch()
+    out = tmp_path / "out.npz"
+    assert main([*model.flags(), "--npz", str(out), str(tmp_path / "bad.mp4")]) == 2
+    with np.load(out) as arrays:
+        assert len(arrays["paths"]) == 0 and arrays["scores"].shape == (0, len(NAMES))
+    capsys.readouterr()
+    unwritable = str(tmp_path / "file" / "out.npz")
+    assert main([*model.flags(), "--npz", unwritable, str(tmp_path / "bad.mp4")]) == 2
+    assert "file" in only_error(capsys)
 
 
 def test_full_disk_is_not_reported_as_a_bad_video(model, clips, tmp_path, capsys):
