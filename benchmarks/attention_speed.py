@@ -36,6 +36,7 @@ from slowfast_lara.models.attention_config import (
 )
 from slowfast_lara.models.motionformer import Block
 from slowfast_lara.models.space_time import JointAttention, TrajectoryAttention
+from slowfast_lara.progress import print_progress
 
 WIDTH, HEADS, FRAMES, LANDMARKS = 768, 12, 8, 128
 BASELINE = "textbook"
@@ -128,6 +129,7 @@ def _costs(
     def both(model: nn.Module) -> None:
         model(*inputs, **options).sum().backward()
 
+    print_progress(f"{size}: timing {', '.join(models)}")
     for model in models.values():
         model.eval()
     times = best_times({name: partial(forward, m) for name, m in models.items()}, repeats)
@@ -135,7 +137,12 @@ def _costs(
         model.train()
     both_times = best_times({name: partial(both, m) for name, m in models.items()}, repeats)
     for name, model in models.items():
-        yield Cost(size, name, times[name], both_times[name], peak_memory(partial(both, model)))
+        seconds = times[name], both_times[name]
+        print_progress(
+            f"{size} {name}: forward {1e3 * seconds[0]:.1f} ms, with backward "
+            f"{1e3 * seconds[1]:.1f} ms"
+        )
+        yield Cost(size, name, *seconds, peak_memory(partial(both, model)))
 
 
 class TextbookSoftmax(Estimator):

@@ -16,7 +16,7 @@ float | Literal["word"] allows a word in place of a number.
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_type_hints
 
@@ -42,6 +42,12 @@ class Estimator(nn.Module):
     counts_keys_of_a_frame = False
     # Head size and number of samples in the Triton kernels; None if there are no kernels.
     kernel_sizes: tuple[int, int] | None = None
+    # Constructor arguments, for `repr`; set by `build_estimator`.
+    settings: Mapping[str, Any] = {}
+
+    def __repr__(self) -> str:
+        settings = ", ".join(f"{key}={value!r}" for key, value in self.settings.items())
+        return f"{type(self).__name__}({settings})"
 
     @property
     def unsupported(self) -> str:
@@ -164,9 +170,11 @@ def build_estimator(
         raise ValueError(f"kernels is {kernels!r}; must be one of {_joined(KERNELS)}")
     arguments = {**sizes, "dropout": dropout, "seed": seed, "kernels": kernels}
     wanted = inspect.signature(ESTIMATORS[name]).parameters
-    estimator = ESTIMATORS[name](
-        **{key: value for key, value in arguments.items() if key in wanted}, **options
-    )
+    arguments = {key: value for key, value in arguments.items() if key in wanted}
+    estimator = ESTIMATORS[name](**arguments, **options)
+    defaults = {key: option.default for key, option in known.items()}
+    settings = {**arguments, **defaults, **options}
+    estimator.settings = {key: settings[key] for key in wanted}  # in the order of the signature
     unsupported = estimator.unsupported if "kernels" in wanted else name
     if kernels == "triton" and unsupported:
         raise ValueError(f"kernels='triton' does not support {unsupported}; use 'auto' or 'torch'")

@@ -28,9 +28,13 @@ PREDICT_EPILOG = f"""\
 examples:
   slowfast-lara predict RUN video.mp4
   slowfast-lara predict RUN --views 30 --json out.json --csv out.csv folder/
+  slowfast-lara predict RUN --npz out.npz folder/
   slowfast-lara predict model.pyth --stream --csv out.csv --plot plot.png long.mp4
   slowfast-lara predict --cfg quick/lara --checkpoint model.pyth --video-out new.mp4 video.mp4
 {RUN_OR_CHECKPOINT}
+out.npz has the arrays paths, scores [videos, classes], features [videos, D], num_views and
+class_names: `numpy.load("out.npz")["features"]`. Videos that failed are left out.
+
 exit codes: 0 if every video was scored; 2 if the command cannot run, or if a video failed. A
 failed video is reported on stderr, in the JSON and in the CSV; the other videos are scored.
 """
@@ -141,6 +145,8 @@ def _add_predict(root: CommandParser) -> None:
     )
     parser.add_flag("--json", "also write the predictions as JSON", metavar="FILE")
     parser.add_flag("--csv", "also write the predictions as CSV", metavar="FILE")
+    npz = "also write the scores of all classes and the features as NumPy arrays"
+    parser.add_flag("--npz", npz, metavar="FILE.npz")
     parser.add_flag(
         "--video-out",
         "also write a copy of each video, without sound, with the three most likely classes of the "

@@ -279,6 +279,7 @@ KEYS = {
     "LOG_PERIOD": Key(..., NOTHING, AT_LEAST_1, "iterations between log lines"),
     "TENSORBOARD.ENABLE": Key(False, NOTHING, ANY, "write TensorBoard logs"),
     "TENSORBOARD.LOG_DIR": Key("", NOTHING, ANY, "log folder (empty: OUTPUT_DIR/tensorboard)"),
+    "WANDB.ENABLE": Key(False, NOTHING, ANY, "log to Weights & Biases (extra `wandb`)"),
     "DETECTION.ENABLE": Key(..., TRAINING, one_of(False), "PySlowFast's detection: not supported"),
     "BN.USE_PRECISE_STATS": Key(..., TRAINING, one_of(False), "not supported: no batch norm"),
 }

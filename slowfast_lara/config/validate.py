@@ -70,6 +70,12 @@ def check_machine(cfg: CfgNode) -> None:
             _fail(cfg, key, f"must be an existing file, or '' to {effect}")
     if cfg.TRAIN.ENABLE and cfg.TENSORBOARD.ENABLE and find_spec("tensorboard") is None:
         _fail(cfg, "TENSORBOARD.ENABLE", "the package tensorboard is not installed")
+    if cfg.TRAIN.ENABLE and cfg.WANDB.ENABLE:
+        spec = find_spec("wandb")
+        # W&B names its folders of logs `wandb`; one in the working directory looks like a package.
+        if spec is None or spec.origin is None:
+            problem = "the package wandb is not installed; pip install 'slowfast_lara[wandb]'"
+            _fail(cfg, "WANDB.ENABLE", problem)
     _check_writable(cfg)
 
 

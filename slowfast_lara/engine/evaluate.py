@@ -16,6 +16,7 @@ import torch
 from fvcore.common.config import CfgNode
 from slowfast.utils.logging import log_json_stats
 from torch import Tensor, nn
+from torch.nn import functional
 from torch.utils.data import DataLoader
 
 from slowfast_lara.data.dataset import VideoDataset, VideoViews
@@ -34,10 +35,11 @@ logger = logging.getLogger(__name__)
 
 
 class TestedWeights(NamedTuple):
-    """Path of the tested checkpoint, and whether its EMA weights are tested."""
+    """The tested checkpoint, whether its EMA weights are tested, and the class names if known."""
 
     checkpoint: str
     averaged: bool
+    class_names: list[str] | None
 
 
 def count_correct(scores: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
@@ -55,11 +57,15 @@ def count_correct(scores: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
 def validate(
     model: nn.Module, loader: DataLoader, cfg: CfgNode, stop: StopRequest
 ) -> dict[str, Any] | None:
-    """Return the errors in percent and the video counts; None after a stop request."""
+    """Return the mean loss, the errors in percent and the video counts; None after a stop request.
+
+    The loss is the cross-entropy of the labels without smoothing.
+    """
     model = unwrap_ddp(model)
     model.eval()
     device = device_of(cfg)
     correct = torch.zeros(2, dtype=torch.int64, device=device)
+    loss = torch.zeros((), device=device)
     count = failed = 0.0
     for batch in stop.batches(loader):
         if stop.requested:
@@ -70,17 +76,21 @@ def validate(
         if batch.clips:
             with autocast(cfg, device):
                 scores = model([to_device(clip, device) for clip in batch.clips])
-            labels = to_device(batch.labels, device)
-            correct += torch.stack(count_correct(scores.float(), labels))
+            labels, scores = to_device(batch.labels, device), scores.float()
+            correct += torch.stack(count_correct(scores, labels))
+            # In eval mode the model returns probabilities; a tiny one may be rounded to 0.
+            log_scores = scores.clamp_min(torch.finfo(scores.dtype).tiny).log()
+            loss += functional.nll_loss(log_scores, labels, reduction="sum")
             count += len(batch.labels)
     model.train()
-    local = [*correct.tolist(), count, failed, stop.requested]
-    top1, top5, count, failed, stopped = all_reduce_sum(local)
+    local = [loss.item(), *correct.tolist(), count, failed, stop.requested]
+    total_loss, top1, top5, count, failed, stopped = all_reduce_sum(local)
     if stopped:
         return None
     if not count:
         raise RunError("no video of the validation list could be decoded")
     return {
+        "loss": total_loss / count,
         "top1_err": 100.0 - 100.0 * top1 / count,
         "top5_err": 100.0 - 100.0 * top5 / count,
         "num_videos": int(count),
@@ -168,17 +178,17 @@ def _score(model: nn.Module, video: VideoViews, cfg: CfgNode, files: ScoreFiles)
 def _write_results(
     results: list[VideoResult], dataset: VideoDataset, cfg: CfgNode, weights: TestedWeights
 ) -> None:
-    scored, failed, rows = [], [], []
+    scored, failed, rows, names = [], [], [], weights.class_names
     for result in results:
-        video: dict[str, Any] = {
-            "path": dataset.paths[result.index],
-            "label": dataset.labels[result.index],
-        }
+        label = dataset.labels[result.index]
+        video: dict[str, Any] = {"path": dataset.paths[result.index], "label": label}
+        video |= {"label_name": names[label]} if names else {}
         if result.scores is None:
             failed.append({**video, "reason": result.reason})
             continue
         order = np.argsort(-result.scores, kind="stable")[:5]
         video |= {"top5": order.tolist(), "top5_scores": result.scores[order].tolist()}
+        video |= {"top5_names": [names[number] for number in order]} if names else {}
         scored.append({**video, "num_views": result.num_views})
         rows.append(result.scores)
     if not scored:
@@ -199,7 +209,7 @@ def _write_results(
         **summary,
         "checkpoint": weights.checkpoint,
         "weights": "moving average" if weights.averaged else "as trained",
-        "per_class": _per_class(*tensors),
+        "per_class": _per_class(*tensors, names),
         "videos": scored,
         "failed": failed,
     }
@@ -213,12 +223,22 @@ def _write_results(
             np.savez(file, scores=scores, paths=paths, labels=labels, num_views=num_views)
     logger.info("Wrote the results of all videos to %s", path)
     log_json_stats({"split": "test_final", **summary})
+    top5_text = f", top-5 {summary['top5_acc']:.2f} %" if scores.shape[1] > 5 else ""
+    failed_text = f"; {len(failed)} videos failed" if failed else ""
+    logger.info(
+        f"Test of {os.path.basename(weights.checkpoint)}: top-1 {summary['top1_acc']:.2f} %"
+        f"{top5_text} on {len(scored)} videos{failed_text}"
+    )
 
 
-def _per_class(scores: Tensor, labels: Tensor) -> dict[str, dict[str, float]]:
+def _per_class(
+    scores: Tensor, labels: Tensor, names: list[str] | None
+) -> dict[str, dict[str, float | str]]:
     is_correct = scores.argmax(dim=1) == labels
-    by_class = {str(label): is_correct[labels == label] for label in labels.unique().tolist()}
-    return {
-        label: {"top1_acc": 100.0 * part.double().mean().item(), "num_videos": len(part)}
-        for label, part in by_class.items()
-    }
+    result: dict[str, dict[str, float | str]] = {}
+    for label in labels.unique().tolist():
+        part = is_correct[labels == label]
+        name = {"name": names[label]} if names else {}
+        accuracy = 100.0 * part.double().mean().item()
+        result[str(label)] = {**name, "top1_acc": accuracy, "num_videos": len(part)}
+    return result

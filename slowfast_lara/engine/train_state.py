@@ -152,7 +152,7 @@ def _class_names(cfg: CfgNode) -> list[str] | None:
 
 def _find_start(cfg: CfgNode, train_list: str) -> tuple[str, dict[str, Any], bool] | None:
     """Return (path, content, whether to resume) of the initial weights; None: random weights."""
-    if not cfg.TRAIN.AUTO_RESUME and checkpoint.exist_in(cfg.OUTPUT_DIR):
+    if not cfg.TRAIN.AUTO_RESUME and checkpoint.paths_in(cfg.OUTPUT_DIR):
         # Otherwise the folder would mix checkpoints of two runs; the test would use the newest.
         raise ConfigError(
             f"TRAIN.AUTO_RESUME is False, but {cfg.OUTPUT_DIR} has checkpoints of another run; "

@@ -99,12 +99,31 @@ class TrainedModel:
             A Prediction; for a list of videos, a list of Predictions.
         """
         outputs, num_views = self._mean_outputs(videos, views, fps, self.network)
-        for video, scores in zip(_as_list(videos), outputs):
-            if not np.isfinite(scores).all():
-                name = os.fspath(video) if isinstance(video, (str, os.PathLike)) else "the frames"
-                raise DecodeError(f"{name}: the model's scores are not finite")
-        found = [Prediction(scores, self.class_names, num_views) for scores in outputs]
+        found = [
+            self._prediction(video, scores, num_views)
+            for video, scores in zip(_as_list(videos), outputs)
+        ]
         return found if isinstance(videos, (list, tuple)) else found[0]
+
+    def _prediction(self, video: VideoInput, scores: np.ndarray, num_views: int) -> Prediction:
+        if not np.isfinite(scores).all():
+            name = os.fspath(video) if isinstance(video, (str, os.PathLike)) else "the frames"
+            raise DecodeError(f"{name}: the model's scores are not finite")
+        return Prediction(scores, self.class_names, num_views)
+
+    def predict_with_features(
+        self, video: VideoInput, *, views: int | None = None
+    ) -> tuple[Prediction, np.ndarray]:
+        """Classify a video and compute its features, in one pass; see `__call__` and `features`."""
+        network = cast(Any, self.network)
+
+        def compute(clips: list[Tensor]) -> Tensor:
+            features = network.forward_features(clips)
+            return torch.cat((network.classify(features), features), dim=1)
+
+        (output,), num_views = self._mean_outputs(video, views, None, compute)
+        scores, features = np.split(output, [len(self.class_names)])
+        return self._prediction(video, scores, num_views), features
 
     def features(
         self,

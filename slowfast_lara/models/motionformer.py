@@ -259,7 +259,11 @@ class VisionTransformer(nn.Module):
         return 0 if first in ("norm", "pre_logits", "head") else len(self.blocks) + 1
 
     def forward(self, x: Sequence[Tensor] | Tensor) -> Tensor:
-        logits = self.head(self.head_drop(self.forward_features(x)))
+        return self.classify(self.forward_features(x))
+
+    def classify(self, features: Tensor) -> Tensor:
+        """Logits in training mode, softmax scores in eval mode: [B,D] -> [B,classes]."""
+        logits = self.head(self.head_drop(features))
         return logits if self.training else logits.softmax(dim=-1)
 
     def forward_features(self, x: Sequence[Tensor] | Tensor) -> Tensor:

@@ -25,7 +25,7 @@ THUMBNAIL_FRAMES, THUMBNAIL_SIDE = 4, 96
 
 def report(run: RunRecord) -> str:
     """Build the HTML report of a run; sections without content are left out."""
-    title = os.path.basename(os.path.abspath(run.folder))
+    title = _title(run)
     config = f"<details><summary>all keys</summary><pre>{escape(run.config_text)}</pre></details>"
     failed = table(("video", "reason"), run.failed, name="failed")
     sections = {
@@ -47,12 +47,24 @@ def report(run: RunRecord) -> str:
     return document(f"{title}: report", parts)
 
 
-def _summary(run: RunRecord) -> str:
+def _title(run: RunRecord) -> str:
+    """The name of the run's folder; if it could be any run's, also its parent and the attention."""
+    parent, name = os.path.split(os.path.abspath(run.folder))
+    if name.lower() not in ("out", "output", "run", "result", "results", "train", "test"):
+        return name
+    return ", ".join(filter(None, (f"{os.path.basename(parent)}/{name}", _attention(run))))
+
+
+def _attention(run: RunRecord) -> str:
     attention = run.setting("VIT.APPROX_ATTN_TYPE")
+    return f"{display_name(str(attention))} attention" if attention else ""
+
+
+def _summary(run: RunRecord) -> str:
     parts = (
         run.setting("MODEL.MODEL_NAME"),
         run.setting("VIT.ATTN_LAYER"),
-        f"{display_name(str(attention))} attention" if attention else None,
+        _attention(run),
         run.setting("TEST.DATASET"),
         run.checkpoint,
     )
@@ -78,11 +90,11 @@ def _curves(run: RunRecord) -> str:
     kind = "train_iter" if run.curve("train_iter", "loss") else "train_epoch"
     if not run.curve(kind, "loss"):
         return ""
-    charts = [chart("loss", {"training": run.curve(kind, "loss")})]
-    errors = {"top-1 error, %": "top1_err", "top-5 error, %": "top5_err"}
+    charts = []
+    keys = {"loss": "loss", "top-1 error, %": "top1_err", "top-5 error, %": "top5_err"}
     if len(run.names) <= 5:  # the top-5 error is always 0
-        del errors["top-5 error, %"]
-    for title, key in errors.items():
+        del keys["top-5 error, %"]
+    for title, key in keys.items():
         lines = {"training": run.curve(kind, key), "validation": run.curve("val_epoch", key)}
         charts.append(chart(title, lines))
     charts.append(chart("learning rate", {"training": run.curve(kind, "lr")}))
@@ -212,8 +224,9 @@ def _environment(run: RunRecord) -> str:
         if isinstance(value, dict):
             return ", ".join(f"{key} {entry}" for key, entry in value.items())
         if isinstance(value, list):
-            return " ".join(map(str, value)) or "none"
+            return " ".join(map(str, value))
         return value if isinstance(value, str) else json.dumps(value)
 
-    rows = [(key.replace("_", " "), text(value)) for key, value in run.environment.items()]
+    known = {key: value for key, value in run.environment.items() if value not in (None, [], {})}
+    rows = [(key.replace("_", " "), text(value)) for key, value in known.items()]
     return table(("", ""), rows) if rows else ""

@@ -154,6 +154,24 @@ def test_performer_samples_are_in_the_state_dict():
     assert_close(other(*inputs()), one(*inputs()), 0.0)
 
 
+@pytest.mark.parametrize("name", ESTIMATORS)
+def test_repr_shows_all_settings(name):
+    options = all_options(name)[-1]
+    estimator = build_estimator(name, head_dim=8, num_landmarks=5, **options)
+    text = repr(estimator).replace("\n", "")
+    assert text.startswith(f"{type(estimator).__name__}(")
+    defaults = {key: option.default for key, option in estimator_options(name).items()}
+    for key, value in {**defaults, **options}.items():
+        assert f"{key}={value!r}" in text
+    if not estimator.exact and name != "ra":
+        assert "num_landmarks=5" in text
+
+
+def test_repr_fits_on_a_line():
+    estimator = build_estimator("lara", head_dim=64, num_landmarks=128, proposal="global")
+    assert "\n" not in repr(estimator) and "num_landmarks=128, proposal='global'" in repr(estimator)
+
+
 def test_errors_list_the_allowed_names_and_values():
     with pytest.raises(ValueError, match="'laura'; must be one of softmax, lara, ra"):
         build_estimator("laura", head_dim=8)

@@ -167,6 +167,36 @@ def test_bad_upload_gives_a_one_line_message(page, tmp_path):
     assert page.frame(None, 0) is None and page.click(None, 0, None) is None
 
 
+def test_empty_page_has_examples_and_the_name_of_the_model(model, names, clips, tmp_path):
+    pytest.importorskip("gradio", reason="the extra `demo` is not installed")
+    from slowfast_lara.visualization.demo_page import DemoPage, build
+
+    missing = tmp_path / "missing.mp4"
+    lines = [f"{missing} 5", f"{clips[0]} 2", f"{clips[1]} 2", f"{clips[2]} 0"]
+    (tmp_path / "test.csv").write_text("\n".join(lines) + "\n")
+    lists = ["DATA.PATH_TO_DATA_DIR", str(tmp_path)]
+    loaded = load(model.cfg, model.checkpoint, classes=names, overrides=lists)
+    page = DemoPage(loaded, 3, SECONDS)
+    assert page.examples == [clips[0], clips[2]]  # one of each class
+    shown = build(page).get_config_file()["components"]
+    (dataset,) = (part["props"] for part in shown if part["props"].get("elem_id") == "examples")
+    assert [sample[0] for sample in dataset["samples"]] == [
+        os.path.basename(path) for path in page.examples
+    ]
+    (name,) = (part["props"] for part in shown if part["props"].get("elem_id") == "model")
+    assert "model.pyth" in name["value"] and "lara" in name["value"]
+    message, classes, view, *_ = page.example(1)
+    assert "3 views" in message and os.path.exists(clips[2])  # not removed, unlike an upload
+    assert [*classes] == loaded(clips[2], views=3).top().names
+    np.testing.assert_array_equal(view.pixels, AttentionView(loaded, clips[2]).pixels)
+    page.examples[1] = str(missing)
+    assert "missing.mp4" in page.example(1)[0] and str(tmp_path) not in page.example(1)[0]
+
+
+def test_page_without_a_test_list(page):
+    assert page.examples == []
+
+
 @pytest.fixture()
 def served(model, names, tmp_path, monkeypatch):
     """The address of the page, and its process, with a temporary folder of ours."""
