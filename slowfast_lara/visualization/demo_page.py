@@ -6,7 +6,6 @@ Import this module only after the environment variables of Gradio are set: see d
 from __future__ import annotations
 
 import os
-import tempfile
 from typing import Any
 
 import cv2
@@ -15,9 +14,9 @@ import numpy as np
 
 from slowfast_lara.data.video import check_length
 from slowfast_lara.errors import UserError, first_line, printable
-from slowfast_lara.files import remove_empty
 from slowfast_lara.inference.model import TrainedModel
 from slowfast_lara.visualization.attention_view import AttentionView, default_attentions
+from slowfast_lara.visualization.demo_uploads import Uploads
 from slowfast_lara.visualization.heat_maps import HeatMapFigure
 from slowfast_lara.visualization.token_grid import QueryPoint
 
@@ -33,28 +32,28 @@ MAX_SESSIONS = 20
 class DemoPage:
     """The model that the page shows, and the handlers of the page's events."""
 
-    def __init__(self, model: TrainedModel, views: int | None, max_seconds: float) -> None:
-        self.model, self._views, self._max_seconds = model, views, max_seconds
+    def __init__(
+        self, model: TrainedModel, uploads: Uploads, views: int | None, max_seconds: float
+    ) -> None:
+        self.model, self.uploads = model, uploads
+        self._views, self._max_seconds = views, max_seconds
 
-    def upload(self, path: str | None) -> tuple[Any, ...]:
+    def upload(self, file: dict[str, Any] | None) -> tuple[Any, ...]:
         """Handle an uploaded file; returns message, classes, view, slider, frame, figure.
 
-        The file is moved before it is read, because Gradio stores a second upload of the same
-        video at the same path. It is removed afterwards: the view holds all data of the page.
+        The file is removed as soon as it is read: the view holds all data of the page.
         """
         nothing = None, None, gr.Slider(visible=False), None, None
-        if path is None:
+        if file is None:
             return "", *nothing
-        with tempfile.TemporaryDirectory(dir=os.path.dirname(os.path.dirname(path))) as folder:
-            moved = os.path.join(folder, os.path.basename(path))
-            try:
-                os.rename(path, moved)
-                remove_empty([os.path.dirname(path)])
-                check_length(moved, self._max_seconds)
-                prediction = self.model(moved, views=self._views)
-                view = AttentionView(self.model, moved)
-            except Exception as error:  # no upload may end the server
-                return _error_message(error, moved), *nothing
+        path = ""
+        try:
+            with self.uploads.take(file["path"]) as path:
+                check_length(path, self._max_seconds)
+                prediction = self.model(path, views=self._views)
+                view = AttentionView(self.model, path)
+        except Exception as error:  # no upload may end the server
+            return _error_message(error, path), *nothing
         _, names, scores = prediction.top()
         middle = len(view.pixels) // 2
         slider = gr.Slider(maximum=len(view.pixels) - 1, value=middle, visible=True)
@@ -117,7 +116,9 @@ def build(page: DemoPage) -> gr.Blocks:
             "concurrency_id": "model",
             "concurrency_limit": 1,
         }
-        file.change(page.upload, file, [message, classes, view, number, frame, figure], **queued)
+        shown = [message, classes, view, number, frame, figure]
+        # gr.File's preprocessing creates an empty file for each upload.
+        file.change(page.upload, file, shown, preprocess=False, **queued)
         frame.select(page.click, [view, number], figure, **queued)
         number.input(page.frame, [view, number], frame, api_visibility="private")
     return blocks.queue(max_size=MAX_SESSIONS)
@@ -126,7 +127,8 @@ def build(page: DemoPage) -> gr.Blocks:
 def _error_message(error: Exception, path: str) -> str:
     """Message for a file that cannot be used; it shows the file's name, not the temporary path."""
     text = str(error) if isinstance(error, UserError) else first_line(error)
-    return printable(f"Cannot use this file: {text}".replace(path, os.path.basename(path)))
+    text = text.replace(path, os.path.basename(path)) if path else text
+    return printable(f"Cannot use this file: {text}")
 
 
 def _zoom(image: np.ndarray) -> int:
