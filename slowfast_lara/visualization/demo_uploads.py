@@ -71,7 +71,7 @@ class Uploads:
             # Starlette receives the file as an unnamed temporary file, which vanishes on errors.
             # With an "app" in the scope, it raises HTTPException instead of MultiPartException.
             scope = {key: value for key, value in scope.items() if key != "app"}
-            request = Request(scope, limited_receive)  # type: ignore[arg-type]
+            request = Request(scope, limited_receive)
             async with request.form(max_files=1) as form:
                 file = form.get("files")
                 if not isinstance(file, UploadFile):
