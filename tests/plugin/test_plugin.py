@@ -375,6 +375,30 @@ def test_config_in_the_docs(checkout):
     assert len(model.blocks) == 12 and model.num_frames == 8
 
 
+@pytest.mark.parametrize(
+    "node, key, words",
+    [
+        (
+            "SOLVER",
+            "USE_MIXED_PRECISION",
+            "Motionformer, which has this model .*slowfast_lara.load",
+        ),
+        ("TRAIN", None, "early checkout of PySlowFast, without TRAIN.MIXED_PRECISION.*update"),
+    ],
+)
+def test_motionformer_and_early_checkouts_are_named(checkout, monkeypatch, node, key, words):
+    tree, registry = checkout
+    monkeypatch.setattr(sys.modules["slowfast.config.defaults"], "__file__", "a.py", raising=False)
+    del tree["TRAIN"]["MIXED_PRECISION"]
+    if key:
+        tree[node][key] = True
+    before = tree.clone()
+    with pytest.raises(ImportError, match=f"a.py belongs to .*{words}") as error:
+        plug_in()
+    assert "1.0" not in str(error.value) and "uninstall" not in str(error.value)
+    assert tree == before and "VisionTransformer" not in registry
+
+
 def test_pyslowfast_1_is_refused():
     with pytest.raises(ImportError, match="pyslowfast 1.0.*git checkout"):
         plug_in()
