@@ -30,6 +30,7 @@ logger = logging.getLogger(__name__)
 def VisionTransformer(cfg: CfgNode) -> nn.Module:
     """Build the model of a checkout's config; PySlowFast registers this function by its name."""
     check(cfg)
+    _warn(cfg)
     model = motionformer.VisionTransformer.from_config(cfg)
     train = cfg.TRAIN
     if train.ENABLE and cfg.VIT.IM_PRETRAINED and not train.get("CHECKPOINT_FILE_PATH"):
@@ -50,6 +51,21 @@ def check(cfg: CfgNode) -> None:
         raise ConfigError(f"MODEL.ARCH is {arch!r}; must be a model with one pathway: {allowed}")
     check_checkout(cfg)
     validate_model(cfg)
+
+
+def _warn(cfg: CfgNode) -> None:
+    """Log what PySlowFast computes differently for this model than for its own."""
+    if cfg.get("LOG_MODEL_INFO"):
+        logger.warning(
+            "LOG_MODEL_INFO does not count fused attention: do not compare attentions by its FLOPs"
+        )
+    decay, depth = cfg.SOLVER.get("LAYER_DECAY", 1.0), cfg.get("MVIT", {}).get("DEPTH")
+    if decay != 1 and depth != cfg.VIT.DEPTH:
+        logger.warning(
+            "SOLVER.LAYER_DECAY counts layers by MVIT.DEPTH, which is %s: set it to VIT.DEPTH (%d)",
+            depth,
+            cfg.VIT.DEPTH,
+        )
 
 
 def add_keys(tree: CfgNode) -> None:

@@ -10,7 +10,13 @@ from slowfast_lara.config.keys import all_keys, get_value, set_value
 from slowfast_lara.errors import ConfigError
 
 # Required values of keys that a checkout of PySlowFast may set differently for its own models.
-_REQUIRED = {"MODEL.HEAD_ACT": "softmax", "DETECTION.ENABLE": False, "MASK.ENABLE": False}
+_REQUIRED = {
+    "MODEL.HEAD_ACT": "softmax",
+    "DETECTION.ENABLE": False,
+    "MASK.ENABLE": False,
+    "MULTIGRID.LONG_CYCLE": False,  # other numbers of frames
+    "MULTIGRID.SHORT_CYCLE": False,  # crops that are no multiple of a patch
+}
 
 
 def is_pyslowfast_1(tree: Mapping[str, Any]) -> bool:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import json
 import os
+import shutil
 import subprocess
 import sys
 from dataclasses import dataclass
@@ -21,6 +22,7 @@ from fvcore.common.registry import Registry
 
 import slowfast_lara
 from slowfast_lara.config import get_cfg, load_config
+from slowfast_lara.engine.optimizer import build_optimizer
 from slowfast_lara.errors import ConfigError, InputError
 from slowfast_lara.inference.scoring import score_views
 from slowfast_lara.models import build_model
@@ -30,11 +32,13 @@ from tests.helpers.made_up_weights import vit
 from tests.helpers.runs import ROOT, write_config
 
 CHECKOUT = Path(__file__).parent / "checkout"
+PAGE = ROOT / "docs" / "pyslowfast.md"
 CLASSES, FRAMES, CROP, VIEWS, VIDEOS = 3, 4, 32, 6, 3
 MODEL = {
     "DATA": {
         "NUM_FRAMES": FRAMES,
         "SAMPLING_RATE": 2,
+        "DECODING_BACKEND": "pyav",
         "TRAIN_CROP_SIZE": CROP,
         "TEST_CROP_SIZE": CROP,
     },
@@ -58,13 +62,29 @@ MODEL = {
 MIXUP = ["MIXUP.ENABLE", "True", "MODEL.LOSS_FUNC", "soft_cross_entropy"]
 
 
-def checkout_run(*words: str, cwd: Path | None = None) -> subprocess.CompletedProcess:
-    """Run Python with the checkout's `slowfast` before the installed one on the path."""
-    path = os.pathsep.join([str(CHECKOUT), str(ROOT)])
+def checkout_run(*words: str, cwd: Path = CHECKOUT) -> subprocess.CompletedProcess:
+    """Run Python in a checkout, with its `slowfast` before the installed one on the path."""
+    path = os.pathsep.join([str(cwd), str(ROOT)])
     environment = {**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1"}
     return subprocess.run(
         [sys.executable, *words], env=environment, cwd=cwd, capture_output=True, text=True
     )
+
+
+def commands_of_the_page() -> list[str]:
+    """The commands of docs/pyslowfast.md that prepare a checkout."""
+    blocks = PAGE.read_text().split("```sh\n")[1:]
+    (lines,) = [block.split("```")[0] for block in blocks if "sed -i" in block]
+    return lines.splitlines()
+
+
+@pytest.fixture(scope="module")
+def prepared(tmp_path_factory) -> Path:
+    """A copy of the stand-in in which the commands of the page have been run."""
+    copy = tmp_path_factory.mktemp("prepared") / "slowfast"
+    shutil.copytree(CHECKOUT, copy)
+    subprocess.run(["sh", "-ec", "\n".join(commands_of_the_page())], cwd=copy, check=True)
+    return copy
 
 
 @dataclass
@@ -93,7 +113,8 @@ def our_config(attention: str) -> CfgNode:
     opts = ["VIT.APPROX_ATTN_TYPE", attention]
     for node, keys in MODEL.items():
         if node in ("DATA", "MODEL", "VIT"):
-            opts += [word for key, value in keys.items() for word in (f"{node}.{key}", value)]
+            own = [(key, value) for key, value in keys.items() if key != "DECODING_BACKEND"]
+            opts += [word for key, value in own for word in (f"{node}.{key}", value)]
     opts += ["DATA.TRAIN_JITTER_SCALES", [CROP, CROP], "RNG_SEED", 5, "NUM_GPUS", 0]
     return load_config("quick/softmax", opts)
 
@@ -140,19 +161,20 @@ RUNS = [
 
 
 @pytest.fixture(scope="module", params=RUNS)
-def trained(request, tmp_path_factory) -> Trained:
+def trained(request, prepared, tmp_path_factory) -> Trained:
     attention, mixup, mixed = request.param
     folder = tmp_path_factory.mktemp("checkout")
     make_clips(folder)
     (folder / "model.yaml").write_text(yaml.safe_dump(MODEL))
     paths = ["DATA.PATH_TO_DATA_DIR", str(folder), "OUTPUT_DIR", str(folder)]
     done = checkout_run(
-        str(CHECKOUT / "tools" / "run_net.py"),
+        "tools/run_net.py",
         *("--cfg", str(folder / "model.yaml")),
         *(["--spawn"] if mixed else []),
         *("--opts", "VIT.APPROX_ATTN_TYPE", attention, "TRAIN.MIXED_PRECISION", str(mixed)),
         *(MIXUP if mixup else []),
         *paths,
+        cwd=prepared,
     )
     assert done.returncode == 0, done.stderr
     assert mixed or "FlopCountAnalysis" in done.stdout
@@ -213,8 +235,63 @@ def test_its_checkpoint_can_be_tested_and_fine_tuned_but_not_resumed(
     assert run("TEST.ENABLE", False, "OUTPUT_DIR", tmp_path / "fine_tuned", *given, *reset) == 0
 
 
-def test_our_commands_refuse_a_checkout_on_the_path(tmp_path):
-    done = checkout_run("-m", "slowfast_lara.cli", "run", "--cfg", "quick/lara", cwd=tmp_path)
+def run_steps(folder: Path, checkout: Path, *opts: str) -> subprocess.CompletedProcess:
+    """A training in a checkout."""
+    make_clips(folder)
+    (folder / "model.yaml").write_text(yaml.safe_dump(MODEL))
+    paths = ["DATA.PATH_TO_DATA_DIR", str(folder), "OUTPUT_DIR", str(folder)]
+    words = ["tools/run_net.py", "--cfg", str(folder / "model.yaml"), "--opts", *paths, *opts]
+    return checkout_run(*words, "LOG_MODEL_INFO", "False", cwd=checkout)
+
+
+@pytest.mark.slow
+def test_each_command_of_the_page_is_needed(tmp_path):
+    *commands, path = commands_of_the_page()
+    assert len(commands) == 3 and path.startswith("export PYTHONPATH")
+    reasons = ["No module named 'vision'"] * 2 + ["Non-existent config key"]
+    for number, reason in enumerate(reasons):
+        copy = tmp_path / str(number)
+        shutil.copytree(CHECKOUT, copy)
+        some = [command for i, command in enumerate(commands) if i != number]
+        subprocess.run(["sh", "-ec", "\n".join(some)], cwd=copy, check=True)
+        if number == 2:  # the place of the import that earlier versions had
+            custom = copy / "slowfast" / "models" / "custom_video_model_builder.py"
+            custom.write_text("import slowfast_lara.plugin\n")
+        done = run_steps(copy, copy)
+        assert done.returncode != 0 and reason in done.stderr
+
+
+@pytest.mark.slow
+def test_default_decoding_backend_does_not_work(prepared, tmp_path):
+    done = run_steps(tmp_path, prepared, "DATA.DECODING_BACKEND", "torchvision")
+    assert done.returncode != 0 and "torchvision" in done.stderr
+
+
+@pytest.mark.slow
+def test_our_checkpoint_in_the_checkout(prepared, tmp_path):
+    cfg = our_config("none")
+    torch.manual_seed(7)
+    model = build_model(cfg)
+    ours = {
+        "epoch": 0,
+        "model_state": model.state_dict(),
+        "optimizer_state": build_optimizer(model, cfg).state_dict(),
+        "cfg": cfg.dump(),
+    }
+    path = str(tmp_path / "ours.pyth")
+    torch.save(ours, path)
+    start = ["TRAIN.CHECKPOINT_FILE_PATH", path, "SOLVER.ZERO_WD_1D_PARAM", "True"]
+    start += ["SOLVER.BASE_LR", "0.0", "TEST.CHECKPOINT_FILE_PATH", path]
+    done = run_steps(tmp_path, prepared, *start)
+    assert done.returncode != 0 and "KeyError: 'layer_decay'" in done.stderr
+    done = run_steps(tmp_path, prepared, *start, "TRAIN.CHECKPOINT_EPOCH_RESET", "True")
+    assert done.returncode == 0 and "not loaded: []" in done.stdout, done.stderr
+    trained = torch.load(tmp_path / "checkpoints" / "checkpoint_epoch_00001.pyth")["model_state"]
+    assert all(torch.equal(trained[name], x) for name, x in ours["model_state"].items())
+
+
+def test_our_commands_refuse_a_checkout_on_the_path():
+    done = checkout_run("-m", "slowfast_lara.cli", "run", "--cfg", "quick/lara")
     assert (done.returncode, done.stdout) == (2, "")
     assert done.stderr.startswith("error: found a git checkout of PySlowFast")
     assert done.stderr.count("\n") == 1
@@ -313,6 +390,9 @@ def test_model_of_the_same_name_is_refused(checkout):
         ("MODEL", "ARCH", "slowfast", "one pathway.*2d, c2d"),
         ("MODEL", "HEAD_ACT", "sigmoid", "must be 'softmax'"),
         ("DETECTION", "ENABLE", True, "must be False"),
+        ("MASK", "ENABLE", True, "MASK.ENABLE is True; must be False"),
+        ("MULTIGRID", "SHORT_CYCLE", True, "must be False"),
+        ("MULTIGRID", "LONG_CYCLE", True, "must be False"),
     ],
 )
 def test_unsupported_config_is_refused_in_one_line(checkout, node, key, value, words):
@@ -323,6 +403,25 @@ def test_unsupported_config_is_refused_in_one_line(checkout, node, key, value, w
     with pytest.raises(ConfigError, match=words) as refused:
         registry.get("VisionTransformer")(cfg)
     assert "\n" not in str(refused.value)
+
+
+def test_differences_are_logged(checkout, caplog):
+    tree, registry = checkout
+    plug_in()
+    build, cfg = registry.get("VisionTransformer"), with_model(tree)
+    cfg.LOG_MODEL_INFO = False
+    build(cfg)
+    assert not caplog.records
+    cfg.SOLVER.LAYER_DECAY = 0.75
+    build(cfg)
+    assert "MVIT.DEPTH, which is 16: set it to VIT.DEPTH (2)" in caplog.text
+    caplog.clear()
+    cfg.MVIT.DEPTH = 2
+    build(cfg)
+    assert not caplog.records
+    cfg.LOG_MODEL_INFO = True
+    build(cfg)
+    assert "LOG_MODEL_INFO does not count" in caplog.text
 
 
 def test_training_starts_from_image_weights(checkout, tmp_path):
@@ -366,7 +465,7 @@ def test_checkout_without_optional_keys(checkout):
 def test_config_in_the_docs(checkout):
     tree, registry = checkout
     plug_in()
-    text = (ROOT / "docs" / "pyslowfast.md").read_text().split("```yaml\n")[1].split("```")[0]
+    text = PAGE.read_text().split("```yaml\n")[1].split("```")[0]
     cfg = tree.clone()
     cfg.merge_from_other_cfg(CfgNode(yaml.safe_load(text)))
     cfg.TRAIN.CHECKPOINT_FILE_PATH = "some checkpoint"
