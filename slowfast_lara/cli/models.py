@@ -60,7 +60,8 @@ examples:
   slowfast-lara demo model.pyth --port 8000 --views 30
 {RUN_OR_CHECKPOINT}
 Only this machine can open the page, unless --host is another address. The page sends no data to
-other servers. An uploaded file is removed as soon as it has been read.
+other servers, and requests of other sites are refused. An uploaded file is removed as soon as it
+has been read; files that wait to be read may take five times --megabytes.
 The demo needs Gradio: pip install 'slowfast_lara[demo]'.
 """
 SWAP_EPILOG = """\
@@ -95,6 +96,8 @@ def add_commands(root: CommandParser) -> None:
     host = "address to listen on; by default, only this machine can connect"
     parser.add_flag("--host", host, default="127.0.0.1")
     parser.add_flag("--port", "TCP port", type=int, default=7860)
+    names = "further names under which clients may open the page, e.g. of a proxy"
+    parser.add_flag("--allow-host", names, nargs="+", default=[], metavar="NAME")
     number = {"type": positive_int, "metavar": "N"}
     parser.add_flag("--megabytes", "largest file to accept", default=200, **number)
     parser.add_flag("--minutes", "longest video to accept", default=10, **number)
@@ -216,7 +219,8 @@ def demo(args: argparse.Namespace) -> None:
     with_views(model.cfg, args.views)  # raises if the number of views is invalid
     choose_threads(model.cfg)
     limits = {"max_megabytes": args.megabytes, "max_minutes": args.minutes}
-    serve(model, host=args.host, port=args.port, views=args.views, **limits)
+    names = args.allow_host
+    serve(model, host=args.host, port=args.port, names=names, views=args.views, **limits)
 
 
 def swap(args: argparse.Namespace) -> None:

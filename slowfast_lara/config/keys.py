@@ -79,11 +79,11 @@ class Key(NamedTuple):
     affects: Affects
     allowed: Rule | Option
     meaning: str
-    shared: bool = False  # whether a PySlowFast git checkout uses this key with the same meaning
+    shared: bool = False  # same meaning in PySlowFast git checkouts or in Motionformer
 
 
 def shared(default: Any, affects: Affects, allowed: Rule | Option, meaning: str) -> Key:
-    """A key with the same meaning in a PySlowFast git checkout: of the model, its input or test."""
+    """A key of the model, its input or test with the same meaning in checkouts (see `Key`)."""
     return Key(default, affects, allowed, meaning, shared=True)
 
 
@@ -260,7 +260,7 @@ KEYS = {
     "SOLVER.CLIP_GRAD": Key(None, TRAINING, Rule("above 0 or None", lambda x: x is None or x > 0),
         "maximum gradient norm (None: no clipping)"),
     "SOLVER.ACCUMULATE_STEPS": Key(1, TRAINING, AT_LEAST_1, "gradient accumulation steps"),
-    "SOLVER.USE_MIXED_PRECISION": Key(False, TRAINING, ANY, "autocast to SOLVER.PRECISION"),
+    "SOLVER.USE_MIXED_PRECISION": shared(False, TRAINING, ANY, "autocast to SOLVER.PRECISION"),
     "SOLVER.PRECISION": Key("float16", TRAINING, one_of("float16", "bfloat16"), "autocast dtype"),
     "DATA_LOADER.NUM_WORKERS": Key(..., NOTHING, AT_LEAST_0, "DataLoader workers per process"),
     "DATA_LOADER.PIN_MEMORY": Key(..., NOTHING, ANY, "pinned memory for copies to the GPU"),

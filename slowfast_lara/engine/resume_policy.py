@@ -14,10 +14,9 @@ from typing import Any
 
 from fvcore.common.config import CfgNode
 
-from slowfast_lara.config.checkouts import is_git_checkout_config
 from slowfast_lara.config.keys import Affects
 from slowfast_lara.errors import CheckpointError
-from slowfast_lara.runs.saved_config import Change, config_changes, describe, raw_saved_config
+from slowfast_lara.runs.saved_config import Change, checkout_config, config_changes, describe
 
 logger = logging.getLogger(__name__)
 
@@ -37,10 +36,10 @@ def check_resume(path: str, content: dict[str, Any], cfg: CfgNode, train_list: s
     the same batch number, in the new order of the videos. If the epoch restarted, its old
     checkpoints would appear to be further ahead than the new ones.
     """
-    if is_git_checkout_config(raw_saved_config(content)):
+    if checkout_config(content) is not None:
         raise CheckpointError(
-            f"{path} was trained in a git checkout of PySlowFast and cannot be resumed; to start "
-            "from its weights, pass it as TRAIN.CHECKPOINT_FILE_PATH with "
+            f"{path} was trained in a git checkout of PySlowFast or Motionformer and cannot be "
+            "resumed; to start from its weights, pass it as TRAIN.CHECKPOINT_FILE_PATH with "
             "TRAIN.CHECKPOINT_EPOCH_RESET True and another OUTPUT_DIR"
         )
     changes = config_changes(content, cfg, Affects.TRAINING)

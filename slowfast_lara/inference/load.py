@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
 from collections.abc import Sequence
 from typing import Any, NamedTuple
@@ -10,6 +11,7 @@ from typing import Any, NamedTuple
 import torch
 from fvcore.common.config import CfgNode
 
+from slowfast_lara.config import checkouts
 from slowfast_lara.config.load import config_of, with_overrides
 from slowfast_lara.config.shipped import find_config
 from slowfast_lara.config.yaml_files import read_with_bases, to_yaml
@@ -21,6 +23,8 @@ from slowfast_lara.inference.scoring import views_at_a_time
 from slowfast_lara.models.weights.files import bare_names, read_weights
 from slowfast_lara.runs import checkpoint, saved_config
 from slowfast_lara.runs.folder import CONFIG
+
+logger = logging.getLogger(__name__)
 
 
 class ModelSource(NamedTuple):
@@ -119,10 +123,25 @@ def _with_config(path: str, content: dict[str, Any], run_config: str) -> ModelSo
     """Use the config in the checkpoint, or that of the run for checkpoints of version 0.1."""
     tree = saved_config.saved_config(content)
     if tree is not None:
+        _check_origin(path, content)
         return ModelSource(path, content, tree, path)
     if os.path.isfile(run_config):
         return ModelSource(path, content, read_with_bases(run_config), run_config)
     raise CheckpointError(f"{path} holds no model config; give the config and the weights")
+
+
+def _check_origin(path: str, content: dict[str, Any]) -> None:
+    """Check and log the settings of another program that this package does not have."""
+    tree = saved_config.checkout_config(content)
+    if tree is None:
+        return
+    try:
+        checkouts.check_checkout(tree)
+    except ConfigError as error:
+        raise CheckpointError(f"{path}: {error}") from None
+    if differences := checkouts.differences(tree):
+        message = "Scores of %s differ from those of the program that trained it: %s"
+        logger.warning(message, path, "; ".join(differences))
 
 
 def _check_sizes(

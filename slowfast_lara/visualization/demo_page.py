@@ -6,7 +6,6 @@ Import this module only after the environment variables of Gradio are set: see d
 from __future__ import annotations
 
 import os
-import tempfile
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -19,10 +18,10 @@ from fvcore.common.config import CfgNode
 from slowfast_lara.data.registry import dataset_class
 from slowfast_lara.data.video import check_length
 from slowfast_lara.errors import UserError, first_line, printable
-from slowfast_lara.files import remove_empty
 from slowfast_lara.inference.model import TrainedModel
 from slowfast_lara.models.attention_config import chosen_estimator, display_name
 from slowfast_lara.visualization.attention_view import AttentionView, default_attentions
+from slowfast_lara.visualization.demo_uploads import Uploads
 from slowfast_lara.visualization.heat_maps import HeatMapFigure
 from slowfast_lara.visualization.token_grid import QueryPoint
 
@@ -38,8 +37,11 @@ MAX_SESSIONS = 20
 class DemoPage:
     """The model that the page shows, and the handlers of the page's events."""
 
-    def __init__(self, model: TrainedModel, views: int | None, max_seconds: float) -> None:
-        self.model, self._views, self._max_seconds = model, views, max_seconds
+    def __init__(
+        self, model: TrainedModel, uploads: Uploads, views: int | None, max_seconds: float
+    ) -> None:
+        self.model, self.uploads = model, uploads
+        self._views, self._max_seconds = views, max_seconds
         self.examples = _example_videos(model.cfg)
 
     def model_name(self) -> str:
@@ -50,23 +52,20 @@ class DemoPage:
         classes = len(self.model.class_names)
         return printable(f"{name}: {vit.ATTN_LAYER} attention ({attention}), {classes} classes")
 
-    def upload(self, path: str | None) -> tuple[Any, ...]:
+    def upload(self, file: dict[str, Any] | None) -> tuple[Any, ...]:
         """Handle an uploaded file; returns message, classes, view, slider, frame, figure.
 
-        The file is moved before it is read, because Gradio stores a second upload of the same
-        video at the same path. It is removed afterwards: the view holds all data of the page.
+        The file is removed as soon as it is read: the view holds all data of the page.
         """
-        if path is None:
+        if file is None:
             return _nothing("")
-        with tempfile.TemporaryDirectory(dir=os.path.dirname(os.path.dirname(path))) as folder:
-            moved = os.path.join(folder, os.path.basename(path))
-            try:
-                os.rename(path, moved)
-                remove_empty([os.path.dirname(path)])
-                check_length(moved, self._max_seconds)
-                return self._show(moved)
-            except Exception as error:  # no upload may end the server
-                return _nothing(_error_message(error, moved))
+        path = ""
+        try:
+            with self.uploads.take(file["path"]) as path:
+                check_length(path, self._max_seconds)
+                return self._show(path)
+        except Exception as error:  # no upload may end the server
+            return _nothing(_error_message(error, path))
 
     def example(self, number: int) -> tuple[Any, ...]:
         """Handle a click on an example video; returns the same as `upload`."""
@@ -151,7 +150,8 @@ def build(page: DemoPage) -> gr.Blocks:
             "concurrency_limit": 1,
         }
         outputs = [message, classes, view, number, frame, figure]
-        file.change(page.upload, file, outputs, **queued)
+        # gr.File's preprocessing creates an empty file for each upload.
+        file.change(page.upload, file, outputs, preprocess=False, **queued)
         examples.click(page.example, examples, outputs, **queued)
         frame.select(page.click, [view, number], figure, **queued)
         number.input(page.frame, [view, number], frame, api_visibility="private")
@@ -177,7 +177,8 @@ def _nothing(message: str) -> tuple[Any, ...]:
 def _error_message(error: Exception, path: str) -> str:
     """Message for a file that cannot be used; it shows the file's name, not the temporary path."""
     text = str(error) if isinstance(error, UserError) else first_line(error)
-    return printable(f"Cannot use this file: {text}".replace(path, os.path.basename(path)))
+    text = text.replace(path, os.path.basename(path)) if path else text
+    return printable(f"Cannot use this file: {text}")
 
 
 def _zoom(image: np.ndarray) -> int:
