@@ -13,13 +13,13 @@ import cv2
 import numpy as np
 from PIL import Image
 
+from slowfast_lara.data.display import check_size
 from slowfast_lara.data.timestamps import TimestampCache
 from slowfast_lara.data.video import (
     ClipFrames,
     CropFn,
     FrameBuffer,
     FrameIndexFn,
-    check_size,
     open_video,
     read_clip,
     read_timestamps,

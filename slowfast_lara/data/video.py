@@ -21,9 +21,8 @@ from typing import Any, NamedTuple
 import av
 import cv2
 import numpy as np
-from av.video.reformatter import VideoReformatter
 
-from slowfast_lara.data.orientation import Orientation
+from slowfast_lara.data.display import RgbConverter, check_size, display_size
 from slowfast_lara.data.timestamps import TimestampCache, Timestamps, file_version
 from slowfast_lara.errors import DecodeError
 
@@ -35,17 +34,10 @@ CONTAINERS = (
     "mov,mp4,m4a,3gp,3g2,mj2,matroska,webm,avi,flv,asf,mpegts,mpeg,mpegvideo,m4v,h264,hevc,"
     "ogg,gif,ivf,nut,mxf,dv,rm,swf,mjpeg,yuv4mpegpipe,vvc,av1,obu,wtv"
 )
-# Limit against damaged headers, which may declare any size; 8K video has 33 million pixels.
-MAX_PIXELS = 8192 * 8192
-# Frames are scaled to a given short side, so memory grows with the aspect ratio. Up to this
-# ratio, the frames of a test video take less memory than its views. The widest screens have 32:9.
-MAX_ASPECT = 8
 # If the frame rate in the header is outside this range, the timestamps give the rate.
 PLAUSIBLE_FPS = (1, 240)
 # `check_length` allows this many frames per second: few cameras record more.
 MAX_FPS = 120
-# From PyAV 17 on, a colour conversion uses one thread per core unless `threads` is given.
-ONE_THREAD = {"threads": 1} if int(av.__version__.split(".")[0]) >= 17 else {}
 # Codecs whose decoder can skip non-reference frames. (HEVC is not listed: its frames of a higher
 # temporal sub-layer may refer to non-reference frames.)
 _SKIPS_NONREF = ("h264", "mpeg1video", "mpeg2video", "mpeg4")
@@ -180,7 +172,8 @@ def _decode_by_pts(
     before = keys[1 : np.searchsorted(keys, pts[0], side="right")]  # the first key needs no seek
     for key in (*before[-1:].tolist(), None):
         with open_video(path, threads) as (container, stream):
-            pixels = _keep(frames_from(container, stream, pts, key), pts, crop)
+            frames = frames_from(container, stream, pts, key)
+            pixels = _keep(frames, RgbConverter(stream), pts, crop)
         if pixels is not None:
             return pixels
     return None
@@ -244,9 +237,11 @@ def _packets_from(container: Any, stream: Any, key: int | None, first: int) -> I
             return
 
 
-def _keep(frames: Iterator[Any], wanted: list[int], crop: CropFn) -> np.ndarray | None:
+def _keep(
+    frames: Iterator[Any], to_rgb: RgbConverter, wanted: list[int], crop: CropFn
+) -> np.ndarray | None:
     """Crop the frames with the `wanted` timestamps; None if they do not all arrive in order."""
-    kept, to_rgb = FrameBuffer(len(wanted), crop), RgbConverter()
+    kept = FrameBuffer(len(wanted), crop)
     last = None
     for frame in frames:
         if (last is not None and frame.pts <= last) or frame.pts > wanted[kept.count]:
@@ -263,8 +258,9 @@ def _decode_by_number(
     path: str, wanted: np.ndarray, crop: CropFn, threads: int
 ) -> tuple[np.ndarray, int]:
     """Crop the frames at the distinct, sorted indices `wanted`; also return the frame count."""
-    kept, to_rgb, count = FrameBuffer(len(wanted), crop), RgbConverter(), 0
+    kept, count = FrameBuffer(len(wanted), crop), 0
     with open_video(path, threads) as (container, stream):
+        to_rgb = RgbConverter(stream)
         for frame in decoded_frames(container, stream):
             if kept.count < len(wanted) and count == wanted[kept.count]:
                 kept.add(to_rgb(frame))
@@ -278,7 +274,7 @@ def count_frames(path: str) -> tuple[int, int]:
     count = 0
     with open_video(path) as (container, stream):
         for frame in decoded_frames(container, stream, errors):
-            check_size(frame.height, frame.width)
+            display_size(frame.width, frame.height, stream.sample_aspect_ratio)
             count += 1
     if not count:
         raise DecodeError(f"{path}: no frame decodes")
@@ -376,39 +372,11 @@ def decoded_frames(container: Any, stream: Any, errors: list[str] | None = None)
 
 def rgb_frames(container: Any, stream: Any) -> Iterator[np.ndarray]:
     """All frames, uint8 RGB [H, W, 3]; use within `open_video`, which adds the path to errors."""
-    to_rgb, frame = RgbConverter(), None
+    to_rgb, frame = RgbConverter(stream), None
     for frame in decoded_frames(container, stream):
         yield to_rgb(frame)
     if frame is None:
         raise ValueError("no frame decodes")
-
-
-def check_size(height: int, width: int) -> None:
-    """Raise a ValueError if frames of this size are empty or would take too much memory."""
-    if min(height, width) < 1:
-        raise ValueError(f"frames of {width}x{height} pixels are empty")
-    shape = f"frames of {width}x{height} pixels are too"
-    if height * width > MAX_PIXELS:
-        raise ValueError(f"{shape} large; at most {MAX_PIXELS} pixels are allowed")
-    if max(height, width) > MAX_ASPECT * min(height, width):
-        raise ValueError(f"{shape} narrow; the aspect ratio may be at most {MAX_ASPECT}:1")
-
-
-class RgbConverter:
-    """Converts decoded frames to upright RGB; the first frame determines the orientation.
-
-    Use one object for all frames of a video: set-up takes longer than converting a frame.
-    """
-
-    def __init__(self) -> None:
-        self._reformatter = VideoReformatter()
-        self._orientation: Orientation | None = None
-
-    def __call__(self, frame: Any) -> np.ndarray:
-        check_size(frame.height, frame.width)
-        rgb = self._reformatter.reformat(frame, format="rgb24", **ONE_THREAD).to_ndarray()
-        self._orientation = self._orientation or Orientation.of(frame)
-        return self._orientation.upright(rgb)
 
 
 class FrameBuffer:

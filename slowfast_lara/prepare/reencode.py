@@ -26,8 +26,8 @@ from typing import Any, NamedTuple
 import av
 from av.video.reformatter import Interpolation, VideoReformatter
 
-from slowfast_lara.data.orientation import Orientation
-from slowfast_lara.data.video import ONE_THREAD, check_size, decoded_frames, open_video
+from slowfast_lara.data.display import ONE_THREAD, Orientation, display_size
+from slowfast_lara.data.video import decoded_frames, open_video
 from slowfast_lara.errors import DecodeError
 from slowfast_lara.files import atomic_write
 from slowfast_lara.prepare.geometry import make_upright, target_size
@@ -250,7 +250,7 @@ class _Encoder:
         context.colorspace = _UNSPECIFIED_COLORSPACE if is_rgb else first.colorspace
 
     def add(self, frame: Any, stream: Any) -> None:
-        check_size(frame.height, frame.width)
+        display_size(frame.width, frame.height, stream.sample_aspect_ratio)  # checks it
         if self._count == 0:
             self._start(frame, stream)
         width, height = self._size

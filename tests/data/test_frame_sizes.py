@@ -10,10 +10,10 @@ import numpy as np
 import pytest
 
 from slowfast_lara.data import load_views
+from slowfast_lara.data.display import MAX_ASPECT, check_size
 from slowfast_lara.data.kinetics import Kinetics
 from slowfast_lara.data.sources import open_frames
 from slowfast_lara.data.ssv2 import Ssv2
-from slowfast_lara.data.video import MAX_ASPECT, check_size
 from slowfast_lara.errors import DecodeError
 from slowfast_lara.prepare.check import check_video
 from slowfast_lara.report.sections import thumbnail

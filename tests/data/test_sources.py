@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from slowfast_lara.data import video as video_module
+from slowfast_lara.data import display
 from slowfast_lara.data.sources import list_images, open_frames, read_frames
 from slowfast_lara.errors import DecodeError
 from tests.helpers.videos import decode_all, whole_frame, write_image, write_video
@@ -74,7 +74,7 @@ def test_sources_without_frames(tmp_path):
 
 
 def test_frames_that_are_too_large(video, monkeypatch):
-    monkeypatch.setattr(video_module, "MAX_PIXELS", 48 * 64 - 1)
+    monkeypatch.setattr(display, "MAX_PIXELS", 48 * 64 - 1)
     with pytest.raises(DecodeError, match="a.mp4: frames of 64x48 pixels are too large"):
         consume(video)
     with pytest.raises(DecodeError, match="a.mp4: frames of 64x48 pixels are too large"):
