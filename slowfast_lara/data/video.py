@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import os
 import stat
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, NamedTuple
 
@@ -127,6 +127,7 @@ def read_whole(
 def read_timestamps(path: str) -> Timestamps:
     """Demux a video for its timestamps, without decoding."""
     pts: list[int | None] = []
+    dts: list[int | None] = []
     key_pts: list[int] = []
     first = None
     with open_video(path) as (container, stream):
@@ -136,14 +137,14 @@ def read_timestamps(path: str) -> Timestamps:
                 key_pts.append(packet.pts)
             if packet.size and not packet.is_discard:  # not hidden by an edit list
                 pts.append(packet.pts)
-        codec = stream.codec_context.name
-        is_synthesised = container.format.name in _WITHOUT_PTS and codec in _WITH_B_FRAMES
-        header_fps, tick = float(stream.average_rate or 0), float(stream.time_base or 0)
+                dts.append(packet.dts)
+        is_synthesised = has_synthesised_pts(container, stream)
+        header_fps, tick = header_rate(stream), float(stream.time_base or 0)
     if first is None or not pts:
         raise DecodeError(f"{path}: no frame decodes")
     known = np.unique(np.array([time for time in pts if time is not None], np.int64))
     is_complete = len(known) == len(pts)
-    fps = _frame_rate(header_fps, known * tick if is_complete else known[:0])
+    fps = header_fps or _mean_rate(known.tolist() if is_complete else dts, tick)
     # Frames before the first key frame do not all decode, which would shift the frame indices.
     starts_with_key = first.is_keyframe and first.pts is not None and first.pts <= known[0]
     is_usable = is_complete and not is_synthesised and starts_with_key
@@ -151,12 +152,24 @@ def read_timestamps(path: str) -> Timestamps:
     return Timestamps(len(pts), fps, known if is_usable else None, keys)
 
 
-def _frame_rate(header_fps: float, seconds: np.ndarray) -> float | None:
-    """The rate in the header if it is plausible, otherwise the mean rate of the timestamps."""
-    if PLAUSIBLE_FPS[0] <= header_fps <= PLAUSIBLE_FPS[1]:
-        return header_fps
-    duration = seconds[-1] - seconds[0] if len(seconds) else 0
-    return float((len(seconds) - 1) / duration) if duration > 0 else None
+def has_synthesised_pts(container: Any, stream: Any) -> bool:
+    """Whether FFmpeg synthesises the timestamps in an order that may not be that of the frames."""
+    return container.format.name in _WITHOUT_PTS and stream.codec_context.name in _WITH_B_FRAMES
+
+
+def header_rate(stream: Any) -> float | None:
+    """Frame rate in the header; None if it is missing or implausible."""
+    rate = float(stream.average_rate or 0)
+    return rate if PLAUSIBLE_FPS[0] <= rate <= PLAUSIBLE_FPS[1] else None
+
+
+def _mean_rate(times: Sequence[int | None], tick: float) -> float | None:
+    """Frames per second between the first and the last known time, in ticks of `tick` seconds."""
+    known = [(number, time) for number, time in enumerate(times) if time is not None]
+    if not known:
+        return None
+    (first, start), (last, end) = known[0], known[-1]
+    return (last - first) / ((end - start) * tick) if end > start and tick else None
 
 
 def _decode_by_pts(
@@ -368,15 +381,6 @@ def decoded_frames(container: Any, stream: Any, errors: list[str] | None = None)
                 errors.append(str(error))
             continue
         yield from frames
-
-
-def rgb_frames(container: Any, stream: Any) -> Iterator[np.ndarray]:
-    """All frames, uint8 RGB [H, W, 3]; use within `open_video`, which adds the path to errors."""
-    to_rgb, frame = RgbConverter(stream), None
-    for frame in decoded_frames(container, stream):
-        yield to_rgb(frame)
-    if frame is None:
-        raise ValueError("no frame decodes")
 
 
 class FrameBuffer:

@@ -29,7 +29,10 @@ def test_all_frames_one_by_one(video, folder, kind):
     source = {"file": video, "folder": folder, "list": list_images(folder)}[kind]
     with open_frames(source, 10) as (fps, frames):
         assert fps == (24 if kind == "file" else 10)
-        assert np.array_equal(list(frames), decode_all(video)[0])
+        starts, ends, images = zip(*frames)
+        assert np.array_equal(images, decode_all(video)[0])
+        np.testing.assert_allclose(starts, np.arange(12) / fps)
+        np.testing.assert_allclose(ends, np.arange(1, 13) / fps)
 
 
 @pytest.mark.parametrize("all_decoded", [False, True])

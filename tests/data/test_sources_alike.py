@@ -13,13 +13,12 @@ import pytest
 
 from slowfast_lara.data import load_views
 from slowfast_lara.data.kinetics import Kinetics
-from slowfast_lara.data.sources import open_frames
 from slowfast_lara.data.timestamps import TimestampCache
 from slowfast_lara.data.transforms import pixels_of
 from slowfast_lara.data.video import count_frames, read_clip, read_whole
 from slowfast_lara.prepare.reencode import Options, prepare_video
 from tests.helpers.pictures import upright, write_pictures
-from tests.helpers.videos import config, decode_all, whole_frame
+from tests.helpers.videos import config, decode_all, streamed, whole_frame
 
 FRAMES = 35
 KINDS = {
@@ -76,8 +75,7 @@ def test_all_readers_agree(video, tmp_path):
     assert count_frames(str(path)) == (len(frames), 0)
     expected = np.stack(frames)
     # Streaming, and training: from the second time on with cached timestamps.
-    with open_frames(str(path)) as (_, images):
-        assert np.array_equal(np.stack(list(images)), expected)
+    assert np.array_equal(np.stack(streamed(path)), expected)
     cache = TimestampCache(str(tmp_path))
     for _ in range(2):
         clip = read_clip(str(path), lambda count, fps: np.arange(count), whole_frame, cache=cache)
@@ -137,12 +135,11 @@ def test_non_square_pixels(tmp_path, name, codec, sample_aspect, size, turn):
         turned(cv2.resize(frame, size[::-1], interpolation=cv2.INTER_AREA))
         for frame in decode_all(path)[0]
     ]
-    with open_frames(str(path)) as (_, images):
-        streamed = np.stack(list(images))
-    assert close(streamed, np.stack(expected))
+    frames = np.stack(streamed(path))
+    assert close(frames, np.stack(expected))
     for read in (read_clip, read_whole):
         pixels = read(str(path), lambda count, fps: np.arange(count), whole_frame).pixels
-        assert np.array_equal(pixels, streamed)
+        assert np.array_equal(pixels, frames)
     cfg = config(TEST__NUM_ENSEMBLE_VIEWS=1, TEST__NUM_SPATIAL_CROPS=3)
     result = tmp_path / "result.mp4"
     prepare_video(str(path), str(result), Options(short_side=64, crf=10))
@@ -154,5 +151,4 @@ def test_non_square_pixels(tmp_path, name, codec, sample_aspect, size, turn):
 def test_side_data_of_an_unknown_type(tmp_path):
     """TIFF frames have EXIF side data, a type that PyAV 18 does not define."""
     path = write_pictures(tmp_path / "a.mov", "tiff", "rgb24", frames=5)
-    with open_frames(str(path)) as (_, images):
-        assert np.array_equal(np.stack(list(images)), np.stack(decode_all(path)[0]))
+    assert np.array_equal(np.stack(streamed(path)), np.stack(decode_all(path)[0]))

@@ -15,6 +15,7 @@ from slowfast_lara.errors import DecodeError
 from tests.helpers.videos import (
     B_FRAMES,
     NEEDS_REAL_VIDEOS,
+    VARIABLE_PTS,
     VIDEOS,
     check_frames,
     decode_all,
@@ -261,6 +262,17 @@ def test_an_implausible_rate_is_replaced_by_that_of_the_timestamps(
     assert read_timestamps(str(path)).fps == pytest.approx(24)
     with open_frames(str(path)) as (fps, _):
         assert fps == pytest.approx(24)
+
+
+@pytest.mark.parametrize("suffix", ["avi", "mpg", "mkv"])
+def test_the_rate_of_files_with_a_tick_as_rate(tmp_path, suffix):
+    """Their headers have 1000 frames per second or none, and not all packets have pts."""
+    path = write_video(tmp_path / f"a.{suffix}", pts=VARIABLE_PTS, options=B_FRAMES)
+    seconds = (VARIABLE_PTS[-1] - VARIABLE_PTS[0]) / 1000
+    expected = pytest.approx(39 / seconds, rel=0.03)
+    assert read_timestamps(str(path)).fps == expected
+    with open_frames(str(path)) as (fps, _):
+        assert fps == expected
 
 
 # Videos whose packets are not all frames

@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 
 from slowfast_lara.config import get_cfg
+from slowfast_lara.data.sources import open_frames
 from slowfast_lara.data.video import Region
 
 REPOSITORY = Path(__file__).resolve().parents[2]
@@ -111,6 +112,12 @@ def decode_all(path: Path) -> tuple[list[np.ndarray], float]:
             with contextlib.suppress(av.FFmpegError):
                 frames += [frame.to_ndarray(format="rgb24") for frame in packet.decode()]
     return frames, fps
+
+
+def streamed(path: Path) -> list[np.ndarray]:
+    """All frames as a stream reads them."""
+    with open_frames(str(path)) as (_, frames):
+        return [frame.pixels for frame in frames]
 
 
 def whole_frame(height: int, width: int) -> Region:
