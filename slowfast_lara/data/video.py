@@ -21,6 +21,7 @@ from typing import Any, NamedTuple
 import av
 import cv2
 import numpy as np
+from av.stream import Disposition
 
 from slowfast_lara.data.display import RgbConverter, check_size, display_size
 from slowfast_lara.data.timestamps import TimestampCache, Timestamps, file_version
@@ -344,7 +345,7 @@ def open_container(path: str) -> Any:
 
 def _video_stream(container: Any, path: str, threads: int) -> Any:
     for stream in container.streams.video:
-        is_cover_picture = "attached_pic" in str(getattr(stream, "disposition", ""))
+        is_cover_picture = stream.disposition & Disposition.attached_pic
         if is_cover_picture or stream.codec_context is None:
             continue
         # Check the header before the decoder allocates memory; decoded frames are checked later.

@@ -17,7 +17,7 @@ from slowfast_lara.data.timestamps import TimestampCache
 from slowfast_lara.data.transforms import pixels_of
 from slowfast_lara.data.video import count_frames, read_clip, read_whole
 from slowfast_lara.prepare.reencode import Options, prepare_video
-from tests.helpers.pictures import upright, write_pictures
+from tests.helpers.pictures import upright, write_pictures, write_with_cover
 from tests.helpers.videos import config, decode_all, streamed, whole_frame
 
 FRAMES = 35
@@ -152,3 +152,10 @@ def test_side_data_of_an_unknown_type(tmp_path):
     """TIFF frames have EXIF side data, a type that PyAV 18 does not define."""
     path = write_pictures(tmp_path / "a.mov", "tiff", "rgb24", frames=5)
     assert np.array_equal(np.stack(streamed(path)), np.stack(decode_all(path)[0]))
+
+
+def test_a_cover_picture_is_not_the_video(tmp_path):
+    path = write_with_cover(tmp_path / "a.mp4", frames=20)
+    assert [frame.shape for frame in streamed(path)] == [(96, 128, 3)] * 20
+    assert count_frames(str(path)) == (20, 0)
+    assert prepare_video(str(path), str(tmp_path / "b.mp4"), Options(64)).frames == 20
