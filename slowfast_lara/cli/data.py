@@ -45,8 +45,14 @@ def add_commands(root: CommandParser) -> None:
     sources = "lists (.csv, .txt), folders or videos"
     parser.add_argument("sources", nargs="+", metavar="SOURCE", help=sources)
     _add_separator(parser)
-    parser.add_flag("--prefix", "DATA.PATH_PREFIX", default="")
+    _add_prefix(parser)
     add_jobs_flag(parser)
+
+    parser = data.add_command("drop-bad", drop_bad)
+    parser.add_argument("bad", metavar="BAD", help="the file that `data check` wrote")
+    parser.add_argument("lists", nargs="+", metavar="LIST", help="the lists to change")
+    _add_separator(parser)
+    _add_prefix(parser)
 
     _add_prepare(data)
     _add_speed(data)
@@ -112,6 +118,10 @@ def _add_separator(parser: CommandParser) -> None:
     parser.add_argument("--separator", default=" ", help="DATA.PATH_LABEL_SEPARATOR")
 
 
+def _add_prefix(parser: CommandParser) -> None:
+    parser.add_flag("--prefix", "DATA.PATH_PREFIX", default="")
+
+
 def lists_kinetics(args: argparse.Namespace) -> None:
     """Write the lists for Kinetics.
 
@@ -161,14 +171,27 @@ def lists_folder(args: argparse.Namespace) -> None:
 def check(args: argparse.Namespace) -> int | None:
     """Decode every video and list the bad ones.
 
-    A video is bad if it has no frames, or packets that cannot be decoded. OUT lists the paths of
-    bad videos with the reasons, OUT.progress the checked videos. To resume an interrupted check,
-    repeat the command. The exit code is 1 if there are bad videos.
+    A video is bad if it has no frames, or packets that cannot be decoded, or if it crashes the
+    decoder. OUT lists the paths of bad videos with the reasons, OUT.progress the checked videos. To
+    resume an interrupted check, repeat the command. To remove the bad videos from the lists, use
+    `data drop-bad`. The exit code is 1 if there are bad videos.
     """
     from slowfast_lara.prepare.check import check_videos
 
     options = {"separator": args.separator, "prefix": args.prefix, "jobs": args.jobs}
     return FAILED if check_videos(args.out, args.sources, **options) else None
+
+
+def drop_bad(args: argparse.Namespace) -> None:
+    """Remove bad videos from lists.
+
+    BAD has a path per line, optionally followed by a tab and a reason: the OUT of `data check`.
+    The lines of these videos are removed from each LIST, in place. To keep a video, remove its line
+    from BAD first.
+    """
+    from slowfast_lara.prepare.check import drop_bad
+
+    drop_bad(args.bad, args.lists, separator=args.separator, prefix=args.prefix)
 
 
 def prepare(args: argparse.Namespace) -> int | None:

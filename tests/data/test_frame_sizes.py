@@ -63,7 +63,7 @@ def test_datasets_refuse(narrow, tmp_path, mode):
 
 def test_data_check_refuses(narrow):
     if narrow.is_file():
-        assert "frames of 2000x16 pixels" in check_video(str(narrow))[1]
+        assert "frames of 2000x16 pixels" in check_video(str(narrow))
 
 
 def test_size_limits():

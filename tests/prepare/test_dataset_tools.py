@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import json
 import os
+from pathlib import Path
 
 import pytest
 
+from slowfast_lara.cli import main
 from slowfast_lara.data.kinetics import Kinetics
 from slowfast_lara.data.ssv2 import Ssv2
 from tests.helpers.datasets import write_annotations
@@ -196,3 +198,22 @@ def test_check_videos_with_unprintable_names(tmp_path):
 def test_check_videos_without_bad_ones(synthetic, tmp_path):
     output = run("datasets/check_videos.py", tmp_path / "bad.txt", synthetic / "val.csv")
     assert "13 videos, 0 bad" in output and (tmp_path / "bad.txt").read_text() == ""
+
+
+def test_drop_bad_videos_from_lists(tmp_path, capsys):
+    write_video(tmp_path / "a b.mp4", 5)
+    (tmp_path / "empty.mp4").touch()
+    for split, names in {"train": ["a b", "empty", "absent"], "val": ["a b"]}.items():
+        lines = [f"{name}.mp4 {label}\n" for label, name in enumerate(names)]
+        (tmp_path / f"{split}.csv").write_text("\n" + "".join(lines))
+    bad, train, val = (str(tmp_path / name) for name in ("bad.txt", "train.csv", "val.csv"))
+    assert main(["data", "check", bad, train, val]) == 1
+    assert main(["data", "drop-bad", bad, train, val]) == 0
+    printed = capsys.readouterr().out
+    assert "dropped 2 of 3" in printed and "dropped 0 of 1" in printed
+    assert Path(train).read_text() == "a b.mp4 0\n"
+    assert Path(val).read_text() == "\na b.mp4 0\n"  # unchanged
+    Path(bad).write_text(f"{tmp_path}/a b.mp4\n")
+    assert main(["data", "drop-bad", bad, train]) == 2
+    assert Path(train).read_text() == "a b.mp4 0\n"
+    assert "no line would remain" in capsys.readouterr().err
