@@ -11,6 +11,7 @@ from slowfast_lara.cli.parser import (
     add_table_flag,
     positive_int,
     print_table,
+    regular_expression,
 )
 from slowfast_lara.errors import FAILED, InputError
 
@@ -39,6 +40,12 @@ def add_commands(root: CommandParser) -> None:
     parser = data.add_command("lists-folder", lists_folder)
     parser.add_argument("videos", metavar="VIDEOS", help="the folder with one folder per class")
     _add_lists_out(parser)
+    for split in ("val", "test"):
+        meaning = f"share of each class in {split}.csv, at least one video"
+        parser.add_flag(f"--{split}-share", meaning, type=float, default=0.1, metavar="SHARE")
+    parser.add_argument("--seed", type=int, default=0, help="seed of the split (default: 0)")
+    group = "regular expression for the path below a class folder; equal matches share a list"
+    parser.add_flag("--group", group, type=regular_expression, default="", metavar="REGEX")
 
     parser = data.add_command("check", check)
     parser.add_argument("out", metavar="OUT", help="the file for the bad videos")
@@ -158,14 +165,19 @@ def lists_ssv2(args: argparse.Namespace) -> None:
 def lists_folder(args: argparse.Namespace) -> None:
     """Write the lists for your own videos.
 
-    VIDEOS contains one folder per class, named after the class. In each class, 10 % of the videos
-    (at least one) are for testing, 10 % (at least one) for validation, the rest for training. The
-    split depends only on the file names. Classes are numbered in alphabetical order. Written to
-    OUT: train.csv, val.csv and test.csv (`path label`) and classes.json.
-    """
-    from slowfast_lara.prepare.lists import write_folder_lists
+    VIDEOS contains one folder per class, named after the class. Each class is divided into test
+    (10 %), validation (10 %) and training videos. The split depends only on the file names and the
+    seed. Classes are numbered in alphabetical order. Written to OUT: train.csv, val.csv and
+    test.csv (`path label`) and classes.json.
 
-    write_folder_lists(args.videos, args.out)
+    Videos of one scene or session must be in one list, otherwise the test accuracy is too high.
+    --group keeps videos together if the expression (or its first group in parentheses) matches the
+    same text: '^[^_]+' by the name up to the first underscore, '^[^/]+/' by subfolder.
+    """
+    from slowfast_lara.prepare.lists import Split, write_folder_lists
+
+    split = Split(args.val_share, args.test_share, args.seed, args.group)
+    write_folder_lists(args.videos, args.out, split)
 
 
 def check(args: argparse.Namespace) -> int | None:

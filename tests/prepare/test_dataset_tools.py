@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import os
+import random
+from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -119,6 +121,72 @@ def test_too_few_videos(tmp_path, counts, expected):
     out = tmp_path.parent / f"{tmp_path.name}_lists"
     output = run("datasets/build_folder_lists.py", tmp_path, out, expect=2)
     assert expected in output and len(output.strip().splitlines()) == 1 and not out.exists()
+
+
+def folder_lists(folder: Path, *flags: str) -> dict[str, list[str]]:
+    """The names of the videos in each list."""
+    assert main(["data", "lists-folder", str(folder / "clips"), str(folder / "out"), *flags]) == 0
+    lists = {}
+    for split in ("train", "val", "test"):
+        lines = (folder / "out" / f"{split}.csv").read_text().splitlines()
+        paths = [line.rpartition(" ")[0] for line in lines]
+        lists[split] = [os.path.relpath(path, folder / "clips") for path in paths]
+    return lists
+
+
+def test_shares_and_seed_of_folder_lists(tmp_path, capsys):
+    for number in range(16):
+        for name in ("open", "close"):
+            (tmp_path / "clips" / name).mkdir(parents=True, exist_ok=True)
+            (tmp_path / "clips" / name / f"{number}.mp4").touch()
+    plain = folder_lists(tmp_path)
+    assert [len(names) for names in plain.values()] == [24, 4, 4]
+    assert folder_lists(tmp_path, "--seed", "1") != plain == folder_lists(tmp_path)
+    shares = folder_lists(tmp_path, "--val-share", "0.25", "--test-share", "0.5")
+    assert [len(names) for names in shares.values()] == [8, 8, 16]
+    command = ["data", "lists-folder", str(tmp_path / "clips"), str(tmp_path / "out")]
+    for share in ("0", "0.9", "-1", "nan"):
+        assert main([*command, "--val-share", share]) == 2
+        assert "sum below 1" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_groups_of_folder_lists(tmp_path, seed):
+    """A scene is in one list, even if it has videos of several classes."""
+    rng = random.Random(seed)
+    scenes = [f"s{number}" for number in range(12)]
+    for name in ("open", "close", "push"):
+        for number in range(60):
+            folder = tmp_path / "clips" / name / rng.choice(scenes)
+            folder.mkdir(parents=True, exist_ok=True)
+            (folder / f"{rng.choice(scenes)}_{number}.mp4").touch()
+    for group, part in (("^[^/]+", 1), (r"(s\d+)_\d+\.mp4$", 2)):
+        flags = ("--group", group, "--seed", str(seed), "--val-share", "0.2")
+        lists = folder_lists(tmp_path, *flags)
+        assert sum(map(len, lists.values())) == 180
+        found = {
+            split: {path.split("/")[part].split("_")[0] for path in paths}
+            for split, paths in lists.items()
+        }
+        assert not found["train"] & (found["val"] | found["test"])
+        assert not found["val"] & found["test"]
+        for split, least in (("train", 1), ("val", 12), ("test", 6)):
+            counts = Counter(path.split("/")[0] for path in lists[split])
+            assert len(counts) == 3 and min(counts.values()) >= least
+
+
+def test_groups_that_cannot_be_divided(tmp_path, capsys):
+    for number in range(9):
+        (tmp_path / "clips" / "a").mkdir(parents=True, exist_ok=True)
+        (tmp_path / "clips" / "a" / f"{number % 2}_{number}.mp4").touch()
+    command = ["data", "lists-folder", str(tmp_path / "clips"), str(tmp_path / "out")]
+    for group, reason in (("^.", "too few groups"), ("x", "does not match")):
+        assert main([*command, "--group", group]) == 2
+        assert reason in capsys.readouterr().err
+    with pytest.raises(SystemExit):
+        main([*command, "--group", "("])
+    assert "regular expression" in capsys.readouterr().err
+    assert not (tmp_path / "out").exists()
 
 
 def test_ssv2_lists_of_videos(tmp_path):
