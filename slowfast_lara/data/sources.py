@@ -16,11 +16,10 @@ import numpy as np
 from PIL import Image
 
 from slowfast_lara.data.display import RgbConverter, check_size
+from slowfast_lara.data.regions import CropFn, FrameBuffer
 from slowfast_lara.data.timestamps import TimestampCache
 from slowfast_lara.data.video import (
     ClipFrames,
-    CropFn,
-    FrameBuffer,
     FrameIndexFn,
     decoded_frames,
     has_synthesised_pts,

@@ -24,6 +24,7 @@ import numpy as np
 from av.stream import Disposition
 
 from slowfast_lara.data.display import RgbConverter, check_size, display_size
+from slowfast_lara.data.regions import CropFn, FrameBuffer
 from slowfast_lara.data.timestamps import TimestampCache, Timestamps, file_version
 from slowfast_lara.errors import DecodeError
 
@@ -49,21 +50,6 @@ _WITH_B_FRAMES = ("h264", "hevc", "vvc", "vc1", "wmv3", "mpeg1video", "mpeg2vide
 
 # (number of frames, frames per second) -> indices of the wanted frames, any shape.
 FrameIndexFn = Callable[[int, float], np.ndarray]
-
-
-class Region(NamedTuple):
-    """A rectangle of a frame, and the size to resize it to."""
-
-    top: int
-    left: int
-    height: int
-    width: int
-    out_height: int
-    out_width: int
-
-
-# (height, width) of a frame -> the region to keep.
-CropFn = Callable[[int, int], Region]
 
 
 class ClipFrames(NamedTuple):
@@ -132,11 +118,12 @@ def read_timestamps(path: str) -> Timestamps:
     key_pts: list[int] = []
     first = None
     with open_video(path) as (container, stream):
+        codec = stream.codec_context.name
         for packet in demux(container, stream):
             first = first or packet
             if packet.is_keyframe and packet.pts is not None:
                 key_pts.append(packet.pts)
-            if packet.size and not packet.is_discard:  # not hidden by an edit list
+            if _is_shown(packet, codec):
                 pts.append(packet.pts)
                 dts.append(packet.dts)
         is_synthesised = has_synthesised_pts(container, stream)
@@ -151,6 +138,14 @@ def read_timestamps(path: str) -> Timestamps:
     is_usable = is_complete and not is_synthesised and starts_with_key
     keys = np.unique(np.array(key_pts, np.int64))
     return Timestamps(len(pts), fps, known if is_usable else None, keys)
+
+
+def _is_shown(packet: Any, codec: str) -> bool:
+    """Whether a packet gives a frame: it is not empty, nor hidden by an edit list or by VP8."""
+    if not packet.size or packet.is_discard:
+        return False
+    # Bit 4 of a VP8 frame is show_frame. Alternate reference frames are not shown.
+    return codec != "vp8" or bool(memoryview(packet)[0] & 0x10)
 
 
 def has_synthesised_pts(container: Any, stream: Any) -> bool:
@@ -382,30 +377,3 @@ def decoded_frames(container: Any, stream: Any, errors: list[str] | None = None)
                 errors.append(str(error))
             continue
         yield from frames
-
-
-class FrameBuffer:
-    """Array of cropped and resized RGB frames, filled in the order of `add`."""
-
-    def __init__(self, capacity: int, crop: CropFn) -> None:
-        self.pixels = np.empty((0, 0, 0, 3), np.uint8)
-        self.count = 0
-        self._capacity = capacity
-        self._crop = crop
-        self._frame_size = (0, 0)
-
-    def add(self, image: np.ndarray) -> None:
-        # The frame size may change within a video: the region depends on the size of each frame,
-        # and all regions are resized to the output size of the first region.
-        height, width = image.shape[:2]
-        if (height, width) != self._frame_size:
-            self._frame_size, self._region = (height, width), self._crop(height, width)
-        top, left, height, width, out_height, out_width = self._region
-        if self.count == 0:
-            self.pixels = np.empty((self._capacity, out_height, out_width, 3), np.uint8)
-        region, out = image[top : top + height, left : left + width], self.pixels[self.count]
-        if region.shape == out.shape:
-            out[:] = region
-        else:
-            cv2.resize(region, out.shape[1::-1], dst=out, interpolation=cv2.INTER_LINEAR)
-        self.count += 1
