@@ -167,54 +167,6 @@ def test_avi_with_a_late_b_frame(tmp_path):
     check_single_frames(path, step=4)
 
 
-SHORT_GOPS = {"g": "10"}
-ENCODERS = {
-    "libx264": {"bf": "3", "g": "10"},
-    "libx265": {"x265-params": "keyint=10:bframes=3:log-level=none"},
-    "libvpx-vp9": {**SHORT_GOPS, "deadline": "realtime", "cpu-used": "8"},
-    "libsvtav1": {**SHORT_GOPS, "preset": "12"},
-    **{name: {"bf": "2", "g": "10"} for name in ("mpeg4", "mpeg2video", "mpeg1video")},
-    **dict.fromkeys(("msmpeg4", "msmpeg4v2", "wmv1", "wmv2", "h263", "h263p"), SHORT_GOPS),
-    **dict.fromkeys(("flv", "libvpx", "h261", "rv20"), SHORT_GOPS),
-    **dict.fromkeys(("ffv1", "utvideo", "asv1", "snow"), {}),
-}
-CONTAINERS = (
-    *("mp4", "mov", "mkv", "avi", "ts", "mpg", "flv", "asf", "webm", "ogg", "3gp", "nut", "mxf"),
-    *("ivf", "gif", "m4v", "h264", "hevc", "mjpeg", "vob", "rm", "swf", "m2v"),
-)
-DAMAGE = {
-    "whole": lambda content: content,
-    "no index": lambda content: content.replace(b"idx1", b"JUNK"),
-    "cut index": lambda content: content[: content.rfind(b"idx1") + 8 + 16 * 20],
-    "cut start": lambda content: content[: 188 * 3] + content[len(content) // 564 * 188 :],
-}
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("encoder", ENCODERS)
-def test_every_encoder_in_every_container(tmp_path, encoder):
-    """Single frames and all frames; combinations that FFmpeg cannot write are skipped."""
-    size, checked = (144, 176) if encoder in ("h261", "h263") else (96, 128), 0
-    for suffix in CONTAINERS:
-        path = tmp_path / f"a.{suffix}"
-        try:
-            write_video(path, 45, size=size, codec=encoder, options=ENCODERS[encoder])
-        except (ValueError, av.FFmpegError):
-            continue
-        content = path.read_bytes()
-        kinds = {"avi": ("whole", "no index", "cut index"), "ts": ("whole", "cut start")}
-        for kind in kinds.get(suffix, ("whole",)):
-            path.write_bytes(DAMAGE[kind](content))
-            try:
-                count_frames(str(path))
-            except DecodeError:  # FFmpeg cannot read all that it writes
-                continue
-            check_single_frames(path, step=3)
-            check_frames(path, read_whole)
-            checked += 1
-    assert checked
-
-
 # Frame rates
 
 
