@@ -116,7 +116,7 @@ def test_unwritable_log(tmp_path, capfd, in_process):
 def test_bad_videos_take_one_line_each():
     name = FORGED[:-1]  # pytest cannot print the last character
     with pytest.raises(TooManyBadVideos) as caught:
-        BadVideos(2, 0.1).add([Failure(name, "bad"), Failure("b", f"{RED}bad")])
+        BadVideos(2, 0).add([Failure(name, "bad"), Failure("b", f"{RED}bad")])
     assert is_printable(str(caught.value)) and str(caught.value).count("\n") == 2
 
 

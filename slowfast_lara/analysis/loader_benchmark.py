@@ -17,7 +17,7 @@ from fvcore.common.config import CfgNode
 
 from slowfast_lara.analysis.measure import best_times
 from slowfast_lara.analysis.tables import Cells, ResultTable, aligned_table
-from slowfast_lara.data import sources, transforms, video
+from slowfast_lara.data import display, regions, sources, transforms, video
 from slowfast_lara.data.dataset import VideoDataset
 from slowfast_lara.data.loader import Batch, collate, train_loader
 from slowfast_lara.data.rand_augment import RandAugment
@@ -28,8 +28,8 @@ STAGES: dict[str, Sequence[Callable[..., Any]]] = {
     "look up the timestamps": [TimestampCache.get],
     "open the container": [video.open_container],
     "seek and decode": [video.frames_from, video.decoded_frames, sources.read_image],
-    "convert to RGB": [video.RgbConverter.__call__],
-    "crop and resize": [video.FrameBuffer.add],
+    "convert to RGB": [display.RgbConverter.__call__],
+    "crop and resize": [regions.FrameBuffer.add],
     "flip and jitter": [transforms.random_flip, transforms.color_jitter],
     "RandAugment": [RandAugment.__call__],
     "normalise": [transforms.Normalize.__call__],

@@ -83,6 +83,15 @@ def positive_int(text: str) -> int:
     return number
 
 
+def regular_expression(text: str) -> str:
+    """Argument type: a regular expression."""
+    try:
+        re.compile(text)
+    except re.error as error:
+        raise argparse.ArgumentTypeError(f"invalid regular expression {text!r}: {error}") from None
+    return text
+
+
 def crop_size(text: str) -> int:
     """Argument type: pixels, a multiple of the patch size 16."""
     size = positive_int(text)

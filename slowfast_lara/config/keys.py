@@ -218,7 +218,7 @@ KEYS = {
     "DATA.RAND_AUGMENT": Key("rand-m20-n2-mstd0.5-inc", TRAINING, RAND_AUGMENT,
         "magnitude m, operations n, standard deviation mstd; inc: strength rises with magnitude"),
     "DATA.MAX_BAD_SHARE": Key(0.01, NOTHING, BELOW_1,
-        "stop training if more than this fraction of videos do not decode"),
+        "stop training if more than 5 videos and this fraction of them do not decode (0: if any)"),
     "DATA.GRAYSCALE": Key(False, TRAINING, ANY, "greyscale for a fifth of the training clips"),
     "DATA.GAUSSIAN": Key(False, TRAINING, ANY, "blur half of the clips, sigma 0.1 to 2 pixels"),
     "DATA.RE_PROB": Key(0.0, TRAINING, PROBABILITY,

@@ -17,8 +17,9 @@ from fvcore.common.config import CfgNode
 from slowfast_lara.attention import ESTIMATORS, build_estimator, has_kernels
 from slowfast_lara.attention.kernels.choice import obstacle
 from slowfast_lara.config.keys import all_keys, get_value, one_of
+from slowfast_lara.data.classes import DEFAULT_NAME, read_names
 from slowfast_lara.data.registry import dataset_class
-from slowfast_lara.errors import ConfigError
+from slowfast_lara.errors import ConfigError, DataError
 from slowfast_lara.models.attention_config import estimator_settings
 
 
@@ -60,6 +61,8 @@ def check_machine(cfg: CfgNode) -> None:
             _fail(cfg, "VIT.KERNELS", f"{problem}; set auto or torch")
     if (cfg.TRAIN.ENABLE or cfg.TEST.ENABLE) and not os.path.isdir(cfg.DATA.PATH_TO_DATA_DIR):
         _fail(cfg, "DATA.PATH_TO_DATA_DIR", "must be an existing folder with the lists")
+    if cfg.TRAIN.ENABLE:
+        _check_class_count(cfg)
     without_file = {
         "TRAIN.CHECKPOINT_FILE_PATH": "start from VIT.PRETRAINED_WEIGHTS or, if VIT.IM_PRETRAINED "
         "is False, from random weights",
@@ -77,6 +80,20 @@ def check_machine(cfg: CfgNode) -> None:
             problem = "the package wandb is not installed; pip install 'slowfast_lara[wandb]'"
             _fail(cfg, "WANDB.ENABLE", problem)
     _check_writable(cfg)
+
+
+def _check_class_count(cfg: CfgNode) -> None:
+    """Fail if classes.json has another number of classes than the config."""
+    path = os.path.join(cfg.DATA.PATH_TO_DATA_DIR, DEFAULT_NAME)
+    if not os.path.isfile(path):
+        return
+    try:
+        names = read_names(path)
+    except DataError:  # training does not need the names, and logs a warning
+        return
+    if len(names) != cfg.MODEL.NUM_CLASSES and sorted(names) == list(range(len(names))):
+        fix = f"set MODEL.NUM_CLASSES {len(names)}"
+        _fail(cfg, "MODEL.NUM_CLASSES", f"{path} has {len(names)} classes; {fix}")
 
 
 def _check_writable(cfg: CfgNode) -> None:

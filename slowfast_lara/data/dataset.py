@@ -26,10 +26,11 @@ from slowfast_lara.data import transforms
 from slowfast_lara.data.augment import random_blur, random_erase, random_gray
 from slowfast_lara.data.bad_videos import Failure
 from slowfast_lara.data.rand_augment import RandAugment
+from slowfast_lara.data.regions import CropFn
 from slowfast_lara.data.sources import FrameSource, VideoPath, read_frames
 from slowfast_lara.data.string_array import StringArray
 from slowfast_lara.data.timestamps import TimestampCache
-from slowfast_lara.data.video import ClipFrames, CropFn, FrameIndexFn
+from slowfast_lara.data.video import ClipFrames, FrameIndexFn
 from slowfast_lara.data.views import crop_views
 from slowfast_lara.errors import DataError, DecodeError, UserError
 

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from slowfast_lara.attention import estimator_options
 from slowfast_lara.config.load import with_overrides
 from slowfast_lara.data.registry import dataset_class
-from slowfast_lara.data.sources import FrameArray, FrameSource, open_frames
+from slowfast_lara.data.sources import FrameArray, FrameSource, at_constant_rate, open_frames
 from slowfast_lara.errors import ConfigError, DecodeError, InputError, first_line, printable
 from slowfast_lara.inference.prediction import Prediction
 from slowfast_lara.inference.scoring import view_outputs, views_at_a_time
@@ -158,6 +158,8 @@ class TrainedModel:
     ) -> Iterator[Window]:
         """Classify sliding windows of a video of any length, in constant memory.
 
+        Times are those of the frames' timestamps, also with a variable frame rate.
+
         Args:
             video: a path, frames uint8 RGB [T,H,W,3], or an iterable of frames [H,W,3].
             window: length of a window in seconds; default: the time span of a clip,
@@ -181,7 +183,8 @@ class TrainedModel:
                     rate, frames = stack.enter_context(open_frames(source, target_fps))
                 else:
                     rate = fps or target_fps
-                    frames = (FrameArray(_as_array(frame)[None]).pixels[0] for frame in video)
+                    images = (FrameArray(_as_array(frame)[None]).pixels[0] for frame in video)
+                    frames = at_constant_rate(images, rate)
                 for _, found in self.scorer(rate, window, stride).run(frames):
                     if found is not None and found.full:
                         yield found

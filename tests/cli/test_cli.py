@@ -49,6 +49,7 @@ BAD_FILES = [
     ["data", "lists-ssv2", "no", "no", "lists"],
     ["data", "lists-folder", "no", "lists"],
     ["data", "check", "bad.txt", "no.csv"],
+    ["data", "drop-bad", "no.txt", "no.csv"],
     ["data", "prepare", "no", "out"],
     ["data", "speed", "--cfg", "no.yaml"],
     ["data", "synthetic", "file/set"],

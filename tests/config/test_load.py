@@ -385,6 +385,16 @@ class TestMachine:
         with pytest.raises(ConfigError, match="DATA.PATH_TO_DATA_DIR is .*existing folder"):
             check_machine(cfg)
 
+    def test_another_number_of_classes_than_in_the_lists(self, base, tmp_path):
+        (tmp_path / "classes.json").write_text('["open", "close", "push"]')
+        cfg = self.config(base, tmp_path, "MODEL.NUM_CLASSES", 400)
+        with pytest.raises(ConfigError, match="NUM_CLASSES is 400.*set MODEL.NUM_CLASSES 3"):
+            check_machine(cfg)
+        check_machine(self.config(base, tmp_path, "MODEL.NUM_CLASSES", 3))
+        check_machine(self.config(base, tmp_path, "TRAIN.ENABLE", False))
+        (tmp_path / "classes.json").write_text("[")  # the names are not needed
+        check_machine(cfg)
+
     def test_no_checkpoint(self, base, tmp_path):
         cfg = self.config(base, tmp_path, "TRAIN.CHECKPOINT_FILE_PATH", "no.pyth")
         with pytest.raises(
