@@ -6,6 +6,9 @@ before loading the config. (PySlowFast has its own registry, with another class 
 
 from __future__ import annotations
 
+import os
+
+import torch
 from fvcore.common.config import CfgNode
 from fvcore.common.registry import Registry
 
@@ -26,3 +29,16 @@ def dataset_class(cfg: CfgNode, part: str) -> type[VideoDataset]:
         if known.lower() == name.lower():
             return classes[known]
     raise ConfigError(f"{part}.DATASET is {name!r}; must be one of {', '.join(classes)}")
+
+
+def load_views(path: str | os.PathLike[str], cfg: CfgNode) -> torch.Tensor:
+    """Read all test views of a video.
+
+    Args:
+        path: a video file; with Ssv2 also a folder of extracted frames.
+        cfg: the config; the dataset class cfg.TEST.DATASET chooses the frames.
+
+    Returns:
+        float32 [clips * crops, 3, T, H, W], clip-major, normalised.
+    """
+    return dataset_class(cfg, "TEST").read_views(os.fspath(path), cfg)
