@@ -17,7 +17,7 @@ import yaml
 
 import slowfast_lara
 from slowfast_lara.data import load_views
-from slowfast_lara.errors import CheckpointError, DecodeError, InputError, UserError
+from slowfast_lara.errors import CheckpointError, ConfigError, DecodeError, InputError, UserError
 from slowfast_lara.inference.load import load
 from tests.helpers.commands import predict, run, visualize
 from tests.helpers.runs import NUM_CLASSES, write_config, write_video
@@ -283,6 +283,17 @@ def test_stream(trained, videos):
         again = list(model.stream(given, stride=0.1, fps=30))
         assert [w.scores.tolist() for w in again] == [w.scores.tolist() for w in windows]
     assert next(model.stream(videos[0])).scores.shape == (NUM_CLASSES,)
+
+
+def test_overrides_may_be_a_mapping(trained, videos):
+    pairs = load(trained, overrides=["TEST.NUM_ENSEMBLE_VIEWS", 1, "VIT.KERNELS", "torch"])
+    flat = load(trained, overrides={"TEST.NUM_ENSEMBLE_VIEWS": 1, "VIT.KERNELS": "torch"})
+    nested = {"TEST": {"NUM_ENSEMBLE_VIEWS": 1}, "VIT": {"KERNELS": "torch"}}
+    assert flat.cfg == pairs.cfg == load(trained, overrides=nested).cfg
+    assert flat.cfg.VIT.KERNELS == "torch" and flat(videos[0]).num_views == 3
+    assert load(trained, overrides={}).cfg == load(trained).cfg
+    with pytest.raises(ConfigError, match="overrides.*mapping.*KEY, VALUE"):
+        load(trained, overrides="VIT.DEPTH 2")
 
 
 def test_half_and_device(trained, videos):
