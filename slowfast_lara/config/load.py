@@ -62,14 +62,14 @@ def config_of(tree: dict[str, Any], where: str, opts: Overrides = ()) -> CfgNode
 
 def override_pairs(opts: Overrides) -> list[tuple[str, Any]]:
     """Overrides as (KEY, VALUE) pairs; ConfigError if they have another form."""
+    pairs: list[tuple[str, Any]] = []
+    left: list[Any] = []  # a key without a value
     if isinstance(opts, Mapping):
-        pairs, left = list(_flat(opts)), []
+        pairs = list(_flat(opts))
     elif isinstance(opts, (list, tuple)):
-        pairs, left = list(zip(opts[::2], opts[1::2])), opts[len(opts) & ~1 :]
-    else:
-        pairs, left = [], [opts]
+        pairs, left = list(zip(opts[::2], opts[1::2])), [*opts[len(opts) & ~1 :]]
     keys = [*(key for key, _ in pairs), *left]
-    if not all(isinstance(key, str) for key in keys) or isinstance(opts, str):
+    if not isinstance(opts, (Mapping, list, tuple)) or {*map(type, keys)} - {str}:
         form = "must be a mapping {KEY: VALUE} or a list KEY, VALUE, KEY, VALUE, ..."
         raise ConfigError(f"overrides are {opts!r:.80}; {form}")
     for key in keys:

@@ -25,7 +25,8 @@ MAX_VALUES = 20_000
 def read_with_bases(path: str, parents: tuple[str, ...] = ()) -> dict[str, Any]:
     """Read a YAML file and its `_BASE_` files; the file overrides its bases.
 
-    A base is a path relative to the file, or the name of a shipped config. `parents` are the real paths of the files that include this file through `_BASE_`.
+    A base is a path relative to the file, or the name of a shipped config. `parents` are the real
+    paths of the files that include this file through `_BASE_`.
     """
     real = os.path.realpath(path)
     if real in parents:
