@@ -126,9 +126,11 @@ KEYS = {
     "TRAIN.AUTO_RESUME": Key(..., NOTHING, ANY, "resume from the newest checkpoint in OUTPUT_DIR"),
     "TRAIN.ACCEPT_CHANGES": Key(False, NOTHING, ANY,
         "resume although the training list or keys that affect training changed"),
-    "TRAIN.CHECKPOINT_FILE_PATH": Key(..., NOTHING, ANY, "video checkpoint to start from"),
+    "TRAIN.CHECKPOINT_FILE_PATH": Key(..., NOTHING, ANY,
+        "video checkpoint to start from, or to resume; see CHECKPOINT_EPOCH_RESET"),
     "TRAIN.CHECKPOINT_EPOCH_RESET": Key(False, NOTHING, ANY,
-        "start at epoch 0 from the weights of CHECKPOINT_FILE_PATH; False: resume that training"),
+        "True: start a new training from the weights of CHECKPOINT_FILE_PATH; False: resume its "
+        "training, which must have the same settings and not be complete"),
     "TRAIN.CHECKPOINT_ITERATIONS": Key(0, NOTHING, AT_LEAST_0,
         "iterations between checkpoints within an epoch (0: only at the end of an epoch)"),
     "TRAIN.CHECKPOINT_KEEP": Key(0, NOTHING, AT_LEAST_0,
