@@ -50,6 +50,10 @@ class CommandParser(argparse.ArgumentParser):
             help=summary[:1].lower() + summary[1:],
             **options,
         )
+        if handler is not None:
+            code = "import attentions and datasets of your own; may be repeated"
+            options = {"action": "append", "default": [], "metavar": "FILE.py|MODULE"}
+            self.subcommands[name].add_flag("--import", code, dest="imports", **options)
         return self.subcommands[name]
 
     def add_flag(self, name: str, meaning: str, **options: Any) -> None:

@@ -11,12 +11,15 @@ from typing import Any
 
 from fvcore.common.config import CfgNode
 
+from slowfast_lara.attention import ESTIMATORS
 from slowfast_lara.config.defaults import get_cfg, walk
-from slowfast_lara.config.keys import Key, all_keys, set_value
+from slowfast_lara.config.keys import Key, all_keys, get_value, set_value
 from slowfast_lara.config.shipped import find_config
 from slowfast_lara.config.validate import validate
 from slowfast_lara.config.yaml_files import parse_yaml, read_with_bases
+from slowfast_lara.data import DATASETS
 from slowfast_lara.errors import ConfigError
+from slowfast_lara.user_code import OWN_CODE, VARIABLE, import_user_code, imported
 
 # Keys of other PySlowFast versions and of Motionformer -> the keys that replace them here.
 REPLACED_KEYS = {
@@ -55,9 +58,41 @@ def load_config(cfg_file: str | os.PathLike[str], opts: Overrides = ()) -> CfgNo
 
 def config_of(tree: dict[str, Any], where: str, opts: Overrides = ()) -> CfgNode:
     """The default config, updated with a mapping that was read from `where`, and with `opts`."""
+    import_user_code()
     cfg = get_cfg()
-    _merge(tree, cfg, all_keys(), "", f" in {where}")
+    _merge(_without_user_code(tree, where), cfg, all_keys(), "", f" in {where}")
+    cfg.IMPORTS = imported()
     return with_overrides(cfg, opts)
+
+
+def _without_user_code(tree: dict[str, Any], where: str) -> dict[str, Any]:
+    """A config without its record of imports, and without options of attentions that lack here.
+
+    Raises ConfigError if the config uses an attention or dataset that has to be imported.
+    """
+    imports = tree.get("IMPORTS")
+    if not imports:
+        return tree
+    datasets = {name.lower() for name, _ in DATASETS}
+    known = {"VIT.APPROX_ATTN_TYPE": {"none", *ESTIMATORS}}
+    for key, names in {**known, "TRAIN.DATASET": datasets, "TEST.DATASET": datasets}.items():
+        with contextlib.suppress(KeyError):
+            value = get_value(tree, key)
+            if value not in names and str(value).lower() not in names:
+                modules = imports if isinstance(imports, list) else [imports]
+                flags = " ".join(f"--import {module}" for module in modules)
+                raise ConfigError(
+                    f"{key} is {value!r:.80} in {where}, which is not part of slowfast_lara; the "
+                    f"run was started with {flags:.300}: add this to the command (in Python, "
+                    f"import the module first, or set {VARIABLE})"
+                )
+    nodes = {name.upper() for name in ESTIMATORS}
+    vit = {
+        name: value
+        for name, value in tree["VIT"].items()
+        if not isinstance(value, dict) or name in nodes
+    }
+    return {key: value for key, value in tree.items() if key != "IMPORTS"} | {"VIT": vit}
 
 
 def override_pairs(opts: Overrides) -> list[tuple[str, Any]]:
@@ -111,7 +146,9 @@ def _merge(
     for name, value in tree.items():
         key = f"{prefix}{name}"
         if name not in node:
-            raise ConfigError(f"unknown config key {key:.80}{where}{_suggestion(key)}")
+            is_option = prefix == "VIT." and isinstance(value, dict)
+            hint = _attention_hint(name) if is_option else _suggestion(key)
+            raise ConfigError(f"unknown config key {key:.80}{where}{hint}")
         if isinstance(node[name], CfgNode):
             if not isinstance(value, dict):
                 expected = f"must be a mapping with the keys {', '.join(node[name])}"
@@ -129,6 +166,12 @@ def _suggestion(key: str) -> str:
         return f"; use {REPLACED_KEYS[key]}"
     near = difflib.get_close_matches(key, dict(walk(get_cfg())), n=1, cutoff=0.5)
     return f"; did you mean {near[0]}?" if near else ""
+
+
+def _attention_hint(node: str) -> str:
+    """For the options of an unknown attention: the nearest one, or how to import one's own."""
+    near = difflib.get_close_matches(node, [name.upper() for name in ESTIMATORS], n=1)
+    return f"; did you mean VIT.{near[0]}?" if near else f"; {OWN_CODE}"
 
 
 def _parse(text: str) -> Any:

@@ -1,7 +1,8 @@
 """Registry of the datasets that TRAIN.DATASET and TEST.DATASET can name.
 
-To add a dataset, subclass VideoDataset, Kinetics or Ssv2 and call `DATASETS.register(YourSet)`
-before loading the config. (PySlowFast has its own registry, with another class named Kinetics.)
+To add a dataset, subclass VideoDataset, Kinetics or Ssv2 and decorate it with
+`@DATASETS.register()` (docs/extend.md). (PySlowFast has its own registry, with another class named
+Kinetics.)
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from slowfast_lara.data.dataset import VideoDataset
 from slowfast_lara.data.kinetics import Kinetics
 from slowfast_lara.data.ssv2 import Ssv2
 from slowfast_lara.errors import ConfigError
+from slowfast_lara.user_code import OWN_CODE
 
 DATASETS = Registry("datasets")
 DATASETS.register(Kinetics)
@@ -28,7 +30,8 @@ def dataset_class(cfg: CfgNode, part: str) -> type[VideoDataset]:
     for known in classes:
         if known.lower() == name.lower():
             return classes[known]
-    raise ConfigError(f"{part}.DATASET is {name!r}; must be one of {', '.join(classes)}")
+    known = ", ".join(classes)
+    raise ConfigError(f"{part}.DATASET is {name!r}; must be one of {known} ({OWN_CODE})")
 
 
 def load_views(path: str | os.PathLike[str], cfg: CfgNode) -> torch.Tensor:

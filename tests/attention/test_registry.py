@@ -192,8 +192,12 @@ def test_a_registered_class_gets_config_keys_and_runs_in_the_model(tmp_path):
         assert model([torch.zeros(1, 3, 4, 32, 32)]).isfinite().all()
         with pytest.raises(ConfigError, match="VIT.MEAN.SHARPNESS is -1.0; .*finite number"):
             load_config(path, ["VIT.MEAN.SHARPNESS", "-1"])
-        with pytest.raises(ValueError, match="already registered"):
-            register("mean")(MeanAttention)
+        register("mean")(MeanAttention)  # again, as a notebook cell does
+        for name in ("mean", "lara"):
+            with pytest.raises(ValueError, match="already registered"):
+                register(name)(type("OtherAttention", (MeanAttention,), {}))
+        with pytest.raises(ValueError, match="identifier"):
+            register("mean-1")(MeanAttention)
     finally:
         del ESTIMATORS["mean"]
 
