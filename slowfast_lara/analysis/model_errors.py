@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import inspect
 import sys
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -35,7 +36,7 @@ from slowfast_lara.attention import ESTIMATORS, softmax_attention
 from slowfast_lara.config.yaml_files import to_yaml
 from slowfast_lara.data.registry import dataset_class
 from slowfast_lara.drawing import plain_text, saved_figure
-from slowfast_lara.errors import InputError, first_line
+from slowfast_lara.errors import DecodeError, InputError, first_line
 from slowfast_lara.inference.layers import LayerInputs, check_layer, layer_inputs, middle_view
 from slowfast_lara.inference.load import load
 from slowfast_lara.inference.model import TrainedModel
@@ -199,7 +200,7 @@ def errors_in_model(
     settings, notes = all_settings(names, samples, *token_counts(model.cfg))
     for index in layers:
         check_layer(index, model.cfg)
-    middle_view(paths[0], model.cfg)  # raises before the message if the video cannot be read
+    _check_readable(paths, model.cfg)
     print(
         f"measuring {len(settings)} settings in {len(layers)} layers on {len(paths)} of "
         f"{len(found)} videos",
@@ -239,6 +240,17 @@ def has_landmarks(name: str) -> bool:
     return "num_landmarks" in inspect.signature(ESTIMATORS[name]).parameters
 
 
+def _check_readable(paths: Sequence[str], cfg: CfgNode) -> None:
+    """Raise DecodeError if no video can be read; `measure_settings` skips single ones."""
+    for index, path in enumerate(paths, start=1):
+        try:
+            middle_view(path, cfg)
+            return
+        except DecodeError:
+            if index == len(paths):
+                raise
+
+
 @torch.no_grad()
 def measure_settings(
     model: TrainedModel,
@@ -248,21 +260,33 @@ def measure_settings(
     seeds: int,
     notes: list[str],
 ) -> list[SettingError]:
-    """Measure costs and errors of settings; for a setting that cannot be built, add a note."""
+    """Measure costs and errors of settings.
+
+    Adds a note for a setting that cannot be built and for a video that cannot be read. Prints an
+    estimate of the time after the first video.
+    """
     cfg, sums = model.cfg, torch.zeros(0)
     costs: list[tuple[Setting, float]] = []
     with progress_bar(len(paths) * len(layers), "approximation error", unit="layer") as bar:
-        for path in paths:
-            view = middle_view(path, cfg)
+        for index, path in enumerate(paths, start=1):
+            started, is_first = time.monotonic(), not costs
+            try:
+                view = middle_view(path, cfg)
+            except DecodeError as error:
+                notes.append(f"skipped {error}")
+                continue
             inputs = layer_inputs(model.network, view, cfg, layers)
-            if not costs:  # this is the first video
+            if is_first:
                 costs = setting_macs(settings, inputs[0], cfg, notes)
                 # [settings, layers, rows of `weights`, (squared error, square of exact attention)]
                 sums = torch.zeros(len(costs), len(layers), 2, 2, dtype=torch.float64)
             weights = token_weights(view, cfg).to(inputs[0].q.device)
-            for index, given in enumerate(inputs):
-                sums[:, index] += _weighted_sums([s for s, _ in costs], given, weights, cfg, seeds)
+            for layer, given in enumerate(inputs):
+                sums[:, layer] += _weighted_sums([s for s, _ in costs], given, weights, cfg, seeds)
                 bar.update()
+            if is_first and index < len(paths):
+                seconds, left = time.monotonic() - started, len(paths) - index
+                print(f"about {seconds * left:.0f} s for {left} more videos", file=sys.stderr)
     errors = (sums[..., 0] / sums[..., 1]).mT.tolist()  # [settings, weights, layers]
     return [SettingError(*cost, *by_layer) for cost, by_layer in zip(costs, errors)]
 

@@ -202,11 +202,11 @@ def test_a_registered_class_gets_config_keys_and_runs_in_the_model(tmp_path):
         del ESTIMATORS["mean"]
 
 
-def test_the_recipe_in_the_readme_works():
-    readme = Path(attention.__file__).with_name("README.md").read_text()
-    code = re.search(r'```python\n("""Strided.*?)```', readme, re.DOTALL).group(1)
+def test_the_recipe_in_the_docs_works():
+    page = Path(attention.__file__).parents[2] / "docs" / "extend.md"
+    code = re.search(r'```python\n("""Strided.*?)```', page.read_text("utf-8"), re.DOTALL).group(1)
     try:
-        exec(compile(code, "README.md", "exec"), {})
+        exec(compile(code, page.name, "exec"), {})
         q, k, v = inputs()
         out = build_estimator("strided", head_dim=8)(q, k, v, num_frames=3)
         keys, values = (x.unflatten(2, (3, 7))[:, :, :, ::2].flatten(2, 3) for x in (k, v))
