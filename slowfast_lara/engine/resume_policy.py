@@ -14,6 +14,7 @@ import contextlib
 import hashlib
 import logging
 import os
+import re
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -48,10 +49,10 @@ def resume_from_file(path: str) -> Iterator[None]:
     try:
         yield
     except CheckpointError as error:
+        reason = re.sub(f"^{re.escape(path)} ", "it ", str(error))
         raise CheckpointError(
-            f"TRAIN.CHECKPOINT_FILE_PATH cannot resume the training of {path}: "
-            f"{str(error).removeprefix(f'{path} ')}; to start a new training from its weights, "
-            "set TRAIN.CHECKPOINT_EPOCH_RESET True"
+            f"TRAIN.CHECKPOINT_FILE_PATH cannot resume the training of {path}: {reason}; to start "
+            "a new training from its weights, set TRAIN.CHECKPOINT_EPOCH_RESET True"
         ) from None
 
 
