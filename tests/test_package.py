@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import subprocess
 import sys
 
@@ -27,6 +28,18 @@ def test_public_names():
         assert getattr(slowfast_lara, name).__class__.__name__ in ("function", "str")
     with pytest.raises(AttributeError, match="'slowfast_lara' has no attribute 'nothing'"):
         _ = slowfast_lara.nothing
+
+
+@pytest.mark.parametrize("package", ["slowfast_lara", "slowfast_lara.config", "slowfast_lara.data"])
+def test_tab_completion_offers_the_public_names(package):
+    program = f"import {package}; print({package}.__all__ == dir({package}), *dir({package}))"
+    done = subprocess.run(
+        [sys.executable, "-c", program], env=environment(), capture_output=True, text=True
+    )
+    same, *names = done.stdout.split()
+    assert same == "True" and "TYPE_CHECKING" not in names, done.stderr
+    module = importlib.import_module(package)
+    assert all(hasattr(module, name) for name in names)
 
 
 def test_public_names_are_those_of_their_modules():

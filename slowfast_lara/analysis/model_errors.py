@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import inspect
 import sys
+import time
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -35,7 +36,7 @@ from slowfast_lara.attention import ESTIMATORS, softmax_attention
 from slowfast_lara.config.yaml_files import to_yaml
 from slowfast_lara.data.registry import dataset_class
 from slowfast_lara.drawing import plain_text, saved_figure
-from slowfast_lara.errors import InputError, first_line
+from slowfast_lara.errors import DecodeError, InputError, first_line
 from slowfast_lara.inference.layers import LayerInputs, check_layer, layer_inputs, middle_view
 from slowfast_lara.inference.load import load
 from slowfast_lara.inference.model import TrainedModel
@@ -198,7 +199,7 @@ def errors_in_model(
     settings, notes = all_settings(names, samples, *token_counts(model.cfg))
     for index in layers:
         check_layer(index, model.cfg)
-    middle_view(paths[0], model.cfg)  # if the video cannot be read, raise before printing
+    _check_readable(paths, model.cfg)
     print(
         f"measuring {len(settings)} settings in {len(layers)} layers on {len(paths)} of "
         f"{len(found)} videos",
@@ -238,6 +239,17 @@ def has_landmarks(name: str) -> bool:
     return "num_landmarks" in inspect.signature(ESTIMATORS[name]).parameters
 
 
+def _check_readable(paths: Sequence[str], cfg: CfgNode) -> None:
+    """Raise DecodeError if no video can be read; `measure_settings` skips single ones."""
+    for index, path in enumerate(paths, start=1):
+        try:
+            middle_view(path, cfg)
+            return
+        except DecodeError:
+            if index == len(paths):
+                raise
+
+
 def measure_settings(
     model: TrainedModel,
     settings: Sequence[Setting],
@@ -246,11 +258,19 @@ def measure_settings(
     seeds: int,
     notes: list[str],
 ) -> list[SettingError]:
-    """Measure settings on the middle view of each video, as `measure_samples` does."""
+    """Measure settings on the middle view of each video, as `measure_samples` does.
 
-    def samples() -> Iterator[tuple[Tensor, list[LayerInputs]]]:
+    Adds a note for a video that cannot be read.
+    """
+
+    def samples() -> Iterator[tuple[Tensor, list[LayerInputs]] | None]:
         for path in paths:
-            view = middle_view(path, model.cfg)
+            try:
+                view = middle_view(path, model.cfg)
+            except DecodeError as error:
+                notes.append(f"skipped {error}")
+                yield None
+                continue
             inputs = layer_inputs(model.network, view, model.cfg, layers)
             yield token_weights(view, model.cfg), inputs
 
@@ -259,30 +279,42 @@ def measure_settings(
 
 @torch.no_grad()
 def measure_samples(
-    samples: Iterable[tuple[Tensor, list[LayerInputs]]],
+    samples: Iterable[tuple[Tensor, list[LayerInputs]] | None],
     number: int,
     settings: Sequence[Setting],
     cfg: CfgNode,
     seeds: int,
     notes: list[str],
 ) -> list[SettingError]:
-    """Measure costs and errors of settings; for a setting that cannot be built, add a note.
+    """Measure costs and errors of settings.
+
+    Adds a note for a setting that cannot be built. Prints an estimate of the time after the first
+    clip.
 
     Args:
-        samples: for each of `number` clips, the token weights [2,N] and the inputs of each layer.
+        samples: for each of `number` clips, the token weights [2,N] and the inputs of each layer,
+            or None for a clip that cannot be read.
     """
     sums = torch.zeros(0)
     costs: list[tuple[Setting, float]] = []
-    with progress_bar(number, "approximation error", unit="clip") as bar:
-        for weights, inputs in samples:
-            if not costs:  # first clip
+    started = time.monotonic()
+    with progress_bar(number, "approximation error", unit="video") as bar:
+        for index, sample in enumerate(samples, start=1):
+            bar.update()
+            if sample is None:
+                continue
+            weights, inputs = sample
+            is_first = not costs
+            if is_first:
                 costs = setting_macs(settings, inputs[0], cfg, notes)
                 # [settings, layers, rows of `weights`, (squared error, square of exact attention)]
                 sums = torch.zeros(len(costs), len(inputs), 2, 2, dtype=torch.float64)
             weights = weights.to(inputs[0].q.device)
-            for index, given in enumerate(inputs):
-                sums[:, index] += _weighted_sums([s for s, _ in costs], given, weights, cfg, seeds)
-            bar.update()
+            for layer, given in enumerate(inputs):
+                sums[:, layer] += _weighted_sums([s for s, _ in costs], given, weights, cfg, seeds)
+            if is_first and index < number:
+                seconds, left = time.monotonic() - started, number - index
+                print(f"about {seconds * left:.0f} s for {left} more videos", file=sys.stderr)
     errors = (sums[..., 0] / sums[..., 1]).mT.tolist()  # [settings, weights, layers]
     return [SettingError(*cost, *by_layer) for cost, by_layer in zip(costs, errors)]
 

@@ -83,11 +83,21 @@ class Option:
 
 
 def register(name: str) -> Callable[[type[Estimator]], type[Estimator]]:
-    """Class decorator that adds an estimator to the registry."""
+    """Class decorator that adds an estimator to the registry.
+
+    A class of one's own may be registered again, as by a notebook cell that runs twice.
+    """
 
     def add(cls: type[Estimator]) -> type[Estimator]:
-        if name in ESTIMATORS:
+        if not name.isidentifier():  # it becomes part of config keys
+            raise ValueError(f"name of estimator is {name!r}; must be an identifier")
+        old = ESTIMATORS.get(name)
+        is_own = old is not None and not old.__module__.startswith("slowfast_lara.")
+        if old is not None and not (is_own and old.__qualname__ == cls.__qualname__):
             raise ValueError(f"estimator {name!r} is already registered")
+        for key, parameter in inspect.signature(cls).parameters.items():
+            if key not in MODEL_ARGUMENTS and parameter.default is parameter.empty:
+                raise ValueError(f"option {key} of {name} has no default")
         ESTIMATORS[name] = cls
         return cls
 

@@ -8,6 +8,7 @@ import os
 from slowfast_lara.cli.parser import (
     CommandParser,
     add_jobs_flag,
+    add_opts_marker,
     add_table_flag,
     positive_int,
     print_table,
@@ -108,7 +109,8 @@ def _add_speed(data: CommandParser) -> None:
     usage = "%(prog)s --cfg FILE_OR_NAME [flags] [KEY VALUE ...]"
     parser = data.add_command("speed", speed, usage=usage)
     parser.add_flag("--cfg", "a YAML file, or the name of a shipped config", required=True)
-    parser.add_argument("opts", nargs="*", metavar="KEY VALUE", help="config overrides")
+    add_opts_marker(parser)
+    parser.add_argument("pairs", nargs="*", metavar="KEY VALUE", help="config overrides")
     workers = "numbers of workers (default: 0, 1, 2, 4, ... up to the number of cores)"
     parser.add_flag("--workers", workers, type=int, nargs="+", metavar="N")
     parser.add_flag("--seconds", "seconds per number of workers", type=positive_int, default=5)
@@ -245,7 +247,7 @@ def speed(args: argparse.Namespace) -> None:
     workers = args.workers or sorted({0, cores, *(2**n for n in range(cores.bit_length()))})
     if min(workers) < 0:
         raise InputError(f"--workers is {min(workers)}; must be at least 0")
-    cfg = load_config(args.cfg, args.opts)
+    cfg = load_config(args.cfg, args.pairs)
     print_table(loader_speed(cfg, workers, args.seconds, args.step_ms), args.out)
 
 

@@ -17,7 +17,7 @@ from slowfast_lara.cli.parser import (
 )
 from slowfast_lara.errors import InputError, printable
 
-VIDEOS = ("RUN VIDEO_OR_FOLDER", "the run, then videos or folders (all files below them)")
+VIDEOS = ("RUN VIDEO_OR_FOLDER", "the run, then videos or folders (all videos below them)")
 VIEWS = "number of views to average, 1 to 30 (default: from the config)"
 ATTENTIONS = "names of attentions (default: all)"
 RUN_OR_CHECKPOINT = """

@@ -18,6 +18,7 @@ from slowfast_lara.data.rand_augment import NOTATION
 from slowfast_lara.models.motionformer import ACTIVATIONS
 from slowfast_lara.models.space_time import ATTENTION_LAYERS
 from slowfast_lara.models.weights.pretrained import INFLATIONS
+from slowfast_lara.user_code import OWN_CODE
 
 
 class Affects(IntEnum):
@@ -90,12 +91,14 @@ def shared(default: Any, affects: Affects, allowed: Rule | Option, meaning: str)
 def all_keys() -> dict[str, Key]:
     """KEYS, with the names of the registered estimators and their options VIT.<NAME>.<OPTION>."""
     kind = "VIT.APPROX_ATTN_TYPE"
+    known = one_of("none", *ESTIMATORS)
+    known = known._replace(text=f"{known.text} ({OWN_CODE})")
     options = {
         f"VIT.{name}.{key}".upper(): shared(option.default, ATTENTION, option, option.meaning)
         for name in ESTIMATORS
         for key, option in estimator_options(name).items()
     }
-    return {**KEYS, kind: KEYS[kind]._replace(allowed=one_of("none", *ESTIMATORS)), **options}
+    return {**KEYS, kind: KEYS[kind]._replace(allowed=known), **options}
 
 
 def get_value(tree: Any, key: str) -> Any:
@@ -126,9 +129,11 @@ KEYS = {
     "TRAIN.AUTO_RESUME": Key(..., NOTHING, ANY, "resume from the newest checkpoint in OUTPUT_DIR"),
     "TRAIN.ACCEPT_CHANGES": Key(False, NOTHING, ANY,
         "resume although the training list or keys that affect training changed"),
-    "TRAIN.CHECKPOINT_FILE_PATH": Key(..., NOTHING, ANY, "video checkpoint to start from"),
+    "TRAIN.CHECKPOINT_FILE_PATH": Key(..., NOTHING, ANY,
+        "video checkpoint to start from, or to resume; see CHECKPOINT_EPOCH_RESET"),
     "TRAIN.CHECKPOINT_EPOCH_RESET": Key(False, NOTHING, ANY,
-        "start at epoch 0 from the weights of CHECKPOINT_FILE_PATH; False: resume that training"),
+        "True: start a new training from the weights of CHECKPOINT_FILE_PATH; False: resume its "
+        "training, which must have the same settings and not be complete"),
     "TRAIN.CHECKPOINT_ITERATIONS": Key(0, NOTHING, AT_LEAST_0,
         "iterations between checkpoints within an epoch (0: only at the end of an epoch)"),
     "TRAIN.CHECKPOINT_KEEP": Key(0, NOTHING, AT_LEAST_0,
@@ -276,6 +281,8 @@ KEYS = {
     "ALLOW_TF32": Key(False, TRAINING, ANY, "allow TF32 in matmuls and convolutions on GPUs"),
     "RNG_SEED": shared(..., TRAINING, AT_LEAST_0, "seed of all random numbers"),
     "OUTPUT_DIR": Key(..., NOTHING, ANY, "folder of the run"),
+    "IMPORTS": Key([], NOTHING, ANY,
+        "files and modules that --import named; a record: nothing is imported from a config"),
     "LOG_PERIOD": Key(..., NOTHING, AT_LEAST_1, "iterations between log lines"),
     "TENSORBOARD.ENABLE": Key(False, NOTHING, ANY, "write TensorBoard logs"),
     "TENSORBOARD.LOG_DIR": Key("", NOTHING, ANY, "log folder (empty: OUTPUT_DIR/tensorboard)"),

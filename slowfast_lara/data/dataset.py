@@ -82,9 +82,10 @@ class VideoDataset(torch.utils.data.Dataset):
         self.cfg = cfg
         self.mode = mode
         paths, labels = self.read_lists()
+        self._check_lists(paths, labels)
         self.paths: Sequence[str] = StringArray.of(paths)
         # One int object per class: as reference counts change, forked workers copy fewer pages.
-        classes = {label: label for label in labels}
+        classes = {label: int(label) for label in labels}
         self.labels = [classes[label] for label in labels]
         self._check_paths()
         data = cfg.DATA
@@ -155,6 +156,17 @@ class VideoDataset(torch.utils.data.Dataset):
         threads = 0 if cfg.DATA_LOADER.ENABLE_MULTI_THREAD_DECODE else 1
         options = {"default_fps": cfg.DATA.TARGET_FPS, "threads": threads}
         return read_frames(source, choose, crop, whole=cache is None, cache=cache, **options)
+
+    def _check_lists(self, paths: list[str], labels: list[int]) -> None:
+        """Raise a DataError for lists of a user's class that would fail later, without a reason."""
+        where = f"{type(self).__name__}.read_lists, {self.mode}"
+        if not len(paths) == len(labels) > 0:
+            raise DataError(f"{where}: {len(paths)} paths and {len(labels)} labels")
+        classes = range(self.cfg.MODEL.NUM_CLASSES)
+        for label in labels:
+            if not isinstance(label, (int, np.integer)) or label not in classes:
+                allowed = f"an integer from 0 to {classes[-1]} (MODEL.NUM_CLASSES)"
+                raise DataError(f"{where}: label is {label!r:.80}; must be {allowed}")
 
     def _check_paths(self) -> None:
         """Raise a DataError if none of PATHS_CHECKED videos, spread over the list, exists.

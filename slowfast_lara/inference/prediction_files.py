@@ -92,9 +92,7 @@ class PredictionFiles:
 
     def add(self, values: Sequence[Any], ranking: Ranking) -> None:
         """Add a video or window: the values of the columns before "rank", and the top classes."""
-        classes, names, scores = ranking
-        top5 = {"top5": classes, "top5_names": names, "top5_scores": scores}
-        row = {**dict(zip(self._columns, values)), **top5}
+        row = {**dict(zip(self._columns, values)), **ranking.to_dict()}
         self._write_json(self._separator + json.dumps(row))
         self._separator = ",\n"
         if self._csv:

@@ -229,7 +229,9 @@ def test_one_bad_video_in_a_folder(model, clips, tmp_path, capsys):
     shutil.copy(clips[0], folder / "a.mp4")
     (folder / "b.mp4").write_text("not a video")
     shutil.copy(clips[1], folder / "deeper" / "c.mp4")
-    (folder / ".hidden").write_text("")
+    (folder / ".hidden.mp4").write_text("")
+    (folder / "notes.txt").write_text("clips of Monday")
+    (folder / "deeper" / "thumbnail.jpg").write_bytes(b"")
     out, table = tmp_path / "p.json", tmp_path / "p.csv"
     assert main([*model.flags(), "--json", str(out), "--csv", str(table), str(folder)]) == 2
     assert f"{folder}/b.mp4" in only_error(capsys)
