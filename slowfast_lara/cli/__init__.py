@@ -64,5 +64,5 @@ def run_command(root: CommandParser, argv: Sequence[str]) -> int:
 
 
 def _run(handler: Handler, args: argparse.Namespace) -> int | None:
-    import_user_code(args.imports)
+    import_user_code(vars(args).pop("imports"))  # some handlers pass all arguments on
     return handler(args)
