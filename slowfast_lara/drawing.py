@@ -18,7 +18,6 @@ import matplotlib
 import numpy as np
 from matplotlib import colormaps
 from matplotlib.axes import Axes
-from matplotlib.colors import to_hex
 from matplotlib.figure import Figure
 from PIL import Image, ImageDraw, ImageFont
 
@@ -67,7 +66,8 @@ def attention_styles(labels: Sequence[str]) -> list[dict[str, Any]]:
         number = seen[colour]
         seen[colour] += 1
         line, marker = ("-", "--", ":", "-.")[number % 4], "os^Dv"[number % 5]
-        styles.append({"color": to_hex([c / 255 for c in colour]), "ls": line, "marker": marker})
+        color = "#{:02x}{:02x}{:02x}".format(*colour)
+        styles.append({"color": color, "ls": line, "marker": marker})
     return styles
 
 
