@@ -76,8 +76,9 @@ def stage_costs(
         stages: dict[str, nn.Module] = {}
         for name, shown, options in _stage_settings(estimators):
             number = groups if ESTIMATORS[name].counts_keys_of_a_frame else LANDMARKS
-            sizes = {"head_dim": WIDTH // HEADS, "num_heads": HEADS, "num_landmarks": number}
-            stages[shown] = build_estimator(name, **sizes, **options)
+            stages[shown] = build_estimator(
+                name, head_dim=WIDTH // HEADS, num_heads=HEADS, num_landmarks=number, **options
+            )
         table.costs += _costs(crop, stages, *inputs, repeats=repeats, num_frames=FRAMES)
     return table
 

@@ -226,9 +226,10 @@ def _swapped(
     exact_macs = 2 * q.shape[1] * q.shape[2] ** 2 * q.shape[3]
     with progress_bar(len(named), "all layers swapped", unit="setting") as bar:
         for label, setting in named:
-            sizes = {"head_dim": q.shape[3], "num_heads": q.shape[1]}
-            settings = {**setting.options, "num_landmarks": setting.number}
-            estimator = build_estimator(setting.name, **sizes, **settings).eval()
+            settings: dict[str, Any] = {**setting.options, "num_landmarks": setting.number}
+            estimator = build_estimator(
+                setting.name, head_dim=q.shape[3], num_heads=q.shape[1], **settings
+            ).eval()
             share = count_macs(partial(estimator, q, k, v)) / exact_macs
             hf.use(network, setting.name, **settings)
             cosines = functional.cosine_similarity(_features(network, images), expected, dim=-1)

@@ -150,3 +150,14 @@ def test_versions_agree():
     changelog = (ROOT / "CHANGELOG.md").read_text(encoding="utf-8")
     assert f"\nversion: {version}\n" in citation
     assert f"\n## {version}\n" in changelog
+
+
+@pytest.mark.parametrize("page", ["README.md", "docs/look-inside.md", "docs/choose-attention.md"])
+def test_captions_of_attention_figures_say_how_lara_does(page):
+    """A reader must not have to find out from the curves that LARA is not the best."""
+    text = (ROOT / page).read_text(encoding="utf-8")
+    markdown, html = r"!\[(.*?)\]\(images/(?:approx|traj)", r"trajectories.png.*?alt=\"(.*?)\""
+    captions = re.findall(f"{markdown}|{html}", text)
+    assert captions
+    for caption in map("".join, captions):
+        assert "LARA" in caption and "Nyström" in caption

@@ -35,7 +35,7 @@ from slowfast_lara.analysis.tables import Cells, ResultTable
 from slowfast_lara.attention import ESTIMATORS, softmax_attention
 from slowfast_lara.config.yaml_files import to_yaml
 from slowfast_lara.data.registry import dataset_class
-from slowfast_lara.drawing import plain_text, saved_figure
+from slowfast_lara.drawing import attention_styles, plain_text, saved_figure
 from slowfast_lara.errors import DecodeError, InputError, first_line
 from slowfast_lara.inference.layers import LayerInputs, check_layer, layer_inputs, middle_view
 from slowfast_lara.inference.load import load
@@ -141,13 +141,12 @@ class ModelErrorTable(ResultTable):
     def plot(self, path: str) -> None:
         with saved_figure(path, (11, 4.6), columns=2) as (figure, axes):
             for axis, error in zip(axes, ("error", "moving_error")):
-                labels = dict.fromkeys(row.setting.label for row in self.rows[1:])
-                for index, label in enumerate(labels):
+                labels = list(dict.fromkeys(row.setting.label for row in self.rows[1:]))
+                for label, style in zip(labels, attention_styles(labels)):
                     rows = [row for row in self.rows if row.setting.label == label]
                     xs = [100 * self.share(row) for row in rows]
                     ys = [getattr(row, error) for row in rows]
-                    style = f"{'os^Dv'[index // 10 % 5]}-"  # matplotlib cycles ten colours
-                    axis.plot(xs, ys, style, label=plain_text(label))
+                    axis.plot(xs, ys, label=plain_text(label), **style)
                 axis.set(xscale="log", yscale="log", xlabel="MACs, % of exact attention")
             axes[0].set_ylabel("relative squared error")
             axes[1].set_ylabel("relative squared error of moving tokens")

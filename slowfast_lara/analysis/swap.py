@@ -17,7 +17,7 @@ from slowfast_lara.analysis.tables import Cells, ResultTable
 from slowfast_lara.attention import ESTIMATORS, estimator_options
 from slowfast_lara.data.dataset import VideoViews
 from slowfast_lara.data.registry import dataset_class
-from slowfast_lara.drawing import plain_text, saved_figure
+from slowfast_lara.drawing import attention_styles, plain_text, saved_figure
 from slowfast_lara.errors import CheckpointError, ConfigError, RunError
 from slowfast_lara.inference.load import load
 from slowfast_lara.inference.model import TrainedModel, with_views
@@ -60,10 +60,11 @@ class SwapTable(ResultTable):
 
     def plot(self, path: str) -> None:
         with saved_figure(path, (6, 4.2)) as (figure, (axis,)):
-            for name in dict.fromkeys(result.attention for result in self.results):
+            names = list(dict.fromkeys(result.attention for result in self.results))
+            for name, style in zip(names, attention_styles(names)):
                 results = [r for r in self.results if r.attention == name]
                 times = [1e3 * result.view_seconds for result in results]
-                axis.plot(times, [result.top1 for result in results], "o-", label=name)
+                axis.plot(times, [result.top1 for result in results], label=name, **style)
             axis.set(xlabel="time per view, ms", ylabel="top-1 accuracy, %")
             axis.legend(fontsize=8)
             figure.suptitle(plain_text(self.title), fontsize=9)

@@ -9,8 +9,9 @@ import platform
 import subprocess
 import sys
 from importlib import metadata
+from io import TextIOWrapper
 from logging.handlers import MemoryHandler
-from typing import Any, TextIO
+from typing import Any
 
 import torch
 from fvcore.common.config import CfgNode
@@ -56,7 +57,7 @@ class _LogFile(logging.FileHandler):
 
     warned = False
 
-    def _open(self) -> TextIO:
+    def _open(self) -> TextIOWrapper:
         return open(self.baseFilename, "a", encoding="utf-8", opener=open_in_place)
 
     def handleError(self, record: logging.LogRecord) -> None:

@@ -12,10 +12,9 @@ import numpy as np
 from matplotlib import colormaps
 from PIL import Image
 
-from slowfast_lara.attention import ESTIMATORS
-from slowfast_lara.drawing import PAPER, VideoWriter, text_lines
+from slowfast_lara.drawing import PAPER, VideoWriter, attention_colour, text_lines
 from slowfast_lara.files import atomic_write
-from slowfast_lara.models.attention_config import EXACT, RECOMMENDED
+from slowfast_lara.models.attention_config import EXACT
 from slowfast_lara.visualization.token_grid import QueryPoint, TokenGrid
 
 TILE = 168
@@ -24,14 +23,6 @@ LABEL_WIDTH = 190
 FONT = 13
 QUERY_COLOUR = (64, 220, 255)
 VIDEO_FPS, VIDEO_REPEATS = 4, 3
-
-
-def attention_colour(name: str) -> tuple[int, int, int]:
-    """The RGB colour of an attention; each attention has the same colour in all figures."""
-    number = [*ESTIMATORS, *RECOMMENDED].index(name)
-    # tab20 alternates dark and light colours. The first ten attentions get the dark ones (tab10).
-    red, green, blue, _ = colormaps["tab20"](number % 10 * 2 + number // 10 % 2, bytes=True)
-    return int(red), int(green), int(blue)
 
 
 class AttentionMap(NamedTuple):
