@@ -103,7 +103,7 @@ def _variants(kernel: str) -> Iterator[tuple[str, int, int, dict[str, Any]]]:
 
 
 def _has_samples(kernel: str) -> bool:
-    return kernel.startswith(("key_stats", "query_normaliser", "combine"))
+    return kernel.startswith(("key_stats", "query_normaliser", "combine", "attend"))
 
 
 def _sizes(kernel: str) -> Iterator[tuple[int, int]]:
