@@ -53,7 +53,6 @@ KERNELS: dict[str, tuple[str, str, dict[str, Any]]] = {
     "combine_backward_means": ("combine", "", {"ALIGNED": True, "GROUP": FRAME_GROUP}),
     "query_moments": ("group_means", "", {}),
     "choose_groups": ("groups", "", {"BLOCK_P": 1024, "BLOCK_R": 64, "BLOCK_Z": 32}),
-    "group_means": ("group_means", "", {}),
     "group_means_backward": ("group_means", "", {}),
     "attend_forward": ("group_attention", "", {}),
     "attend_backward_groups": ("group_attention", "", {}),
@@ -64,6 +63,9 @@ KERNELS: dict[str, tuple[str, str, dict[str, Any]]] = {
     "temporal_backward_tokens": ("temporal", "", {"PROJECT": True}),
     "temporal_backward_weight": ("temporal", "", {}),
 }
+# The kernels of `merged`, which support neither float32 nor more than 128 groups.
+GROUP_KERNELS = ("query_moments", "choose_groups", "group_means_backward", "attend_forward")
+GROUP_KERNELS += ("attend_backward_groups", "attend_backward_queries")
 # Further variants to compile: the kernel, and its constants that differ from KERNELS.
 VARIANTS: list[tuple[str, dict[str, Any]]] = [
     ("segment_sums", {"MEANS": False}),
@@ -93,7 +95,7 @@ _WIDE = re.compile(
     r"d?(w|L|landmarks|columns|scores)_ptr"
     r"|(log_z|peak|balance|gain|shares|stats|partial|minus_R|attention|coeffs|sums)_ptr"
     r"|mean_sums_ptr"
-    r"|d?biases_ptr|(moments|top|mean|means|norms|nearness|dr|t)_ptr"
+    r"|d?biases_ptr|(moments|top|means|norms|nearness|dr|t)_ptr"
 )
 # (kernel, argument): the argument points to a float32 tensor in this kernel, but not in others.
 _WIDE_IN_KERNEL = {

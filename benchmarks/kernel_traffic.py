@@ -21,11 +21,7 @@ from typing import Any, NamedTuple
 
 from torch import Tensor
 
-from slowfast_lara.attention.kernels.tiles import (
-    FRAME_GROUP,
-    QUERY_PARTS,
-    weight_gradient_parts,
-)
+from slowfast_lara.attention.kernels.tiles import FRAME_GROUP, QUERY_PARTS, weight_gradient_parts
 
 FLOAT32 = 4
 
@@ -218,24 +214,18 @@ def _temporal_pool(B: int, N: int, F: int, h: int, d: int, size: int) -> Launch:
 def merged_forward(
     B: int, h: int, N: int, F: int, P: int, m: int, d: int, size: int, rounds: int
 ) -> list[Launch]:
-    """Moments of the queries; groups and shares of the keys; means of the groups; attention."""
-    queries, keys, means = B * h * N * d * size, 2 * B * h * F * P * d * size, B * h * F * d
+    """Moments of the queries; groups of the keys, and their means; attention."""
+    queries, keys = B * h * N * d * size, 2 * B * h * F * P * d * size
     groups = B * h * F * m * (2 * d * size + FLOAT32)
     moments = B * h * QUERY_PARTS * 2 * d * FLOAT32
-    per_key = B * h * F * P * FLOAT32
     # Norms, nearness, groups and shares of the keys are written once, and then stay in the cache.
-    chosen = keys + moments + 4 * per_key + means * FLOAT32
-    # Distances of the keys from the centres, and of twice as many candidates from each other.
-    choice_flops = 2 * means * (P * m + 4 * m * m // rounds)
-    matmul_flops = 2 * means * m * P
+    chosen = keys + moments + 4 * B * h * F * P * FLOAT32 + groups
+    # Distances of the keys from the centres, and of twice as many candidates from each other; then
+    # the means of keys and values.
+    flops = 2 * B * h * F * d * (P * m + 4 * m * m // rounds + 2 * _split_matmuls(size) * P * m)
     return [
         Launch("query_moments", queries + moments, 3 * B * h * N * d),
-        Launch("choose_groups", chosen, choice_flops),
-        Launch(
-            "group_means",
-            keys + moments + 2 * per_key + means * FLOAT32 + groups,
-            2 * matmul_flops * _split_matmuls(size),
-        ),
+        Launch("choose_groups", chosen, flops),
         Launch("attend_forward", queries * (1 + F) + groups, 2 * 2 * B * h * F * N * m * d),
     ]
 

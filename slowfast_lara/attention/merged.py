@@ -47,6 +47,7 @@ from slowfast_lara.attention.groups import (
     keys_and_values,
 )
 from slowfast_lara.attention.kernels import choice
+from slowfast_lara.attention.kernels.launch import interpreted
 from slowfast_lara.attention.kernels.merged import merged as triton_merged
 from slowfast_lara.attention.kernels.merged import unsupported_groups
 from slowfast_lara.attention.registry import Estimator, register
@@ -79,7 +80,7 @@ def merged_attention(
         unsupported = unsupported_groups(q.shape[-1], num_groups, rounds, keys)
         if k.shape != v.shape:
             unsupported = unsupported or "values with a shape different from the keys'"
-        if q.dtype == torch.float32 and not choice.interpreted():
+        if q.dtype == torch.float32 and not interpreted():
             unsupported = unsupported or "merged keys in float32"  # the tiles would spill
         if choice.uses_triton(kernels, q, unsupported):
             k, v = k.to(q.dtype), v.to(q.dtype)

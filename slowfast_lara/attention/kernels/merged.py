@@ -49,29 +49,20 @@ def merged(
     (B, h, N, d), P, scale = q.shape, groups.shape[3], q.shape[3] ** -0.5
     args, programs = (q, moments, *q.stride()[:3], h, N), B * h * QUERY_PARTS
     launch("group_means.query_moments", q, *args, programs=programs, d=d)
-    strides, sizes = (*k.stride()[:3], *v.stride()[:3]), (h, N, num_frames, P, num_groups)
     candidates = block_size(2 * -(-(num_groups - 1) // rounds))
     blocks = {"BLOCK_P": block_size(P), "BLOCK_R": candidates, "BLOCK_Z": max(16, candidates // 2)}
-    mean = shares.new_empty(B, h, num_frames, d)
     norms, nearness = torch.empty_like(shares), torch.empty_like(shares)
     chosen = groups.new_empty(B, h, num_frames, blocks["BLOCK_R"] + blocks["BLOCK_Z"])
     launch(
         "groups.choose_groups",
         k,
-        *(k, v, moments, groups, shares, top, mean, norms, nearness, chosen),
-        *(*strides, scale, values, *sizes, rounds),
+        *(k, v, moments, groups, shares, kc, vc, biases, top, norms, nearness, chosen),
+        *(*k.stride()[:3], *v.stride()[:3], scale, values),
+        *(h, N, num_frames, P, num_groups, rounds),
         programs=B * h * num_frames,
         d=d,
         C=num_groups,
         **blocks,
-    )
-    launch(
-        "group_means.group_means",
-        k,
-        *(k, v, moments, groups, shares, mean, kc, vc, biases, *strides, *sizes),
-        programs=B * h * num_frames,
-        blocks={"C": num_groups},
-        d=d,
     )
     launch(
         "group_attention.attend_forward",

@@ -53,7 +53,6 @@ _TEMPORAL = {
 _GROUPS = {
     "query_moments": ((64, 4), (64, 4)),
     "choose_groups": ((32, 8), (32, 8)),
-    "group_means": ((32, 8), (32, 8)),
     "group_means_backward": ((32, 8), (32, 8)),
     "attend_forward": ((64, 8), (64, 8)),
     "attend_backward_groups": ((32, 8), (32, 8)),
@@ -96,14 +95,17 @@ def tile(kernel: str, *, element_size: int, d: int = 0, C: int = 0) -> dict[str,
 
 
 def _group_blocks(kernel: str, d: int, C: int) -> dict[str, int]:
-    """Blocks of groups C, of head components E, and of keys I that are compared with all groups."""
+    """Further blocks: groups C and M, head components E, keys I compared with all groups."""
     if kernel == "query_moments":
         return {}
-    if kernel == "group_means":
-        return {"BLOCK_C": 32}
-    more = {"choose_groups": {"BLOCK_I": 32}, "group_means_backward": {"BLOCK_I": 32}}
-    more["attend_backward_groups"] = {"BLOCK_E": min(64, block_size(d))}
-    return {"BLOCK_C": block_size(C), **more.get(kernel, {})}
+    blocks = {"BLOCK_C": block_size(C)}
+    if kernel == "attend_backward_groups":
+        blocks["BLOCK_E"] = min(64, block_size(d))
+    if kernel in ("choose_groups", "group_means_backward"):
+        blocks["BLOCK_I"] = 32
+    if kernel == "choose_groups":
+        blocks["BLOCK_M"] = 32
+    return blocks
 
 
 def _options(warps: int, stages: int) -> dict[str, int]:

@@ -5,7 +5,8 @@
 A tile holds all groups of a frame, so no statistics of the softmax are kept. In the backward pass,
 
     dp_ncf = dout_nf.v_cf,   dlogit_ncf = p_ncf (dp_ncf - sum_c p_ncf dp_ncf)
-    dk_cf = sum_n dlogit_ncf q_n / sqrt(d),   dv_cf = sum_n p_ncf dout_nf,   db_cf = sum_n dlogit_ncf
+    dk_cf = sum_n dlogit_ncf q_n / sqrt(d),   dv_cf = sum_n p_ncf dout_nf
+    db_cf = sum_n dlogit_ncf
     dq_n = sum_cf dlogit_ncf k_cf / sqrt(d) + dr / N
 
 where dr is the gradient of the mean query, of which `dr_ptr` holds one part per frame. A program of

@@ -6,7 +6,7 @@ For one frame, with the shares s_p of the keys and the mean r and variance Var(q
     b_c = -sum_p s_p log s_p + Var(q) sum_p s_p |k_p - k_c|^2 / (2d)
 
 `query_moments` sums the queries and their squares in QUERY_PARTS parts, which the other kernels
-add up. A program of `group_means` owns a block of groups of a frame. The second term of b_c has no
+add up. `choose_groups` (triton_groups.py) calls `write_means`. The second term of b_c has no
 gradient. The gradients of the others, with t_p = dk_c.k_p + dv_c.v_p - db_c log s_p, are
 
     dlogit_p = s_p (t_p - sum_{p' in c} s_p' t_p'),   dk_p = s_p dk_c + dlogit_p r / sqrt(d)
@@ -72,43 +72,37 @@ def load_rows(p_x, stride, rows, mask_rows, D: tl.constexpr, BLOCK_D: tl.constex
 
 
 @triton.jit
-def group_means(
-    k_ptr, v_ptr, moments_ptr, groups_ptr, shares_ptr, mean_ptr, kc_ptr, vc_ptr, biases_ptr,
-    k_stride_b, k_stride_h, k_stride_n, v_stride_b, v_stride_h, v_stride_n, H, N, F, P, C,
-    D: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_C: tl.constexpr, BLOCK_N: tl.constexpr,
+def write_means(
+    tokens, groups_ptr, shares_ptr, kc_ptr, vc_ptr, biases_ptr, mean_k, variance, first, P, C,
+    D: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
     PRECISION: tl.constexpr,
 ):  # fmt: skip
-    bh, b, h, f, c = own_block(C, F, H, BLOCK_C)
-    frame = bh * F + f
+    """k_c, v_c and b_c of a block of groups of a frame."""
+    p_k, p_v, k_stride_n, v_stride_n = tokens
+    c = first + tl.arange(0, BLOCK_M)
     d, i = tl.arange(0, BLOCK_D), tl.arange(0, BLOCK_N)
-    p_k = k_ptr + b * k_stride_b + h * k_stride_h + f.to(tl.int64) * P * k_stride_n
-    p_v = v_ptr + b * v_stride_b + h * v_stride_h + f.to(tl.int64) * P * v_stride_n
-    mean_k = tl.load(mean_ptr + frame * D + d, mask=d < D, other=0.0)
-    b_kc = tl.zeros([BLOCK_C, BLOCK_D], tl.float32)
-    b_vc = tl.zeros([BLOCK_C, BLOCK_D], tl.float32)
-    entropy = tl.zeros([BLOCK_C], tl.float32)
-    spread = tl.zeros([BLOCK_C], tl.float32)
+    b_kc = tl.zeros([BLOCK_M, BLOCK_D], tl.float32)
+    b_vc = tl.zeros([BLOCK_M, BLOCK_D], tl.float32)
+    entropy = tl.zeros([BLOCK_M], tl.float32)
+    spread = tl.zeros([BLOCK_M], tl.float32)
     for start in range(0, P, BLOCK_N):
         p = start + i
-        groups = tl.load(groups_ptr + frame * P + p, mask=p < P, other=-1)
-        shares = tl.load(shares_ptr + frame * P + p, mask=p < P, other=1.0)
-        member = groups[None, :] == c[:, None]
-        weights = tl.where(member, shares[None, :], 0.0)
-        hi, lo = split_float32(weights, k_ptr.dtype.element_ty)
+        groups = tl.load(groups_ptr + p, mask=p < P, other=-1)
+        shares = tl.load(shares_ptr + p, mask=p < P, other=1.0)
+        weights = tl.where(groups[None, :] == c[:, None], shares[None, :], 0.0)
+        hi, lo = split_float32(weights, p_k.dtype.element_ty)
         b_k = load_rows(p_k, k_stride_n, p, p < P, D, BLOCK_D)
         b_kc += dot_split_left(hi, lo, b_k, PRECISION)
         b_v = load_rows(p_v, v_stride_n, p, p < P, D, BLOCK_D)
         b_vc += dot_split_left(hi, lo, b_v, PRECISION)
         entropy -= tl.sum(weights * tl.log(shares)[None, :], 1)
+        # |k_p - k_c|^2 by distances from the mean, to avoid cancellation.
         centred = b_k.to(tl.float32) - mean_k[None, :]
         spread += tl.sum(weights * tl.sum(centred * centred, 1)[None, :], 1)
-    r, squares = mean_query(moments_ptr, bh, N, D, BLOCK_D)
-    variance = tl.maximum(tl.sum(squares - r * r, 0), 0.0) / D
-    centred = tl.where((d < D)[None, :], b_kc - mean_k[None, :], 0.0)
+    centred = b_kc - mean_k[None, :]
     spread = tl.maximum(spread - tl.sum(centred * centred, 1), 0.0)
-    fc = frame * C + c
-    tl.store(biases_ptr + fc, entropy + variance * spread / (2 * D), mask=c < C)
-    cd, mask = fc[:, None] * D + d[None, :], (c < C)[:, None] & (d < D)[None, :]
+    tl.store(biases_ptr + c, entropy + variance * spread / (2 * D), mask=c < C)
+    cd, mask = c[:, None] * D + d[None, :], (c < C)[:, None] & (d < D)[None, :]
     tl.store(kc_ptr + cd, b_kc.to(kc_ptr.dtype.element_ty), mask=mask)
     tl.store(vc_ptr + cd, b_vc.to(vc_ptr.dtype.element_ty), mask=mask)
 

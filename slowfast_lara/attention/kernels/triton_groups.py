@@ -1,4 +1,4 @@
-"""Kernel `choose_groups`: groups and shares of the keys of a frame, for `merged`.
+"""Kernel `choose_groups`: groups of the keys of a frame, their shares and means, for `merged`.
 
 With the keys k_p, the values v_p and the mean query r (equations: attention/merged.py):
 
@@ -6,9 +6,10 @@ With the keys k_p, the values v_p and the mean query r (equations: attention/mer
     s_p = softmax of r.k_p / sqrt(d) over the keys of p's group
 
 A program owns a frame. It chooses the centres in rounds, by the rules of `merged.choose_groups`,
-and writes the group and the share s_p of each key. It computes x_p from k_p and v_p in each of its
-passes over the frame. The nearness of p is the largest x_p.z - |z|^2/2 over the centres z. For a
-centre it is infinite: a centre is not chosen again and stays in its own group.
+and writes the group and the share s_p of each key, then the means of the groups
+(triton_group_means.py). It computes x_p from k_p and v_p in each of its passes over the frame. The
+nearness of p is the largest x_p.z - |z|^2/2 over the centres z. For a centre it is infinite: a
+centre is not chosen again and stays in its own group.
 
 Values that one thread stores and another one loads are in memory, separated by a barrier. NaN
 counts as the lowest distance, so that every index is in range. k and v only need a last stride of
@@ -27,6 +28,7 @@ from slowfast_lara.attention.kernels.triton_group_means import (
     MIN_LOG_WEIGHT,
     load_rows,
     mean_query,
+    write_means,
 )
 from slowfast_lara.attention.kernels.triton_shared import own_block
 
@@ -220,13 +222,13 @@ def write_shares(
 
 @triton.jit
 def choose_groups(
-    k_ptr, v_ptr, moments_ptr, groups_ptr, shares_ptr, top_ptr, mean_ptr,
+    k_ptr, v_ptr, moments_ptr, groups_ptr, shares_ptr, kc_ptr, vc_ptr, biases_ptr, top_ptr,
     norms_ptr, nearness_ptr, chosen_ptr,
     k_stride_b, k_stride_h, k_stride_n, v_stride_b, v_stride_h, v_stride_n, scale, values,
     H, N, F, P, C, ROUNDS,
     D: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_P: tl.constexpr,
     BLOCK_C: tl.constexpr, BLOCK_I: tl.constexpr, BLOCK_R: tl.constexpr, BLOCK_Z: tl.constexpr,
-    PRECISION: tl.constexpr,
+    BLOCK_M: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     bh, b, h, f, _ = own_block(1, F, H, 1)
     frame = bh * F + f
@@ -237,7 +239,7 @@ def choose_groups(
     p_norms, p_nearness = norms_ptr + frame * P, nearness_ptr + frame * P
     p_candidates = chosen_ptr + frame * (BLOCK_R + BLOCK_Z)
     p_chosen = p_candidates + BLOCK_R
-    r, _ = mean_query(moments_ptr, bh, N, D, BLOCK_D)
+    r, squares = mean_query(moments_ptr, bh, N, D, BLOCK_D)
     top, standard = frame_statistics(
         tokens, r, p_shares, values, scale, P, D, BLOCK_D, BLOCK_N
     )  # fmt: skip
@@ -262,6 +264,12 @@ def choose_groups(
     tl.debug_barrier()
     # The distances are no longer needed, so their memory holds the totals.
     write_shares(p_shares, p_groups, p_nearness, top, P, C, BLOCK_P, BLOCK_C, BLOCK_I)
-    d = tl.arange(0, BLOCK_D)
+    tl.debug_barrier()
     tl.store(top_ptr + frame, top)
-    tl.store(mean_ptr + frame * D + d, standard[0], mask=d < D)
+    variance = tl.maximum(tl.sum(squares - r * r, 0), 0.0) / D
+    p_kc, p_vc, p_biases = kc_ptr + frame * C * D, vc_ptr + frame * C * D, biases_ptr + frame * C
+    for first in range(0, C, BLOCK_M):
+        write_means(
+            tokens, p_groups, p_shares, p_kc, p_vc, p_biases, standard[0], variance, first, P, C,
+            D, BLOCK_D, BLOCK_M, BLOCK_N, PRECISION,
+        )  # fmt: skip
