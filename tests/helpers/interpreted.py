@@ -110,18 +110,14 @@ def estimator_case(
 
 
 def merged_case(
-    sizes: tuple[int, ...],
-    dtype: torch.dtype,
-    factor: float = 1.0,
-    rounds: int = 4,
-    values: float = 0.7,
+    sizes: tuple[int, ...], dtype: torch.dtype, rounds: int = 4, values: float = 0.7
 ) -> None:
     """The groups are those of the reference; outputs and gradients, given the groups.
 
     In half precision, rounding decides between centres at nearly the same distance.
     """
     B, h, F, P, m, d = sizes
-    whole = (normal(B, 1 + F * P, 3, h, d) * factor + 1).to(dtype)
+    whole = (normal(B, 1 + F * P, 3, h, d) + 1).to(dtype)
     qkv = [x[:, :, 1:] for x in whole.permute(2, 0, 3, 1, 4)]
     chosen = merged(*qkv, F, m, rounds, values)[1]
     same = []
@@ -211,7 +207,9 @@ def add_cases() -> None:
         for size in ((1, 1, 3, 37, 1, 32), (1, 1, 2, 37, 36, 64), (1, 1, 1, 70, 33, 128)):
             add(SLOW, f"merged, {size}, {dtype}", merged_case, size, dtype)
         add(SLOW, f"merged, 196 keys, {dtype}", merged_case, (1, 1, 1, 196, 96, 64), dtype)
-        add(SLOW, f"merged, x 10, {dtype}", merged_case, (1, 2, 2, 19, 6, 16), dtype, 10.0)
+        # Large logits: the PyTorch path is the reference, because it limits the weights.
+        size = (1, 2, 2, 19, 6, 16)
+        add(SLOW, f"merged, x 10, {dtype}", estimator_case, "merged", size, dtype, 10.0)
         name, size = f"merged, one round, {dtype}", (1, 2, 2, 40, 7, 16)
         add(SLOW, name, merged_case, size, dtype, rounds=1, values=0.0)
     for project in (True, False):
