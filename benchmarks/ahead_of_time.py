@@ -64,8 +64,14 @@ KERNELS: dict[str, tuple[str, str, dict[str, Any]]] = {
     "temporal_backward_weight": ("temporal", "", {}),
 }
 # The kernels of `merged`, which support neither float32 nor more than 128 groups.
-GROUP_KERNELS = ("query_moments", "choose_groups", "group_means_backward", "attend_forward")
-GROUP_KERNELS += ("attend_backward_groups", "attend_backward_queries")
+GROUP_KERNELS = (
+    "query_moments",
+    "choose_groups",
+    "group_means_backward",
+    "attend_forward",
+    "attend_backward_groups",
+    "attend_backward_queries",
+)
 # Further variants to compile: the kernel, and its constants that differ from KERNELS.
 VARIANTS: list[tuple[str, dict[str, Any]]] = [
     ("segment_sums", {"MEANS": False}),

@@ -121,7 +121,7 @@ def _unsupported(name: str, sizes: Sizes, options: dict[str, Any]) -> bool:
 
 def _estimator(name: str, sizes: Sizes, **options: Any) -> Estimator:
     landmarks = min(sizes.landmarks, sizes.tokens)
-    heads = {"head_dim": WIDTH // HEADS, "num_heads": HEADS}
+    heads: dict[str, Any] = {"head_dim": WIDTH // HEADS, "num_heads": HEADS}
     return build_estimator(name, **heads, num_landmarks=landmarks, **options).to("meta")
 
 

@@ -216,11 +216,12 @@ class MergedAttention(Estimator):
     ) -> None:
         super().__init__()
         self.num_landmarks, self.rounds, self.values = num_landmarks, rounds, values
-        self.kernels, self.kernel_sizes = kernels, (head_dim, num_landmarks)
+        self.kernels, self.head_dim = kernels, head_dim
+        self.kernel_sizes = (head_dim, num_landmarks)
 
     @property
     def unsupported(self) -> str:
-        return unsupported_groups(*self.kernel_sizes, self.rounds)
+        return unsupported_groups(self.head_dim, self.num_landmarks, self.rounds)
 
     def forward(self, q: Tensor, k: Tensor, v: Tensor, *, num_frames: int = 1) -> Tensor:
         return merged_attention(

@@ -50,9 +50,9 @@ def merged(
     args, programs = (q, moments, *q.stride()[:3], h, N), B * h * QUERY_PARTS
     launch("group_means.query_moments", q, *args, programs=programs, d=d)
     candidates = block_size(2 * -(-(num_groups - 1) // rounds))
-    blocks = {"BLOCK_P": block_size(P), "BLOCK_R": candidates, "BLOCK_Z": max(16, candidates // 2)}
+    centres = max(16, candidates // 2)
     norms, nearness = torch.empty_like(shares), torch.empty_like(shares)
-    chosen = groups.new_empty(B, h, num_frames, blocks["BLOCK_R"] + blocks["BLOCK_Z"])
+    chosen = groups.new_empty(B, h, num_frames, candidates + centres)
     launch(
         "groups.choose_groups",
         k,
@@ -62,7 +62,9 @@ def merged(
         programs=B * h * num_frames,
         d=d,
         C=num_groups,
-        **blocks,
+        BLOCK_P=block_size(P),
+        BLOCK_R=candidates,
+        BLOCK_Z=centres,
     )
     launch(
         "group_attention.attend_forward",
@@ -104,7 +106,8 @@ def merged_backward(
     strides = (*q.stride()[:3], *grad.stride()[:4], scale, h, N, F, m)
     grads = [torch.empty_like(x) for x in (kc, vc, biases)]
     kernel, programs = "group_attention.attend_backward_groups", B * h * F
-    args, sizes = (*attend, *grads, *strides), {"d": d, "C": m}
+    sizes: dict[str, Any] = {"d": d, "C": m}
+    args = (*attend, *grads, *strides)
     launch(kernel, q, *args, programs=programs, blocks={"E": d}, **sizes)
     grad_q, grad_k, grad_v = out = _empty_gradients(q, k, v)
     grad_mean = biases.new_empty(B, h, F, d)
