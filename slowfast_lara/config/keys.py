@@ -197,7 +197,8 @@ KEYS = {
         "estimator that replaces the softmax; none: exact attention"),
     "VIT.APPROX_ATTN_DIM": shared(128, ATTENTION, AT_LEAST_1, "number of landmarks C or samples S"),
     "VIT.KERNELS": shared("auto", NOTHING, one_of(*KERNELS),
-        "fused kernels (triton) or PyTorch operations for LARA, Performer and the temporal stage; "
+        "fused kernels (triton) or PyTorch operations for LARA, Performer, merged keys and the "
+        "temporal stage; "
         "auto: kernels on NVIDIA GPUs of compute capability 8.0 or higher that pass a self-check"),
     "DATA.PATH_TO_DATA_DIR": Key(..., NOTHING, ANY, "folder of the video lists"),
     "DATA.PATH_PREFIX": Key(..., NOTHING, ANY,
