@@ -184,6 +184,7 @@ KEYS = {
         "how to make a 2-D patch embedding 3-D: copy to the centre frame, or average over frames"),
     "VIT.POS_EMBED": shared("separate", MODEL, one_of("separate", "joint"),
         "position embeddings: separate for space and time, or one joint"),
+    "VIT.NUM_REGISTERS": shared(0, MODEL, AT_LEAST_0, "register tokens after CLS, as in DINOv2"),
     "VIT.ATTN_LAYER": shared("trajectory", MODEL, one_of(*ATTENTION_LAYERS), "attention layer"),
     "VIT.USE_ORIGINAL_TRAJ_ATTN_CODE": shared(True, WEIGHTS, ANY,
         "temporal values: pooled tokens as in Motionformer's code (True), or projected, as in its "

@@ -130,6 +130,7 @@ class VisionTransformer(nn.Module):
         num_frames: int = 8,
         video_input: bool = True,
         pos_embed: str = "separate",
+        num_registers: int = 0,
         original_trajectory: bool = True,
         hidden_head: bool = True,
         head_act: str = "tanh",
@@ -147,6 +148,9 @@ class VisionTransformer(nn.Module):
         self.channels, self.video_input, self.num_heads = channels, video_input, num_heads
         self.num_frames, self.act_checkpoint = num_frames if video_input else 1, act_checkpoint
         self.make_embeddings(dim, joint_positions=video_input and pos_embed == "joint")
+        self.num_registers = num_registers
+        if num_registers:
+            self.register_tokens = nn.Parameter(torch.zeros(1, num_registers, dim))
         self.pos_drop = nn.Dropout(pos_drop)
 
         sizes = dict[str, Any](head_dim=dim // num_heads, num_heads=num_heads, dropout=attn_drop)
@@ -154,7 +158,12 @@ class VisionTransformer(nn.Module):
         only_temporal = attn_layer == "trajectory" and not has_kernels(estimator)
         estimator_kernels = "auto" if only_temporal else kernels
         layer = partial(
-            ATTENTION_LAYERS[attn_layer], dim=dim, num_heads=num_heads, qkv_bias=qkv_bias, drop=drop
+            ATTENTION_LAYERS[attn_layer],
+            dim=dim,
+            num_heads=num_heads,
+            qkv_bias=qkv_bias,
+            drop=drop,
+            num_prefix=1 + num_registers,
         )
         if attn_layer == "trajectory":
             layer = partial(layer, project_values=not original_trajectory, kernels=kernels)
@@ -211,6 +220,7 @@ class VisionTransformer(nn.Module):
             num_frames=vit.TEMPORAL_RESOLUTION,
             video_input=vit.VIDEO_INPUT,
             pos_embed=vit.POS_EMBED,
+            num_registers=vit.NUM_REGISTERS,
             original_trajectory=vit.USE_ORIGINAL_TRAJ_ATTN_CODE,
             hidden_head=vit.USE_MLP,
             head_act=vit.HEAD_ACT,
@@ -235,7 +245,7 @@ class VisionTransformer(nn.Module):
                 nn.init.normal_(module.weight, std=std)
                 if module.bias is not None:
                     nn.init.zeros_(module.bias)
-        for name in ("cls_token", "pos_embed", "st_embed"):
+        for name in ("cls_token", "pos_embed", "st_embed", "register_tokens"):
             if hasattr(self, name):
                 nn.init.normal_(getattr(self, name), std=0.02)
         # The unused patch embedding exists for checkpoints, which hold both. It is frozen, because
@@ -246,7 +256,7 @@ class VisionTransformer(nn.Module):
 
     def no_weight_decay(self) -> set[str]:
         """Names of the parameters without weight decay."""
-        return {"pos_embed", "cls_token", "temp_embed", "st_embed"}
+        return {"pos_embed", "cls_token", "temp_embed", "st_embed", "register_tokens"}
 
     def layers_after(self, name: str) -> int:
         """Distance of a parameter's layer from the classifier, for layer-wise LR decay.
@@ -274,7 +284,7 @@ class VisionTransformer(nn.Module):
         return self.pre_logits(self.norm(tokens)[:, 0])
 
     def embed(self, clip: Tensor) -> Tensor:
-        """The clip's tokens with position embeddings, CLS first: [B,1+F*P,D]."""
+        """CLS, registers and patches: [B,R+F*P,D]. Registers have no position embeddings."""
         self.check_input(clip)
         if self.patch_size_temp > 1:
             patches = self.patch_embed_3d(clip)
@@ -285,7 +295,11 @@ class VisionTransformer(nn.Module):
             patches = self.patch_embed(clip)
         tokens = torch.cat((self.cls_token.expand(clip.shape[0], -1, -1), patches), dim=1)
         grid = (clip.shape[-2] // self.patch_size, clip.shape[-1] // self.patch_size)
-        return self.pos_drop(tokens + self.positions(grid))
+        tokens = tokens + self.positions(grid)
+        if self.num_registers:
+            registers = self.register_tokens.expand(clip.shape[0], -1, -1)
+            tokens = torch.cat((tokens[:, :1], registers, tokens[:, 1:]), dim=1)
+        return self.pos_drop(tokens)
 
     def check_input(self, clip: Tensor) -> None:
         frames = (self.num_frames * self.patch_size_temp,) if self.video_input else ()
