@@ -16,6 +16,7 @@ from slowfast_lara.config.yaml_files import read_with_bases, to_yaml
 from slowfast_lara.data.classes import class_names, numbered
 from slowfast_lara.errors import CheckpointError, ConfigError, DataError, InputError
 from slowfast_lara.inference.export_folder import DESCRIPTION, SAFETENSORS, read_description
+from slowfast_lara.inference.hugging_face import is_hub_folder, read_hub_folder
 from slowfast_lara.inference.model import TrainedModel, new_network
 from slowfast_lara.inference.scoring import views_at_a_time
 from slowfast_lara.models.weights.files import bare_names, read_weights
@@ -49,8 +50,9 @@ def load(
 
     Args:
         source: the folder of a run (loads its best checkpoint if there is one, else the newest),
-            a checkpoint, or the folder of an export to safetensors. If `weights` is given: a config
-            file, or the name of a shipped config.
+            a checkpoint, the folder of an export to safetensors, or a folder of Hugging Face
+            transformers (ViViT, VideoMAE, TimeSformer). If `weights` is given: a config file, or
+            the name of a shipped config.
         weights: a checkpoint or weights file for the config in `source`.
         device: where to put the model; default: the first GPU, or the CPU if there is none.
         attention: name of an attention that replaces the trained one, without training:
@@ -87,6 +89,8 @@ def _find(source: str, weights: str | None) -> ModelSource:
         tree = read_with_bases(find_config(source))
         return ModelSource(weights, _read_checkpoint(weights), tree, source)
     if os.path.isdir(source):
+        if is_hub_folder(source):
+            return _from_hub(source)
         description = read_description(source)
         if description is not None:
             return _from_export(source, description)
@@ -108,6 +112,12 @@ def _from_export(folder: str, description: dict[str, Any]) -> ModelSource:
     names = description.get("class_names")
     content = {"model_state": read_weights(path), "class_names": names, "cfg": to_yaml(tree)}
     return ModelSource(path, content, tree, os.path.join(folder, DESCRIPTION))
+
+
+def _from_hub(folder: str) -> ModelSource:
+    path, tree, weights, names = read_hub_folder(folder)
+    content = {"model_state": weights, "class_names": names, "cfg": to_yaml(tree)}
+    return ModelSource(path, content, tree, folder)
 
 
 def _read_checkpoint(path: str) -> dict[str, Any]:

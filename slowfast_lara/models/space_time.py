@@ -108,6 +108,36 @@ class DividedAttention(SpaceTimeAttention):
         return patches.permute(order).flatten(0, 1)
 
 
+class TimesformerAttention(DividedAttention):
+    """Divided attention of TimeSformer (Bertasius et al., ICML 2021).
+
+    Attention over time leaves the prefix unchanged. Attention over space has a copy of the prefix
+    in every frame; its output is the mean over frames.
+    """
+
+    def forward(self, x: Tensor, num_frames: int) -> Tensor:
+        q, k, v = self.queries_keys_values(x)
+        q_group, k_group, v_group = (self.group(tokens, num_frames) for tokens in (q, k, v))
+        if self.over_time:
+            out = self.estimator(q_group, k_group, v_group).squeeze(3)  # [B*P,h,F,d]
+            patches = out.unflatten(0, (len(x), -1)).permute(0, 3, 1, 2, 4).flatten(1, 2).flatten(2)
+            patches = self.proj_drop(self.proj(patches))
+            prefix = patches.new_zeros(len(x), self.num_prefix, patches.shape[2])
+            return torch.cat((prefix, patches), dim=1)
+        prefixes = [self.split(y)[0].repeat_interleave(num_frames, dim=0) for y in (q, k, v)]
+        keys, values = (
+            torch.cat((prefix, group), dim=2)
+            for prefix, group in zip(prefixes[1:], (k_group, v_group))
+        )
+        prefix = functional.scaled_dot_product_attention(prefixes[0], keys, values)
+        prefix = prefix.unflatten(0, (len(x), num_frames)).mean(1)
+        if self.estimator.exact:
+            k_group, v_group = keys, values
+        out = self.estimator(q_group, k_group, v_group).squeeze(3)  # [B*F,h,P,d]
+        patches = out.unflatten(0, (len(x), num_frames)).transpose(2, 3).flatten(1, 2).flatten(2)
+        return self.project(prefix, patches)
+
+
 class TrajectoryAttention(SpaceTimeAttention):
     """Each patch attends to every frame separately, then over time to the F results."""
 
@@ -141,4 +171,7 @@ ATTENTION_LAYERS = {
     "trajectory": TrajectoryAttention,
     "joint": JointAttention,
     "divided": DividedAttention,
+    "timesformer": TimesformerAttention,
 }
+# Layers with one attention over space and one over time.
+DIVIDED = ("divided", "timesformer")

@@ -1,7 +1,8 @@
 """Conversion of other projects' weights to this package's names.
 
-- Hugging Face: ViT and DINOv2, with and without registers. Separate projections to q, k and v are
-  concatenated.
+- Hugging Face: ViT, DINOv2 with and without registers, ViViT, VideoMAE and TimeSformer. Separate
+  projections to q, k and v are concatenated. VideoMAE's keys have no bias: it is zero.
+  TimeSformer's `temporal_dense` is folded into the output projection of its temporal attention.
 - timm and Meta: DINOv2 and DeiT III.
 - LayerScale multiplies the output of a linear layer by `gamma`; it is folded into that layer.
 - Position embeddings without one of CLS get a zero for CLS.
@@ -25,14 +26,20 @@ _TENSORS = {
     "embeddings.cls_token": "cls_token",
     "embeddings.register_tokens": "register_tokens",
     "embeddings.position_embeddings": "pos_embed",
+    "embeddings.time_embeddings": "temp_embed",
     "reg_token": "register_tokens",
 }
 _MODULES = {
     "embeddings.patch_embeddings.projection": "patch_embed.proj",
     "layernorm": "norm",
+    "fc_norm": "norm",
     "classifier": "head",
 }
 _BLOCK_MODULES = {
+    "attention.attention.qkv": "attn.qkv",
+    "temporal_attention.attention.qkv": "timeattn.qkv",
+    "temporal_attention.output.dense": "timeattn.proj",
+    "temporal_layernorm": "norm3",
     "attention.output.dense": "attn.proj",
     "attention.o_proj": "attn.proj",
     "layernorm_before": "norm1",
@@ -44,7 +51,9 @@ _BLOCK_MODULES = {
     "ls1": "ls1",
     "ls2": "ls2",
 }
-_QKV = re.compile(r"attention\.(?:attention\.(query|key|value)|([qkv])_proj)\.(weight|bias)")
+_QKV = re.compile(
+    r"attention\.(?:attention\.(query|key|value)\.|([qkv])_proj\.|attention\.([qv])_)(weight|bias)"
+)
 _GAMMA = re.compile(r"(blocks\.\d+\.)(?:ls([12])\.(?:gamma|lambda1)|gamma_([12]))")
 
 
@@ -75,8 +84,8 @@ def _from_hugging_face(weights: dict[str, Tensor]) -> dict[str, Tensor]:
         block = _HF_BLOCK.fullmatch(full_name)
         part = _QKV.fullmatch(block[2]) if block else None
         if part and block:
-            target = f"blocks.{block[1]}.attn.qkv.{part[3]}"
-            qkv.setdefault(target, {})[(part[1] or part[2])[0]] = x
+            target = f"blocks.{block[1]}.attn.qkv.{part[4]}"
+            qkv.setdefault(target, {})[(part[1] or part[2] or part[3])[0]] = x
             continue
         top = _HF_TOP.fullmatch(full_name)
         prefix, name = (f"blocks.{block[1]}.", block[2]) if block else ("", full_name)
@@ -89,10 +98,33 @@ def _from_hugging_face(weights: dict[str, Tensor]) -> dict[str, Tensor]:
             raise ValueError(f"{new_name} exists twice, the second time as {full_name}")
         ours[new_name] = x
     for target, parts in qkv.items():
+        if set(parts) == set("qv") and target.endswith("bias"):
+            parts["k"] = torch.zeros_like(parts["q"])
         if set(parts) != set("qkv") or len({x.shape for x in parts.values()}) > 1:
             raise ValueError(f"{target} needs q, k and v of equal shapes, has {_shapes(parts)}")
         ours[target] = torch.cat([parts[name] for name in "qkv"])
+    _fold_temporal_dense(ours)
+    patches = ours.get("patch_embed.proj.weight")
+    if patches is not None and patches.ndim == 5:
+        for old, new in (("patch_embed.proj.", "patch_embed_3d.proj."), ("pos_embed", "st_embed")):
+            ours = {re.sub(f"^{re.escape(old)}", new, name): x for name, x in ours.items()}
     return ours
+
+
+def _fold_temporal_dense(weights: dict[str, Tensor]) -> None:
+    """Compose the output projection of temporal attention with the linear layer after it."""
+    for name in [name for name in weights if name.endswith(".temporal_dense.weight")]:
+        block = name.removesuffix("temporal_dense.weight")
+        names = [f"{block}{x}" for x in ("timeattn.proj.weight", "timeattn.proj.bias")]
+        names += [name, f"{block}temporal_dense.bias"]
+        if any(x not in weights for x in names):
+            continue  # the loader reports what is missing
+        weight, bias, dense, dense_bias = (weights[x].double() for x in names)
+        if not weight.shape == dense.shape == bias.shape * 2 == dense_bias.shape * 2:
+            raise ValueError(f"{name} is {list(dense.shape)}, {names[0]} {list(weight.shape)}")
+        weights[names[0]] = (dense @ weight).float()
+        weights[names[1]] = (dense @ bias + dense_bias).float()
+        del weights[name], weights[names[3]]
 
 
 def _shapes(parts: dict[str, Tensor]) -> str:

@@ -202,7 +202,10 @@ class _Loader:
 
     def find_space(self, own: Tensor, given: Tensor | None) -> None:
         if given is None:
-            self.missing.append("pos_embed")
+            if self.model.joint_positions and "st_embed" in self.file:
+                self.keep("pos_embed", "not in the file, and not needed")
+            else:
+                self.missing.append("pos_embed")
             return
         grid, base = _grid_of(given, own.shape[2]), self.model.base_grid
         value = torch.cat((given[:, :1], _resize_space(given[:, 1:], base)), dim=1)
@@ -225,6 +228,12 @@ class _Loader:
     def find_space_time(self, own: Tensor, given: Tensor | None) -> None:
         frames, base, dim = self.model.num_frames, self.model.base_grid, own.shape[2]
         space, time = self.file.get("pos_embed"), self.file.get("temp_embed")
+        if given is not None and space is None:
+            # ViViT's file does not have the side length of its grid: it is the model's, or the
+            # number of frames is the model's.
+            tokens = given.shape[1] - 1 if _is_sequence(given, dim) else 0
+            side = base if tokens % base**2 == 0 else math.isqrt(tokens // frames)
+            space = given[:, : 1 + side**2]
         if space is None or (given is None and time is None and self.is_video_model):
             self.missing.append("pos_embed" if space is None else "temp_embed")
             return
