@@ -43,6 +43,11 @@ def build_parser() -> CommandParser:
     parser.add_flag("--lengths", "sequence lengths", default=lengths, metavar="TOKENS", **sizes)
     _add_attention_flags(parser)
 
+    parser = root.add_command("vjepa2", vjepa2)
+    frames = "tokens; a frame of 256 pixels has 256"
+    parser.add_flag("--tokens", frames, default=[2048, 8192], metavar="TOKENS", **sizes)
+    _add_attention_flags(parser)
+
     parser = root.add_command("errors", errors)
     numbers = "numbers of landmarks or samples"
     parser.add_flag("--samples", numbers, default=[16, 32, 64, 128, 256], metavar="C", **sizes)
@@ -119,6 +124,13 @@ def length(args: argparse.Namespace) -> None:
     from benchmarks.attention_speed import length_costs
 
     print_table(length_costs(args.lengths, args.estimators, args.repeats), args.out)
+
+
+def vjepa2(args: argparse.Namespace) -> None:
+    """Time a layer of V-JEPA 2-L (transformers) with its own attention and with the estimators."""
+    from benchmarks.attention_speed import vjepa2_costs
+
+    print_table(vjepa2_costs(args.tokens, args.estimators, args.repeats), args.out)
 
 
 def errors(args: argparse.Namespace) -> None:
