@@ -77,6 +77,7 @@ def build_parser() -> CommandParser:
     frames = "temporal tokens of a clip"
     parser.add_flag("--frames", frames, type=positive_int, nargs="+", default=[8])
     parser.add_flag("--landmarks", "landmarks or samples", type=positive_int, default=128)
+    parser.add_flag("--groups", "groups of a frame's keys", type=positive_int, default=96)
     add_table_flag(parser)
 
     parser = root.add_command("kernels", kernels)
@@ -168,7 +169,8 @@ def roofline(args: argparse.Namespace) -> None:
     """Estimate the time of attention on a GPU; needs no GPU."""
     from benchmarks.roofline import roofline
 
-    table = roofline(args.device, args.crops, args.frames, args.clips, args.landmarks)
+    sizes = args.crops, args.frames, args.clips, args.landmarks, args.groups
+    table = roofline(args.device, *sizes)
     print_table(table, args.out)
 
 

@@ -55,6 +55,7 @@ class Sizes(NamedTuple):
     frames: int
     clips: int
     landmarks: int
+    groups: int = 96  # of a frame's keys
 
     @property
     def tokens(self) -> int:
@@ -71,17 +72,23 @@ def seconds(kernels: Sequence[Kernel], device: Device) -> float:
 
 
 def roofline(
-    device: str, crops: Sequence[int], frames: Sequence[int], clips: int, landmarks: int
+    device: str,
+    crops: Sequence[int],
+    frames: Sequence[int],
+    clips: int,
+    landmarks: int,
+    groups: int,
 ) -> RooflineTable:
     """Estimate all parts of a block for all combinations of crop and number of frames."""
     if device not in DEVICES:
         raise InputError(f"--device is {device!r}; must be one of {', '.join(DEVICES)}")
     table = RooflineTable(
         f"estimated for one layer of ViT-B on an {device}: {clips} clips, bfloat16, "
-        f"{landmarks} landmarks or samples; counted, not measured"
+        f"{landmarks} landmarks or samples, {groups} groups of a frame's keys; counted, not "
+        "measured"
     )
     for crop, number in itertools.product(crops, frames):
-        for part, count in block_parts(Sizes(crop, number, clips, landmarks)):
+        for part, count in block_parts(Sizes(crop, number, clips, landmarks, groups)):
             forward, backward = (_pass_cost(kernels, DEVICES[device]) for kernels in count())
             table.costs[crop, number, part] = forward, backward
     return table
@@ -120,7 +127,8 @@ def _unsupported(name: str, sizes: Sizes, options: dict[str, Any]) -> bool:
 
 
 def _estimator(name: str, sizes: Sizes, **options: Any) -> Estimator:
-    landmarks = min(sizes.landmarks, sizes.tokens)
+    has_groups = ESTIMATORS[name].counts_keys_of_a_frame
+    landmarks = sizes.groups if has_groups else min(sizes.landmarks, sizes.tokens)
     heads: dict[str, Any] = {"head_dim": WIDTH // HEADS, "num_heads": HEADS}
     return build_estimator(name, **heads, num_landmarks=landmarks, **options).to("meta")
 
