@@ -59,7 +59,9 @@ BAD_FILES = [
 ]
 BAD_VALUES = [
     ["benchmarks", "crop", "--estimators", "no"],
+    ["benchmarks", "stage", "--estimators", "no"],
     ["benchmarks", "length", "--estimators", "no"],
+    ["benchmarks", "vjepa2", "--estimators", "no"],
     ["benchmarks", "errors", "--samples", "1000"],
     ["benchmarks", "data", "no.mp4"],
     ["benchmarks", "lists", "--start", "no"],
@@ -67,6 +69,7 @@ BAD_VALUES = [
     ["benchmarks", "kernels", "--kernels", "no"],
     ["studies", "attention", "--rows", "no"],
     ["studies", "recipes", "--rows", "no"],
+    ["studies", "pretrained", "no", "no.mp4"],
 ]
 
 

@@ -97,9 +97,11 @@ def _from_hugging_face(weights: dict[str, Tensor]) -> dict[str, Tensor]:
         if new_name in ours:
             raise ValueError(f"{new_name} exists twice, the second time as {full_name}")
         ours[new_name] = x
-    for target, parts in qkv.items():
-        if set(parts) == set("qv") and target.endswith("bias"):
+    biases = [parts for target, parts in qkv.items() if target.endswith("bias")]
+    if all(set(parts) == set("qv") for parts in biases):  # VideoMAE: no layer has a key bias
+        for parts in biases:
             parts["k"] = torch.zeros_like(parts["q"])
+    for target, parts in qkv.items():
         if set(parts) != set("qkv") or len({x.shape for x in parts.values()}) > 1:
             raise ValueError(f"{target} needs q, k and v of equal shapes, has {_shapes(parts)}")
         ours[target] = torch.cat([parts[name] for name in "qkv"])
