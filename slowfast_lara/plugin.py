@@ -21,6 +21,7 @@ from slowfast_lara.config.checkouts import is_git_checkout_config
 from slowfast_lara.config.keys import all_keys, set_value
 from slowfast_lara.config.validate import validate_model
 from slowfast_lara.errors import ConfigError
+from slowfast_lara.labels import LabelKind, label_kind
 from slowfast_lara.models import motionformer
 from slowfast_lara.models.weights.pretrained import image_weights, load_pretrained
 
@@ -55,6 +56,11 @@ def check(cfg: CfgNode) -> None:
         node, name = key.split(".")
         if (value := cfg.get(node, {}).get(name, required)) != required:
             raise ConfigError(f"{key} is {value!r}; must be {required!r} with VisionTransformer")
+    if label_kind(cfg) != LabelKind({"": cfg.MODEL.NUM_CLASSES}):
+        raise ConfigError(
+            "Epickitchens and DATA.MULTI_LABEL are not supported in a checkout of PySlowFast; use "
+            "slowfast-lara run"
+        )
     validate_model(cfg)
 
 

@@ -16,7 +16,7 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 from functools import partial
-from typing import NamedTuple
+from typing import NamedTuple, cast
 
 import numpy as np
 import torch
@@ -32,6 +32,7 @@ from slowfast_lara.data.timestamps import TimestampCache
 from slowfast_lara.data.video import ClipFrames, CropFn, FrameIndexFn
 from slowfast_lara.data.views import crop_views
 from slowfast_lara.errors import DataError, DecodeError, UserError
+from slowfast_lara.labels import Label
 
 MODES = ("train", "val", "test")
 MAX_ATTEMPTS = 10
@@ -43,7 +44,7 @@ class Sample(NamedTuple):
     """Training or validation clip [3, T, H, W]; None if a validation video does not decode."""
 
     clip: torch.Tensor | None
-    label: int
+    label: Label | np.ndarray  # see `VideoDataset.target`
     index: int  # type: ignore[assignment]  # shadows tuple.index
     failures: list[Failure]
 
@@ -52,7 +53,7 @@ class VideoViews(NamedTuple):
     """All views [clips * crops, 3, T, H, W] of a test video, or why it does not decode."""
 
     views: torch.Tensor | None
-    label: int
+    label: Label
     index: int  # type: ignore[assignment]  # shadows tuple.index
     path: str
     error: str | None
@@ -74,6 +75,8 @@ class VideoDataset(torch.utils.data.Dataset):
     may_flip = True
     # Whether a folder of images is accepted as a video.
     frames_in_folders = False
+    # The config key of the folder that relative paths refer to, for errors.
+    prefix_key = "DATA.PATH_PREFIX"
 
     def __init__(self, cfg: CfgNode, mode: str) -> None:
         if mode not in MODES:
@@ -91,9 +94,29 @@ class VideoDataset(torch.utils.data.Dataset):
         self._normalize = transforms.Normalize(data.MEAN, data.STD, data.REVERSE_INPUT_CHANNEL)
         self._rand_augment = RandAugment(data.RAND_AUGMENT)
 
-    def read_lists(self) -> tuple[list[str], list[int]]:
+    def read_lists(self) -> tuple[list[str], list[Label]]:
         """Paths and labels of the videos of `self.mode`."""
         raise NotImplementedError
+
+    def list_or_val(self) -> str:
+        """Path of the list of `self.mode`; a test uses val.csv if there is no test.csv."""
+        folder = self.cfg.DATA.PATH_TO_DATA_DIR
+        path = os.path.join(folder, f"{self.mode}.csv")
+        is_missing = self.mode == "test" and not os.path.exists(path)
+        return os.path.join(folder, "val.csv") if is_missing else path
+
+    def target(self, index: int, draws: np.ndarray | None = None) -> Label | np.ndarray:
+        """The label of a video, or of its clip with these `draws`; multi-hot if it has several."""
+        label = self.clip_label(index, draws)
+        if not self.cfg.DATA.MULTI_LABEL:
+            return label
+        classes = np.zeros(self.cfg.MODEL.NUM_CLASSES, np.int64)
+        classes[list(cast(tuple[int, ...], label))] = 1
+        return classes
+
+    def clip_label(self, index: int, draws: np.ndarray | None) -> Label:
+        """The label of a video, or of its clip with these `draws` (see `clip_frames`)."""
+        return self.labels[index]
 
     def video_path(self, index: int) -> VideoPath:
         """Path of a video file, or paths of the image files of its frames."""
@@ -164,8 +187,9 @@ class VideoDataset(torch.utils.data.Dataset):
         paths = [self.video_path(index) for index in indices]
         files = [path if isinstance(path, str) else path[0] for path in paths]
         if not any(os.path.exists(file) for file in files):
+            node, name = self.prefix_key.split(".")
             raise DataError(
-                f"DATA.PATH_PREFIX is {self.cfg.DATA.PATH_PREFIX!r}; with this prefix, none of "
+                f"{self.prefix_key} is {self.cfg[node][name]!r}; with this prefix, none of "
                 f"{len(files)} videos of the {self.mode} list exists; the first is {files[0]}"
             )
 
@@ -207,22 +231,23 @@ class VideoDataset(torch.utils.data.Dataset):
         try:
             pixels = self._read_clip(index, None, crop)
         except DecodeError as error:
-            return Sample(None, self.labels[index], index, [self._failure(index, error)])
+            return Sample(None, self.target(index), index, [self._failure(index, error)])
         clip = self._normalize(transforms.uniform_crop(pixels, size, 1))
-        return Sample(clip, self.labels[index], index, [])
+        return Sample(clip, self.target(index), index, [])
 
     def _train_sample(self, epoch: int, index: int, *repetition: int) -> Sample:
         rng = np.random.default_rng((self.cfg.RNG_SEED, epoch, index, *repetition))
         failures: list[Failure] = []
         video = index
         for _ in range(MAX_ATTEMPTS):
+            draws = rng.random(self.cfg.DATA.NUM_FRAMES)
             try:
-                clip = self._random_clip(video, rng)
+                clip = self._random_clip(video, draws, rng)
             except DecodeError as error:
                 failures.append(self._failure(video, error))
                 video = int(rng.integers(len(self)))
             else:
-                return Sample(clip, self.labels[video], index, failures)
+                return Sample(clip, self.target(video, draws), index, failures)
         raise DataError(
             f"{MAX_ATTEMPTS} videos in a row do not decode: "
             + "; ".join(f"{failure.path}: {failure.reason}" for failure in failures)
@@ -232,9 +257,8 @@ class VideoDataset(torch.utils.data.Dataset):
         path = self.paths[video]
         return Failure(path, str(error).removeprefix(f"{path}: "))
 
-    def _random_clip(self, video: int, rng: np.random.Generator) -> torch.Tensor:
+    def _random_clip(self, video: int, draws: np.ndarray, rng: np.random.Generator) -> torch.Tensor:
         data = self.cfg.DATA
-        draws = rng.random(data.NUM_FRAMES)
         crop_options = {"size": data.TRAIN_CROP_SIZE, "seed": int(rng.integers(2**63))}
         if data.USE_RANDOM_RESIZE_CROPS:
             crop = partial(transforms.resized_crop, **crop_options)

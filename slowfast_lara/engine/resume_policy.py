@@ -17,12 +17,13 @@ from fvcore.common.config import CfgNode
 from slowfast_lara.config.checkouts import is_git_checkout_config
 from slowfast_lara.config.keys import Affects
 from slowfast_lara.errors import CheckpointError
+from slowfast_lara.labels import Label
 from slowfast_lara.runs.saved_config import Change, config_changes, describe, raw_saved_config
 
 logger = logging.getLogger(__name__)
 
 
-def list_fingerprint(paths: Sequence[str], labels: Sequence[int]) -> str:
+def list_fingerprint(paths: Sequence[str], labels: Sequence[Label]) -> str:
     """A fingerprint of a list of videos that does not depend on their common parent folder."""
     common = os.path.commonprefix([os.path.dirname(path) + os.sep for path in paths])
     start = common.rfind(os.sep) + 1

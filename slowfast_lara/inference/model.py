@@ -18,8 +18,14 @@ from slowfast_lara.data.registry import dataset_class
 from slowfast_lara.data.sources import FrameArray, FrameSource, open_frames
 from slowfast_lara.errors import ConfigError, DecodeError, InputError, first_line, printable
 from slowfast_lara.inference.prediction import Prediction
-from slowfast_lara.inference.scoring import view_outputs, views_at_a_time
+from slowfast_lara.inference.scoring import (
+    mean_of_views,
+    pool_scores,
+    view_outputs,
+    views_at_a_time,
+)
 from slowfast_lara.inference.stream import Window, WindowScorer
+from slowfast_lara.labels import label_kind
 from slowfast_lara.models import build_model
 from slowfast_lara.models.attention_config import chosen_estimator, display_name, resolve_attention
 from slowfast_lara.runs.checkpoint import TrainedAttention, load_weights
@@ -98,12 +104,13 @@ class TrainedModel:
         Returns:
             A Prediction; for a list of videos, a list of Predictions.
         """
-        outputs, num_views = self._mean_outputs(videos, views, fps, self.network)
+        outputs, num_views = self._pooled_outputs(videos, views, fps, self.network, pool_scores)
         for video, scores in zip(_as_list(videos), outputs):
             if not np.isfinite(scores).all():
                 name = os.fspath(video) if isinstance(video, (str, os.PathLike)) else "the frames"
                 raise DecodeError(f"{name}: the model's scores are not finite")
-        found = [Prediction(scores, self.class_names, num_views) for scores in outputs]
+        kind = label_kind(self.cfg)
+        found = [Prediction(scores, self.class_names, num_views, kind) for scores in outputs]
         return found if isinstance(videos, (list, tuple)) else found[0]
 
     def features(
@@ -124,7 +131,7 @@ class TrainedModel:
             float32 [D] with D = VIT.EMBED_DIM; for a list of videos, [videos, D].
         """
         compute = cast(Any, self.network).forward_features
-        outputs, _ = self._mean_outputs(videos, views, fps, compute)
+        outputs, _ = self._pooled_outputs(videos, views, fps, compute, mean_of_views)
         if not isinstance(videos, (list, tuple)):
             return outputs[0]
         return np.stack(outputs) if outputs else np.empty((0, self.cfg.VIT.EMBED_DIM), np.float32)
@@ -207,14 +214,15 @@ class TrainedModel:
         network.load_state_dict(shared, strict=False, assign=True)
         return TrainedModel(network, cfg, self.class_names, self.path, self.averaged, from_seed)
 
-    def _mean_outputs(
+    def _pooled_outputs(
         self,
         videos: VideoInput | VideoInputs,
         views: int | None,
         fps: float | None,
         compute: Callable[..., Tensor],
+        pool: Callable[[Tensor, CfgNode], Tensor],
     ) -> tuple[list[np.ndarray], int]:
-        """Outputs of `compute`, averaged over the views of each video; and the number of views."""
+        """Outputs of `compute`, pooled over the views of each video; and the number of views."""
         check_positive("fps", fps)
         cfg = with_views(self.cfg, views)
         num_views = cfg.TEST.NUM_ENSEMBLE_VIEWS * cfg.TEST.NUM_SPATIAL_CROPS
@@ -225,7 +233,7 @@ class TrainedModel:
             parts = [read_views(source, cfg) for source in sources[start:][:videos_per_batch]]
             batch = parts[0] if len(parts) == 1 else torch.cat(parts)
             outputs = view_outputs(self.network, batch, cfg, compute)
-            means += [x.mean(dim=0).float().numpy() for x in outputs.split(num_views)]
+            means += [pool(x, cfg).numpy() for x in outputs.split(num_views)]
         return means, num_views
 
 

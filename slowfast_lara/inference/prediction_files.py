@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import csv
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from slowfast_lara.files import atomic_text
@@ -18,6 +18,8 @@ class PredictionFiles:
     JSON: {"checkpoint": ..., "videos" or "windows": [{"path": ..., "top5": [...],
     "top5_names": [...], "top5_scores": [...]}, ...], "failed": [{"path": ..., "reason": ...}]}.
     CSV: five lines (top 5 classes) per video or window, one line (error) per failed video.
+    A model of verbs and nouns: the top 5 are actions, with a class [verb, noun] ("3 17" in CSV);
+    the JSON objects of videos also have "verb" and "noun", each with its top 5.
     """
 
     def __init__(
@@ -52,18 +54,26 @@ class PredictionFiles:
         if self._json:
             self._json.write(text)
 
-    def add(self, values: Sequence[Any], ranking: Ranking) -> None:
+    def add(
+        self, values: Sequence[Any], ranking: Ranking, parts: Mapping[str, Ranking] | None = None
+    ) -> None:
         """Add a video or window: the values of the columns before "rank", and the top classes."""
-        classes, names, scores = ranking
-        top5 = {"top5": classes, "top5_names": names, "top5_scores": scores}
-        row = {**dict(zip(self._columns, values)), **top5}
+        by_part = {name: _top5(part) for name, part in (parts or {}).items()}
+        row = {**dict(zip(self._columns, values)), **_top5(ranking), **by_part}
         self._write_json(self._separator + json.dumps(row))
         self._separator = ",\n"
         if self._csv:
-            self._csv.writerows([*values, i, *row, ""] for i, row in enumerate(zip(*ranking), 1))
+            for i, (label, *rest) in enumerate(zip(*ranking), 1):
+                number = " ".join(map(str, label)) if isinstance(label, tuple) else label
+                self._csv.writerow([*values, i, number, *rest, ""])
 
     def fail(self, path: str, reason: str) -> None:
         self._failed.append({"path": path, "reason": reason})
         if self._csv:
             blank = [""] * (len(self._columns) - 1 + 4)
             self._csv.writerow([path, *blank, reason])
+
+
+def _top5(ranking: Ranking) -> dict[str, Any]:
+    classes, names, scores = ranking
+    return {"top5": classes, "top5_names": names, "top5_scores": scores}

@@ -18,8 +18,9 @@ from torch import nn
 from slowfast_lara.data.registry import dataset_class
 from slowfast_lara.data.transforms import Normalize, uniform_crop, whole_frame
 from slowfast_lara.errors import DecodeError
-from slowfast_lara.inference.prediction import Ranking, format_ranking, top_classes
+from slowfast_lara.inference.prediction import Ranking, format_ranking, rank_classes
 from slowfast_lara.inference.scoring import score_views
+from slowfast_lara.labels import LabelKind, label_kind
 
 
 class Window(NamedTuple):
@@ -28,9 +29,10 @@ class Window(NamedTuple):
     Attributes:
         start: start of the window, in seconds from the start of the video.
         end: end of the window, in seconds from the start of the video.
-        scores: float32 [classes], softmax scores.
+        scores: float32 [classes], as those of a `Prediction`.
         full: False if the window would begin before the video; `run` marks the last one as full.
         names: a name for each class.
+        kind: the kind of labels of the model; None: one class.
     """
 
     start: float
@@ -38,10 +40,11 @@ class Window(NamedTuple):
     scores: np.ndarray
     full: bool
     names: Sequence[str] = ()
+    kind: LabelKind | None = None
 
     def top(self, count: int = 5) -> Ranking:
-        """The `count` classes with the highest scores: their indices, names and scores."""
-        return top_classes(self.scores, self.names, count)
+        """The `count` classes or actions with the highest scores; see `Prediction.top`."""
+        return rank_classes(self.scores, self.names, count, self.kind)
 
     def __repr__(self) -> str:
         best = format_ranking(self.top()) if self.names else f"{len(self.scores)} scores"
@@ -111,4 +114,5 @@ class WindowScorer:
         start, end = (self._count - held) / self._fps, self._count / self._fps
         if not np.isfinite(scores).all():
             raise DecodeError(f"the scores at {end:.2f} seconds are not finite")
-        return Window(start, end, scores, held == self._length, self._names)
+        full, kind = held == self._length, label_kind(self._cfg)
+        return Window(start, end, scores, full, self._names, kind)
