@@ -77,7 +77,7 @@ def _read_rows(path: str) -> Iterator[tuple[str, dict[str, str]]]:
             for row in reader:
                 yield f"{path}, line {reader.line_num}", row
         except csv.Error as error:
-            raise DataError(f"{path}, line {reader.line_num}: {error}") from None
+            raise DataError(f"{path}, line {reader.line_num + 1}: {error}") from None
 
 
 def _field(row: dict[str, str], column: str, where: str) -> str:
