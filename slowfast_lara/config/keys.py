@@ -118,7 +118,8 @@ def set_value(tree: dict[str, Any], key: str, value: Any) -> None:
 # fmt: off
 KEYS = {
     "TRAIN.ENABLE": Key(..., NOTHING, ANY, "train the model"),
-    "TRAIN.DATASET": shared(..., TRAINING, ANY, "dataset type; case does not matter"),
+    "TRAIN.DATASET": shared(..., TRAINING, ANY,
+        "Kinetics, Ssv2, Epickitchens, Charades or a registered name; case does not matter"),
     "TRAIN.BATCH_SIZE": Key(..., NOTHING, AT_LEAST_1,
         "clips per batch on one node, over all of its GPUs; all nodes: NUM_SHARDS times as many"),
     "TRAIN.EVAL_PERIOD": Key(..., NOTHING, AT_LEAST_1, "epochs between validations"),

@@ -17,6 +17,7 @@ from slowfast_lara.engine.metrics import (
     correct_ranks,
     metrics,
 )
+from slowfast_lara.inference.model_card import model_card
 from slowfast_lara.labels import LabelKind, top_actions
 from tests.helpers.commands import predict, report
 from tests.helpers.labelled_sets import CLASSES, NOUNS, VERBS, write_charades, write_kitchens
@@ -205,11 +206,16 @@ def test_report_shows_the_metrics(run, kind):
     assert page.count("<img") == len(wrong)  # thumbnails of the actions
 
 
-def test_features_and_model_card(run, kind, tmp_path):
+def test_features_and_model_card(run, kind):
     model = slowfast_lara.load(run / "checkpoints" / "checkpoint_epoch_00003.pyth")
     path = results_of(run)["videos"][0]["path"]
     assert model.features(path).shape == (24,)
     assert model(path).scores.shape == (VERBS + NOUNS if kind == "kitchens" else CLASSES,)
+    results, card = results_of(run), model_card(model, "safetensors", "")
+    key, name = (
+        ("map", "mean average precision") if kind == "charades" else ("verb_top1_acc", "verb top-1")
+    )
+    assert f"{name} {results[key]:.2f} %" in card
 
 
 # Losses and metrics against references
