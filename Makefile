@@ -42,6 +42,11 @@ demo-extra: $(VENV)/installed-demo  ## install what `slowfast-lara demo` needs
 clean:  ## remove the virtual environment
 	rm -rf $(VENV)
 
+# `pip install .` without -e replaces the editable install by a copy, which edits do not change.
+ifneq (,$(wildcard $(VENV)/lib/python*/site-packages/slowfast_lara/__init__.py))
+.PHONY: $(VENV)/installed
+endif
+
 # The marker files are written last, so that an interrupted install is repeated.
 $(VENV)/installed: setup.py pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)

@@ -32,6 +32,12 @@ def build_parser() -> CommandParser:
     parser.add_flag("--flops", "also count the GFLOPs of whole models", action="store_true")
     _add_attention_flags(parser)
 
+    parser = root.add_command("stage", stage)
+    parser.add_flag("--crops", "crop sizes", default=[224, 336], metavar="PIXELS", **sizes)
+    groups = "groups of the keys of a frame, or keys that a query attends to exactly"
+    parser.add_flag("--groups", groups, type=positive_int, default=96)
+    _add_attention_flags(parser)
+
     parser = root.add_command("length", length)
     lengths = [1024, 2048, 3072, 4096, 8192]
     parser.add_flag("--lengths", "sequence lengths", default=lengths, metavar="TOKENS", **sizes)
@@ -99,6 +105,13 @@ def crop(args: argparse.Namespace) -> None:
     from benchmarks.attention_speed import crop_costs
 
     print_table(crop_costs(args.crops, args.estimators, args.repeats, args.flops), args.out)
+
+
+def stage(args: argparse.Namespace) -> None:
+    """Time the spatial stage of a trajectory layer, the attention alone, at several crop sizes."""
+    from benchmarks.attention_speed import stage_costs
+
+    print_table(stage_costs(args.crops, args.estimators, args.repeats, args.groups), args.out)
 
 
 def length(args: argparse.Namespace) -> None:

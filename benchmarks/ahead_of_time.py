@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 from slowfast_lara.attention.kernels.tiles import FRAME_GROUP, block_size, tile
 
 ARCHS = (80, 90, 100)
-# Maximum shared memory of a program at compute capability 8.6, 8.9 and 12.0, in bytes.
+# Smallest limit of the supported GPUs (compute capability 8.6, 8.9 and 12.0), in bytes per program.
 SHARED_MEMORY = 101376
 DTYPES = {"bf16": 2, "fp16": 2, "fp32": 4}
 

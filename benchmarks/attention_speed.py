@@ -1,7 +1,10 @@
 """Time and memory of the attentions at several crop sizes and sequence lengths.
 
-`crop` measures one trajectory layer of ViT-B with 8 temporal tokens. The baseline is the textbook
-layer.
+`crop` measures one trajectory layer of ViT-B with 8 temporal tokens. The baseline is the layer of
+textbook.py.
+
+`stage` measures the attention of that layer alone: the spatial stage, without the projections and
+the temporal stage. The baseline is exact attention.
 
 `length` measures the encoder of the paper's efficiency table (appendix H.5): 8 layers of joint
 attention, width 192, 3 heads, 16 samples. The baseline is exact attention that materialises the
@@ -24,9 +27,16 @@ from slowfast_lara.analysis.measure import best_times
 from slowfast_lara.attention import ESTIMATORS, Estimator, build_estimator
 from slowfast_lara.attention.softmax import softmax_weights
 from slowfast_lara.models import VisionTransformer
-from slowfast_lara.models.attention_config import EXACT, display_name, resolve_estimator
+from slowfast_lara.models.attention_config import (
+    EXACT,
+    RECOMMENDED,
+    display_name,
+    resolve_attention,
+    resolve_estimator,
+)
 from slowfast_lara.models.motionformer import Block
 from slowfast_lara.models.space_time import JointAttention, TrajectoryAttention
+from slowfast_lara.progress import print_progress
 
 WIDTH, HEADS, FRAMES, LANDMARKS = 768, 12, 8, 128
 BASELINE = "textbook"
@@ -49,6 +59,35 @@ def crop_costs(
         figures = ", ".join(f"{name} {gflops:.1f}" for name, gflops in counts.items())
         table.notes.append(f"GFLOPs of the whole model at {crops[0]} pixels (fvcore): {figures}")
     return table
+
+
+def stage_costs(
+    crops: Sequence[int], estimators: Sequence[str] | None, repeats: int, groups: int
+) -> SpeedTable:
+    """Measure the spatial stage at each crop size, with `groups` keys per frame or LANDMARKS."""
+    title = f"spatial stage, ViT-B, 8 frames, batch 1, {LANDMARKS} landmarks or {groups} groups"
+    table = SpeedTable(title, "crop", display_name(EXACT))
+    for crop in crops:
+        x = torch.randn(1, 1 + FRAMES * (crop // 16) ** 2, WIDTH)
+        with torch.no_grad():
+            projected = trajectory_layer(EXACT).queries_keys_values(x)
+        # Twice the projections of random tokens: weights that are neither uniform nor one-hot.
+        inputs = [(2 * tensor[:, :, 1:]).requires_grad_() for tensor in projected]
+        stages: dict[str, nn.Module] = {}
+        for name, shown, options in _stage_settings(estimators):
+            number = groups if ESTIMATORS[name].counts_keys_of_a_frame else LANDMARKS
+            stages[shown] = build_estimator(
+                name, head_dim=WIDTH // HEADS, num_heads=HEADS, num_landmarks=number, **options
+            )
+        table.costs += _costs(crop, stages, *inputs, repeats=repeats, num_frames=FRAMES)
+    return table
+
+
+def _stage_settings(names: Sequence[str] | None) -> list[tuple[str, str, dict[str, Any]]]:
+    """Exact attention and the attentions by these names: estimator, user-facing name, options."""
+    shown = [display_name(name) for name in names or (*ESTIMATORS, *RECOMMENDED)]
+    settings = [(name, *resolve_attention(name)) for name in dict.fromkeys(["exact", *shown])]
+    return [(name, shown, options) for shown, name, options in settings]
 
 
 def length_costs(
@@ -80,17 +119,18 @@ def trajectory_layer(name: str) -> TrajectoryAttention:
 
 
 def _costs(
-    size: int, models: Mapping[str, nn.Module], *inputs: Any, repeats: int
+    size: int, models: Mapping[str, nn.Module], *inputs: Any, repeats: int, **options: Any
 ) -> Iterator[Cost]:
     """Time of each model without and with the backward pass, and peak memory with it."""
 
     @torch.no_grad()
     def forward(model: nn.Module) -> None:
-        model(*inputs)
+        model(*inputs, **options)
 
     def both(model: nn.Module) -> None:
-        model(*inputs).sum().backward()
+        model(*inputs, **options).sum().backward()
 
+    print_progress(f"{size}: timing {', '.join(models)}")
     for model in models.values():
         model.eval()
     times = best_times({name: partial(forward, m) for name, m in models.items()}, repeats)
@@ -98,7 +138,12 @@ def _costs(
         model.train()
     both_times = best_times({name: partial(both, m) for name, m in models.items()}, repeats)
     for name, model in models.items():
-        yield Cost(size, name, times[name], both_times[name], peak_memory(partial(both, model)))
+        seconds = times[name], both_times[name]
+        print_progress(
+            f"{size} {name}: forward {1e3 * seconds[0]:.1f} ms, with backward "
+            f"{1e3 * seconds[1]:.1f} ms"
+        )
+        yield Cost(size, name, *seconds, peak_memory(partial(both, model)))
 
 
 class TextbookSoftmax(Estimator):

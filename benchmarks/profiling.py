@@ -42,7 +42,7 @@ def _allocations(events: list[Any]) -> Iterator[tuple[int, int]]:
 
 
 def count_flops(model: nn.Module, *inputs: Any, projected_values: bool = False) -> int:
-    """Multiply-accumulates of a model, counted by fvcore with handlers for further operators.
+    """Multiply-accumulates of a model, counted by fvcore and handlers for operators it lacks.
 
     fvcore and papers on video models call a multiply-accumulate a FLOP. Set `projected_values` if
     the temporal stage projects the values.

@@ -56,7 +56,8 @@ def measure_errors(
     fitting = [number for number in samples if number <= q.shape[2]]
     larger = ", ".join(str(number) for number in samples if number > q.shape[2])
     if not fitting:
-        raise InputError(f"--samples is {min(samples)}; a layer has only {q.shape[2]} tokens")
+        limit = f"at most {q.shape[2]}, the number of tokens"
+        raise InputError(f"--samples is {min(samples)}; must be {limit}")
     notes = [f"skipped {larger} samples: the layer has {q.shape[2]} tokens"] if larger else []
     table = ErrorTable(title, fitting, notes=notes)
     exact = softmax_attention(q, k, v, num_frames=num_frames)

@@ -114,7 +114,7 @@ def block_parts(sizes: Sizes) -> Iterator[tuple[str, Callable[[], Counts]]]:
 
 
 def spatial_counts(name: str, sizes: Sizes, **options: Any) -> Counts:
-    """Count an estimator: forward from the qkv projection's output, backward to its gradient."""
+    """Count the kernels of an estimator; q, k, v are views of the qkv projection's output."""
     estimator = build_estimator(
         name,
         head_dim=WIDTH // HEADS,

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from matplotlib.axes import Axes
 
 from slowfast_lara.analysis.tables import Cells, ResultTable
-from slowfast_lara.drawing import lines_or_bars
+from slowfast_lara.drawing import attention_styles, lines_or_bars
 from slowfast_lara.files import write_text
 
 
@@ -49,7 +49,7 @@ def plot_over_sizes(
     values: Mapping[str, Sequence[float]],
 ) -> None:
     """Draw lines on logarithmic axes, or bars if there is only one size."""
-    lines_or_bars(axis, sizes, values, "o-")
+    lines_or_bars(axis, sizes, values, attention_styles([*values]))
     if len(sizes) == 1:
         axis.set_xlabel(f"{value_name} ({size_name}: {sizes[0]})")
         return

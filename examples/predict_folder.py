@@ -15,6 +15,7 @@ import numpy as np
 
 import slowfast_lara
 from slowfast_lara.errors import DecodeError
+from slowfast_lara.files import csv_cell
 
 SUFFIXES = {".mp4", ".avi", ".mkv", ".mov", ".webm"}
 
@@ -34,7 +35,8 @@ def main(run: str, folder: str, out: str) -> None:
             except DecodeError as error:  # one bad video does not stop the others
                 print(error, file=sys.stderr)
                 continue
-            writer.writerow([path, best.names[0], f"{best.scores[0]:.4f}"])
+            row = [str(path), best.names[0], f"{best.scores[0]:.4f}"]
+            writer.writerow(map(csv_cell, row))  # no formulas in spreadsheets
     np.savez(f"{out}.npz", **features)
     print(f"{len(features)} videos: {out}.csv, {out}.npz")
 

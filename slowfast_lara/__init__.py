@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from slowfast_lara.lazy import lazy_getattr
+from slowfast_lara.lazy import lazy_names
 
 if TYPE_CHECKING:
     from slowfast_lara.attention import build_estimator
@@ -18,17 +18,13 @@ __version__ = "0.2.0"
 __all__ = ["__version__", "build_estimator", "build_model", "load", "load_config", "load_views"]
 
 # `import slowfast_lara` imports neither PyTorch nor PySlowFast.
-__getattr__ = lazy_getattr(
+__getattr__, __dir__ = lazy_names(
     __name__,
     {
         "build_estimator": "slowfast_lara.attention",
         "build_model": "slowfast_lara.models",
         "load": "slowfast_lara.inference.load",
-        "load_config": "slowfast_lara.config.load",
+        "load_config": "slowfast_lara.config",
         "load_views": "slowfast_lara.data",
     },
 )
-
-
-def __dir__() -> list[str]:
-    return __all__

@@ -5,13 +5,18 @@ from __future__ import annotations
 import contextlib
 import functools
 import os
+import re
+import zlib
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from fractions import Fraction
+from typing import Any
 
 import av
 import cv2
 import matplotlib
 import numpy as np
+from matplotlib import colormaps
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from PIL import Image, ImageDraw, ImageFont
@@ -20,6 +25,50 @@ from slowfast_lara.errors import RunError
 from slowfast_lara.files import atomic_write
 
 INK, PAPER, ACCENT = (24, 28, 34), (255, 255, 255), (255, 138, 0)
+# Colours of the attentions in all figures: indices in matplotlib's map tab20, which has pairs of a
+# dark and a light colour.
+_ATTENTION_COLOURS = {
+    "softmax": 0,
+    "lara": 2,
+    "lara-recommended": 3,
+    "ra": 4,
+    "performer": 6,
+    "nystrom": 8,
+    "orthoformer": 10,
+    "merged": 12,
+    "tome": 14,
+    "pooled": 16,
+    "eva": 18,
+}
+_OTHER_COLOURS = (1, 5, 7, 9, 11, 13, 15, 17, 19)  # for estimators of users, and baselines
+_ALIASES = {"exact": "softmax", "none": "softmax", "nyströmformer": "nystrom"}
+
+
+def attention_colour(label: str) -> tuple[int, int, int]:
+    """The RGB colour of an attention; `label` starts with its name, as in "lara (as trained)"."""
+    word = re.split("[ ,_(]", label.lower())[0]
+    is_recommended = re.match("lara.*recommended", label.lower())
+    word = "lara-recommended" if is_recommended else _ALIASES.get(word, word)
+    other = _OTHER_COLOURS[zlib.crc32(word.encode()) % len(_OTHER_COLOURS)]
+    red, green, blue, _ = colormaps["tab20"](_ATTENTION_COLOURS.get(word, other), bytes=True)
+    return int(red), int(green), int(blue)
+
+
+def attention_styles(labels: Sequence[str]) -> list[dict[str, Any]]:
+    """Arguments of `Axes.plot` for each label: the attention's colour, and a line of its own.
+
+    Variants of one attention have the same colour and differ in line style and marker.
+    """
+    seen: Counter[tuple[int, int, int]] = Counter()
+    styles = []
+    for label in labels:
+        colour = attention_colour(label)
+        number = seen[colour]
+        seen[colour] += 1
+        line, marker = ("-", "--", ":", "-.")[number % 4], "os^Dv"[number % 5]
+        color = "#{:02x}{:02x}{:02x}".format(*colour)
+        styles.append({"color": color, "ls": line, "marker": marker})
+    return styles
 
 
 @contextlib.contextmanager
@@ -44,16 +93,19 @@ def lines_or_bars(
     axis: Axes,
     xs: Sequence[float] | np.ndarray,
     values: Mapping[str, Sequence[float] | np.ndarray],
-    style: str,
+    styles: Sequence[Mapping[str, Any]],
 ) -> None:
-    """Plot one line per name over `xs`, or one labelled bar per name if `xs` has a single value."""
+    """Plot one line per name over `xs`, or one labelled bar per name if `xs` has a single value.
+
+    `styles` are the arguments of `Axes.plot` for each name; bars use the colour only.
+    """
     names = [plain_text(name) for name in values]
     if len(xs) > 1:
-        for name, ys in zip(names, values.values()):
-            axis.plot(xs, ys, style, label=name)
+        for name, ys, style in zip(names, values.values(), styles):
+            axis.plot(xs, ys, label=name, **style)
         return
     rows = range(len(names))
-    colors = [f"C{row % 10}" for row in rows]
+    colors = [style["color"] for style in styles]
     bars = axis.barh(rows, [ys[0] for ys in values.values()], color=colors)
     axis.bar_label(bars, fmt="{:.3g}", padding=3, fontsize=8)
     axis.margins(x=0.15)

@@ -75,6 +75,27 @@ def atomic_text(path: str | os.PathLike[str], errors: str = "strict") -> Iterato
         yield file
 
 
+def open_in_place(path: str, flags: int) -> int:
+    """`os.open` for a file with a fixed name that is not written atomically; an `opener` of `open`.
+
+    Raise OSError for links, FIFOs and devices: under a known name, they may have been placed there
+    to redirect the write to another file.
+    """
+    if os.path.islink(path):
+        raise OSError(errno.ELOOP, "is a symbolic link; remove it", path)
+    # O_NONBLOCK: a FIFO without a reader must not block. Windows has neither flag.
+    flags |= getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0)
+    descriptor = os.open(path, flags & ~os.O_TRUNC, 0o666)
+    status = os.fstat(descriptor)
+    if stat.S_ISREG(status.st_mode) and status.st_nlink <= 1:
+        if flags & os.O_TRUNC:
+            os.truncate(descriptor, 0)
+        return descriptor
+    os.close(descriptor)
+    problem = "has several hard links" if stat.S_ISREG(status.st_mode) else "not a regular file"
+    raise OSError(errno.EINVAL, f"{problem}; remove it", path)
+
+
 def write_text(path: str | os.PathLike[str], text: str) -> None:
     with atomic_text(path) as file:
         file.write(text)
@@ -82,6 +103,17 @@ def write_text(path: str | os.PathLike[str], text: str) -> None:
 
 def write_json(path: str | os.PathLike[str], content: Any, indent: int | None = 1) -> None:
     write_text(path, json.dumps(content, indent=indent) + "\n")
+
+
+def csv_cell(value: object) -> object:
+    """Return the value for a CSV file; text that a spreadsheet takes for a formula gets a quote.
+
+    Full-width signs start a formula in some locales.
+    """
+    if not isinstance(value, str):
+        return value
+    is_formula = value[:1] in ("\t", "\r", "\n") or value.lstrip()[:1] in (*"=+-@＝＋－＠",)
+    return f"'{value}" if is_formula else value
 
 
 def check_regular_file(path: str | os.PathLike[str]) -> None:
@@ -94,10 +126,10 @@ def check_regular_file(path: str | os.PathLike[str]) -> None:
 
 
 def parse_json(text: str, **hooks: Any) -> Any:
-    """Parse JSON without NaN, infinities or integers beyond 63 bits; raise a one-line ValueError.
+    """Parse JSON; raise a one-line ValueError for NaN, infinities and integers beyond 63 bits.
 
-    `hooks` are arguments of `json.loads`. Longer integers fit in no tensor, and Python
-    does not print very long ones.
+    `hooks` are arguments of `json.loads`. Longer integers do not fit into a tensor, and Python
+    refuses to print very long ones.
     """
     hooks = {"parse_int": _parse_int, "parse_constant": _reject_constant, **hooks}
     try:
@@ -138,7 +170,8 @@ def remove_unfinished(folder: str) -> None:
     for name in os.listdir(folder) if os.path.isdir(folder) else []:
         if name.startswith(_TEMPORARY):
             path = os.path.join(folder, name)
-            shutil.rmtree(path) if os.path.isdir(path) else os.remove(path)
+            is_folder = os.path.isdir(path) and not os.path.islink(path)
+            shutil.rmtree(path) if is_folder else os.remove(path)
 
 
 def _temporary_name(folder: str, suffix: str = "") -> str:

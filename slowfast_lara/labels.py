@@ -11,8 +11,10 @@ for several classes.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import islice
 from typing import NamedTuple
 
+import numpy as np
 import torch
 from fvcore.common.config import CfgNode
 from torch import Tensor
@@ -36,9 +38,33 @@ class LabelKind(NamedTuple):
     def is_pair(self) -> bool:
         return len(self.parts) > 1
 
+    @property
+    def description(self) -> str:
+        """The labels of this kind, for errors."""
+        if self.is_pair:
+            return f"a (verb, noun) tuple of integers, below {tuple(self.parts.values())}"
+        number = f"from 0 to {self.num_classes - 1} (MODEL.NUM_CLASSES)"
+        return f"a tuple of integers {number}" if self.several else f"an integer {number}"
+
+    def has_label(self, label: object) -> bool:
+        """Whether `label` is a label of this kind."""
+        if isinstance(label, tuple) != (self.is_pair or self.several):
+            return False
+        numbers = label if isinstance(label, tuple) else (label,)
+        limits = [self.num_classes] * len(numbers) if self.several else [*self.parts.values()]
+        return len(numbers) == len(limits) and all(
+            isinstance(number, (int, np.integer)) and 0 <= number < limit
+            for number, limit in zip(numbers, limits)
+        )
+
     def split(self, scores: Tensor) -> dict[str, Tensor]:
         """Scores of each part, [..., classes of the part]."""
         return dict(zip(self.parts, scores.split(list(self.parts.values()), dim=-1)))
+
+    def split_names(self, names: Sequence[str]) -> dict[str, list[str]]:
+        """Names of the classes of each part; `names` has a name for each score."""
+        rest = iter(names)
+        return {part: list(islice(rest, size)) for part, size in self.parts.items()}
 
     def name_of(self, label: Label, names: Sequence[str]) -> str:
         """The name of a label; `names` has a name for each score."""

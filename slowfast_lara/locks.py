@@ -11,7 +11,7 @@ import socket
 from collections.abc import Iterator
 
 from slowfast_lara.errors import InputError, printable
-from slowfast_lara.files import make_folder, remove_empty
+from slowfast_lara.files import make_folder, open_in_place, remove_empty
 
 try:
     import fcntl
@@ -39,8 +39,9 @@ def exclusive_lock(folder: str, name: str, error: type[InputError] = InputError)
     except BlockingIOError as held:
         raise error(f"{name} is {folder!r}, in use by another run: {held}") from None
     except OSError as reason:
+        where = f"{LOCK} " if reason.filename == path else ""
         raise error(
-            f"{name} is {folder!r}; must be a writable folder ({reason.strerror})"
+            f"{name} is {folder!r}; must be a writable folder ({where}{reason.strerror})"
         ) from None
     try:
         yield
@@ -62,7 +63,7 @@ def _acquire(path: str) -> int:
     dead node after about 90 s), on Lustre if mounted with `flock`, and on BeeGFS if configured.
     """
     while True:
-        file = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
+        file = open_in_place(path, os.O_RDWR | os.O_CREAT)
         try:
             _lock(file)
         except OSError as error:

@@ -17,7 +17,7 @@ from typing import Any
 from fvcore.common.config import CfgNode
 from torch import nn
 
-from slowfast_lara.config.checkouts import is_git_checkout_config
+from slowfast_lara.config.checkouts import check_checkout, is_motionformer, is_pyslowfast_1
 from slowfast_lara.config.keys import all_keys, set_value
 from slowfast_lara.config.validate import validate_model
 from slowfast_lara.errors import ConfigError
@@ -27,13 +27,11 @@ from slowfast_lara.models.weights.pretrained import image_weights, load_pretrain
 
 logger = logging.getLogger(__name__)
 
-# Required values of keys that a checkout may set differently for its own models.
-_REQUIRED = {"MODEL.HEAD_ACT": "softmax", "DETECTION.ENABLE": False}
-
 
 def VisionTransformer(cfg: CfgNode) -> nn.Module:
     """Build the model of a checkout's config; PySlowFast registers this function by its name."""
     check(cfg)
+    _warn(cfg)
     model = motionformer.VisionTransformer.from_config(cfg)
     train = cfg.TRAIN
     if train.ENABLE and cfg.VIT.IM_PRETRAINED and not train.get("CHECKPOINT_FILE_PATH"):
@@ -52,16 +50,28 @@ def check(cfg: CfgNode) -> None:
     if arch in cfg.MODEL.get("MULTI_PATHWAY_ARCH", ()):
         allowed = ", ".join(cfg.MODEL.SINGLE_PATHWAY_ARCH)
         raise ConfigError(f"MODEL.ARCH is {arch!r}; must be a model with one pathway: {allowed}")
-    for key, required in _REQUIRED.items():
-        node, name = key.split(".")
-        if (value := cfg.get(node, {}).get(name, required)) != required:
-            raise ConfigError(f"{key} is {value!r}; must be {required!r} with VisionTransformer")
+    check_checkout(cfg)
     if label_kind(cfg) != LabelKind({"": cfg.MODEL.NUM_CLASSES}):
         raise ConfigError(
             "Epickitchens and DATA.MULTI_LABEL are not supported in a checkout of PySlowFast; use "
             "slowfast-lara run"
         )
     validate_model(cfg)
+
+
+def _warn(cfg: CfgNode) -> None:
+    """Log what PySlowFast computes differently for this model than for its own."""
+    if cfg.get("LOG_MODEL_INFO"):
+        logger.warning(
+            "LOG_MODEL_INFO does not count fused attention: do not compare attentions by its FLOPs"
+        )
+    decay, depth = cfg.SOLVER.get("LAYER_DECAY", 1.0), cfg.get("MVIT", {}).get("DEPTH")
+    if decay != 1 and depth != cfg.VIT.DEPTH:
+        logger.warning(
+            "SOLVER.LAYER_DECAY counts layers by MVIT.DEPTH, which is %s: set it to VIT.DEPTH (%d)",
+            depth,
+            cfg.VIT.DEPTH,
+        )
 
 
 def add_keys(tree: CfgNode) -> None:
@@ -107,14 +117,31 @@ def _import_from_checkout(name: str) -> ModuleType:
         ) from None
 
 
+def _unsupported(tree: CfgNode) -> str | None:
+    """The program to which a default config belongs, and a remedy; None if it is supported."""
+    if is_pyslowfast_1(tree):
+        return (
+            "pyslowfast 1.0, not to a git checkout: put the checkout's folder first on "
+            "PYTHONPATH, or `pip uninstall pyslowfast` (without a checkout, `slowfast-lara run` "
+            "needs no plugin)"
+        )
+    if is_motionformer(tree):
+        return (
+            "Motionformer, which has this model itself: without the plugin, `slowfast-lara run` "
+            "trains its configs and slowfast_lara.load reads its checkpoints"
+        )
+    if "MIXED_PRECISION" not in tree.TRAIN:
+        return (
+            "an early checkout of PySlowFast, without TRAIN.MIXED_PRECISION, which the plugin "
+            "does not support: update the checkout"
+        )
+    return None
+
+
 def _register() -> None:
     defaults = _import_from_checkout("slowfast.config.defaults")
-    if not is_git_checkout_config(defaults._C):
-        raise ImportError(
-            f"{defaults.__file__} belongs to pyslowfast 1.0, not to a git checkout: put the "
-            "checkout's folder first on PYTHONPATH, or `pip uninstall pyslowfast` (without a "
-            "checkout, `slowfast-lara run` needs no plugin)"
-        )
+    if problem := _unsupported(defaults._C):
+        raise ImportError(f"{defaults.__file__} belongs to {problem}")
     registry = _import_from_checkout("slowfast.models.build").MODEL_REGISTRY
     add_keys(defaults._C)
     add_model(registry)

@@ -1,4 +1,4 @@
-"""Progress bar on the terminal of rank 0."""
+"""Progress of long commands: bars on the terminal of rank 0, lines on stderr."""
 
 from __future__ import annotations
 
@@ -15,3 +15,8 @@ def progress_bar(total: int, description: str, *, unit: str, initial: int = 0) -
     return tqdm(
         total=total, initial=initial, leave=False, unit=unit, desc=description, disable=disable
     )
+
+
+def print_progress(text: str) -> None:
+    """Print a line on stderr at once; stdout is for the results."""
+    print(text, file=sys.stderr, flush=True)

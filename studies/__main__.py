@@ -1,4 +1,4 @@
-"""Command line of the studies: `python -m studies attention|recipes ...`, from a checkout."""
+"""Command line of the studies: `python -m studies SUBCOMMAND ...`, from a checkout."""
 
 from __future__ import annotations
 
@@ -45,6 +45,18 @@ def build_parser() -> CommandParser:
     parser.add_flag("--train", "videos for pretraining", type=positive_int, default=2048)
     parser.add_flag("--seeds", "number of seeds", type=positive_int, default=5)
     _add_study_flags(parser, "runs/recipes")
+
+    parser = root.add_command("pretrained", pretrained)
+    parser.add_argument("model", metavar="MODEL", help="Hugging Face folder of an image model")
+    parser.add_argument("videos", nargs="+", metavar="VIDEO", help="video, or folder of videos")
+    parser.add_flag("--crop", "crop size in pixels", type=positive_int, default=224)
+    parser.add_flag("--frames", "frames of a clip", type=positive_int, default=8)
+    clips = "number of clips, from evenly spaced videos"
+    parser.add_flag("--clips", clips, type=positive_int, default=6)
+    numbers = "numbers of landmarks, samples or groups"
+    parser.add_flag("--numbers", numbers, type=positive_int, nargs="+", default=[32, 64, 96, 128])
+    parser.add_flag("--attentions", "attentions (default: all but RA)", nargs="+", metavar="NAME")
+    parser.add_flag("--out", "prefix of the results", default="results/pretrained")
     return root
 
 
@@ -72,6 +84,13 @@ def recipes(args: argparse.Namespace) -> None:
     from studies.recipes import compare_recipes
 
     _run(lambda: compare_recipes(**vars(args)))
+
+
+def pretrained(args: argparse.Namespace) -> None:
+    """Compare the attentions with exact attention in a pretrained image model, on real videos."""
+    from studies.pretrained import study_pretrained
+
+    _run(lambda: study_pretrained(**vars(args)))
 
 
 def _run(study: Callable[[], str]) -> None:

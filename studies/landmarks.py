@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 
@@ -25,7 +25,7 @@ from slowfast_lara.analysis.settings import Setting
 from slowfast_lara.analysis.swap import test_models
 from slowfast_lara.analysis.tables import Cells, csv_text
 from slowfast_lara.data.lists import read_path_labels
-from slowfast_lara.drawing import saved_figure
+from slowfast_lara.drawing import attention_styles, saved_figure
 from slowfast_lara.files import write_text
 from slowfast_lara.inference.layers import layer_inputs, middle_view
 from slowfast_lara.inference.load import load
@@ -108,12 +108,9 @@ class LandmarkResults(StudyResults):
         macs = [result.macs / 1e6 for result in results]
         exact = statistics.fmean(results[0].accuracies)
         with saved_figure(path, (16, 5), columns=3) as (figure, (error, by_macs, by_time)):
-            for index, label in enumerate(dict.fromkeys(result.label for result in results[1:])):
+            labels = list(dict.fromkeys(result.label for result in results[1:]))
+            for label, style in zip(labels, attention_styles(labels)):
                 some = [i for i, result in enumerate(results) if result.label == label]
-                style: dict[str, Any] = {
-                    "color": f"C{index % 10}",
-                    "marker": "o" if index < 10 else "s",
-                }
                 error.plot(
                     [macs[i] for i in some], [results[i].error for i in some], **style, label=label
                 )

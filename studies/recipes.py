@@ -38,9 +38,9 @@ SECOND_SET = {"classes": 12, "val": 36, "test": 240, **_SIZE, "seed": 1}
 # Maximum number of seeds for PART_ROWS, to save time.
 MOST_PART_SEEDS = 3
 
-# Ten times the learning rate of study/recipe, which the plain row uses. The plain and recipe rows
-# have twelve times the learning rates of configs/K400 and configs/finetune, because the model has a
-# twelfth of the width.
+# Ten times the learning rate of study/recipe, which the plain row uses. The plain row has twelve
+# times the learning rate of configs/K400, and the recipe row twelve times that of configs/finetune,
+# because the model has a twelfth of their width.
 _RATE = {"SOLVER.BASE_LR": "0.012"}
 _MIXUP = {"MIXUP.ENABLE": "True", "MIXUP.PROB": "0.5"}
 _LAYERS = {"SOLVER.LAYER_DECAY": "0.75"}

@@ -21,18 +21,18 @@ import torch
 from torch.nn import functional
 
 from benchmarks.profiling import count_flops, peak_memory
-from benchmarks.tables import MarkdownTable
+from benchmarks.tables import MarkdownTable, markdown_table
 from slowfast_lara.analysis.measure import best_times
 from slowfast_lara.analysis.tables import Cells, csv_text
 from slowfast_lara.data.lists import read_lines
-from slowfast_lara.drawing import saved_figure
+from slowfast_lara.drawing import attention_styles, saved_figure
 from slowfast_lara.files import write_text
 from slowfast_lara.models import build_model
 from slowfast_lara.runs.folder import RunRecord, read_run
 from studies.rows import StudyRow, StudyTable
 from studies.runs import StudyRun
 
-# For each of these rows that is in the table, a column has the differences from it.
+# Rows to compare with: if one is in the table, a column has the differences of all rows from it.
 COMPARED_WITH = ("softmax", "merged", "lara", "mixed")
 
 
@@ -216,7 +216,16 @@ class AttentionResults(StudyResults):
         return rows
 
     def footer(self) -> list[str]:
-        return [agreement(self.table, self.results)]
+        labels = [o.row.label for o in self.results]
+        pairs = [
+            [o.row.label, *(shown_difference(o, other) for other in self.results)]
+            for o in self.results
+        ]
+        return [
+            agreement(self.table, self.results),
+            "Top-1 of the row minus top-1 of the column, in points, paired by seed:",
+            markdown_table([["attention", *labels], *pairs]),
+        ]
 
     def curves_csv(self) -> str:
         names = ("train_loss", "train_acc", "val_acc")
@@ -241,13 +250,16 @@ class AttentionResults(StudyResults):
 
     def plot(self, path: str) -> None:
         with saved_figure(path, (15, 4.5), columns=3) as (figure, (ours, paper, curves)):
-            for index, o in enumerate(self.results):
-                color = f"C{index}"
+            names = [
+                "lara-recommended" if o.row.name == "lara_best" else o.row.opts[1]
+                for o in self.results
+            ]
+            for index, (o, style) in enumerate(zip(self.results, attention_styles(names))):
+                color = style["color"]
                 ours.errorbar(o.mean, index, xerr=o.std, fmt="o", color=color, capsize=3)
                 ours.plot(o.accuracies, [index] * len(o.accuracies), "k.", markersize=4)
                 paper.plot(o.row.paper[:1], [index] * len(o.row.paper[:1]), "o", color=color)
-                line = "-" if index < 10 else "--"  # matplotlib cycles ten colours
-                curves.plot(*_mean_curve(o), line, color=color)
+                curves.plot(*_mean_curve(o), color=color, ls=style["ls"])
             titles = (
                 "here, top-1 %: seeds, mean, standard deviation",
                 f"paper, {self.table.columns[0]}, top-1 %",

@@ -62,7 +62,8 @@ VIDEO = StudyTable(
         _row("lara", "LARA", "lara", (77.5, 63.7)),
         _row("nystrom", "Nyströmformer", "nystrom", (76.5, 61.7)),
         _row("performer", "Performer", "performer", (72.1, 53.1)),
-        # Keys or groups of a frame, of 64: the numbers with about the MACs of `lara_best`.
+        # A frame has 64 keys. With these numbers of keys or groups, the rows have about as many
+        # MACs as `lara_best`.
         _row("merged", "merged keys", "merged", number=17),
         _row("tome", "ToMe of keys", "tome", number=18),
         _row("pooled", "pooled keys", "pooled", number=20),
@@ -112,9 +113,9 @@ ABLATION = StudyTable(
     seeds=3,
 )
 
-# 4, 8, 20 and 50 % of the 256 tokens of configs/study/exact.yaml, which itself sets 21.
+# 4, 8, 20 and 50 % of the 256 tokens in configs/study/exact.yaml, whose own number is 21.
 NUMBERS = (10, 21, 52, 128)
-# Groups of a frame's 64 keys: a quarter of the cost of `lara_best` to nearly exact attention.
+# Groups of the 64 keys of a frame: from a quarter of the cost of `lara_best` to nearly exact.
 GROUP_NUMBERS = (4, 8, 17, 34, 56)
 GROUPED = ("merged", "tome", "pooled", "eva")
 

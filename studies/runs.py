@@ -19,7 +19,7 @@ from fvcore.common.config import CfgNode
 
 from slowfast_lara.config import load_config
 from slowfast_lara.errors import InputError, RunError
-from slowfast_lara.files import write_json, write_text
+from slowfast_lara.files import open_in_place, write_json, write_text
 from slowfast_lara.prepare.synthetic import SPLITS
 from slowfast_lara.runs.checkpoint import TrainingPosition, path_of
 from slowfast_lara.runs.folder import TEST_RESULTS, json_object
@@ -174,7 +174,7 @@ def _start(run: StudyRun) -> subprocess.Popen:
     run.folder.mkdir(parents=True, exist_ok=True)
     write_text(run.folder / _SETTINGS, run.config.dump())
     command = [*_COMMAND, "run", "--cfg", str(run.folder / _SETTINGS)]
-    with open(run.folder / "errors.log", "wb") as errors:
+    with open(run.folder / "errors.log", "wb", opener=open_in_place) as errors:
         return subprocess.Popen(
             command, stdout=subprocess.DEVNULL, stderr=errors, env=_environment()
         )

@@ -56,7 +56,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = CommandParser(prog="python -m studies.textured", description=__doc__)
     add_set_arguments(parser)
     parser.add_flag("--textures", "folder with real videos", metavar="FOLDER", required=True)
-    strength = "strength of the camera motion; lower is an easier task"
+    strength = "strength of the camera motion; a lower strength makes the task easier"
     parser.add_flag("--camera", strength, type=float, default=1.0, metavar="0..1")
     args = parser.parse_args(argv)
     return run_with_exit_code(partial(_make_textured_set, args))

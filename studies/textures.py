@@ -14,8 +14,8 @@ from collections.abc import Sequence
 import numpy as np
 
 from slowfast_lara.data.lists import videos_below
+from slowfast_lara.data.regions import Region
 from slowfast_lara.data.sources import read_frames
-from slowfast_lara.data.video import Region
 from slowfast_lara.errors import DecodeError, InputError, printable
 
 # One array [n, H, W, 3] per video.

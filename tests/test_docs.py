@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import ast
+import builtins
 import re
+import shutil
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -11,18 +15,15 @@ import slowfast_lara
 from slowfast_lara.config import get_cfg
 
 ROOT = Path(__file__).resolve().parents[1]
-PAGES = sorted(
-    path
-    for pattern in ("*.md", "docs/*.md", "results/*.md", "examples/*.md", "*/README.md")
-    for path in ROOT.glob(pattern)
-)
+PATTERNS = ("*.md", "docs/*.md", "results/*.md", "*/README.md", "slowfast_lara/*/README.md")
+PAGES = sorted({path for pattern in PATTERNS for path in ROOT.glob(pattern)})
 WRITTEN_BY_HAND = {"README.md", "details.md"}
 # Written by docs/config_reference.py and by the studies.
 GENERATED = {ROOT / "docs" / "config.md"} | {
     path for path in (ROOT / "results").glob("*.md") if path.name not in WRITTEN_BY_HAND
 }
-# Names keys of PySlowFast's git head, which are not in our config.
-OTHER_KEYS = {ROOT / "docs" / "pyslowfast.md"}
+# Name keys of PySlowFast's git head, and of an attention that the page defines.
+OTHER_KEYS = {ROOT / "docs" / "pyslowfast.md", ROOT / "docs" / "extend.md"}
 KEY = re.compile(
     r"\b(?:DATA|DATA_LOADER|MIXUP|MODEL|SOLVER|TENSORBOARD|TEST|TRAIN|VIT)(?:\.[A-Z][A-Z_]+)+\b"
 )
@@ -44,6 +45,73 @@ def test_links_lead_to_files(page):
 def test_python_blocks_compile(page):
     for block in re.findall(r"```python\n(.*?)```", page.read_text("utf-8"), re.DOTALL):
         compile(block, page.name, "exec")
+
+
+@pytest.mark.parametrize("page", PAGES, ids=page_id)
+def test_python_blocks_define_their_names(page):
+    """A name is defined by the block or by an earlier block of the page."""
+    defined = set(dir(builtins))
+    for block in re.findall(r"```python\n(.*?)```", page.read_text("utf-8"), re.DOTALL):
+        tree = ast.walk(ast.parse(block))
+        used = set()
+        for node in tree:
+            if isinstance(node, ast.Name):
+                (used if isinstance(node.ctx, ast.Load) else defined).add(node.id)
+            elif isinstance(node, ast.arg):
+                defined.add(node.arg)
+            elif isinstance(node, (ast.ClassDef, ast.FunctionDef)):
+                defined.add(node.name)
+            elif isinstance(node, (ast.Import, ast.ImportFrom)):
+                names = (alias.asname or alias.name for alias in node.names)
+                defined |= {name.partition(".")[0] for name in names}
+        assert used <= defined, block
+
+
+@pytest.mark.parametrize("page", PAGES, ids=page_id)
+def test_installs_from_the_checkout_are_editable(page):
+    """A copy of the package would not follow later edits of the checkout."""
+    text = page.read_text(encoding="utf-8")
+    installs = re.findall(r"pip install.* '?\.(?=[`'[\s]).*", text)
+    assert [line for line in installs if " -e " not in line] == []
+
+
+@pytest.mark.parametrize("page", PAGES, ids=page_id)
+def test_example_runs_are_made_before_they_are_used(page):
+    """By a command above on the page, or by a section that the page links before."""
+    text = page.read_text(encoding="utf-8")
+    made = r"OUTPUT_DIR runs/exact|\[A first model\]\(get-started.md#a-first-model-step-by-step\)"
+    first = re.search(made, text)
+    for name in ("runs/exact", "runs/set"):
+        uses = [match.start() for match in re.finditer(name, text)]
+        making = text.find(f"data synthetic {name}")
+        assert not uses or (first and first.start() <= uses[0] + 200) or 0 < making < uses[0] + 16
+
+
+def test_weights_have_an_address():
+    known = (ROOT / "configs" / "README.md").read_text(encoding="utf-8")
+    configs = (path for path in (ROOT / "configs").rglob("*.yaml"))
+    for page in [*PAGES, *configs]:
+        for name in re.findall(r"weights/(\w[\w.-]*\.(?:pth|pyth|npz))", page.read_text("utf-8")):
+            assert name in known, (page, name)
+
+
+def test_make_replaces_a_copy_of_the_package(tmp_path):
+    """After `pip install .` in the environment of make, without -e."""
+    for name in ("Makefile", "setup.py", "pyproject.toml", "constraints.txt"):
+        shutil.copy(ROOT / name, tmp_path)
+    package = tmp_path / ".venv" / "lib" / "python3.12" / "site-packages" / "slowfast_lara"
+    package.mkdir(parents=True)
+    (tmp_path / ".venv" / "installed").touch()
+
+    def planned() -> str:
+        command = ["make", "-n", "quickstart"]
+        return subprocess.run(
+            command, cwd=tmp_path, capture_output=True, text=True, check=True
+        ).stdout
+
+    assert "pip install" not in planned()
+    (package / "__init__.py").touch()
+    assert re.search(r"pip install .* -e \.", planned())
 
 
 @pytest.mark.parametrize("page", sorted(set(PAGES) - OTHER_KEYS), ids=page_id)
@@ -82,3 +150,14 @@ def test_versions_agree():
     changelog = (ROOT / "CHANGELOG.md").read_text(encoding="utf-8")
     assert f"\nversion: {version}\n" in citation
     assert f"\n## {version}\n" in changelog
+
+
+@pytest.mark.parametrize("page", ["README.md", "docs/look-inside.md", "docs/choose-attention.md"])
+def test_captions_of_attention_figures_say_how_lara_does(page):
+    """A reader must not have to find out from the curves that LARA is not the best."""
+    text = (ROOT / page).read_text(encoding="utf-8")
+    markdown, html = r"!\[(.*?)\]\(images/(?:approx|traj)", r"trajectories.png.*?alt=\"(.*?)\""
+    captions = re.findall(f"{markdown}|{html}", text)
+    assert captions
+    for caption in map("".join, captions):
+        assert "LARA" in caption and "Nyström" in caption

@@ -5,13 +5,21 @@ from __future__ import annotations
 import errno
 import itertools
 import json
+import os
 
 import pytest
 
 from slowfast_lara.data.classes import read_names
 from slowfast_lara.data.ssv2 import PREFIX, read_annotations
 from slowfast_lara.errors import DataError, InputError
-from slowfast_lara.files import atomic_folder, atomic_write, parse_json, remove_unfinished
+from slowfast_lara.files import (
+    atomic_folder,
+    atomic_write,
+    open_in_place,
+    parse_json,
+    remove_unfinished,
+    write_text,
+)
 from slowfast_lara.runs.folder import CONFIG, LOG, TEST_RESULTS, read_run, read_stats
 
 LONG = "9" * 5000
@@ -146,8 +154,37 @@ def test_remove_unfinished(tmp_path):
     (tmp_path / ".writing-b").mkdir()
     (tmp_path / ".writing-b" / "model.onnx").touch()
     (tmp_path / "whole").mkdir()
+    (tmp_path / ".writing-c").symlink_to(tmp_path / "whole")
     remove_unfinished(str(tmp_path))
     assert [path.name for path in tmp_path.iterdir()] == ["whole"]
+
+
+@pytest.mark.parametrize("kind", ["symlink", "dangling", "hard link", "fifo", "device"])
+def test_files_written_in_place_are_not_links(tmp_path, kind):
+    target, path = tmp_path / "target", tmp_path / "log"
+    target.write_text("precious")
+    if kind == "symlink":
+        path.symlink_to(target)
+    elif kind == "dangling":
+        path.symlink_to(tmp_path / "absent")
+    elif kind == "hard link":
+        path.hardlink_to(target)
+    elif kind == "fifo":
+        os.mkfifo(path)
+    else:
+        path.symlink_to("/dev/null")
+    with pytest.raises(OSError) as caught, open(path, "w", opener=open_in_place):
+        pass
+    assert os.fspath(caught.value.filename) == str(path)
+    assert target.read_text() == "precious" and not (tmp_path / "absent").exists()
+
+
+def test_atomic_write_replaces_a_link(tmp_path):
+    (tmp_path / "target").write_text("precious")
+    (tmp_path / "a.txt").symlink_to(tmp_path / "target")
+    write_text(tmp_path / "a.txt", "new")
+    assert (tmp_path / "target").read_text() == "precious"
+    assert not (tmp_path / "a.txt").is_symlink()
 
 
 def test_failed_folder_leaves_no_parents(tmp_path):

@@ -39,3 +39,14 @@ def test_folder_that_cannot_be_made(tmp_path):
     context = exclusive_lock(str(tmp_path / "file" / "out"), "OUTPUT_DIR", ConfigError)
     with pytest.raises(ConfigError, match="OUTPUT_DIR is .* writable folder"):
         context.__enter__()
+
+
+@pytest.mark.parametrize("link", ["symlink_to", "hardlink_to"])
+def test_lock_file_that_is_a_link(tmp_path, link):
+    target = tmp_path / "thesis.tex"
+    target.write_text("precious")
+    getattr(tmp_path / LOCK, link)(target)
+    context = exclusive_lock(str(tmp_path), "OUTPUT_DIR", ConfigError)
+    with pytest.raises(ConfigError, match=r"OUTPUT_DIR is .*\.lock .*link"):
+        context.__enter__()
+    assert target.read_text() == "precious" and (tmp_path / LOCK).exists()

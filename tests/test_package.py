@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import subprocess
 import sys
 
@@ -27,6 +28,18 @@ def test_public_names():
         assert getattr(slowfast_lara, name).__class__.__name__ in ("function", "str")
     with pytest.raises(AttributeError, match="'slowfast_lara' has no attribute 'nothing'"):
         _ = slowfast_lara.nothing
+
+
+@pytest.mark.parametrize("package", ["slowfast_lara", "slowfast_lara.config", "slowfast_lara.data"])
+def test_tab_completion_offers_the_public_names(package):
+    program = f"import {package}; print({package}.__all__ == dir({package}), *dir({package}))"
+    done = subprocess.run(
+        [sys.executable, "-c", program], env=environment(), capture_output=True, text=True
+    )
+    same, *names = done.stdout.split()
+    assert same == "True" and "TYPE_CHECKING" not in names, done.stderr
+    module = importlib.import_module(package)
+    assert all(hasattr(module, name) for name in names)
 
 
 def test_public_names_are_those_of_their_modules():
@@ -70,3 +83,46 @@ def test_attention_imports_only_errors():
     assert ours - {"slowfast_lara", "slowfast_lara.lazy", "slowfast_lara.errors"} == {
         name for name in ours if name.startswith("slowfast_lara.attention")
     }
+
+
+# The package's requirements other than torch and numpy, by the names of their modules.
+OTHERS = (
+    "slowfast fvcore cv2 simplejson iopath av yaml safetensors matplotlib tqdm PIL tensorboard "
+    "transformers"
+)
+WITHOUT_OTHERS = f"""
+import sys
+sys.modules.update(dict.fromkeys({OTHERS.split()}))  # importing them raises ImportError
+import torch
+from slowfast_lara import hf
+from slowfast_lara.attention import ESTIMATORS, build_estimator
+
+x = torch.randn(1, 2, 30, 8)
+for name in ESTIMATORS:
+    build_estimator(name, head_dim=8, num_heads=2, num_landmarks=4)(x, x, x)
+    with hf.replace_sdpa(name, groups=4):
+        torch.nn.functional.scaled_dot_product_attention(x, x, x)
+"""
+
+
+def test_attention_and_hf_need_only_torch_and_numpy():
+    assert {"slowfast_lara.hf.swap", "slowfast_lara.hf.comparison"} <= loaded_by(WITHOUT_OTHERS)
+
+
+def test_use_without_transformers_names_the_extra():
+    program = (
+        WITHOUT_OTHERS
+        + """
+class Config: _attn_implementation, hidden_size, num_heads = "sdpa", 8, 2
+class Layer(torch.nn.Module):
+    config = Config()
+    def forward(self): return ALL_ATTENTION_FUNCTIONS
+try:
+    hf.use(Layer(), "merged")
+except ValueError as error:
+    assert "slowfast_lara[hf]" in str(error), error
+else:
+    raise AssertionError
+"""
+    )
+    loaded_by(program)

@@ -50,6 +50,9 @@ Next: predict a video, draw its attention, and write a report of the run:""")
     print_command("predict", output, video)
     print_command("visualize", output, video, "--out", folder / "look")
     print_command("report", output)
+    print("""
+In the picture of `visualize`, the line of LARA, with the paper's settings, can wander over the
+background where exact attention follows the object.""")
     return 0
 
 

@@ -28,6 +28,7 @@ from slowfast_lara.errors import InputError
 from slowfast_lara.files import write_json
 from slowfast_lara.models import VisionTransformer
 from slowfast_lara.models.attention_config import display_name
+from slowfast_lara.progress import print_progress
 
 ATTENTIONS = ("softmax", "lara", "performer", "nystrom")
 WIDTH, HEADS, PATCH = 768, 12, 16  # of ViT-B
@@ -47,6 +48,12 @@ class Timing(NamedTuple):
     backward: Milliseconds  # of one layer
     model_forward: Milliseconds
     model_step: Milliseconds
+
+    def __str__(self) -> str:
+        names = (name.replace("_", " ") for name in self._fields[3:])
+        times = ("out of memory" if ms is None else f"{ms:.2f} ms" for ms in self[3:])
+        parts = ", ".join(f"{name} {ms}" for name, ms in zip(names, times))
+        return f"{self.crop} {self.precision} {self.attention}: {parts}"
 
     @property
     def both(self) -> float:
@@ -73,7 +80,8 @@ class GpuTable(ResultTable):
         lines = [self.fastest()]
         for precision, checks in self.checks.items():
             largest = max(check.error or 0.0 for check in checks)
-            lines.append(f"largest error of the operators to float64 in {precision}: {largest:.1e}")
+            what = f"largest relative error of the operators in {precision}, compared with float64"
+            lines.append(f"{what}: {largest:.1e}")
             lines += [f"{c.operator} in {precision}: {c.problem}" for c in checks if c.problem]
         return lines
 
@@ -123,11 +131,15 @@ def costs_on(
     problem = obstacle(device)
     notes = [f"Triton kernels are not used: {problem}"] if problem else []
     compare = partial(compare_operators, device, sizes=CHECKED_SIZES, reference=torch.float64)
-    checks = {} if problem else {p: list(compare(getattr(torch, p))) for p in precisions}
+    checks = {}
+    for precision in [] if problem else precisions:
+        print_progress(f"comparing the kernels with float64 in {precision}")
+        checks[precision] = list(compare(getattr(torch, precision)))
     title = f"{clips} clips of {FRAMES} temporal tokens; milliseconds"
     table = GpuTable(title, clips, checks, notes=notes)
     time = partial(_milliseconds, repeats=repeats)
-    for crop, precision, name in itertools.product(crops, precisions, ATTENTIONS):
+    cases = list(itertools.product(crops, precisions, ATTENTIONS))
+    for number, (crop, precision, name) in enumerate(cases, start=1):
         dtype, tokens = getattr(torch, precision), FRAMES * (crop // PATCH) ** 2
         options: dict[str, Any] = {"num_landmarks": min(LANDMARKS, tokens)}
         head_dim = WIDTH // HEADS
@@ -142,13 +154,14 @@ def costs_on(
         clip = torch.randn(clips, 3, 2 * FRAMES, crop, crop, device=device)
         times = (*attention_times, *_model_times(model, clip, dtype, time))
         table.timings.append(Timing(crop, precision, display_name(name), *times))
+        print_progress(f"{number}/{len(cases)}: {table.timings[-1]}")
     return table
 
 
 def _attention_times(
     estimator: Estimator, qkv: Tensor, time: Timer
 ) -> tuple[Milliseconds, Milliseconds]:
-    """Times of an estimator's forward and backward pass; q, k, v have the strides as in a layer."""
+    """Times of an estimator's forward and backward pass on views of qkv, as in a layer."""
     qkv.requires_grad_()
 
     def forward() -> Tensor:

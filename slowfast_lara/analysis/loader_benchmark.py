@@ -17,7 +17,7 @@ from fvcore.common.config import CfgNode
 
 from slowfast_lara.analysis.measure import best_times
 from slowfast_lara.analysis.tables import Cells, ResultTable, aligned_table
-from slowfast_lara.data import sources, transforms, video
+from slowfast_lara.data import display, regions, sources, transforms, video
 from slowfast_lara.data.dataset import VideoDataset
 from slowfast_lara.data.loader import Batch, collate, train_loader
 from slowfast_lara.data.rand_augment import RandAugment
@@ -28,8 +28,8 @@ STAGES: dict[str, Sequence[Callable[..., Any]]] = {
     "look up the timestamps": [TimestampCache.get],
     "open the container": [video.open_container],
     "seek and decode": [video.frames_from, video.decoded_frames, sources.read_image],
-    "convert to RGB": [video.RgbConverter.__call__],
-    "crop and resize": [video.FrameBuffer.add],
+    "convert to RGB": [display.RgbConverter.__call__],
+    "crop and resize": [regions.FrameBuffer.add],
     "flip and jitter": [transforms.random_flip, transforms.color_jitter],
     "RandAugment": [RandAugment.__call__],
     "normalise": [transforms.Normalize.__call__],
@@ -60,7 +60,8 @@ class LoaderTable(ResultTable):
         stages = aligned_table([["stage", "ms", "%"], *rows])
         lines = ["", f"loading a training sample takes {total:.1f} ms on one core:", stages]
         if self.demux_ms:
-            lines.append(f"the first read of a video takes {self.demux_ms:.1f} ms more: timestamps")
+            extra = f"{self.demux_ms:.1f} ms more, to read its timestamps"
+            lines.append(f"the first read of a video takes {extra}")
         if self.step_ms is not None:
             lines.append(self.verdict(self.step_ms, os.cpu_count() or 1))
         return lines
@@ -75,7 +76,8 @@ class LoaderTable(ResultTable):
         most = max(self.rates)
         workers = math.ceil(needed / (self.rates[most] / max(most, 1)))
         if workers <= cores:
-            return f"{start}: DATA_LOADER.NUM_WORKERS {workers} should do (estimated from {most})"
+            estimate = f"estimated from the rate with {most}"
+            return f"{start}: DATA_LOADER.NUM_WORKERS {workers} should be enough ({estimate})"
         return (
             f"{start}: data loading will be the bottleneck. It needs about {workers} workers on "
             f"{cores} cores; `slowfast-lara data prepare` makes videos faster to read"
@@ -85,7 +87,7 @@ class LoaderTable(ResultTable):
 def loader_speed(
     cfg: CfgNode, workers: Sequence[int], seconds: float, step_ms: float | None = None
 ) -> LoaderTable:
-    """Measure the training loader of a config, in one process of the training."""
+    """Measure the training loader of a config, as one rank runs it."""
     threads = torch.get_num_threads()
     torch.set_num_threads(1)  # as in a DataLoader worker
     cfg = cfg.clone()

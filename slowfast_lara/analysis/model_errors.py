@@ -1,8 +1,8 @@
 """Errors of all attentions in a trained model, their costs, and the recommended setting.
 
-A setting is an attention with one of its proposals or kinds of landmarks, and a number of
-landmarks. All settings are measured on the q, k, v of the model's layers for some videos. The error
-of a setting in a layer is
+A setting is an attention, the values of its options in VARIED, and a number of landmarks. All
+settings are measured on the q, k, v of the model's layers for some videos. The error of a setting
+in a layer is
 
     sum_n w_n |estimate_n - exact_n|^2 / sum_n w_n |exact_n|^2
 
@@ -17,7 +17,8 @@ from __future__ import annotations
 
 import inspect
 import sys
-from collections.abc import Sequence
+import time
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, NamedTuple
@@ -34,8 +35,8 @@ from slowfast_lara.analysis.tables import Cells, ResultTable
 from slowfast_lara.attention import ESTIMATORS, softmax_attention
 from slowfast_lara.config.yaml_files import to_yaml
 from slowfast_lara.data.registry import dataset_class
-from slowfast_lara.drawing import plain_text, saved_figure
-from slowfast_lara.errors import InputError, first_line
+from slowfast_lara.drawing import attention_styles, plain_text, saved_figure
+from slowfast_lara.errors import DecodeError, InputError, first_line
 from slowfast_lara.inference.layers import LayerInputs, check_layer, layer_inputs, middle_view
 from slowfast_lara.inference.load import load
 from slowfast_lara.inference.model import TrainedModel
@@ -106,7 +107,6 @@ class ModelErrorTable(ResultTable):
         return [["attention", "landmarks", "MACs", "of exact, %", "error", "moving", ""], *rows]
 
     def csv_cells(self) -> Cells:
-        """The header and the rows of the CSV file, with the errors in each layer."""
         by_layer = [
             [f"{name} {layer}" for name in ("error", "moving") for layer in self.layers],
             *([f"{error:.6e}" for error in (*r.errors, *r.moving_errors)] for r in self.rows),
@@ -120,7 +120,7 @@ class ModelErrorTable(ResultTable):
         lines = [""]
         if best is None or best_moving is None:
             lines.append(
-                f"no setting has {limit}: the model has few tokens, or --samples are large"
+                f"no setting has {limit}: the model has few tokens, or --samples is too large"
             )
             cheapest = min(self.rows, key=lambda row: row.macs)
             chosen = {"the cheapest setting is": cheapest}
@@ -141,13 +141,12 @@ class ModelErrorTable(ResultTable):
     def plot(self, path: str) -> None:
         with saved_figure(path, (11, 4.6), columns=2) as (figure, axes):
             for axis, error in zip(axes, ("error", "moving_error")):
-                labels = dict.fromkeys(row.setting.label for row in self.rows[1:])
-                for index, label in enumerate(labels):
+                labels = list(dict.fromkeys(row.setting.label for row in self.rows[1:]))
+                for label, style in zip(labels, attention_styles(labels)):
                     rows = [row for row in self.rows if row.setting.label == label]
                     xs = [100 * self.share(row) for row in rows]
                     ys = [getattr(row, error) for row in rows]
-                    style = f"{'os^Dv'[index // 10 % 5]}-"  # matplotlib cycles ten colours
-                    axis.plot(xs, ys, style, label=plain_text(label))
+                    axis.plot(xs, ys, label=plain_text(label), **style)
                 axis.set(xscale="log", yscale="log", xlabel="MACs, % of exact attention")
             axes[0].set_ylabel("relative squared error")
             axes[1].set_ylabel("relative squared error of moving tokens")
@@ -199,7 +198,7 @@ def errors_in_model(
     settings, notes = all_settings(names, samples, *token_counts(model.cfg))
     for index in layers:
         check_layer(index, model.cfg)
-    middle_view(paths[0], model.cfg)  # raises before the message if the video cannot be read
+    _check_readable(paths, model.cfg)
     print(
         f"measuring {len(settings)} settings in {len(layers)} layers on {len(paths)} of "
         f"{len(found)} videos",
@@ -216,7 +215,7 @@ def errors_in_model(
 def all_settings(
     names: Sequence[str], samples: Sequence[int], tokens: int, num_frames: int
 ) -> tuple[list[Setting], list[str]]:
-    """A Setting for each attention, values of VARIED and possible number; notes on the others."""
+    """All combinations of attention, options in VARIED and valid number; notes on other numbers."""
     settings, notes = [], []
     for name in names:
         numbers: Sequence[int | None] = [None]
@@ -230,8 +229,8 @@ def all_settings(
         ]
     wanted = [name for name in names if has_landmarks(name)]
     if wanted and not any(setting.number for setting in settings):
-        limit = f"a clip has {tokens} tokens, a frame {tokens // num_frames}"
-        raise InputError(f"--samples is {min(samples)}; {limit}")
+        limit = f"a clip has {tokens} tokens, and a frame has {tokens // num_frames}"
+        raise InputError(f"--samples is {min(samples)}; must be smaller: {limit}")
     return settings, notes
 
 
@@ -239,7 +238,17 @@ def has_landmarks(name: str) -> bool:
     return "num_landmarks" in inspect.signature(ESTIMATORS[name]).parameters
 
 
-@torch.no_grad()
+def _check_readable(paths: Sequence[str], cfg: CfgNode) -> None:
+    """Raise DecodeError if no video can be read; `measure_settings` skips single ones."""
+    for index, path in enumerate(paths, start=1):
+        try:
+            middle_view(path, cfg)
+            return
+        except DecodeError:
+            if index == len(paths):
+                raise
+
+
 def measure_settings(
     model: TrainedModel,
     settings: Sequence[Setting],
@@ -248,21 +257,63 @@ def measure_settings(
     seeds: int,
     notes: list[str],
 ) -> list[SettingError]:
-    """Measure costs and errors of settings; for a setting that cannot be built, add a note."""
-    cfg, sums = model.cfg, torch.zeros(0)
-    costs: list[tuple[Setting, float]] = []
-    with progress_bar(len(paths) * len(layers), "approximation error", unit="layer") as bar:
+    """Measure settings on the middle view of each video, as `measure_samples` does.
+
+    Adds a note for a video that cannot be read.
+    """
+
+    def samples() -> Iterator[tuple[Tensor, list[LayerInputs]] | None]:
         for path in paths:
-            view = middle_view(path, cfg)
-            inputs = layer_inputs(model.network, view, cfg, layers)
-            if not costs:  # this is the first video
+            try:
+                view = middle_view(path, model.cfg)
+            except DecodeError as error:
+                notes.append(f"skipped {error}")
+                yield None
+                continue
+            inputs = layer_inputs(model.network, view, model.cfg, layers)
+            yield token_weights(view, model.cfg), inputs
+
+    return measure_samples(samples(), len(paths), settings, model.cfg, seeds, notes)
+
+
+@torch.no_grad()
+def measure_samples(
+    samples: Iterable[tuple[Tensor, list[LayerInputs]] | None],
+    number: int,
+    settings: Sequence[Setting],
+    cfg: CfgNode,
+    seeds: int,
+    notes: list[str],
+) -> list[SettingError]:
+    """Measure costs and errors of settings.
+
+    Adds a note for a setting that cannot be built. Prints an estimate of the time after the first
+    clip.
+
+    Args:
+        samples: for each of `number` clips, the token weights [2,N] and the inputs of each layer,
+            or None for a clip that cannot be read.
+    """
+    sums = torch.zeros(0)
+    costs: list[tuple[Setting, float]] = []
+    started = time.monotonic()
+    with progress_bar(number, "approximation error", unit="video") as bar:
+        for index, sample in enumerate(samples, start=1):
+            bar.update()
+            if sample is None:
+                continue
+            weights, inputs = sample
+            is_first = not costs
+            if is_first:
                 costs = setting_macs(settings, inputs[0], cfg, notes)
                 # [settings, layers, rows of `weights`, (squared error, square of exact attention)]
-                sums = torch.zeros(len(costs), len(layers), 2, 2, dtype=torch.float64)
-            weights = token_weights(view, cfg).to(inputs[0].q.device)
-            for index, given in enumerate(inputs):
-                sums[:, index] += _weighted_sums([s for s, _ in costs], given, weights, cfg, seeds)
-                bar.update()
+                sums = torch.zeros(len(costs), len(inputs), 2, 2, dtype=torch.float64)
+            weights = weights.to(inputs[0].q.device)
+            for layer, given in enumerate(inputs):
+                sums[:, layer] += _weighted_sums([s for s, _ in costs], given, weights, cfg, seeds)
+            if is_first and index < number:
+                seconds, left = time.monotonic() - started, number - index
+                print(f"about {seconds * left:.0f} s for {left} more videos", file=sys.stderr)
     errors = (sums[..., 0] / sums[..., 1]).mT.tolist()  # [settings, weights, layers]
     return [SettingError(*cost, *by_layer) for cost, by_layer in zip(costs, errors)]
 
@@ -291,7 +342,7 @@ def setting_macs(
     settings: Sequence[Setting], inputs: LayerInputs, cfg: CfgNode, notes: list[str]
 ) -> list[tuple[Setting, float]]:
     """Each setting with its MACs for all queries; for a setting that cannot be built, a note."""
-    # On the CPU: FlopCounterMode cannot count inside GPU kernels.
+    # Run on the CPU, because FlopCounterMode cannot count inside GPU kernels.
     inputs = inputs._replace(q=inputs.q.cpu(), k=inputs.k.cpu(), v=inputs.v.cpu())
     q, k, v, num_frames, _ = inputs
     counted = []

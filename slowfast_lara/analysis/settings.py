@@ -1,4 +1,4 @@
-"""Settings of attentions to compare, and their squared errors to exact attention."""
+"""Settings of attentions to compare, and their squared errors relative to exact attention."""
 
 from __future__ import annotations
 
@@ -85,8 +85,8 @@ def fitting_numbers(
 ) -> tuple[list[int], str]:
     """The numbers of landmarks that an attention can have, and a note about the others, or "".
 
-    There are at most as many landmarks as tokens of the clip, and fewer groups of a frame's keys
-    than keys, because as many are exact attention.
+    A clip cannot have more landmarks than tokens. A frame must have fewer groups of keys than keys,
+    because one group per key is exact attention.
     """
     most = None
     if ESTIMATORS[name].counts_keys_of_a_frame:

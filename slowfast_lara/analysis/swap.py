@@ -17,7 +17,7 @@ from slowfast_lara.analysis.tables import Cells, ResultTable
 from slowfast_lara.attention import ESTIMATORS, estimator_options
 from slowfast_lara.data.dataset import VideoViews
 from slowfast_lara.data.registry import dataset_class
-from slowfast_lara.drawing import plain_text, saved_figure
+from slowfast_lara.drawing import attention_styles, plain_text, saved_figure
 from slowfast_lara.errors import CheckpointError, ConfigError, InputError, RunError
 from slowfast_lara.inference.load import load
 from slowfast_lara.inference.model import TrainedModel, with_views
@@ -61,10 +61,11 @@ class SwapTable(ResultTable):
 
     def plot(self, path: str) -> None:
         with saved_figure(path, (6, 4.2)) as (figure, (axis,)):
-            for name in dict.fromkeys(result.attention for result in self.results):
+            names = list(dict.fromkeys(result.attention for result in self.results))
+            for name, style in zip(names, attention_styles(names)):
                 results = [r for r in self.results if r.attention == name]
                 times = [1e3 * result.view_seconds for result in results]
-                axis.plot(times, [result.top1 for result in results], "o-", label=name)
+                axis.plot(times, [result.top1 for result in results], label=name, **style)
             axis.set(xlabel="time per view, ms", ylabel="top-1 accuracy, %")
             axis.legend(fontsize=8)
             figure.suptitle(plain_text(self.title), fontsize=9)
@@ -85,7 +86,7 @@ def swap(
     if kind.several:
         raise InputError("swap compares the best class of each video; the model has several")
     model.cfg = with_views(model.cfg, views)
-    table = SwapTable(f"{model.path} with other attentions than in training")
+    table = SwapTable(f"{model.path} with attentions that it was not trained with")
     models = _swapped_models(model, attentions or [*ESTIMATORS], landmarks, table.notes)
     scores, labels, views_to_time = test_models(models, videos, table.notes)
     seconds = _view_times(models, views_to_time)
@@ -128,9 +129,10 @@ def _swapped_models(
             try:
                 swapped = model.with_attention(name, **options)
             except (ConfigError, CheckpointError) as error:
-                notes.append(f"skipped {name} with {count}: {error}")
+                number = "" if count is None else f" with {count}"
+                notes.append(f"skipped {name}{number}: {error}")
                 continue
-            note = f"{name}: not trained, initialised from the seed: {', '.join(swapped.from_seed)}"
+            note = f"{name}: not trained, drawn from the seed: {', '.join(swapped.from_seed)}"
             if swapped.from_seed and note not in notes:
                 notes.append(note)
             models[display_name(name), count] = swapped
@@ -151,7 +153,7 @@ def test_models(
     with progress_bar(len(some), "swap", unit="video") as bar:
         for index in some.round().astype(int).tolist():
             video = dataset[index]
-            assert isinstance(video, VideoViews)  # in test mode
+            assert isinstance(video, VideoViews)  # the dataset is in test mode
             bar.update()
             if video.views is None:
                 notes.append(f"not counted: {video.path}: {video.error}")

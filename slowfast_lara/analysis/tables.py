@@ -16,11 +16,7 @@ Cells = Sequence[Sequence[object]]
 
 @dataclass
 class ResultTable:
-    """A table of results with a title and notes.
-
-    Subclasses implement `cells`. They override `csv_cells` if the CSV file has different columns,
-    and `plot` if there is a plot.
-    """
+    """A table of results with a title and notes; subclasses implement at least `cells`."""
 
     title: str
     notes: list[str] = field(default_factory=list, kw_only=True)
@@ -41,7 +37,7 @@ class ResultTable:
         return []
 
     def plot(self, path: str) -> None:
-        """Write a plot to PATH, a PNG file; by default there is none."""
+        """Write a plot as a PNG file; the base class writes nothing."""
 
     def text(self) -> str:
         return "\n".join([*self.head(), aligned_table(self.cells()), *self.footer()])

@@ -1,17 +1,17 @@
 """EVA: exact attention to a local window, and control variates for all other keys.
 
 Zheng et al., "Efficient Attention via Control Variates", ICLR 2023, by LARA's authors. The tokens
-of a frame are divided into windows, and the windows into chunks. A query of window w attends to the
-keys of w in every frame exactly, and to a summary of each chunk c outside of w:
+of a frame are divided into windows, and the windows into chunks. In every frame, a query attends
+exactly to the keys of its own window, and to one summary of each chunk c outside of this window:
 
     k_c = mean of the chunk's keys,   b_c = log(size of c)
     v_c = sum_p xi(k_p, w_c) v_p / sum_p xi(k_p, w_c),   log xi(x, w) = w.x - |x|^2/2
 
 with a sample w_c ~ N(mean query + mean key of the chunk, I), or this mean in eval mode; all in the
-scaled space (samples.py). The paper's k_c are learned, which absorbs b_c. Half of the m keys of a
-query are those of its window, the other half are chunks. With m >= P the result is exact.
+scaled space (samples.py). The paper learns k_c and needs no b_c. In a frame, a query attends to
+about m/2 keys of its window and about m/2 summaries. With m >= P the result is exact.
 
-The queries must be the tokens of the keys (self-attention): N = F*P, frame-major. C chunks.
+Shapes: N = F*P queries, which must be the tokens of the keys (self-attention); C chunks of a frame.
 """
 
 from __future__ import annotations
@@ -37,10 +37,10 @@ def eva_attention(
     num_frames: int = 1,
     noise: Tensor | None = None,
 ) -> Tensor:
-    """q, k, v [B,h,F*P,d] -> [B,h,F*P,F,d].
+    """EVA attention: q, k, v [B,h,F*P,d] -> [B,h,F*P,F,d].
 
     `num_keys` is m, the number of keys and chunks that a query attends to in a frame. `noise`
-    [B,h,F,C,d] is standard normal; None: the samples are the means.
+    [B,h,F,C,d] is standard normal; if it is None, the samples are the means.
     """
     tokens = k.shape[2] // num_frames
     if num_keys >= tokens:
@@ -69,7 +69,7 @@ def eva_attention(
 
 
 def windows_and_chunks(tokens: int, num_keys: int) -> tuple[list[int], list[int]]:
-    """Window and chunk of each token. A chunk lies within one window."""
+    """Indices of the window and of the chunk of each token; each chunk is part of one window."""
     half = max(1, num_keys // 2)
     windows = grid_blocks(tokens, -(-tokens // half))
     number = max(windows) + 1

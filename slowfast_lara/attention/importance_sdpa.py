@@ -9,10 +9,9 @@ queries and the frame's keys as keys. The normalisers of r_nc are results of att
 landmarks as queries and q as keys. Memory traffic dominates the time on a GPU: only the mask and
 its terms have the size [N,C]. Weights that do not depend on the query need no mask.
 
-Half precision rounds the samples and landmarks. All terms use the same rounded values. This only
-replaces the samples by slightly different ones; no rounding error enters an exponential. Numbers
-that must not be rounded (L_cf, norms, log-normalisers) are split into two components
-(components.py).
+Half precision rounds the samples and landmarks. All terms use the same rounded values, so rounding
+only replaces the samples by slightly different ones; no rounding error enters an exponential. L_cf,
+norms and log-normalisers must not be rounded and are split into two components (components.py).
 
 Shapes: B batch, h heads, N queries, F frames, P tokens of a frame, C samples, d head size; d' is
 d plus the extra components, rounded up to a multiple of 8 as the fused kernels require.
@@ -39,7 +38,7 @@ from slowfast_lara.attention.softmax import frames_last
 from slowfast_lara.attention.tensors import scaled, split_frames
 
 _DTYPES = (torch.float16, torch.bfloat16, torch.float32)
-# Factor of alpha, because float16 underflows below 6e-8. It cancels in the softmax over samples.
+# Factor of alpha, whose minimum 1e-8 underflows in float16. It cancels in the softmax over samples.
 _ALPHA_UNIT = 1024.0
 
 
@@ -106,7 +105,8 @@ def _key_stats(k: Tensor, v: Tensor, w: Tensor, num_frames: int) -> tuple[Tensor
 class _WithGradient(torch.autograd.Function):
     """Return log_sums unchanged, and compute the gradient that the fused operator lacks.
 
-    The gradient of log_sum is the gradient of query.mean_key with constant weights in the mean.
+    The gradient of logsumexp_p(query.key_p) equals that of query.mean_key, if the softmax weights
+    in mean_key are constants.
     """
 
     @staticmethod

@@ -8,8 +8,8 @@ from torch import Tensor
 from slowfast_lara.attention.tensors import gather_tokens, is_exporting, split_frames
 
 # `farthest_tokens` measures distances from the segment's mean, moved by this fraction of the way
-# towards the mean of all tokens. In a segment of two tokens, both are equally far from their mean;
-# moving the mean breaks this tie, which rounding would decide otherwise.
+# towards the mean of all tokens. In a segment of two tokens, both are equally far from their mean:
+# without the move, rounding errors would decide which one is selected.
 GLOBAL_MEAN_SHARE = 0.125
 
 
@@ -32,7 +32,7 @@ def farthest_tokens(x: Tensor, num_landmarks: int, *, num_frames: int = 1) -> Te
     chosen = []
     for part, total in zip(parts, sums):
         reference = (total / part.shape[3]).unsqueeze(3).lerp(mean, GLOBAL_MEAN_SHARE)
-        # In float32, as in the Triton kernel: half precision could select another token.
+        # Distances are float32, as in the Triton kernel; half precision could select other tokens.
         distances = torch.linalg.vector_norm(part.detach() - reference, dim=-1, keepdim=True)
         farthest = distances.argmax(3, keepdim=True)
         chosen.append(gather_tokens(part, farthest).squeeze(3).to(wide))

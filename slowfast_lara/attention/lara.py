@@ -9,11 +9,11 @@ the weights
     a'_nc = alpha_nc N(w_c;0,I) / q_c(w_c)
 
 In eval mode w_c is the mean of q_c. alpha_nc (samples.py) is clamped at 1e-8, because its
-correction for the query may be negative. The paper's equation of the "mixed" proposal has a wrong
+query-dependent term may be negative. The paper's equation of the "mixed" proposal has a wrong
 index. This file follows the paper's text, which sums over the key landmarks.
 
-Shapes: B batch, h heads, N queries, F frames, P tokens of a frame, C landmarks, d head size. Row c
-and column j of `log_q` [B,h,C,C] hold log(q_j(w_c) / N(w_c;0,I)).
+Shapes: B batch, h heads, N queries, F frames, P tokens of a frame, C landmarks, d head size. The
+element (c, j) of `log_q` [B,h,C,C] is log(q_j(w_c) / N(w_c;0,I)).
 """
 
 from __future__ import annotations
@@ -138,7 +138,7 @@ def weighted(
 ) -> Samples:
     """The samples w with their weights; `log_own` and `balance` are results of `own_densities`.
 
-    If all w_c are equal, alpha_nc before the clamp sums to one over c.
+    If all w_c are equal, alpha_nc before the clamp sums to 1 over c, as the method requires.
     """
     if weighting not in WEIGHTINGS:
         raise ValueError(f"weighting is {weighting!r}; must be one of {', '.join(WEIGHTINGS)}")
@@ -177,8 +177,9 @@ class LaraAttention(Estimator):
         ] = "means",
         weighting: Annotated[
             Weighting,
-            "weights of the samples; balance: the balance heuristic; coupled: plus a term for each "
-            "query, scaled by the proposal's density; decoupled: plus that term, scaled by beta",
+            "weights of the samples; balance: the balance heuristic; coupled: the balance "
+            "heuristic plus a term for each query, scaled by the proposal's density; decoupled: "
+            "the balance heuristic plus that term, scaled by beta",
         ] = "decoupled",
         beta: Annotated[
             float,
@@ -222,7 +223,7 @@ class LaraAttention(Estimator):
             return lara_attention(q, k, v, q_landmarks, k_landmarks, noise=noise, **options)
 
     def _query_landmarks(self, q: Tensor, num_frames: int, triton: bool) -> Tensor:
-        """q~ [B,h,C,d], in float32 for half-precision queries."""
+        """Query landmarks q~ [B,h,C,d], in float32 for half-precision queries."""
         if self.proposal == "single":
             mean = to_float32(q).mean(2, keepdim=True)
             return self.project_q(mean.expand(-1, -1, self.num_landmarks, -1))
@@ -231,7 +232,7 @@ class LaraAttention(Estimator):
     def _key_landmarks(
         self, q_landmarks: Tensor, k: Tensor, num_frames: int, triton: bool
     ) -> Tensor:
-        """k~ [B,h,C,d], in float32 for half-precision keys."""
+        """Key landmarks k~ [B,h,C,d], in float32 for half-precision keys."""
         if self.proposal == "global":
             if triton:
                 _, means, remainder, _ = key_stats(scaled(q_landmarks), k, None, 1)

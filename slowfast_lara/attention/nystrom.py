@@ -34,7 +34,7 @@ def nystrom_attention(
     num_frames: int = 1,
     pinv_iterations: int = 6,
 ) -> Tensor:
-    """q [B,h,N,d]; k, v [B,h,F*P,d]; landmarks [B,h,C,d] -> [B,h,N,F,d]."""
+    """Nyström attention: q [B,h,N,d]; k, v [B,h,F*P,d]; landmarks [B,h,C,d] -> [B,h,N,F,d]."""
     inverse = pseudo_inverse(softmax_weights(q_landmarks, k_landmarks), pinv_iterations)
     means = softmax_attention(q_landmarks, k, v, num_frames=num_frames)  # [B,h,C,F,d]
     means = inverse @ means.flatten(3)
@@ -42,7 +42,7 @@ def nystrom_attention(
 
 
 def pseudo_inverse(x: Tensor, iterations: int) -> Tensor:
-    """Moore-Penrose inverse of matrices [...,C,C] with non-negative entries."""
+    """Approximate Moore-Penrose inverse of matrices [...,C,C] with non-negative entries."""
     identity = torch.eye(x.shape[-1], dtype=x.dtype, device=x.device)
     largest_sums = x.sum(-2).amax(-1) * x.sum(-1).amax(-1)
     inverse = x.mT / largest_sums[..., None, None]

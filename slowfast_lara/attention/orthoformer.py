@@ -32,7 +32,10 @@ def orthoformer_attention(
     num_frames: int = 1,
     first_landmark: int | None = None,
 ) -> Tensor:
-    """q [B,h,N,d]; k, v [B,h,F*P,d] -> [B,h,N,F,d]; if first_landmark is None, draw it."""
+    """Orthoformer attention: q [B,h,N,d]; k, v [B,h,F*P,d] -> [B,h,N,F,d].
+
+    `first_landmark` is the index of a query; if it is None, the query is drawn at random.
+    """
     # detach, not no_grad: torch.export fails at a no_grad region inside an autocast region.
     chosen = orthogonal_tokens(q.detach(), num_landmarks, first_landmark)
     landmarks = gather_tokens(q, chosen)
@@ -41,7 +44,7 @@ def orthoformer_attention(
 
 
 def orthogonal_tokens(q: Tensor, num_landmarks: int, first_landmark: int | None) -> Tensor:
-    """Indices [B,h,C,1] of the selected tokens."""
+    """Select landmarks among the queries [B,h,N,d]; returns their indices [B,h,C,1]."""
     B, h, N, _ = q.shape
     check_landmarks(num_landmarks, N)
     if first_landmark is None:
@@ -50,7 +53,7 @@ def orthogonal_tokens(q: Tensor, num_landmarks: int, first_landmark: int | None)
         if not 0 <= first_landmark < N:
             raise ValueError(f"expected first_landmark from 0 to {N - 1}, got {first_landmark}")
         chosen = torch.full((B, h, 1, 1), first_landmark, device=q.device)
-    # Contiguous, because otherwise each matmul below would copy the directions.
+    # If `directions` were not contiguous, each matmul below would copy it.
     directions = functional.normalize(q, dim=-1).contiguous()
     indices, nearest = [chosen], q.new_zeros(B, h, N, 1)
     for _ in range(num_landmarks - 1):

@@ -1,10 +1,9 @@
 """Performer: random feature attention (RFA) with positive features.
 
 Choromanski et al., "Rethinking Attention with Performers", ICLR 2021. It is computed as
-self-normalised importance sampling with the proposal N(0, I), eq. 2 of the LARA paper. Each head
-has S samples, shared by all queries and frames. As in appendix G.1 of the LARA paper, every
-training step draws new samples, eval mode uses one fixed set, and the samples are not orthogonal by
-default.
+self-normalised importance sampling with the proposal N(0, I) (LARA paper, eq. 2). Each head has S
+samples, shared by all queries and frames. As in appendix G.1 of the LARA paper, every training step
+draws new samples, eval mode uses one fixed set, and by default the samples are not orthogonal.
 """
 
 from __future__ import annotations
@@ -29,7 +28,7 @@ def performer_attention(
     num_frames: int = 1,
     kernels: Kernels = "auto",
 ) -> Tensor:
-    """q [B,h,N,d]; k, v [B,h,F*P,d]; samples `projection` [h,S,d] -> [B,h,N,F,d]."""
+    """Performer: q [B,h,N,d]; k, v [B,h,F*P,d]; samples `projection` [h,S,d] -> [B,h,N,F,d]."""
     w = projection.expand(*q.shape[:2], *projection.shape[-2:])
     return estimate(
         lambda k, triton, w: Samples(w), q, k, v, w, num_frames=num_frames, kernels=kernels
@@ -37,7 +36,7 @@ def performer_attention(
 
 
 def orthogonalise(gaussian: Tensor) -> Tensor:
-    """Make samples [h,S,d] orthogonal in blocks of d, and keep their lengths."""
+    """Make the samples [h,S,d] in each block of d samples orthogonal, and keep their lengths."""
     blocks = gaussian.split(gaussian.shape[-1], dim=-2)
     directions = [torch.linalg.qr(block.mT)[0].mT for block in blocks]
     return torch.cat(directions, dim=-2) * gaussian.norm(dim=-1, keepdim=True)

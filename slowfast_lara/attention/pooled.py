@@ -1,9 +1,9 @@
 """Pooled attention: exact attention over the means of blocks of neighbouring keys.
 
-The pooling of keys and values in MViT (Fan et al., ICCV 2021) and PVT (Wang et al., ICCV 2021),
-without learned layers. The tokens of a frame are a square grid, which is divided into at most m
-blocks of nearly equal size; if their number is no square, they are divided into m segments. A group
-counts by its size, as in groups.py. With m >= P the result is exact.
+MViT (Fan et al., ICCV 2021) and PVT (Wang et al., ICCV 2021) pool keys and values in this way, with
+learned layers in addition. The tokens of a frame are a square grid, which is divided into at most m
+blocks of nearly equal size; if P is not a square, the tokens are divided into m segments. The
+logits of a block include the log of its size (groups.py). With m >= P the result is exact.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from slowfast_lara.attention.tensors import index_tensor, without_autocast
 def pooled_attention(
     q: Tensor, k: Tensor, v: Tensor, *, num_groups: int, num_frames: int = 1
 ) -> Tensor:
-    """q [B,h,N,d]; k, v [B,h,F*P,d] -> [B,h,N,F,d]."""
+    """Pooled attention: q [B,h,N,d]; k, v [B,h,F*P,d] -> [B,h,N,F,d]."""
     if num_groups >= k.shape[2] // num_frames:
         return softmax_attention(q, k, v, num_frames=num_frames)
     dtype = q.dtype
@@ -33,9 +33,9 @@ def pooled_attention(
 
 
 def grid_blocks(tokens: int, most: int) -> list[int]:
-    """Block of each token of a square grid: at most `most` blocks, and as many as possible.
+    """Divide a square grid into as many blocks as possible, at most `most`: block of each token.
 
-    If the number of tokens is no square, the blocks are segments.
+    If the number of tokens is not a square, the blocks are segments.
     """
     side = math.isqrt(tokens)
     if side * side != tokens:

@@ -8,8 +8,8 @@ over S samples w:
     f(w) = sum_p softmax_p(w.k_fp - |k_fp|^2/2) v_fp
 
 The biased variant replaces the drawn key k_fz by its expectation sum_p pi_p k_fp. In eval mode its
-eps is 0. The option `noise` scales eps in training, as in the authors' image code; unless `noise`
-is 1, the estimate is then biased.
+eps is 0. The option `noise` scales eps in training (by d**-0.25 in the authors' image code). Unless
+`noise` is 1, the estimate in training is biased.
 
 Time is quadratic in the number of tokens. The unbiased variant stores the N x P probabilities of
 one frame at a time; the biased variant stores no probabilities.
@@ -71,9 +71,9 @@ def ra_with_draws(
 ) -> Tensor:
     """`ra_attention` with eps = noise * draw(q), or eps = 0 if `draw` is None (biased only)."""
     q, k = scaled(q), scaled(k)
-    # `sample_attention` appends the norms to the d components of the keys. The zeros complete a
-    # multiple of 8 for the fused GPU kernels; otherwise PyTorch would materialise the N x P matrix.
-    # A CPU does not need the zeros, which would cost 10 % of the time.
+    # `sample_attention` appends the norms to the d components of the keys. On a GPU, zeros pad the
+    # head size to a multiple of 8, which the fused kernels require; without them, PyTorch would
+    # materialise the N x P matrix. A CPU does not need zeros, which would take 10 % more time.
     zeros = 0 if q.device.type == "cpu" else -(q.shape[-1] + 1) % 8
     frames = zip(split_frames(k, num_frames).unbind(2), split_frames(v, num_frames).unbind(2))
     out = []
@@ -98,7 +98,7 @@ def ra_with_draws(
 
 
 def _expected_key(q: Tensor, k: Tensor) -> Tensor:
-    """sum_p softmax_p(q_n.k_p) k_p: q [B,h,N,d]; k [B,h,P,d]."""
+    """Expected key of each query, sum_p softmax_p(q_n.k_p) k_p: q [B,h,N,d]; k [B,h,P,d]."""
     d = k.shape[-1]
     if q.device.type != "cpu" and d % 8:  # fused GPU kernels require a multiple of 8
         q, k = (functional.pad(x, (0, -d % 8)) for x in (q, k))
@@ -148,7 +148,7 @@ class RandomizedAttention(Estimator):
             options["num_samples"] = 1
             return ra_with_draws(q, k, v, biased=True, draw=None, **options)
         # All clips of a batch use the same random numbers, so that the result of a clip does not
-        # depend on the rest of the batch. The factor separates layers, whose seeds differ by 1.
+        # depend on the rest of the batch. The factor keeps layers apart, whose seeds differ by 1.
         seeds = itertools.count(self.seed * 1_000_003)
 
         def draw(like: Tensor) -> Tensor:

@@ -16,7 +16,7 @@ float | Literal["word"] allows a word in place of a number.
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_type_hints
 
@@ -24,9 +24,7 @@ from torch import nn
 
 from slowfast_lara.attention.kernels.choice import KERNELS, unsupported_sizes
 
-# Constructor arguments that the model passes to every estimator that has them: sizes, attention
-# dropout, the seed of random draws in eval mode, and the choice of kernels. `num_landmarks` is the
-# number of landmarks C, or for Performer the number of samples S.
+# Constructor arguments that the model passes to every estimator that has them.
 MODEL_ARGUMENTS = ("head_dim", "num_heads", "num_landmarks", "dropout", "seed", "kernels")
 
 ESTIMATORS: dict[str, type[Estimator]] = {}
@@ -40,10 +38,16 @@ class Estimator(nn.Module):
     # Whether landmarks are tokens or means of tokens: there cannot be more landmarks than tokens.
     landmarks_are_tokens = False
     # Whether `num_landmarks` counts keys or groups of keys of each frame, not of the whole clip.
-    # Such an estimator is exact if there are no more keys than that.
+    # Such an estimator is exact if a frame has at most `num_landmarks` keys.
     counts_keys_of_a_frame = False
     # Head size and number of samples in the Triton kernels; None if there are no kernels.
     kernel_sizes: tuple[int, int] | None = None
+    # Constructor arguments, for `repr`; set by `build_estimator`.
+    settings: Mapping[str, Any] = {}
+
+    def __repr__(self) -> str:
+        settings = ", ".join(f"{key}={value!r}" for key, value in self.settings.items())
+        return f"{type(self).__name__}({settings})"
 
     @property
     def unsupported(self) -> str:
@@ -55,7 +59,7 @@ class Estimator(nn.Module):
 class Option:
     """An option of an estimator.
 
-    If `choices` is not empty, it lists the allowed values. `words` may replace a number.
+    If `choices` is not empty, it lists the allowed values. `words` are allowed instead of a number.
     """
 
     default: Any
@@ -79,11 +83,21 @@ class Option:
 
 
 def register(name: str) -> Callable[[type[Estimator]], type[Estimator]]:
-    """Class decorator that adds an estimator to the registry."""
+    """Class decorator that adds an estimator to the registry.
+
+    A class of one's own may be registered again, as by a notebook cell that runs twice.
+    """
 
     def add(cls: type[Estimator]) -> type[Estimator]:
-        if name in ESTIMATORS:
+        if not name.isidentifier():  # it becomes part of config keys
+            raise ValueError(f"name of estimator is {name!r}; must be an identifier")
+        old = ESTIMATORS.get(name)
+        is_own = old is not None and not old.__module__.startswith("slowfast_lara.")
+        if old is not None and not (is_own and old.__qualname__ == cls.__qualname__):
             raise ValueError(f"estimator {name!r} is already registered")
+        for key, parameter in inspect.signature(cls).parameters.items():
+            if key not in MODEL_ARGUMENTS and parameter.default is parameter.empty:
+                raise ValueError(f"option {key} of {name} has no default")
         ESTIMATORS[name] = cls
         return cls
 
@@ -138,7 +152,8 @@ def build_estimator(
         name: a key of ESTIMATORS.
         head_dim: head size d.
         num_heads: number of heads with separate samples (Performer); 1: all heads share samples.
-        num_landmarks: number of landmarks C, or of samples S for Performer.
+        num_landmarks: number of landmarks C of the clip; for Performer, of samples S; for an
+            estimator with `counts_keys_of_a_frame`, of keys or groups of keys in each frame.
         dropout: dropout of the attention weights (exact attention only).
         seed: seed of the random draws in eval mode.
         kernels: "auto", "torch" or "triton" (kernels/choice.py).
@@ -165,9 +180,11 @@ def build_estimator(
         raise ValueError(f"kernels is {kernels!r}; must be one of {_joined(KERNELS)}")
     arguments = {**sizes, "dropout": dropout, "seed": seed, "kernels": kernels}
     wanted = inspect.signature(ESTIMATORS[name]).parameters
-    estimator = ESTIMATORS[name](
-        **{key: value for key, value in arguments.items() if key in wanted}, **options
-    )
+    arguments = {key: value for key, value in arguments.items() if key in wanted}
+    estimator = ESTIMATORS[name](**arguments, **options)
+    defaults = {key: option.default for key, option in known.items()}
+    settings = {**arguments, **defaults, **options}
+    estimator.settings = {key: settings[key] for key in wanted}  # in the order of the signature
     unsupported = estimator.unsupported if "kernels" in wanted else name
     if kernels == "triton" and unsupported:
         raise ValueError(f"kernels='triton' does not support {unsupported}; use 'auto' or 'torch'")

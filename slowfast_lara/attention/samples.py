@@ -24,7 +24,7 @@ MIN_ALPHA = 1e-8
 
 Noise = Annotated[
     float | Literal["code"],
-    "standard deviation of the noise in training; the paper has 1; the word code means d**-0.25, "
+    "standard deviation of the noise in training; the paper uses 1; the word code means d**-0.25, "
     "as in the authors' public code, which adds the noise before it scales q and k",
 ]
 

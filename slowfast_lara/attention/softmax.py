@@ -41,7 +41,7 @@ def frames_last(x: Tensor, heads: int) -> Tensor:
 
 
 def softmax_weights(q: Tensor, k: Tensor) -> Tensor:
-    """The attention weights as a tensor [B,h,N,C]; only for few queries or few keys."""
+    """Attention weights [B,h,N,C]; the tensor is stored, so N or C should be small."""
     return (q @ k.mT * q.shape[-1] ** -0.5).softmax(-1)
 
 

@@ -34,13 +34,13 @@ def gather_tokens(x: Tensor, index: Tensor) -> Tensor:
 
 
 def index_tensor(numbers: Sequence[int], device: torch.device) -> Tensor:
-    """A constant tensor of indices; fake tensors on the meta device need the step by the CPU."""
+    # With FakeTensorMode, torch.tensor on the meta device would not return a fake tensor.
     return torch.tensor(numbers, device="cpu").to(device)
 
 
 def largest(x: Tensor, number: int) -> tuple[Tensor, Tensor]:
     """The largest elements of [...,P] and their indices, [...,number]; ties: lower index first."""
-    if is_exporting():  # ONNX has no stable sort, but its TopK has this rule
+    if is_exporting():  # ONNX has no stable sort, but its TopK returns ties in this order
         return x.topk(number, dim=-1)
     values, indices = x.sort(dim=-1, descending=True, stable=True)
     return values[..., :number], indices[..., :number]
@@ -54,7 +54,7 @@ def to_float32(value: Any) -> Any:
 
 
 def without_autocast(device_type: str) -> contextlib.AbstractContextManager[Any]:
-    if device_type == "meta":  # has no autocast
+    if device_type == "meta":  # the meta device has no autocast
         return contextlib.nullcontext()
     return torch.autocast(device_type, enabled=False)
 

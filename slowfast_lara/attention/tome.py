@@ -1,15 +1,16 @@
 """Attention over merged keys by bipartite soft matching, as in token merging (ToMe).
 
 Bolya et al., "Token Merging: Your ViT But Faster", ICLR 2023, applied to the keys and values of
-each frame and head instead of the tokens of the network. A step divides the groups alternately into
-two sets, connects each group of the first set with its nearest group of the second, and merges the
-nearest pairs, until m groups are left. Groups count by their size (proportional attention).
+each frame and head instead of the tokens of the network. At first, each key is a group. A step puts
+the groups alternately into two sets, finds for each group of the first set the nearest group of the
+second, and merges the nearest of these pairs. Steps repeat until m groups are left. The logits of a
+group include the log of its size (proportional attention).
 
-Groups are compared by the increase of the squared error that their merging causes (Ward's method),
+The distance of two groups is the increase of the squared error if they are merged (Ward's method):
 
     |k_a - k_b|^2 n_a n_b / (n_a + n_b)
 
-which was nearer to exact attention than the cosine of the paper. With m >= P the result is exact.
+It gave smaller errors than the cosine similarity of the paper. With m >= P the result is exact.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ from slowfast_lara.attention.tensors import largest, without_autocast
 def tome_attention(
     q: Tensor, k: Tensor, v: Tensor, *, num_groups: int, num_frames: int = 1
 ) -> Tensor:
-    """q [B,h,N,d]; k, v [B,h,F*P,d] -> [B,h,N,F,d]."""
+    """Attention over m groups of keys: q [B,h,N,d]; k, v [B,h,F*P,d] -> [B,h,N,F,d]."""
     if num_groups >= k.shape[2] // num_frames:
         return softmax_attention(q, k, v, num_frames=num_frames)
     dtype = q.dtype
@@ -37,7 +38,7 @@ def tome_attention(
 
 
 def match_groups(k: Tensor, num_groups: int) -> Tensor:
-    """The group of each key [B,h,F,P,d] by bipartite matching: [B,h,F,P]."""
+    """Divide keys [B,h,F,P,d] into groups by bipartite matching; returns indices [B,h,F,P]."""
     k = k.to(torch.promote_types(k.dtype, torch.float32))
     k = k - k.mean(-2, keepdim=True)  # avoids cancellation in the distances
     groups = torch.arange(k.shape[-2], device=k.device).expand(k.shape[:-1])
@@ -55,7 +56,7 @@ def match_groups(k: Tensor, num_groups: int) -> Tensor:
 
 
 def _match(means: Tensor, sizes: Tensor, number: int) -> Tensor:
-    """Merge `number` pairs of groups [...,c]: the new number of every group, in their old order."""
+    """Merge the `number` nearest pairs of groups; returns the new index of each group [...,c]."""
     first, second = means[..., ::2, :], means[..., 1::2, :]
     n_first, n_second = sizes[..., ::2, None], sizes[..., None, 1::2]
     distances = first.square().sum(-1, keepdim=True) - 2 * first @ second.mT

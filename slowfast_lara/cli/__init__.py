@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import difflib
 import sys
 from collections.abc import Sequence
@@ -9,8 +10,9 @@ from functools import partial
 
 from slowfast_lara import __version__
 from slowfast_lara.cli import data, models, training
-from slowfast_lara.cli.parser import CommandParser
+from slowfast_lara.cli.parser import CommandParser, Handler
 from slowfast_lara.errors import BAD_INPUT, run_with_exit_code
+from slowfast_lara.user_code import import_user_code
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -58,4 +60,9 @@ def run_command(root: CommandParser, argv: Sequence[str]) -> int:
         known = ", ".join(parser.subcommands)
         hint = f"did you mean {similar[0]}?" if similar else f"known: {known}"
         parser.error(f"unknown subcommand {words[0]!r}; {hint}")
-    return run_with_exit_code(partial(parser.handler, parser.parse_arguments(words)))
+    return run_with_exit_code(partial(_run, parser.handler, parser.parse_arguments(words)))
+
+
+def _run(handler: Handler, args: argparse.Namespace) -> int | None:
+    import_user_code(vars(args).pop("imports"))  # some handlers pass all arguments on
+    return handler(args)

@@ -8,9 +8,11 @@ import os
 from slowfast_lara.cli.parser import (
     CommandParser,
     add_jobs_flag,
+    add_opts_marker,
     add_table_flag,
     positive_int,
     print_table,
+    regular_expression,
 )
 from slowfast_lara.errors import FAILED, InputError
 
@@ -39,14 +41,26 @@ def add_commands(root: CommandParser) -> None:
     parser = data.add_command("lists-folder", lists_folder)
     parser.add_argument("videos", metavar="VIDEOS", help="the folder with one folder per class")
     _add_lists_out(parser)
+    for split in ("val", "test"):
+        meaning = f"share of each class in {split}.csv, at least one video"
+        parser.add_flag(f"--{split}-share", meaning, type=float, default=0.1, metavar="SHARE")
+    parser.add_argument("--seed", type=int, default=0, help="seed of the split (default: 0)")
+    group = "regular expression for the path below a class folder; equal matches share a list"
+    parser.add_flag("--group", group, type=regular_expression, default="", metavar="REGEX")
 
     parser = data.add_command("check", check)
     parser.add_argument("out", metavar="OUT", help="the file for the bad videos")
     sources = "lists (.csv, .txt), folders or videos"
     parser.add_argument("sources", nargs="+", metavar="SOURCE", help=sources)
     _add_separator(parser)
-    parser.add_flag("--prefix", "DATA.PATH_PREFIX", default="")
+    _add_prefix(parser)
     add_jobs_flag(parser)
+
+    parser = data.add_command("drop-bad", drop_bad)
+    parser.add_argument("bad", metavar="BAD", help="the file that `data check` wrote")
+    parser.add_argument("lists", nargs="+", metavar="LIST", help="the lists to change")
+    _add_separator(parser)
+    _add_prefix(parser)
 
     _add_prepare(data)
     _add_speed(data)
@@ -95,7 +109,8 @@ def _add_speed(data: CommandParser) -> None:
     usage = "%(prog)s --cfg FILE_OR_NAME [flags] [KEY VALUE ...]"
     parser = data.add_command("speed", speed, usage=usage)
     parser.add_flag("--cfg", "a YAML file, or the name of a shipped config", required=True)
-    parser.add_argument("opts", nargs="*", metavar="KEY VALUE", help="config overrides")
+    add_opts_marker(parser)
+    parser.add_argument("pairs", nargs="*", metavar="KEY VALUE", help="config overrides")
     workers = "numbers of workers (default: 0, 1, 2, 4, ... up to the number of cores)"
     parser.add_flag("--workers", workers, type=int, nargs="+", metavar="N")
     parser.add_flag("--seconds", "seconds per number of workers", type=positive_int, default=5)
@@ -110,6 +125,10 @@ def _add_lists_out(parser: CommandParser) -> None:
 
 def _add_separator(parser: CommandParser) -> None:
     parser.add_argument("--separator", default=" ", help="DATA.PATH_LABEL_SEPARATOR")
+
+
+def _add_prefix(parser: CommandParser) -> None:
+    parser.add_flag("--prefix", "DATA.PATH_PREFIX", default="")
 
 
 def lists_kinetics(args: argparse.Namespace) -> None:
@@ -148,27 +167,45 @@ def lists_ssv2(args: argparse.Namespace) -> None:
 def lists_folder(args: argparse.Namespace) -> None:
     """Write the lists for your own videos.
 
-    VIDEOS contains one folder per class, named after the class. In each class, 10 % of the videos
-    (at least one) are for testing, 10 % (at least one) for validation, the rest for training. The
-    split depends only on the file names. Classes are numbered in alphabetical order. Written to
-    OUT: train.csv, val.csv and test.csv (`path label`) and classes.json.
-    """
-    from slowfast_lara.prepare.lists import write_folder_lists
+    VIDEOS contains one folder per class, named after the class. Each class is divided into test
+    (10 %), validation (10 %) and training videos. The split depends only on the file names and the
+    seed. Classes are numbered in alphabetical order. Written to OUT: train.csv, val.csv and
+    test.csv (`path label`) and classes.json.
 
-    write_folder_lists(args.videos, args.out)
+    Videos of one scene or session must be in one list, otherwise the test accuracy is too high.
+    --group keeps videos together if the expression (or its first group in parentheses) matches the
+    same text: '^[^_]+' by the name up to the first underscore, '^[^/]+/' by subfolder.
+    """
+    from slowfast_lara.prepare.lists import Split, write_folder_lists
+
+    split = Split(args.val_share, args.test_share, args.seed, args.group)
+    write_folder_lists(args.videos, args.out, split)
 
 
 def check(args: argparse.Namespace) -> int | None:
     """Decode every video and list the bad ones.
 
-    A video is bad if it has no frames, or packets that cannot be decoded. OUT lists the paths of
-    bad videos with the reasons, OUT.progress the checked videos. To resume an interrupted check,
-    repeat the command. The exit code is 1 if there are bad videos.
+    A video is bad if it has no frames, or packets that cannot be decoded, or if it crashes the
+    decoder. OUT lists the paths of bad videos with the reasons, OUT.progress the checked videos. To
+    resume an interrupted check, repeat the command. To remove the bad videos from the lists, use
+    `data drop-bad`. The exit code is 1 if there are bad videos.
     """
     from slowfast_lara.prepare.check import check_videos
 
     options = {"separator": args.separator, "prefix": args.prefix, "jobs": args.jobs}
     return FAILED if check_videos(args.out, args.sources, **options) else None
+
+
+def drop_bad(args: argparse.Namespace) -> None:
+    """Remove bad videos from lists.
+
+    BAD has a path per line, optionally followed by a tab and a reason: the OUT of `data check`.
+    The lines of these videos are removed from each LIST, in place. To keep a video, remove its line
+    from BAD first.
+    """
+    from slowfast_lara.prepare.check import drop_bad
+
+    drop_bad(args.bad, args.lists, separator=args.separator, prefix=args.prefix)
 
 
 def prepare(args: argparse.Namespace) -> int | None:
@@ -210,7 +247,7 @@ def speed(args: argparse.Namespace) -> None:
     workers = args.workers or sorted({0, cores, *(2**n for n in range(cores.bit_length()))})
     if min(workers) < 0:
         raise InputError(f"--workers is {min(workers)}; must be at least 0")
-    cfg = load_config(args.cfg, args.opts)
+    cfg = load_config(args.cfg, args.pairs)
     print_table(loader_speed(cfg, workers, args.seconds, args.step_ms), args.out)
 
 

@@ -17,7 +17,7 @@ from slowfast_lara.cli.parser import (
 )
 from slowfast_lara.errors import InputError, printable
 
-VIDEOS = ("RUN VIDEO_OR_FOLDER", "the run, then videos or folders (all files below them)")
+VIDEOS = ("RUN VIDEO_OR_FOLDER", "the run, then videos or folders (all videos below them)")
 VIEWS = "number of views to average, 1 to 30 (default: from the config)"
 ATTENTIONS = "names of attentions (default: all)"
 RUN_OR_CHECKPOINT = """
@@ -28,9 +28,13 @@ PREDICT_EPILOG = f"""\
 examples:
   slowfast-lara predict RUN video.mp4
   slowfast-lara predict RUN --views 30 --json out.json --csv out.csv folder/
+  slowfast-lara predict RUN --npz out.npz folder/
   slowfast-lara predict model.pyth --stream --csv out.csv --plot plot.png long.mp4
   slowfast-lara predict --cfg quick/lara --checkpoint model.pyth --video-out new.mp4 video.mp4
 {RUN_OR_CHECKPOINT}
+out.npz has the arrays paths, scores [videos, classes], features [videos, D], num_views and
+class_names: `numpy.load("out.npz")["features"]`. Videos that failed are left out.
+
 exit codes: 0 if every video was scored; 2 if the command cannot run, or if a video failed. A
 failed video is reported on stderr, in the JSON and in the CSV; the other videos are scored.
 """
@@ -56,7 +60,8 @@ examples:
   slowfast-lara demo model.pyth --port 8000 --views 30
 {RUN_OR_CHECKPOINT}
 Only this machine can open the page, unless --host is another address. The page sends no data to
-other servers. An uploaded file is removed as soon as it has been read.
+other servers, and requests of other sites are refused. An uploaded file is removed as soon as it
+has been read; files that wait to be read may take five times --megabytes.
 The demo needs Gradio: pip install 'slowfast_lara[demo]'.
 """
 SWAP_EPILOG = """\
@@ -91,6 +96,8 @@ def add_commands(root: CommandParser) -> None:
     host = "address to listen on; by default, only this machine can connect"
     parser.add_flag("--host", host, default="127.0.0.1")
     parser.add_flag("--port", "TCP port", type=int, default=7860)
+    names = "further names under which clients may open the page, e.g. of a proxy"
+    parser.add_flag("--allow-host", names, nargs="+", default=[], metavar="NAME")
     number = {"type": positive_int, "metavar": "N"}
     parser.add_flag("--megabytes", "largest file to accept", default=200, **number)
     parser.add_flag("--minutes", "longest video to accept", default=10, **number)
@@ -141,6 +148,8 @@ def _add_predict(root: CommandParser) -> None:
     )
     parser.add_flag("--json", "also write the predictions as JSON", metavar="FILE")
     parser.add_flag("--csv", "also write the predictions as CSV", metavar="FILE")
+    npz = "also write the scores of all classes and the features as NumPy arrays"
+    parser.add_flag("--npz", npz, metavar="FILE.npz")
     parser.add_flag(
         "--video-out",
         "also write a copy of each video, without sound, with the three most likely classes of the "
@@ -210,7 +219,8 @@ def demo(args: argparse.Namespace) -> None:
     with_views(model.cfg, args.views)  # raises if the number of views is invalid
     choose_threads(model.cfg)
     limits = {"max_megabytes": args.megabytes, "max_minutes": args.minutes}
-    serve(model, host=args.host, port=args.port, views=args.views, **limits)
+    names = args.allow_host
+    serve(model, host=args.host, port=args.port, names=names, views=args.views, **limits)
 
 
 def swap(args: argparse.Namespace) -> None:

@@ -6,7 +6,7 @@ import argparse
 import inspect
 import os
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import Any, NoReturn
 
@@ -16,6 +16,7 @@ Handler = Callable[[argparse.Namespace], int | None]
 ModelFiles = tuple[str, str | None]  # arguments of `slowfast_lara.load`
 
 _DOTTED_KEY = re.compile(r"[A-Z][A-Z0-9_]*(\.[A-Z0-9_]+)+")
+_KEY_VALUE = re.compile(r"([A-Z][A-Z0-9_.]*)=(.*)")
 
 
 class CommandParser(argparse.ArgumentParser):
@@ -49,6 +50,10 @@ class CommandParser(argparse.ArgumentParser):
             help=summary[:1].lower() + summary[1:],
             **options,
         )
+        if handler is not None:
+            code = "import attentions and datasets of your own; may be repeated"
+            options = {"action": "append", "default": [], "metavar": "FILE.py|MODULE"}
+            self.subcommands[name].add_flag("--import", code, dest="imports", **options)
         return self.subcommands[name]
 
     def add_flag(self, name: str, meaning: str, **options: Any) -> None:
@@ -62,13 +67,28 @@ class CommandParser(argparse.ArgumentParser):
     def parse_arguments(self, words: Sequence[str]) -> argparse.Namespace:
         """Parse flags and positional arguments in any order."""
         if not self.bare_overrides:
-            return self.parse_intermixed_args(words)
+            return self.parse_intermixed_args(list(self._with_lists_ended(words)))
         # Positional arguments cannot start with a dash, but values can: -1e-4.
         args, opts = self.parse_known_args(words)
         for key in opts[::2]:
             if key.startswith("-"):
                 self.error(f"unknown flag {key}; see --help")
         return argparse.Namespace(**{**vars(args), "opts": opts})
+
+    def _with_lists_ended(self, words: Sequence[str]) -> Iterator[str]:
+        """Insert --opts before a config key that follows the values of a flag such as --landmarks.
+
+        Otherwise argparse would take the key as one more value of the flag.
+        """
+        in_list = False
+        for word in words:
+            flag = self._option_string_actions.get(word)
+            if flag is not None:
+                in_list = flag.nargs == "+" and "--opts" in self._option_string_actions
+            elif in_list and word.isupper():  # names of attentions are in lower case
+                in_list = False
+                yield "--opts"
+            yield word
 
     def error(self, message: str) -> NoReturn:
         print_error(message)
@@ -81,6 +101,15 @@ def positive_int(text: str) -> int:
     if number < 1:
         raise argparse.ArgumentTypeError(f"expected an integer of at least 1, got {text!r}")
     return number
+
+
+def regular_expression(text: str) -> str:
+    """Argument type: a regular expression."""
+    try:
+        re.compile(text)
+    except re.error as error:
+        raise argparse.ArgumentTypeError(f"invalid regular expression {text!r}: {error}") from None
+    return text
 
 
 def crop_size(text: str) -> int:
@@ -166,6 +195,9 @@ def split_overrides(words: Sequence[str]) -> tuple[list[str], list[str]]:
     overrides: list[str] = []
     rest = iter(words)
     for word in rest:
+        match = _KEY_VALUE.fullmatch(word)
+        if match and not os.path.exists(word):
+            raise InputError(f"{word!r}: write {match[1]} {match[2] or 'VALUE'}, without '='")
         is_key = _DOTTED_KEY.fullmatch(word) or word in top_level
         if is_key and not os.path.exists(word):
             overrides += [word, *([value] if (value := next(rest, None)) is not None else [])]

@@ -73,7 +73,8 @@ def configs(args: argparse.Namespace) -> None:
 
     A printed config includes its base configs, so it needs no other file.
     """
-    from slowfast_lara.config.shipped import description, shipped_names, standalone
+    from slowfast_lara.config.shipped import description, shipped_names
+    from slowfast_lara.config.yaml_files import standalone
     from slowfast_lara.files import write_text
 
     if args.out and not args.force and os.path.lexists(args.out):

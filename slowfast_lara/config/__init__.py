@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from slowfast_lara.lazy import lazy_getattr
+from slowfast_lara.lazy import lazy_names
 
 if TYPE_CHECKING:
     from slowfast_lara.config.defaults import get_cfg
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 __all__ = ["check_machine", "get_cfg", "load_config"]
 
 # Imported lazily, so that listing the shipped configs does not import PyTorch.
-__getattr__ = lazy_getattr(
+__getattr__, __dir__ = lazy_names(
     __name__,
     {
         "check_machine": "slowfast_lara.config.validate",

@@ -1,4 +1,4 @@
-"""Configs of PySlowFast git checkouts and forks, which have more keys than pyslowfast 1.0."""
+"""Configs of PySlowFast git checkouts and of Motionformer: recognition, and their shared keys."""
 
 from __future__ import annotations
 
@@ -7,19 +7,80 @@ from collections.abc import Mapping
 from typing import Any
 
 from slowfast_lara.config.keys import all_keys, get_value, set_value
+from slowfast_lara.errors import ConfigError
+
+# Required values of keys that a checkout of PySlowFast may set differently for its own models.
+_REQUIRED = {
+    "MODEL.HEAD_ACT": "softmax",
+    "DETECTION.ENABLE": False,
+    "MASK.ENABLE": False,
+    "MULTIGRID.LONG_CYCLE": False,  # other numbers of frames
+    "MULTIGRID.SHORT_CYCLE": False,  # crops that are no multiple of a patch
+}
 
 
-def is_git_checkout_config(tree: Mapping[str, Any]) -> bool:
-    """Whether a config is of a git checkout: pyslowfast 1.0 has no TRAIN.MIXED_PRECISION."""
-    train = tree.get("TRAIN")
-    return isinstance(train, Mapping) and "MIXED_PRECISION" in train
+def is_pyslowfast_1(tree: Mapping[str, Any]) -> bool:
+    """Whether a config is of pyslowfast 1.0, whose keys the configs of this package extend.
+
+    Only that version has CROP_SIZE in DATA. Later versions and Motionformer have BENCHMARK.
+    """
+    data = tree.get("DATA")
+    return isinstance(data, Mapping) and "CROP_SIZE" in data and "BENCHMARK" not in tree
+
+
+def is_motionformer(tree: Mapping[str, Any]) -> bool:
+    """Whether a config is of Motionformer; PySlowFast's key is TRAIN.MIXED_PRECISION."""
+    return _value(tree, "SOLVER.USE_MIXED_PRECISION") is not None and not is_pyslowfast_1(tree)
+
+
+def check_checkout(tree: Mapping[str, Any]) -> None:
+    """Raise ConfigError if a checkout uses the model for more than to classify clips."""
+    if is_motionformer(tree):  # its model does not read these keys
+        return
+    for key, required in _REQUIRED.items():
+        if (value := _value(tree, key)) not in (None, required):
+            raise ConfigError(
+                f"{key} is {value!r:.80}; must be {required!r} with VisionTransformer"
+            )
 
 
 def shared_part(tree: Mapping[str, Any]) -> dict[str, Any]:
-    """The keys and values of a git checkout's config that have the same meaning in this package."""
+    """The keys and values that have the same meaning in this package.
+
+    The other keys affect neither the model nor its input, except those that `check_checkout` and
+    `differences` examine.
+    """
     part: dict[str, Any] = {}
     for key, known in all_keys().items():
         with contextlib.suppress(KeyError):
             if known.shared:
                 set_value(part, key, get_value(tree, key))
     return part
+
+
+def differences(tree: Mapping[str, Any]) -> list[str]:
+    """Settings of a checkout with which its scores differ from those of this package."""
+    known = shared_part(tree)["VIT"]
+    found = [f"VIT.{key:.80} is unknown" for key in tree["VIT"] if key not in known]
+    if _value(tree, "DATA.USE_OFFSET_SAMPLING"):
+        found.append("DATA.USE_OFFSET_SAMPLING True selects other frames")
+    scales, crop = _value(tree, "DATA.TRAIN_JITTER_SCALES"), _value(tree, "DATA.TEST_CROP_SIZE")
+    one_crop = _value(tree, "TEST.NUM_SPATIAL_CROPS") == 1 and not is_motionformer(tree)
+    if one_crop and isinstance(scales, list) and scales[:1] != [crop]:
+        found.append(
+            "with TEST.NUM_SPATIAL_CROPS 1 the short side is DATA.TRAIN_JITTER_SCALES[0], here "
+            "DATA.TEST_CROP_SIZE"
+        )
+    if _value(tree, "TEST.SHUFFLE_FRAMES"):
+        found.append("TEST.SHUFFLE_FRAMES True shuffles the frames")
+    if (method := _value(tree, "DATA.ENSEMBLE_METHOD")) not in (None, "sum"):
+        found.append(f"DATA.ENSEMBLE_METHOD is {method!r:.20}, here the average")
+    return found
+
+
+def _value(tree: Mapping[str, Any], key: str) -> Any:
+    """The value of a dotted key; None if it is missing."""
+    try:
+        return get_value(tree, key)
+    except KeyError:
+        return None

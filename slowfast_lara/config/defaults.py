@@ -8,7 +8,7 @@ from typing import Any
 
 from fvcore.common.config import CfgNode
 
-from slowfast_lara.config.checkouts import is_git_checkout_config
+from slowfast_lara.config.checkouts import is_pyslowfast_1
 from slowfast_lara.config.keys import all_keys, set_value
 from slowfast_lara.errors import InputError
 
@@ -18,10 +18,11 @@ except ModuleNotFoundError as error:
     if error.name != "slowfast":
         raise
     raise InputError("pyslowfast is not installed; pip install pyslowfast==1.0") from None
-if is_git_checkout_config(slowfast_get_cfg()):
+if not is_pyslowfast_1(slowfast_get_cfg()):
     raise InputError(
-        "found a git checkout of PySlowFast, expected pyslowfast 1.0: use an environment without "
-        "the checkout, or use slowfast_lara.plugin in the checkout (docs/pyslowfast.md)"
+        "found a git checkout of PySlowFast or Motionformer, expected pyslowfast 1.0: use an "
+        "environment without the checkout, or slowfast_lara.plugin in a checkout of PySlowFast "
+        "(docs/pyslowfast.md)"
     )
 
 

@@ -18,6 +18,7 @@ from slowfast_lara.data.rand_augment import NOTATION
 from slowfast_lara.models.motionformer import ACTIVATIONS
 from slowfast_lara.models.space_time import ATTENTION_LAYERS
 from slowfast_lara.models.weights.pretrained import INFLATIONS
+from slowfast_lara.user_code import OWN_CODE
 
 
 class Affects(IntEnum):
@@ -79,23 +80,25 @@ class Key(NamedTuple):
     affects: Affects
     allowed: Rule | Option
     meaning: str
-    shared: bool = False  # whether a PySlowFast git checkout uses this key with the same meaning
+    shared: bool = False  # same meaning in PySlowFast git checkouts or in Motionformer
 
 
 def shared(default: Any, affects: Affects, allowed: Rule | Option, meaning: str) -> Key:
-    """A key with the same meaning in a PySlowFast git checkout: of the model, its input or test."""
+    """A key of the model, its input or test with the same meaning in checkouts (see `Key`)."""
     return Key(default, affects, allowed, meaning, shared=True)
 
 
 def all_keys() -> dict[str, Key]:
     """KEYS, with the names of the registered estimators and their options VIT.<NAME>.<OPTION>."""
     kind = "VIT.APPROX_ATTN_TYPE"
+    known = one_of("none", *ESTIMATORS)
+    known = known._replace(text=f"{known.text} ({OWN_CODE})")
     options = {
         f"VIT.{name}.{key}".upper(): shared(option.default, ATTENTION, option, option.meaning)
         for name in ESTIMATORS
         for key, option in estimator_options(name).items()
     }
-    return {**KEYS, kind: KEYS[kind]._replace(allowed=one_of("none", *ESTIMATORS)), **options}
+    return {**KEYS, kind: KEYS[kind]._replace(allowed=known), **options}
 
 
 def get_value(tree: Any, key: str) -> Any:
@@ -127,9 +130,11 @@ KEYS = {
     "TRAIN.AUTO_RESUME": Key(..., NOTHING, ANY, "resume from the newest checkpoint in OUTPUT_DIR"),
     "TRAIN.ACCEPT_CHANGES": Key(False, NOTHING, ANY,
         "resume although the training list or keys that affect training changed"),
-    "TRAIN.CHECKPOINT_FILE_PATH": Key(..., NOTHING, ANY, "video checkpoint to start from"),
+    "TRAIN.CHECKPOINT_FILE_PATH": Key(..., NOTHING, ANY,
+        "video checkpoint to start from, or to resume; see CHECKPOINT_EPOCH_RESET"),
     "TRAIN.CHECKPOINT_EPOCH_RESET": Key(False, NOTHING, ANY,
-        "start at epoch 0 from the weights of CHECKPOINT_FILE_PATH; False: resume that training"),
+        "True: start a new training from the weights of CHECKPOINT_FILE_PATH; False: resume its "
+        "training, which must have the same settings and not be complete"),
     "TRAIN.CHECKPOINT_ITERATIONS": Key(0, NOTHING, AT_LEAST_0,
         "iterations between checkpoints within an epoch (0: only at the end of an epoch)"),
     "TRAIN.CHECKPOINT_KEEP": Key(0, NOTHING, AT_LEAST_0,
@@ -227,7 +232,7 @@ KEYS = {
     "DATA.RAND_AUGMENT": Key("rand-m20-n2-mstd0.5-inc", TRAINING, RAND_AUGMENT,
         "magnitude m, operations n, standard deviation mstd; inc: strength rises with magnitude"),
     "DATA.MAX_BAD_SHARE": Key(0.01, NOTHING, BELOW_1,
-        "stop training if more than this fraction of videos do not decode"),
+        "stop training if more than 5 videos and this fraction of them do not decode (0: if any)"),
     "DATA.GRAYSCALE": Key(False, TRAINING, ANY, "greyscale for a fifth of the training clips"),
     "DATA.GAUSSIAN": Key(False, TRAINING, ANY, "blur half of the clips, sigma 0.1 to 2 pixels"),
     "DATA.RE_PROB": Key(0.0, TRAINING, PROBABILITY,
@@ -280,7 +285,7 @@ KEYS = {
     "SOLVER.CLIP_GRAD": Key(None, TRAINING, Rule("above 0 or None", lambda x: x is None or x > 0),
         "maximum gradient norm (None: no clipping)"),
     "SOLVER.ACCUMULATE_STEPS": Key(1, TRAINING, AT_LEAST_1, "gradient accumulation steps"),
-    "SOLVER.USE_MIXED_PRECISION": Key(False, TRAINING, ANY, "autocast to SOLVER.PRECISION"),
+    "SOLVER.USE_MIXED_PRECISION": shared(False, TRAINING, ANY, "autocast to SOLVER.PRECISION"),
     "SOLVER.PRECISION": Key("float16", TRAINING, one_of("float16", "bfloat16"), "autocast dtype"),
     "DATA_LOADER.NUM_WORKERS": Key(..., NOTHING, AT_LEAST_0, "DataLoader workers per process"),
     "DATA_LOADER.PIN_MEMORY": Key(..., NOTHING, ANY, "pinned memory for copies to the GPU"),
@@ -296,9 +301,12 @@ KEYS = {
     "ALLOW_TF32": Key(False, TRAINING, ANY, "allow TF32 in matmuls and convolutions on GPUs"),
     "RNG_SEED": shared(..., TRAINING, AT_LEAST_0, "seed of all random numbers"),
     "OUTPUT_DIR": Key(..., NOTHING, ANY, "folder of the run"),
+    "IMPORTS": Key([], NOTHING, ANY,
+        "files and modules that --import named; a record: nothing is imported from a config"),
     "LOG_PERIOD": Key(..., NOTHING, AT_LEAST_1, "iterations between log lines"),
     "TENSORBOARD.ENABLE": Key(False, NOTHING, ANY, "write TensorBoard logs"),
     "TENSORBOARD.LOG_DIR": Key("", NOTHING, ANY, "log folder (empty: OUTPUT_DIR/tensorboard)"),
+    "WANDB.ENABLE": Key(False, NOTHING, ANY, "log to Weights & Biases (extra `wandb`)"),
     "DETECTION.ENABLE": Key(..., TRAINING, one_of(False), "PySlowFast's detection: not supported"),
     "BN.USE_PRECISE_STATS": Key(..., TRAINING, one_of(False), "not supported: no batch norm"),
 }

@@ -6,17 +6,20 @@ import ast
 import contextlib
 import difflib
 import os
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any
 
 from fvcore.common.config import CfgNode
 
+from slowfast_lara.attention import ESTIMATORS
 from slowfast_lara.config.defaults import get_cfg, walk
-from slowfast_lara.config.keys import Key, all_keys, set_value
+from slowfast_lara.config.keys import Key, all_keys, get_value, set_value
 from slowfast_lara.config.shipped import find_config
 from slowfast_lara.config.validate import validate
-from slowfast_lara.config.yaml_files import read_with_bases
+from slowfast_lara.config.yaml_files import parse_yaml, read_with_bases
+from slowfast_lara.data import DATASETS
 from slowfast_lara.errors import ConfigError
+from slowfast_lara.user_code import OWN_CODE, VARIABLE, import_user_code, imported
 
 # Keys of other PySlowFast versions and of Motionformer -> the keys that replace them here.
 REPLACED_KEYS = {
@@ -28,6 +31,8 @@ REPLACED_KEYS = {
     "SOLVER.CLIP_GRAD_L2NORM": "SOLVER.CLIP_GRAD",
     "TRAIN.MIXED_PRECISION": "SOLVER.USE_MIXED_PRECISION",
 }
+# KEY, VALUE, KEY, VALUE, ... or {KEY: VALUE}
+Overrides = Sequence[Any] | Mapping[str, Any]
 _TYPE_NAMES = {
     str: "a string",
     int: "an integer",
@@ -38,12 +43,12 @@ _TYPE_NAMES = {
 }
 
 
-def load_config(cfg_file: str | os.PathLike[str], opts: Sequence[Any] = ()) -> CfgNode:
+def load_config(cfg_file: str | os.PathLike[str], opts: Overrides = ()) -> CfgNode:
     """Load a config file and apply overrides.
 
     Args:
         cfg_file: Path of a YAML file, or the name of a shipped config such as `quick/lara`.
-        opts: Overrides as a flat sequence KEY, VALUE, KEY, VALUE, ...
+        opts: Overrides as a mapping {KEY: VALUE}, or as a flat sequence KEY, VALUE, KEY, VALUE, ...
 
     Returns:
         The frozen, validated config.
@@ -51,23 +56,84 @@ def load_config(cfg_file: str | os.PathLike[str], opts: Sequence[Any] = ()) -> C
     return config_of(read_with_bases(find_config(cfg_file)), os.fspath(cfg_file), opts)
 
 
-def config_of(tree: dict[str, Any], where: str, opts: Sequence[Any] = ()) -> CfgNode:
+def config_of(tree: dict[str, Any], where: str, opts: Overrides = ()) -> CfgNode:
     """The default config, updated with a mapping that was read from `where`, and with `opts`."""
+    import_user_code()
     cfg = get_cfg()
-    _merge(tree, cfg, all_keys(), "", f" in {where}")
+    _merge(_without_user_code(tree, where), cfg, all_keys(), "", f" in {where}")
+    cfg.IMPORTS = imported()
     return with_overrides(cfg, opts)
 
 
-def with_overrides(cfg: CfgNode, opts: Sequence[Any]) -> CfgNode:
-    """A frozen, validated copy of a config with KEY VALUE overrides."""
-    if len(opts) % 2:
-        raise ConfigError(f"expected KEY VALUE pairs; {opts[-1]!r:.80} has no value")
+def _without_user_code(tree: dict[str, Any], where: str) -> dict[str, Any]:
+    """A config without its record of imports, and without options of attentions that lack here.
+
+    Raises ConfigError if the config uses an attention or dataset that has to be imported.
+    """
+    imports = tree.get("IMPORTS")
+    if not imports:
+        return tree
+    datasets = {name.lower() for name, _ in DATASETS}
+    known = {"VIT.APPROX_ATTN_TYPE": {"none", *ESTIMATORS}}
+    for key, names in {**known, "TRAIN.DATASET": datasets, "TEST.DATASET": datasets}.items():
+        with contextlib.suppress(KeyError):
+            value = get_value(tree, key)
+            if value not in names and str(value).lower() not in names:
+                modules = imports if isinstance(imports, list) else [imports]
+                flags = " ".join(f"--import {module}" for module in modules)
+                raise ConfigError(
+                    f"{key} is {value!r:.80} in {where}, which is not part of slowfast_lara; the "
+                    f"run was started with {flags:.300}: add this to the command (in Python, "
+                    f"import the module first, or set {VARIABLE})"
+                )
+    nodes = {name.upper() for name in ESTIMATORS}
+    vit = {
+        name: value
+        for name, value in tree["VIT"].items()
+        if not isinstance(value, dict) or name in nodes
+    }
+    return {key: value for key, value in tree.items() if key != "IMPORTS"} | {"VIT": vit}
+
+
+def override_pairs(opts: Overrides) -> list[tuple[str, Any]]:
+    """Overrides as (KEY, VALUE) pairs; ConfigError if they have another form."""
+    pairs: list[tuple[str, Any]] = []
+    left: list[Any] = []  # a key without a value
+    if isinstance(opts, Mapping):
+        pairs = list(_flat(opts))
+    elif isinstance(opts, (list, tuple)):
+        pairs, left = list(zip(opts[::2], opts[1::2])), [*opts[len(opts) & ~1 :]]
+    keys = [*(key for key, _ in pairs), *left]
+    if not isinstance(opts, (Mapping, list, tuple)) or {*map(type, keys)} - {str}:
+        form = "must be a mapping {KEY: VALUE} or a list KEY, VALUE, KEY, VALUE, ..."
+        raise ConfigError(f"overrides are {opts!r:.80}; {form}")
+    for key in keys:
+        name, equals, value = key.partition("=")
+        if equals:
+            raise ConfigError(f"{key!r:.80} is not a config key; write {name} {value or 'VALUE'}")
+    if left:
+        raise ConfigError(f"expected KEY VALUE pairs; {left[0]!r:.80} has no value")
+    return pairs
+
+
+def _flat(tree: Mapping[Any, Any]) -> Iterator[tuple[Any, Any]]:
+    """The pairs of a mapping; nested mappings become dotted keys."""
+    for key, value in tree.items():
+        if isinstance(value, Mapping):
+            yield from ((f"{key}.{name}", item) for name, item in _flat(value))
+        else:
+            yield key, value
+
+
+def with_overrides(cfg: CfgNode, opts: Overrides) -> CfgNode:
+    """A frozen, validated copy of a config with overrides."""
+    pairs = override_pairs(opts)
     cfg = cfg.clone()
     cfg.defrost()
     known = all_keys()
-    for key, value in zip(opts[::2], opts[1::2]):
+    for key, value in pairs:
         tree: dict[str, Any] = {}
-        set_value(tree, str(key), value)
+        set_value(tree, key, value)
         _merge(tree, cfg, known, "", "")
     validate(cfg)
     cfg.freeze()
@@ -80,7 +146,9 @@ def _merge(
     for name, value in tree.items():
         key = f"{prefix}{name}"
         if name not in node:
-            raise ConfigError(f"unknown config key {key:.80}{where}{_suggestion(key)}")
+            is_option = prefix == "VIT." and isinstance(value, dict)
+            hint = _attention_hint(name) if is_option else _suggestion(key)
+            raise ConfigError(f"unknown config key {key:.80}{where}{hint}")
         if isinstance(node[name], CfgNode):
             if not isinstance(value, dict):
                 expected = f"must be a mapping with the keys {', '.join(node[name])}"
@@ -100,6 +168,23 @@ def _suggestion(key: str) -> str:
     return f"; did you mean {near[0]}?" if near else ""
 
 
+def _attention_hint(node: str) -> str:
+    """For the options of an unknown attention: the nearest one, or how to import one's own."""
+    near = difflib.get_close_matches(node, [name.upper() for name in ESTIMATORS], n=1)
+    return f"; did you mean VIT.{near[0]}?" if near else f"; {OWN_CODE}"
+
+
+def _parse(text: str) -> Any:
+    """A Python literal, or `true`, `null` or a list in YAML; other text is returned unchanged."""
+    with contextlib.suppress(ValueError, SyntaxError, RecursionError, MemoryError):
+        return ast.literal_eval(text)
+    with contextlib.suppress(ConfigError):
+        value = parse_yaml(f"value: {text}", "an override")["value"]
+        # Not numbers: YAML reads 010 as 8 and 1:30 as 90.
+        return value if value is None or isinstance(value, (bool, list)) else text
+    return text
+
+
 def _convert(value: Any, typical: Any, words: Collection[str], where: str) -> Any:
     """Convert `value` to the type of `typical`; ConfigError if that would lose information.
 
@@ -109,8 +194,7 @@ def _convert(value: Any, typical: Any, words: Collection[str], where: str) -> An
         return value
     if isinstance(value, str) and not isinstance(typical, str):
         # Not only for the command line: PyYAML parses 1e-4 as a string.
-        with contextlib.suppress(ValueError, SyntaxError, RecursionError, MemoryError):
-            value = ast.literal_eval(value)
+        value = _parse(value)
     if isinstance(value, int) and value.bit_length() > 63:
         raise ConfigError(f"{where} is an integer of more than 63 bits")
     if typical is None and type(value) in (int, float, type(None)):

@@ -6,7 +6,6 @@ import difflib
 import os
 from pathlib import Path
 
-from slowfast_lara.config.yaml_files import read_with_bases, to_yaml
 from slowfast_lara.errors import ConfigError
 
 _PACKAGE = Path(__file__).resolve().parents[1]
@@ -23,31 +22,30 @@ def shipped_names() -> list[str]:
     return sorted(name for name in _files() if not name.endswith(("/base", "/paper", "/best")))
 
 
-def find_config(name_or_path: str | os.PathLike[str]) -> str:
-    """The path of a config file, given its path or the name of a shipped config."""
+def find_config(name_or_path: str | os.PathLike[str], folder: str = "") -> str:
+    """The path of a config file, given its path below `folder` or the name of a shipped config."""
     given = os.fspath(name_or_path)
-    if os.path.isfile(given):
-        return given
+    path = os.path.join(folder, os.path.expanduser(given))
+    if os.path.isfile(path):
+        return path
     files, name = _files(), given.removesuffix(".yaml")
     if name in files:
         return str(files[name])
-    if os.path.exists(given):  # a folder: the error is raised when it is read
-        return given
-    near = difflib.get_close_matches(name, shipped_names(), n=4, cutoff=0.4)
+    if os.path.exists(path):  # a folder: the error is raised when it is read
+        return path
+    parent, here = os.path.dirname(path), os.path.dirname(given)
+    siblings = os.listdir(parent or ".") if os.path.isdir(parent or ".") else []
+    own = [os.path.join(here, file) for file in siblings if file.endswith((".yaml", ".yml"))]
+    near = difflib.get_close_matches(given, own, n=1, cutoff=0.7)
+    near += difflib.get_close_matches(name, shipped_names(), n=4 - len(near), cutoff=0.4)
     hint = f"did you mean {', '.join(near)}?" if near else "`slowfast-lara configs` lists them"
-    raise ConfigError(f"no config file {given}, and no shipped config of this name; {hint}")
+    raise ConfigError(f"no config file {path}, and no shipped config of this name; {hint}")
 
 
 def description(name: str) -> str:
     """The description of a shipped config: the comment in the first line of its file."""
     with open(_files()[name], encoding="utf-8") as file:
         return file.readline().removeprefix("#").strip()
-
-
-def standalone(name_or_path: str) -> str:
-    """The YAML text of a config with its `_BASE_` files merged in."""
-    path = find_config(name_or_path)
-    return f"# {name_or_path}, merged with its base configs.\n" + to_yaml(read_with_bases(path))
 
 
 def _files() -> dict[str, Path]:

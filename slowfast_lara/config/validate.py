@@ -18,10 +18,11 @@ from slowfast_lara.attention import ESTIMATORS, build_estimator, has_kernels
 from slowfast_lara.attention.kernels.choice import obstacle
 from slowfast_lara.config.keys import all_keys, get_value, one_of
 from slowfast_lara.data.charades import Charades
+from slowfast_lara.data.classes import DEFAULT_NAME, read_names
 from slowfast_lara.data.epickitchens import Epickitchens
 from slowfast_lara.data.registry import dataset_class
 from slowfast_lara.data.ssv2 import Ssv2
-from slowfast_lara.errors import ConfigError
+from slowfast_lara.errors import ConfigError, DataError
 from slowfast_lara.models.attention_config import estimator_settings
 
 
@@ -66,6 +67,8 @@ def check_machine(cfg: CfgNode) -> None:
     folder = "EPICKITCHENS.ANNOTATIONS_DIR" if of_kitchens else "DATA.PATH_TO_DATA_DIR"
     if (cfg.TRAIN.ENABLE or cfg.TEST.ENABLE) and not os.path.isdir(get_value(cfg, folder)):
         _fail(cfg, folder, "must be an existing folder with the lists")
+    if cfg.TRAIN.ENABLE and dataset_class(cfg, "TRAIN") is not Epickitchens:
+        _check_class_count(cfg)
     without_file = {
         "TRAIN.CHECKPOINT_FILE_PATH": "start from VIT.PRETRAINED_WEIGHTS or, if VIT.IM_PRETRAINED "
         "is False, from random weights",
@@ -76,7 +79,27 @@ def check_machine(cfg: CfgNode) -> None:
             _fail(cfg, key, f"must be an existing file, or '' to {effect}")
     if cfg.TRAIN.ENABLE and cfg.TENSORBOARD.ENABLE and find_spec("tensorboard") is None:
         _fail(cfg, "TENSORBOARD.ENABLE", "the package tensorboard is not installed")
+    if cfg.TRAIN.ENABLE and cfg.WANDB.ENABLE:
+        spec = find_spec("wandb")
+        # W&B names its folders of logs `wandb`; one in the working directory looks like a package.
+        if spec is None or spec.origin is None:
+            problem = "the package wandb is not installed; pip install 'slowfast_lara[wandb]'"
+            _fail(cfg, "WANDB.ENABLE", problem)
     _check_writable(cfg)
+
+
+def _check_class_count(cfg: CfgNode) -> None:
+    """Fail if classes.json has another number of classes than the config."""
+    path = os.path.join(cfg.DATA.PATH_TO_DATA_DIR, DEFAULT_NAME)
+    if not os.path.isfile(path):
+        return
+    try:
+        names = read_names(path)
+    except DataError:  # training does not need the names, and logs a warning
+        return
+    if len(names) != cfg.MODEL.NUM_CLASSES and sorted(names) == list(range(len(names))):
+        fix = f"set MODEL.NUM_CLASSES {len(names)}"
+        _fail(cfg, "MODEL.NUM_CLASSES", f"{path} has {len(names)} classes; {fix}")
 
 
 def _check_writable(cfg: CfgNode) -> None:

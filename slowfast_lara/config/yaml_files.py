@@ -12,6 +12,7 @@ from typing import Any
 
 import yaml
 
+from slowfast_lara.config.shipped import find_config
 from slowfast_lara.errors import ConfigError
 
 BASE_KEY = "_BASE_"
@@ -24,7 +25,8 @@ MAX_VALUES = 20_000
 def read_with_bases(path: str, parents: tuple[str, ...] = ()) -> dict[str, Any]:
     """Read a YAML file and its `_BASE_` files; the file overrides its bases.
 
-    `parents` are the real paths of the files that include this file through `_BASE_`.
+    A base is a path relative to the file, or the name of a shipped config. `parents` are the real
+    paths of the files that include this file through `_BASE_`.
     """
     real = os.path.realpath(path)
     if real in parents:
@@ -39,7 +41,10 @@ def read_with_bases(path: str, parents: tuple[str, ...] = ()) -> dict[str, Any]:
     for base in bases if isinstance(bases, list) else [bases]:
         if not isinstance(base, str):
             raise ConfigError(f"{path}: {BASE_KEY} is {base!r:.80}; must be a file name")
-        base_path = os.path.join(os.path.dirname(path), os.path.expanduser(base))
+        try:
+            base_path = find_config(base, os.path.dirname(path))
+        except ConfigError as error:
+            raise ConfigError(f"{path}: {BASE_KEY}: {error}") from None
         _overlay(read_with_bases(base_path, (*parents, real)), merged)
     _overlay(own, merged)
     return merged
@@ -109,6 +114,12 @@ def _flow_list(dumper: _Dumper, values: list[Any]) -> yaml.Node:
 
 
 _Dumper.add_representer(list, _flow_list)
+
+
+def standalone(name_or_path: str) -> str:
+    """The YAML text of a config with its `_BASE_` files merged in."""
+    path = find_config(name_or_path)
+    return f"# {name_or_path}, merged with its base configs.\n" + to_yaml(read_with_bases(path))
 
 
 def to_yaml(tree: dict[str, Any]) -> str:

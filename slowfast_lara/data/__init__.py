@@ -2,27 +2,26 @@
 
 from __future__ import annotations
 
-import os
 from typing import TYPE_CHECKING
 
+from slowfast_lara.lazy import lazy_names
+
 if TYPE_CHECKING:
-    import torch
-    from fvcore.common.config import CfgNode
+    from slowfast_lara.data.dataset import VideoDataset
+    from slowfast_lara.data.kinetics import Kinetics
+    from slowfast_lara.data.registry import DATASETS, load_views
+    from slowfast_lara.data.ssv2 import Ssv2
 
-__all__ = ["load_views"]
+__all__ = ["DATASETS", "Kinetics", "Ssv2", "VideoDataset", "load_views"]
 
-
-def load_views(path: str | os.PathLike[str], cfg: CfgNode) -> torch.Tensor:
-    """Read all test views of a video.
-
-    Args:
-        path: a video file; with Ssv2 also a folder of extracted frames.
-        cfg: the config; the dataset class cfg.TEST.DATASET chooses the frames.
-
-    Returns:
-        float32 [clips * crops, 3, T, H, W], clip-major, normalised.
-    """
-    # Imported here because tools that prepare data import this package without PyTorch.
-    from slowfast_lara.data.registry import dataset_class
-
-    return dataset_class(cfg, "TEST").read_views(os.fspath(path), cfg)
+# Imported lazily, because tools that prepare data import this package without PyTorch.
+__getattr__, __dir__ = lazy_names(
+    __name__,
+    {
+        "DATASETS": "slowfast_lara.data.registry",
+        "Kinetics": "slowfast_lara.data.kinetics",
+        "Ssv2": "slowfast_lara.data.ssv2",
+        "VideoDataset": "slowfast_lara.data.dataset",
+        "load_views": "slowfast_lara.data.registry",
+    },
+)

@@ -10,6 +10,9 @@ from slowfast_lara.errors import TooManyBadVideos, printable
 
 logger = logging.getLogger(__name__)
 
+# This many bad videos never end a run, unless no bad video is allowed: 1 % of a small set is none.
+ALWAYS_ALLOWED = 5
+
 
 class Failure(NamedTuple):
     """A video that does not decode, and why."""
@@ -19,11 +22,16 @@ class Failure(NamedTuple):
 
 
 class BadVideos:
-    """Logs each bad video once; raises if the share of bad videos exceeds `max_share`."""
+    """Logs each bad video once; raises if there are too many.
+
+    Up to ALWAYS_ALLOWED bad videos are allowed, or the share `max_share` of all videos if that is
+    more. With `max_share` 0, no bad video is allowed.
+    """
 
     def __init__(self, num_videos: int, max_share: float) -> None:
         self._num_videos = num_videos
         self._max_share = max_share
+        self._allowed = max(max_share * num_videos, ALWAYS_ALLOWED) if max_share else 0
         self.reasons: dict[str, str] = {}
 
     def add(self, failures: Iterable[Failure]) -> None:
@@ -33,9 +41,10 @@ class BadVideos:
                 self.reasons[failure.path] = failure.reason
                 logger.warning("Replacing a video that does not decode: %s: %s", *failure)
         bad = len(self.reasons)
-        if bad > before and bad > self._max_share * self._num_videos:
+        if bad > before and bad > self._allowed:
             lines = (f"\n  {printable(f'{path}: {why}')}" for path, why in self.reasons.items())
             raise TooManyBadVideos(
-                f"{bad} of {self._num_videos} videos do not decode, more than "
-                f"DATA.MAX_BAD_SHARE ({self._max_share:g}) allows:{''.join(lines)}"
+                f"{bad} of {self._num_videos} videos do not decode, more than DATA.MAX_BAD_SHARE "
+                f"({self._max_share:g}) allows; increase it, or remove them from the lists with "
+                f"`slowfast-lara data check` and `data drop-bad`:{''.join(lines)}"
             )

@@ -26,13 +26,14 @@ from slowfast_lara.data import transforms
 from slowfast_lara.data.augment import random_blur, random_erase, random_gray
 from slowfast_lara.data.bad_videos import Failure
 from slowfast_lara.data.rand_augment import RandAugment
+from slowfast_lara.data.regions import CropFn
 from slowfast_lara.data.sources import FrameSource, VideoPath, read_frames
 from slowfast_lara.data.string_array import StringArray
 from slowfast_lara.data.timestamps import TimestampCache
-from slowfast_lara.data.video import ClipFrames, CropFn, FrameIndexFn
+from slowfast_lara.data.video import ClipFrames, FrameIndexFn
 from slowfast_lara.data.views import crop_views
 from slowfast_lara.errors import DataError, DecodeError, UserError
-from slowfast_lara.labels import Label
+from slowfast_lara.labels import Label, label_kind
 
 MODES = ("train", "val", "test")
 MAX_ATTEMPTS = 10
@@ -84,10 +85,11 @@ class VideoDataset(torch.utils.data.Dataset):
         self.cfg = cfg
         self.mode = mode
         paths, labels = self.read_lists()
+        self._check_lists(paths, labels)
         self.paths: Sequence[str] = StringArray.of(paths)
-        # One int object per class: as reference counts change, forked workers copy fewer pages.
-        classes = {label: label for label in labels}
-        self.labels = [classes[label] for label in labels]
+        # One object per label: as reference counts change, forked workers copy fewer pages.
+        classes = {x: tuple(map(int, x)) if isinstance(x, tuple) else int(x) for x in labels}
+        self.labels: list[Label] = [classes[label] for label in labels]
         self._check_paths()
         data = cfg.DATA
         self._timestamps = TimestampCache(data.PATH_TO_DATA_DIR)
@@ -177,6 +179,16 @@ class VideoDataset(torch.utils.data.Dataset):
         threads = 0 if cfg.DATA_LOADER.ENABLE_MULTI_THREAD_DECODE else 1
         options = {"default_fps": cfg.DATA.TARGET_FPS, "threads": threads}
         return read_frames(source, choose, crop, whole=cache is None, cache=cache, **options)
+
+    def _check_lists(self, paths: list[str], labels: list[Label]) -> None:
+        """Raise a DataError for lists of a user's class that would fail later, without a reason."""
+        where = f"{type(self).__name__}.read_lists, {self.mode}"
+        if not len(paths) == len(labels) > 0:
+            raise DataError(f"{where}: {len(paths)} paths and {len(labels)} labels")
+        kind = label_kind(self.cfg)
+        for label in labels:
+            if not kind.has_label(label):
+                raise DataError(f"{where}: label is {label!r:.80}; must be {kind.description}")
 
     def _check_paths(self) -> None:
         """Raise a DataError if none of PATHS_CHECKED videos, spread over the list, exists.

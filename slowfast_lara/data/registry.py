@@ -1,11 +1,15 @@
 """Registry of the datasets that TRAIN.DATASET and TEST.DATASET can name.
 
-To add a dataset, subclass VideoDataset, Kinetics or Ssv2 and call `DATASETS.register(YourSet)`
-before loading the config. (PySlowFast has its own registry, with another class named Kinetics.)
+To add a dataset, subclass VideoDataset, Kinetics or Ssv2 and decorate it with
+`@DATASETS.register()` (docs/extend.md). (PySlowFast has its own registry, with another class named
+Kinetics.)
 """
 
 from __future__ import annotations
 
+import os
+
+import torch
 from fvcore.common.config import CfgNode
 from fvcore.common.registry import Registry
 
@@ -15,6 +19,7 @@ from slowfast_lara.data.epickitchens import Epickitchens
 from slowfast_lara.data.kinetics import Kinetics
 from slowfast_lara.data.ssv2 import Ssv2
 from slowfast_lara.errors import ConfigError
+from slowfast_lara.user_code import OWN_CODE
 
 DATASETS = Registry("datasets")
 for known_class in (Kinetics, Ssv2, Epickitchens, Charades):
@@ -27,4 +32,18 @@ def dataset_class(cfg: CfgNode, part: str) -> type[VideoDataset]:
     for known in classes:
         if known.lower() == name.lower():
             return classes[known]
-    raise ConfigError(f"{part}.DATASET is {name!r}; must be one of {', '.join(classes)}")
+    known = ", ".join(classes)
+    raise ConfigError(f"{part}.DATASET is {name!r}; must be one of {known} ({OWN_CODE})")
+
+
+def load_views(path: str | os.PathLike[str], cfg: CfgNode) -> torch.Tensor:
+    """Read all test views of a video.
+
+    Args:
+        path: a video file; with Ssv2 also a folder of extracted frames.
+        cfg: the config; the dataset class cfg.TEST.DATASET chooses the frames.
+
+    Returns:
+        float32 [clips * crops, 3, T, H, W], clip-major, normalised.
+    """
+    return dataset_class(cfg, "TEST").read_views(os.fspath(path), cfg)

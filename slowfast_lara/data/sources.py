@@ -2,30 +2,33 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
+from typing import Any, NamedTuple
 
 import cv2
 import numpy as np
 from PIL import Image
 
+from slowfast_lara.data.display import RgbConverter, check_size
 from slowfast_lara.data.frame_range import FrameRange
+from slowfast_lara.data.regions import CropFn, FrameBuffer
 from slowfast_lara.data.timestamps import TimestampCache
 from slowfast_lara.data.video import (
     ClipFrames,
-    CropFn,
-    FrameBuffer,
     FrameIndexFn,
-    check_size,
+    decoded_frames,
+    has_synthesised_pts,
+    header_rate,
     open_video,
     read_clip,
     read_timestamps,
     read_whole,
-    rgb_frames,
 )
 from slowfast_lara.errors import DecodeError, first_line
 
@@ -94,21 +97,63 @@ def _read_cropped(
     return ClipFrames(kept.pixels, np.searchsorted(distinct, indices))
 
 
+class TimedFrame(NamedTuple):
+    """A frame and the time for which it is shown, in seconds from the start of the video."""
+
+    start: float
+    end: float
+    pixels: np.ndarray  # uint8 RGB [H, W, 3]
+
+
 @contextmanager
 def open_frames(
     source: FrameSource, default_fps: float = 30
-) -> Iterator[tuple[float, Iterator[np.ndarray]]]:
-    """Open a source; yield its frame rate and an iterator over its frames, uint8 RGB [H, W, 3]."""
+) -> Iterator[tuple[float, Iterator[TimedFrame]]]:
+    """Open a source; yield its frame rate and an iterator over its frames."""
+    fps = float(default_fps)
     if isinstance(source, FrameArray):
-        yield float(source.fps or default_fps), iter(source.pixels)
+        fps = float(source.fps or default_fps)
+        yield fps, at_constant_rate(source.pixels, fps)
         return
     images = _image_files(source)
     if images is not None:
-        yield float(_fps_of(images, default_fps)), map(read_image, images)
+        fps = float(_fps_of(images, default_fps))
+        yield fps, at_constant_rate(map(read_image, images), fps)
         return
-    fps = read_timestamps(str(source)).fps or default_fps
     with open_video(str(source)) as (container, stream):
-        yield float(fps), rgb_frames(container, stream)
+        fps = header_rate(stream) or read_timestamps(str(source)).fps or default_fps
+        yield fps, _timed_frames(container, stream, fps)
+
+
+def at_constant_rate(frames: Iterable[np.ndarray], fps: float) -> Iterator[TimedFrame]:
+    for number, pixels in enumerate(frames):
+        yield TimedFrame(number / fps, (number + 1) / fps, pixels)
+
+
+def _timed_frames(container: Any, stream: Any, fps: float) -> Iterator[TimedFrame]:
+    """All frames of a video; use within `open_video`, which adds the path to errors.
+
+    A frame ends where the next one starts. A frame without a timestamp, or whose timestamp does not
+    exceed the previous one, starts 1 / fps after the previous frame.
+    """
+    frames, to_rgb = decoded_frames(container, stream), RgbConverter(stream)
+    frame = next(frames, None)
+    if frame is None:
+        raise ValueError("no frame decodes")
+    if has_synthesised_pts(container, stream):  # only in containers with a constant frame rate
+        everything = itertools.chain([frame], frames)
+        yield from at_constant_rate(map(to_rgb, everything), fps)
+        return
+    first_pts, start = frame.pts, 0.0
+    for following in frames:
+        end = start + 1 / fps
+        if first_pts is not None and following.pts is not None:
+            elapsed = float((following.pts - first_pts) * stream.time_base)
+            end = elapsed if elapsed > start else end
+        yield TimedFrame(start, end, to_rgb(frame))
+        frame, start = following, end
+    last = float(frame.duration * stream.time_base) if frame.duration else 1 / fps
+    yield TimedFrame(start, start + last, to_rgb(frame))
 
 
 def _image_files(source: VideoPath) -> Sequence[str] | None:

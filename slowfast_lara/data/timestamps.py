@@ -128,7 +128,7 @@ class TimestampCache:
 
     def _select(self, query: str, values: tuple = ()) -> tuple | None:
         """First row of a query's result; None if no row matches or the file is unusable."""
-        if not self._can_read or not os.path.exists(self._file):
+        if not self._can_read or not os.path.lexists(self._file):
             return None
         try:
             # Mode "rw" lets SQLite roll back the unfinished transaction of a killed process. If the
@@ -143,6 +143,8 @@ class TimestampCache:
             return None
 
     def _connect(self, mode: str) -> sqlite3.Connection:
+        if os.path.islink(self._file):  # SQLite would create or fill the file that it leads to
+            raise ValueError("is a symbolic link")
         uri = f"{Path(self._file).as_uri()}?mode={mode}"
         return sqlite3.connect(uri, uri=True, timeout=LOCK_TIMEOUT, isolation_level=None)
 

@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from fvcore.common.config import CfgNode
 
-from slowfast_lara.data.video import Region
+from slowfast_lara.data.regions import Region
 
 LUMA = np.array([0.299, 0.587, 0.114])
 COLOR_JITTER = 0.4

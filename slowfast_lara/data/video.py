@@ -14,16 +14,17 @@ from __future__ import annotations
 
 import os
 import stat
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 import av
 import cv2
 import numpy as np
-from av.video.reformatter import VideoReformatter
+from av.stream import Disposition
 
-from slowfast_lara.data.orientation import Orientation
+from slowfast_lara.data.display import RgbConverter, check_size, display_size
+from slowfast_lara.data.regions import CropFn, FrameBuffer
 from slowfast_lara.data.timestamps import TimestampCache, Timestamps, file_version
 from slowfast_lara.errors import DecodeError
 
@@ -35,17 +36,10 @@ CONTAINERS = (
     "mov,mp4,m4a,3gp,3g2,mj2,matroska,webm,avi,flv,asf,mpegts,mpeg,mpegvideo,m4v,h264,hevc,"
     "ogg,gif,ivf,nut,mxf,dv,rm,swf,mjpeg,yuv4mpegpipe,vvc,av1,obu,wtv"
 )
-# Limit against damaged headers, which may declare any size; 8K video has 33 million pixels.
-MAX_PIXELS = 8192 * 8192
-# Frames are scaled to a given short side, so memory grows with the aspect ratio. Up to this
-# ratio, the frames of a test video take less memory than its views. The widest screens have 32:9.
-MAX_ASPECT = 8
 # If the frame rate in the header is outside this range, the timestamps give the rate.
 PLAUSIBLE_FPS = (1, 240)
 # `check_length` allows this many frames per second: few cameras record more.
 MAX_FPS = 120
-# From PyAV 17 on, a colour conversion uses one thread per core unless `threads` is given.
-ONE_THREAD = {"threads": 1} if int(av.__version__.split(".")[0]) >= 17 else {}
 # Codecs whose decoder can skip non-reference frames. (HEVC is not listed: its frames of a higher
 # temporal sub-layer may refer to non-reference frames.)
 _SKIPS_NONREF = ("h264", "mpeg1video", "mpeg2video", "mpeg4")
@@ -56,21 +50,6 @@ _WITH_B_FRAMES = ("h264", "hevc", "vvc", "vc1", "wmv3", "mpeg1video", "mpeg2vide
 
 # (number of frames, frames per second) -> indices of the wanted frames, any shape.
 FrameIndexFn = Callable[[int, float], np.ndarray]
-
-
-class Region(NamedTuple):
-    """A rectangle of a frame, and the size to resize it to."""
-
-    top: int
-    left: int
-    height: int
-    width: int
-    out_height: int
-    out_width: int
-
-
-# (height, width) of a frame -> the region to keep.
-CropFn = Callable[[int, int], Region]
 
 
 class ClipFrames(NamedTuple):
@@ -135,23 +114,25 @@ def read_whole(
 def read_timestamps(path: str) -> Timestamps:
     """Demux a video for its timestamps, without decoding."""
     pts: list[int | None] = []
+    dts: list[int | None] = []
     key_pts: list[int] = []
     first = None
     with open_video(path) as (container, stream):
+        codec = stream.codec_context.name
         for packet in demux(container, stream):
             first = first or packet
             if packet.is_keyframe and packet.pts is not None:
                 key_pts.append(packet.pts)
-            if packet.size and not packet.is_discard:  # not hidden by an edit list
+            if _is_shown(packet, codec):
                 pts.append(packet.pts)
-        codec = stream.codec_context.name
-        is_synthesised = container.format.name in _WITHOUT_PTS and codec in _WITH_B_FRAMES
-        header_fps, tick = float(stream.average_rate or 0), float(stream.time_base or 0)
+                dts.append(packet.dts)
+        is_synthesised = has_synthesised_pts(container, stream)
+        header_fps, tick = header_rate(stream), float(stream.time_base or 0)
     if first is None or not pts:
         raise DecodeError(f"{path}: no frame decodes")
     known = np.unique(np.array([time for time in pts if time is not None], np.int64))
     is_complete = len(known) == len(pts)
-    fps = _frame_rate(header_fps, known * tick if is_complete else known[:0])
+    fps = header_fps or _mean_rate(known.tolist() if is_complete else dts, tick)
     # Frames before the first key frame do not all decode, which would shift the frame indices.
     starts_with_key = first.is_keyframe and first.pts is not None and first.pts <= known[0]
     is_usable = is_complete and not is_synthesised and starts_with_key
@@ -159,12 +140,32 @@ def read_timestamps(path: str) -> Timestamps:
     return Timestamps(len(pts), fps, known if is_usable else None, keys)
 
 
-def _frame_rate(header_fps: float, seconds: np.ndarray) -> float | None:
-    """The rate in the header if it is plausible, otherwise the mean rate of the timestamps."""
-    if PLAUSIBLE_FPS[0] <= header_fps <= PLAUSIBLE_FPS[1]:
-        return header_fps
-    duration = seconds[-1] - seconds[0] if len(seconds) else 0
-    return float((len(seconds) - 1) / duration) if duration > 0 else None
+def _is_shown(packet: Any, codec: str) -> bool:
+    """Whether a packet gives a frame: it is not empty, nor hidden by an edit list or by VP8."""
+    if not packet.size or packet.is_discard:
+        return False
+    # Bit 4 of a VP8 frame is show_frame. Alternate reference frames are not shown.
+    return codec != "vp8" or bool(memoryview(packet)[0] & 0x10)
+
+
+def has_synthesised_pts(container: Any, stream: Any) -> bool:
+    """Whether FFmpeg synthesises the timestamps in an order that may not be that of the frames."""
+    return container.format.name in _WITHOUT_PTS and stream.codec_context.name in _WITH_B_FRAMES
+
+
+def header_rate(stream: Any) -> float | None:
+    """Frame rate in the header; None if it is missing or implausible."""
+    rate = float(stream.average_rate or 0)
+    return rate if PLAUSIBLE_FPS[0] <= rate <= PLAUSIBLE_FPS[1] else None
+
+
+def _mean_rate(times: Sequence[int | None], tick: float) -> float | None:
+    """Frames per second between the first and the last known time, in ticks of `tick` seconds."""
+    known = [(number, time) for number, time in enumerate(times) if time is not None]
+    if not known:
+        return None
+    (first, start), (last, end) = known[0], known[-1]
+    return (last - first) / ((end - start) * tick) if end > start and tick else None
 
 
 def _decode_by_pts(
@@ -180,7 +181,8 @@ def _decode_by_pts(
     before = keys[1 : np.searchsorted(keys, pts[0], side="right")]  # the first key needs no seek
     for key in (*before[-1:].tolist(), None):
         with open_video(path, threads) as (container, stream):
-            pixels = _keep(frames_from(container, stream, pts, key), pts, crop)
+            frames = frames_from(container, stream, pts, key)
+            pixels = _keep(frames, RgbConverter(stream), pts, crop)
         if pixels is not None:
             return pixels
     return None
@@ -244,9 +246,11 @@ def _packets_from(container: Any, stream: Any, key: int | None, first: int) -> I
             return
 
 
-def _keep(frames: Iterator[Any], wanted: list[int], crop: CropFn) -> np.ndarray | None:
+def _keep(
+    frames: Iterator[Any], to_rgb: RgbConverter, wanted: list[int], crop: CropFn
+) -> np.ndarray | None:
     """Crop the frames with the `wanted` timestamps; None if they do not all arrive in order."""
-    kept, to_rgb = FrameBuffer(len(wanted), crop), RgbConverter()
+    kept = FrameBuffer(len(wanted), crop)
     last = None
     for frame in frames:
         if (last is not None and frame.pts <= last) or frame.pts > wanted[kept.count]:
@@ -263,8 +267,9 @@ def _decode_by_number(
     path: str, wanted: np.ndarray, crop: CropFn, threads: int
 ) -> tuple[np.ndarray, int]:
     """Crop the frames at the distinct, sorted indices `wanted`; also return the frame count."""
-    kept, to_rgb, count = FrameBuffer(len(wanted), crop), RgbConverter(), 0
+    kept, count = FrameBuffer(len(wanted), crop), 0
     with open_video(path, threads) as (container, stream):
+        to_rgb = RgbConverter(stream)
         for frame in decoded_frames(container, stream):
             if kept.count < len(wanted) and count == wanted[kept.count]:
                 kept.add(to_rgb(frame))
@@ -278,7 +283,7 @@ def count_frames(path: str) -> tuple[int, int]:
     count = 0
     with open_video(path) as (container, stream):
         for frame in decoded_frames(container, stream, errors):
-            check_size(frame.height, frame.width)
+            display_size(frame.width, frame.height, stream.sample_aspect_ratio)
             count += 1
     if not count:
         raise DecodeError(f"{path}: no frame decodes")
@@ -335,7 +340,7 @@ def open_container(path: str) -> Any:
 
 def _video_stream(container: Any, path: str, threads: int) -> Any:
     for stream in container.streams.video:
-        is_cover_picture = "attached_pic" in str(getattr(stream, "disposition", ""))
+        is_cover_picture = stream.disposition & Disposition.attached_pic
         if is_cover_picture or stream.codec_context is None:
             continue
         # Check the header before the decoder allocates memory; decoded frames are checked later.
@@ -372,67 +377,3 @@ def decoded_frames(container: Any, stream: Any, errors: list[str] | None = None)
                 errors.append(str(error))
             continue
         yield from frames
-
-
-def rgb_frames(container: Any, stream: Any) -> Iterator[np.ndarray]:
-    """All frames, uint8 RGB [H, W, 3]; use within `open_video`, which adds the path to errors."""
-    to_rgb, frame = RgbConverter(), None
-    for frame in decoded_frames(container, stream):
-        yield to_rgb(frame)
-    if frame is None:
-        raise ValueError("no frame decodes")
-
-
-def check_size(height: int, width: int) -> None:
-    """Raise a ValueError if frames of this size are empty or would take too much memory."""
-    if min(height, width) < 1:
-        raise ValueError(f"frames of {width}x{height} pixels are empty")
-    shape = f"frames of {width}x{height} pixels are too"
-    if height * width > MAX_PIXELS:
-        raise ValueError(f"{shape} large; at most {MAX_PIXELS} pixels are allowed")
-    if max(height, width) > MAX_ASPECT * min(height, width):
-        raise ValueError(f"{shape} narrow; the aspect ratio may be at most {MAX_ASPECT}:1")
-
-
-class RgbConverter:
-    """Converts decoded frames to upright RGB; the first frame determines the orientation.
-
-    Use one object for all frames of a video: set-up takes longer than converting a frame.
-    """
-
-    def __init__(self) -> None:
-        self._reformatter = VideoReformatter()
-        self._orientation: Orientation | None = None
-
-    def __call__(self, frame: Any) -> np.ndarray:
-        check_size(frame.height, frame.width)
-        rgb = self._reformatter.reformat(frame, format="rgb24", **ONE_THREAD).to_ndarray()
-        self._orientation = self._orientation or Orientation.of(frame)
-        return self._orientation.upright(rgb)
-
-
-class FrameBuffer:
-    """Array of cropped and resized RGB frames, filled in the order of `add`."""
-
-    def __init__(self, capacity: int, crop: CropFn) -> None:
-        self.pixels = np.empty((0, 0, 0, 3), np.uint8)
-        self.count = 0
-        self._capacity = capacity
-        self._crop = crop
-        self._frame_size = (0, 0)
-
-    def add(self, image: np.ndarray) -> None:
-        # The frame size may change within a video: the region depends on the size of each frame,
-        # and all regions are resized to the output size of the first region.
-        height, width = image.shape[:2]
-        if (height, width) != self._frame_size:
-            self._frame_size, self._region = (height, width), self._crop(height, width)
-        top, left, height, width, out_height, out_width = self._region
-        if self.count == 0:
-            self.pixels = np.empty((self._capacity, out_height, out_width, 3), np.uint8)
-        region, out = image[top : top + height, left : left + width], self.pixels[self.count]
-        if region.shape == out.shape:
-            out[:] = region
-        else:
-            cv2.resize(region, out.shape[1::-1], dst=out, interpolation=cv2.INTER_LINEAR)
-        self.count += 1

@@ -23,7 +23,7 @@ from slowfast_lara.data.bad_videos import Failure
 from slowfast_lara.data.dataset import VideoDataset, VideoViews
 from slowfast_lara.data.loader import TestVideos
 from slowfast_lara.engine.distributed import all_gather, all_reduce_sum, barrier, rank, unwrap_ddp
-from slowfast_lara.engine.metrics import metrics, per_class
+from slowfast_lara.engine.metrics import metrics, per_class, score_loss
 from slowfast_lara.engine.score_files import ScoreFiles, VideoResult, scores_fingerprint
 from slowfast_lara.engine.signals import StopRequest
 from slowfast_lara.errors import RunError, Stopped
@@ -32,7 +32,7 @@ from slowfast_lara.inference.scoring import autocast, score_views, to_device
 from slowfast_lara.labels import Label, LabelKind, label_kind, top_actions, top_classes
 from slowfast_lara.models.build import device_of
 from slowfast_lara.progress import progress_bar
-from slowfast_lara.runs.folder import TEST_RESULTS
+from slowfast_lara.runs.folder import TEST_METRICS, TEST_RESULTS
 
 logger = logging.getLogger(__name__)
 
@@ -40,19 +40,21 @@ NOT_FINITE = "the scores of the model are not finite"
 
 
 class TestedWeights(NamedTuple):
-    """Path of the tested checkpoint, and whether its EMA weights are tested."""
+    """The tested checkpoint, whether its EMA weights are tested, and the class names if known."""
 
     checkpoint: str
     averaged: bool
+    class_names: list[str] | None
 
 
 @torch.no_grad()
 def validate(
     model: nn.Module, loader: DataLoader, cfg: CfgNode, stop: StopRequest
 ) -> dict[str, Any] | None:
-    """Return the errors or the mAP in percent, and the video counts; None after a stop request.
+    """Return the mean loss, the errors or the mAP in percent, and the video counts.
 
-    As in a test, a video with non-finite scores counts as failed.
+    The loss is that of the labels without smoothing. As in a test, a video with non-finite scores
+    counts as failed. The result is None after a stop request.
     """
     model = unwrap_ddp(model)
     model.eval()
@@ -92,13 +94,14 @@ def _validation_stats(
     """Metrics of the validation; accuracies become errors, as in PySlowFast's log."""
     if not len(scores):
         raise _nothing_scored("validation", failures)
-    found = metrics(scores, torch.cat(labels), kind)
+    all_labels = torch.cat(labels)
     errors = {
         key.replace("_acc", "_err"): 100.0 - value if key.endswith("_acc") else value
-        for key, value in found.items()
+        for key, value in metrics(scores, all_labels, kind).items()
     }
     not_finite = sum(failure.reason == NOT_FINITE for failure in failures)
     return {
+        "loss": score_loss(scores, all_labels, kind).item(),
         **errors,
         "num_videos": len(scores),
         "num_failed": len(failures),
@@ -194,11 +197,11 @@ def _score(model: nn.Module, video: VideoViews, cfg: CfgNode, files: ScoreFiles)
 def _write_results(
     results: list[VideoResult], dataset: VideoDataset, cfg: CfgNode, weights: TestedWeights
 ) -> None:
-    kind = label_kind(cfg)
+    kind, names = label_kind(cfg), weights.class_names
     failed: list[dict[str, Any]] = [
         {
             "path": dataset.paths[result.index],
-            "label": dataset.labels[result.index],
+            **_labelled(dataset.labels[result.index], kind, names),
             "reason": result.reason,
         }
         for result in results
@@ -213,14 +216,14 @@ def _write_results(
     summary = {**metrics(scores, labels, kind), **counts}
     videos = []
     for result, row in zip(scored, scores):
-        entry = _ranking(row, kind, dataset.labels[result.index])
+        entry = _ranking(row, dataset.labels[result.index], kind, names)
         path = dataset.paths[result.index]
         videos.append({"path": path, **entry, "num_views": result.num_views})
     content = {
         **summary,
         "checkpoint": weights.checkpoint,
         "weights": "moving average" if weights.averaged else "as trained",
-        "per_class": per_class(scores, labels, kind),
+        "per_class": per_class(scores, labels, kind, names),
         "videos": videos,
         "failed": failed,
     }
@@ -234,19 +237,41 @@ def _write_results(
             np.savez(file, scores=scores, paths=paths, labels=labels, num_views=num_views)
     logger.info("Wrote the results of all videos to %s", path)
     log_json_stats({"split": "test_final", **summary})
+    _log_summary(summary, os.path.basename(weights.checkpoint), scores.shape[1])
 
 
-def _ranking(scores: Tensor, kind: LabelKind, label: Label) -> dict[str, Any]:
+def _log_summary(summary: dict[str, float], checkpoint: str, num_classes: int) -> None:
+    """Log the results of a test for people; the top-5 accuracy of five classes is always 100 %."""
+    found = ", ".join(
+        f"{name.removesuffix(' accuracy')} {summary[key]:.2f} %"
+        for key, name in TEST_METRICS.items()
+        if key in summary and (num_classes > 5 or "top5" not in key)
+    )
+    num_failed = summary["num_failed"]
+    failed_text = f"; {num_failed} videos failed" if num_failed else ""
+    logger.info(f"Test of {checkpoint}: {found} on {summary['num_videos']} videos{failed_text}")
+
+
+def _labelled(label: Label, kind: LabelKind, names: Sequence[str] | None) -> dict[str, Any]:
+    """A label and, if the class names are known, its name."""
+    return {"label": label} | ({"label_name": kind.name_of(label, names)} if names else {})
+
+
+def _ranking(
+    scores: Tensor, label: Label, kind: LabelKind, names: Sequence[str] | None
+) -> dict[str, Any]:
     """Label and best five classes of a video and their scores; also by part, if it is a pair."""
-
-    def entry(own: Label, classes: Tensor, values: Tensor) -> dict[str, Any]:
-        return {"label": own, "top5": classes.tolist(), "top5_scores": values.tolist()}
-
-    if not kind.is_pair:
-        best = top_classes(scores)
-        return entry(label, best, scores[best])
-    video = entry(label, *top_actions(scores, kind))
-    for (name, part), own in zip(kind.split(scores).items(), cast(tuple[int, ...], label)):
-        best = top_classes(part)
-        video[name] = entry(own, best, part[best])
-    return video
+    if kind.is_pair:
+        pairs, values = top_actions(scores, kind)
+        best: list[Label] = [(verb, noun) for verb, noun in pairs.tolist()]
+    else:
+        best = top_classes(scores).tolist()
+        values = scores[best]
+    entry = {**_labelled(label, kind, names), "top5": best, "top5_scores": values.tolist()}
+    entry |= {"top5_names": [kind.name_of(x, names) for x in best]} if names else {}
+    if isinstance(label, tuple) and kind.is_pair:
+        part_names = kind.split_names(names) if names else {}
+        for (part, part_scores), own in zip(kind.split(scores).items(), label):
+            part_kind = LabelKind({"": kind.parts[part]})
+            entry[part] = _ranking(part_scores, own, part_kind, part_names.get(part))
+    return entry

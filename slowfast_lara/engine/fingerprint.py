@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import sys
 from importlib import metadata
 from pathlib import Path
 
@@ -15,9 +16,10 @@ from slowfast_lara.data.dataset import MODES
 from slowfast_lara.data.epickitchens import annotation_files
 from slowfast_lara.data.ssv2 import PREFIX
 from slowfast_lara.files import check_regular_file
+from slowfast_lara.user_code import imported
 
 # Config keys that may differ between nodes, because they do not affect the results.
-MAY_DIFFER = ("SHARD_ID", "DATA_LOADER.NUM_WORKERS", "DATA_LOADER.PIN_MEMORY")
+MAY_DIFFER = ("SHARD_ID", "DATA_LOADER.NUM_WORKERS", "DATA_LOADER.PIN_MEMORY", "IMPORTS")
 _SSV2 = (f"{PREFIX}{name}.json" for name in ("labels", "train", "validation"))
 LISTS = ("train.csv", "val.csv", "test.csv", *_SSV2)
 MAX_NAMED = 8
@@ -28,6 +30,7 @@ def run_fingerprint(cfg: CfgNode, world_size: int) -> dict[str, str]:
     return {
         "the world size": str(world_size),
         "the code": f"{slowfast_lara.__version__} ({_code_hash()})",
+        **{f"the imported {name}": digest for name, digest in _imported_hashes().items()},
         "torch": torch.__version__,
         "pyslowfast": metadata.version("pyslowfast"),
         **{key: repr(get_value(cfg, key)) for key in all_keys() if key not in MAY_DIFFER},
@@ -59,6 +62,16 @@ def _code_hash() -> str:
         digest.update(f"{path.relative_to(folder).as_posix()}\0".encode())
         digest.update(hashlib.sha256(path.read_bytes()).digest())
     return digest.hexdigest()[:12]
+
+
+def _imported_hashes() -> dict[str, str]:
+    """Hashes of the files of the user's modules, by module name."""
+    hashes = {}
+    for name in imported():
+        name = Path(name).stem if name.endswith(".py") else name
+        if file := sys.modules[name].__file__:
+            hashes[name] = hashlib.sha256(Path(file).read_bytes()).hexdigest()[:12]
+    return hashes
 
 
 def _list_hash(path: str | Path) -> str:

@@ -50,6 +50,7 @@ from slowfast_lara.errors import (
     print_error,
     run_with_exit_code,
 )
+from slowfast_lara.user_code import import_user_code
 
 RunFunction = Callable[[CfgNode, StopRequest], None]
 
@@ -180,7 +181,7 @@ def _run_child(
     # which DataLoader workers then use.
     multiprocessing.set_start_method(start_method, force=True)
     threading.Thread(target=_end_with_parent, daemon=True).start()
-    sys.exit(run_process(run, cfg, info))
+    sys.exit(run_with_exit_code(import_user_code) or run_process(run, cfg, info))
 
 
 def _end_with_parent() -> None:

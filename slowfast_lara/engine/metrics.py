@@ -8,7 +8,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -31,17 +31,28 @@ def classification_loss(
     return torch.stack(losses).mean() if kind.is_pair else losses[0]
 
 
+def score_loss(scores: Tensor, labels: Tensor, kind: LabelKind) -> Tensor:
+    """`classification_loss` without smoothing, from the scores of a model in eval mode."""
+    if kind.several:  # clamps the logarithms
+        return functional.binary_cross_entropy(scores, labels.to(scores.dtype))
+    # A tiny probability may be rounded to 0.
+    log_scores = scores.clamp_min(torch.finfo(scores.dtype).tiny).log()
+    return classification_loss(log_scores, labels, kind, smoothing=0.0)
+
+
 def accuracy_names(kind: LabelKind) -> list[str]:
     """Names of the counts that `count_correct` returns."""
     parts = ["verb_", "noun_", "action_"] if kind.is_pair else [""]
     return [] if kind.several else [f"{part}top{k}" for part in parts for k in (1, 5)]
 
 
-def main_error(stats: Mapping[str, Any]) -> float:
-    """The validation error in percent by which checkpoints are compared."""
+def main_metric(stats: Mapping[str, Any]) -> tuple[str, float]:
+    """The metric by which checkpoints are compared: its name, and its error in percent."""
     if "map" in stats:
-        return 100.0 - float(stats["map"])
-    return float(stats["action_top1_err" if "action_top1_err" in stats else "top1_err"])
+        return "mAP", 100.0 - float(stats["map"])
+    if "action_top1_err" in stats:
+        return "action top-1", float(stats["action_top1_err"])
+    return "top-1", float(stats["top1_err"])
 
 
 def correct_ranks(scores: Tensor, labels: Tensor, kind: LabelKind) -> dict[str, Tensor]:
@@ -94,25 +105,46 @@ def average_precisions(scores: np.ndarray, labels: np.ndarray) -> dict[int, floa
     return found
 
 
-def per_class(scores: Tensor, labels: Tensor, kind: LabelKind) -> dict[str, Any]:
-    """Accuracy or average precision, and number of videos, by class; of a pair, by part first."""
+def per_class(
+    scores: Tensor, labels: Tensor, kind: LabelKind, names: Sequence[str] | None
+) -> dict[str, Any]:
+    """Accuracy or average precision, and number of videos, by class; of a pair, by part first.
+
+    `names` has a name for each score; None: no names in the result.
+    """
     if kind.several:
         by_class = average_precisions(scores.numpy(), labels.numpy().astype(bool))
         return {
-            str(label): {"ap": 100.0 * value, "num_videos": int(labels[:, label].sum())}
+            str(label): {
+                **_name(label, names),
+                "ap": 100.0 * value,
+                "num_videos": int(labels[:, label].sum()),
+            }
             for label, value in by_class.items()
         }
     ranks = correct_ranks(scores, labels, kind)
     if not kind.is_pair:
-        return _top1_by_class(ranks[""][:, 0], labels)
+        return _top1_by_class(ranks[""][:, 0], labels, names)
+    part_names = kind.split_names(names) if names else {}
     return {
-        name: _top1_by_class(ranks[name][:, 0], labels[:, i]) for i, name in enumerate(kind.parts)
+        part: _top1_by_class(ranks[part][:, 0], labels[:, i], part_names.get(part))
+        for i, part in enumerate(kind.parts)
     }
 
 
-def _top1_by_class(correct: Tensor, labels: Tensor) -> dict[str, dict[str, float]]:
-    by_class = {str(label): correct[labels == label] for label in labels.unique().tolist()}
+def _top1_by_class(
+    correct: Tensor, labels: Tensor, names: Sequence[str] | None
+) -> dict[str, dict[str, Any]]:
+    by_class = {label: correct[labels == label] for label in labels.unique().tolist()}
     return {
-        label: {"top1_acc": 100.0 * part.double().mean().item(), "num_videos": len(part)}
+        str(label): {
+            **_name(label, names),
+            "top1_acc": 100.0 * part.double().mean().item(),
+            "num_videos": len(part),
+        }
         for label, part in by_class.items()
     }
+
+
+def _name(label: int, names: Sequence[str] | None) -> dict[str, str]:
+    return {"name": names[label]} if names else {}

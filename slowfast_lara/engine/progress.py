@@ -1,4 +1,4 @@
-"""Training metrics: a progress bar, `json_stats:` lines in the log, TensorBoard scalars.
+"""Training metrics: a progress bar, lines in the log, scalars for TensorBoard and W&B.
 
 The `json_stats:` lines use PySlowFast's keys. PySlowFast's TrainMeter is not used: it reports no
 data loading time, computes the ETA from the last iteration only, and counts the rest of a resumed
@@ -7,7 +7,9 @@ epoch as a whole epoch. Importing it also imports matplotlib, which takes a seco
 
 from __future__ import annotations
 
+import contextlib
 import datetime
+import logging
 import os
 import sys
 import time
@@ -25,9 +27,12 @@ from slowfast_lara.data.dataset import Sample, VideoDataset
 from slowfast_lara.data.transforms import pixels_of
 from slowfast_lara.engine.distributed import rank
 from slowfast_lara.engine.iteration import PendingIteration
+from slowfast_lara.engine.metrics import main_metric
+from slowfast_lara.engine.wandb_run import start_wandb
 from slowfast_lara.labels import label_kind
 from slowfast_lara.progress import progress_bar
 
+logger = logging.getLogger(__name__)
 T = TypeVar("T")
 
 
@@ -38,12 +43,14 @@ class TrainProgress:
         self._cfg, self._epoch_batches = cfg, epoch_batches
         self._errors = [f"{name}_err" for name in accuracies]
         self._data_seconds = 0.0
+        self._summary: list[str] = []  # results of the current epoch
         self._writer: Any = None
         if rank() == 0 and cfg.TENSORBOARD.ENABLE:
             from torch.utils.tensorboard import SummaryWriter  # slow to import
 
             folder = cfg.TENSORBOARD.LOG_DIR or os.path.join(cfg.OUTPUT_DIR, "tensorboard")
             self._writer = SummaryWriter(folder)
+        self._wandb = start_wandb(cfg) if rank() == 0 and cfg.WANDB.ENABLE else None
 
     def show_clips(self, dataset: VideoDataset, class_names: list[str] | None) -> None:
         """Write a few labelled clips to TensorBoard, if TENSORBOARD.ENABLE is True."""
@@ -101,17 +108,29 @@ class TrainProgress:
         if rank() == 0 and self._meters["loss"].values():
             means = {name: meter.global_avg() for name, meter in self._meters.items()}
             self._report("train_epoch", means)
+            self._summary = _summarize(means)
 
     def log_validation(self, epoch: int, stats: dict[str, Any]) -> None:
         if rank() == 0:
             total = self._cfg.SOLVER.MAX_EPOCH
             log_json_stats({"_type": "val_epoch", "epoch": f"{epoch + 1}/{total}", **stats})
-            values = {key: stats[key] for key in (*self._errors, "map") if key in stats}
-            self._write("val", values, (epoch + 1) * self._epoch_batches)
+            keys = ("loss", *self._errors, "map")
+            scalars = {key: stats[key] for key in keys if key in stats}
+            self._write("val", scalars, (epoch + 1) * self._epoch_batches)
+            self._summary += _summarize(stats, "val ")
+
+    def log_epoch(self, epoch: int) -> None:
+        """Log the results of an epoch for people: those of its training and of its validation."""
+        if self._summary:
+            total = self._cfg.SOLVER.MAX_EPOCH
+            logger.info("Epoch %d/%d: %s", epoch + 1, total, ", ".join(self._summary))
+        self._summary = []
 
     def close(self) -> None:
         if self._writer is not None:
             self._writer.close()
+        if self._wandb is not None:
+            self._wandb.finish()
 
     def _recent(self, name: str) -> float:
         return self._meters[name].avg(self._cfg.LOG_PERIOD)
@@ -140,11 +159,22 @@ class TrainProgress:
             for name, value in scalars.items():
                 self._writer.add_scalar(f"{group}/{name}", value, step)
             self._writer.flush()
+        if self._wandb is not None:
+            named = {f"{group}/{name}": value for name, value in scalars.items()}
+            self._wandb.log({"batch": step, **named})
 
     def _eta(self) -> str:
         done = self._epoch * self._epoch_batches + self._batch
         left = self._cfg.SOLVER.MAX_EPOCH * self._epoch_batches - done
         return str(datetime.timedelta(seconds=int(self._recent("dt") * left)))
+
+
+def _summarize(stats: dict[str, float], prefix: str = "") -> list[str]:
+    parts = [f"{prefix}loss {stats['loss']:.3f}"]
+    with contextlib.suppress(KeyError):  # a training with several classes has only a loss
+        name, error = main_metric(stats)
+        parts.append(f"{prefix}{name} {100 - error:.1f} %")
+    return parts
 
 
 def _peak_memory() -> dict[str, str]:

@@ -2,23 +2,35 @@
 
 A checkpoint holds its config and a fingerprint of its training list. Both are compared with those
 of the run before the run writes any file. TRAIN.ACCEPT_CHANGES True accepts differences.
+
+A run resumes from its OUTPUT_DIR. As in PySlowFast, it also resumes from the checkpoint
+TRAIN.CHECKPOINT_FILE_PATH, unless TRAIN.CHECKPOINT_EPOCH_RESET is True: then it is a new training
+that starts from the weights. Users forget the second key, so every error of such a resume names it.
 """
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import logging
 import os
-from collections.abc import Sequence
+import re
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from fvcore.common.config import CfgNode
 
-from slowfast_lara.config.checkouts import is_git_checkout_config
 from slowfast_lara.config.keys import Affects
 from slowfast_lara.errors import CheckpointError
 from slowfast_lara.labels import Label
-from slowfast_lara.runs.saved_config import Change, config_changes, describe, raw_saved_config
+from slowfast_lara.runs.checkpoint import TrainingPosition
+from slowfast_lara.runs.saved_config import (
+    Change,
+    checkout_config,
+    config_changes,
+    describe,
+    saved_config,
+)
 
 logger = logging.getLogger(__name__)
 
@@ -31,6 +43,45 @@ def list_fingerprint(paths: Sequence[str], labels: Sequence[Label]) -> str:
     return f"{len(paths)} videos, sha256 {hashlib.sha256(lines.encode()).hexdigest()[:16]}"
 
 
+@contextlib.contextmanager
+def resume_from_file(path: str) -> Iterator[None]:
+    """Add to a CheckpointError how to start a new training from the weights of the file."""
+    try:
+        yield
+    except CheckpointError as error:
+        reason = re.sub(f"^{re.escape(path)} ", "it ", str(error))
+        raise CheckpointError(
+            f"TRAIN.CHECKPOINT_FILE_PATH cannot resume the training of {path}: {reason}; to start "
+            "a new training from its weights, set TRAIN.CHECKPOINT_EPOCH_RESET True"
+        ) from None
+
+
+def check_resume_from_file(
+    path: str, content: dict[str, Any], position: TrainingPosition, cfg: CfgNode, train_list: str
+) -> None:
+    """Raise CheckpointError unless `cfg` continues the training of a checkpoint of another run.
+
+    Args:
+        path: The checkpoint, for messages.
+        content: The content of the checkpoint.
+        position: The position of the checkpoint.
+        cfg: The config of the run.
+        train_list: The fingerprint of the run's training list.
+    """
+    if checkout_config(content) is not None:
+        raise CheckpointError(f"{path} was trained in a git checkout of PySlowFast or Motionformer")
+    changes = _changes(content, cfg, train_list)
+    known = saved_config(content) is not None and "train_list" in content
+    if not cfg.TRAIN.ACCEPT_CHANGES and (changes or not known):
+        reason = describe(changes) or "it holds no config or fingerprint of the training list"
+        raise CheckpointError(f"{path} was trained with different settings: {reason}")
+    if position.epochs >= cfg.SOLVER.MAX_EPOCH:
+        limit = f"SOLVER.MAX_EPOCH is {cfg.SOLVER.MAX_EPOCH}"
+        raise CheckpointError(f"{path} has {position.epochs} epochs, and {limit}")
+    if changes:
+        logger.warning("Accepting changed settings for %s: %s", path, describe(changes))
+
+
 def check_resume(path: str, content: dict[str, Any], cfg: CfgNode, train_list: str) -> None:
     """Raise CheckpointError if changed settings affect the training, unless they are accepted.
 
@@ -38,17 +89,21 @@ def check_resume(path: str, content: dict[str, Any], cfg: CfgNode, train_list: s
     the same batch number, in the new order of the videos. If the epoch restarted, its old
     checkpoints would appear to be further ahead than the new ones.
     """
-    if is_git_checkout_config(raw_saved_config(content)):
+    if checkout_config(content) is not None:
         raise CheckpointError(
-            f"{path} was trained in a git checkout of PySlowFast and cannot be resumed; to start "
-            "from its weights, pass it as TRAIN.CHECKPOINT_FILE_PATH with "
+            f"{path} was trained in a git checkout of PySlowFast or Motionformer and cannot be "
+            "resumed; to start from its weights, pass it as TRAIN.CHECKPOINT_FILE_PATH with "
             "TRAIN.CHECKPOINT_EPOCH_RESET True and another OUTPUT_DIR"
         )
+    _refuse_unless_accepted(path, _changes(content, cfg, train_list), cfg)
+
+
+def _changes(content: dict[str, Any], cfg: CfgNode, train_list: str) -> list[Change]:
     changes = config_changes(content, cfg, Affects.TRAINING)
     saved_list = content.get("train_list", train_list)
     if saved_list != train_list:
         changes.append(Change("the training list", saved_list, train_list, Affects.TRAINING))
-    _refuse_unless_accepted(path, changes, cfg)
+    return changes
 
 
 def check_start(path: str, content: dict[str, Any], cfg: CfgNode) -> None:

@@ -9,6 +9,7 @@ import platform
 import subprocess
 import sys
 from importlib import metadata
+from io import TextIOWrapper
 from logging.handlers import MemoryHandler
 from typing import Any
 
@@ -17,8 +18,8 @@ from fvcore.common.config import CfgNode
 
 import slowfast_lara
 from slowfast_lara.engine.distributed import rank
-from slowfast_lara.errors import LINES, close_stdout, printable
-from slowfast_lara.files import write_json, write_text
+from slowfast_lara.errors import LINES, ConfigError, close_stdout, printable
+from slowfast_lara.files import open_in_place, write_json, write_text
 from slowfast_lara.runs.folder import CONFIG, ENVIRONMENT, LOG, TEST_PREFIX
 
 logger = logging.getLogger(__name__)
@@ -56,6 +57,9 @@ class _LogFile(logging.FileHandler):
 
     warned = False
 
+    def _open(self) -> TextIOWrapper:
+        return open(self.baseFilename, "a", encoding="utf-8", opener=open_in_place)
+
     def handleError(self, record: logging.LogRecord) -> None:
         error = sys.exc_info()[1]
         if not isinstance(error, OSError):
@@ -85,7 +89,11 @@ def set_up_logging() -> None:
 
 def open_log(output_dir: str) -> None:
     """Log to a file in OUTPUT_DIR, starting with the buffered records."""
-    file = _LogFile(os.path.join(output_dir, LOG), encoding="utf-8")
+    path = os.path.join(output_dir, LOG)
+    try:
+        file = _LogFile(path)
+    except OSError as error:
+        raise ConfigError(f"cannot write {path}: {error.strerror}") from None
     file.setFormatter(_FORMATTER)
     for handler in list(logging.root.handlers):
         if isinstance(handler, MemoryHandler):

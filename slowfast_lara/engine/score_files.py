@@ -27,7 +27,7 @@ from slowfast_lara.labels import Label
 
 # Config nodes and keys that do not affect the scores: a test may resume with other values.
 _MAY_CHANGE = {"TRAIN", "SOLVER", "MIXUP", "TENSORBOARD", "DATA_LOADER", "OUTPUT_DIR", "LOG_PERIOD"}
-_MAY_CHANGE |= {"NUM_GPUS", "NUM_SHARDS", "SHARD_ID", "DIST_BACKEND", "DIST_TIMEOUT"}
+_MAY_CHANGE |= {"WANDB", "NUM_GPUS", "NUM_SHARDS", "SHARD_ID", "DIST_BACKEND", "DIST_TIMEOUT"}
 _MAY_CHANGE_IN_TEST = {"ENABLE", "SAVE_RESULTS_PATH", "CHECKPOINT_FILE_PATH"}
 _PATTERN = "test_scores.*.part"
 

@@ -112,6 +112,7 @@ class Trainer:
         if self.cfg.TRAIN.CHECKPOINT_BEST and start.epochs and not start.batches:
             # The run may have been interrupted after saving this checkpoint, before validating it.
             self._validate(start.epochs - 1)
+            self.progress.log_epoch(start.epochs - 1)
         self.model.train()
         for epoch in range(start.epochs, epochs):
             self._train_epoch(epoch, start.batches if epoch == start.epochs else 0)
@@ -119,6 +120,7 @@ class Trainer:
             if is_last or is_checkpoint_epoch(epoch, self.cfg.TRAIN.CHECKPOINT_PERIOD):
                 self._save(TrainingPosition(epoch + 1))
             self._validate(epoch)
+            self.progress.log_epoch(epoch)
 
     def _train_epoch(self, epoch: int, first_batch: int) -> None:
         total = len(self.train_loader)
@@ -227,8 +229,8 @@ class Trainer:
     def _validation_stats(self) -> dict[str, Any] | None:
         """Return the validation results; None after a stop request.
 
-        With an EMA, these are the results of the EMA weights, and the errors of the raw weights are
-        added, e.g. as `raw_top1_err`.
+        With an EMA, these are the results of the EMA weights. Those of the raw weights are added,
+        e.g. as `raw_loss` and `raw_top1_err`.
         """
         compute_stats = partial(validate, self.model, self.val_loader, self.cfg, self.stop)
         stats = compute_stats()
@@ -265,6 +267,7 @@ class Trainer:
             f"Effective batch {self.step_batch}: TRAIN.BATCH_SIZE {cfg.TRAIN.BATCH_SIZE} per node "
             f"* {cfg.NUM_SHARDS} nodes * {solver.ACCUMULATE_STEPS} accumulated; "
             f"world size {world_size()}, {len(self.train_loader)} batches per epoch"
+            + self._left_out()
         )
         logger.info(
             f"Learning rate {solver.BASE_LR * self.lr_factor:g}: SOLVER.BASE_LR {solver.BASE_LR:g} "
@@ -275,6 +278,13 @@ class Trainer:
             lowest = min(group["lr_scale"] for group in self.optimizer.param_groups)
             decay = solver.LAYER_DECAY
             logger.info("SOLVER.LAYER_DECAY %g: embeddings use %g times this rate", decay, lowest)
+
+    def _left_out(self) -> str:
+        """The number of clips that each epoch leaves out, because they do not fill a batch."""
+        number = len(self.dataset) % self.state.global_batch
+        if not number:
+            return ""
+        return f"; {number} of {len(self.dataset)} clips (others in each epoch) are left out"
 
 
 def batch_seed(*position: int) -> int:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import math
+from contextlib import nullcontext
 from typing import Any
 
 import torch
@@ -21,7 +22,7 @@ from slowfast_lara.engine.distributed import (
     world_size,
 )
 from slowfast_lara.engine.ema import ModelEMA
-from slowfast_lara.engine.metrics import main_error
+from slowfast_lara.engine.metrics import main_metric
 from slowfast_lara.engine.optimizer import build_optimizer, load_optimizer, scales_loss
 from slowfast_lara.errors import CheckpointError, ConfigError, DataError, WeightsError, first_line
 from slowfast_lara.labels import label_kind
@@ -48,7 +49,7 @@ class TrainState:
         if cfg.MIXUP.ENABLE and batch_size < 2:
             raise ConfigError("MIXUP.ENABLE is True; each process needs at least 2 clips per batch")
         self.global_batch = batch_size * world_size()
-        found = broadcast_from_rank0(lambda: _find_start(cfg, train_list))
+        found = broadcast_from_rank0(lambda: _find_start(cfg, train_list, self.global_batch))
         torch.manual_seed(cfg.RNG_SEED)
         self.model = build_model(cfg)
         bare_model = unwrap_ddp(self.model)
@@ -56,7 +57,13 @@ class TrainState:
         self.scaler = torch.amp.GradScaler(device_of(cfg).type, enabled=scales_loss(cfg))
         decay = cfg.SOLVER.EMA_DECAY
         self.ema = ModelEMA(bare_model, decay) if decay else None
-        self.start = self._restore(*found) if found else TrainingPosition()
+        self.start = TrainingPosition()
+        if found:
+            path, content, resume = found
+            from_file = resume and path == cfg.TRAIN.CHECKPOINT_FILE_PATH
+            advice = resume_policy.resume_from_file(path) if from_file else nullcontext()
+            with advice:
+                self.start = self._restore(path, content, resume)
 
     def save(self, position: TrainingPosition) -> str:
         """Write a checkpoint of the state at `position`; return the path of the file."""
@@ -76,7 +83,7 @@ class TrainState:
         path = checkpoint.best_path(self.cfg.OUTPUT_DIR)
         if stats.get("num_not_finite"):
             logger.warning("best.pyth is unchanged: the model has scores that are not finite")
-        elif rank() == 0 and main_error(stats) < _best_error(path):
+        elif rank() == 0 and main_metric(stats)[1] < _best_error(path):
             checkpoint.save(path, {**self._content(position), "val": stats})
 
     def _content(self, position: TrainingPosition) -> dict[str, Any]:
@@ -158,21 +165,29 @@ def _class_names(cfg: CfgNode) -> list[str] | None:
         return None
 
 
-def _find_start(cfg: CfgNode, train_list: str) -> tuple[str, dict[str, Any], bool] | None:
+def _find_start(
+    cfg: CfgNode, train_list: str, global_batch: int
+) -> tuple[str, dict[str, Any], bool] | None:
     """Return (path, content, whether to resume) of the initial weights; None: random weights."""
-    if not cfg.TRAIN.AUTO_RESUME and checkpoint.exist_in(cfg.OUTPUT_DIR):
+    if not cfg.TRAIN.AUTO_RESUME and checkpoint.paths_in(cfg.OUTPUT_DIR):
         # Otherwise the folder would mix checkpoints of two runs; the test would use the newest.
         raise ConfigError(
             f"TRAIN.AUTO_RESUME is False, but {cfg.OUTPUT_DIR} has checkpoints of another run; "
             "choose another OUTPUT_DIR"
         )
-    found = checkpoint.newest(cfg.OUTPUT_DIR)
     path = cfg.TRAIN.CHECKPOINT_FILE_PATH
-    if not found and path and not cfg.TRAIN.CHECKPOINT_EPOCH_RESET:
-        found = path, checkpoint.load(path)
-    if found:
+    if found := checkpoint.newest(cfg.OUTPUT_DIR):
         resume_policy.check_resume(*found, cfg, train_list)
+        if path and saved_config.saved_value(found[1], "TRAIN.CHECKPOINT_FILE_PATH") != path:
+            ignored = f"TRAIN.CHECKPOINT_FILE_PATH {path}"
+            logger.warning("Ignoring %s: OUTPUT_DIR has checkpoints to resume from", ignored)
         return (*found, True)
+    if path and not cfg.TRAIN.CHECKPOINT_EPOCH_RESET:
+        with resume_policy.resume_from_file(path):
+            content = checkpoint.load(path)
+            position = checkpoint.position_of(path, content, global_batch)
+            resume_policy.check_resume_from_file(path, content, position, cfg, train_list)
+        return path, content, True
     if not path and cfg.VIT.IM_PRETRAINED:
         path = image_weights(cfg)
     return (path, _adapted_weights(cfg, path), False) if path else None
@@ -193,6 +208,6 @@ def _adapted_weights(cfg: CfgNode, path: str) -> dict[str, Any]:
 def _best_error(path: str) -> float:
     """Return the main validation error in a checkpoint; infinity if it cannot be read."""
     try:
-        return main_error(checkpoint.load(path)["val"])
+        return main_metric(checkpoint.load(path)["val"])[1]
     except (WeightsError, KeyError, TypeError, ValueError):
         return math.inf

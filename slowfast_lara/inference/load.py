@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
-from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import torch
 from fvcore.common.config import CfgNode
 
-from slowfast_lara.config.load import config_of, with_overrides
+from slowfast_lara.config import checkouts
+from slowfast_lara.config.load import Overrides, config_of, override_pairs, with_overrides
 from slowfast_lara.config.shipped import find_config
 from slowfast_lara.config.yaml_files import read_with_bases, to_yaml
 from slowfast_lara.data.classes import class_names, numbered
@@ -23,6 +24,8 @@ from slowfast_lara.labels import label_kind
 from slowfast_lara.models.weights.files import bare_names, read_weights
 from slowfast_lara.runs import checkpoint, saved_config
 from slowfast_lara.runs.folder import CONFIG
+
+logger = logging.getLogger(__name__)
 
 
 class ModelSource(NamedTuple):
@@ -41,7 +44,7 @@ def load(
     device: str | torch.device | None = None,
     attention: str | None = None,
     classes: str | None = None,
-    overrides: Sequence[Any] = (),
+    overrides: Overrides = (),
     **options: Any,
 ) -> TrainedModel:
     """Load a trained model for inference.
@@ -58,7 +61,7 @@ def load(
         attention: name of an attention that replaces the trained one, without training:
             "exact", an estimator, or "lara-recommended" (LARA with the recommended options).
         classes: a file of class names, to use instead of the names in the checkpoint.
-        overrides: config overrides: KEY, VALUE, KEY, VALUE, ...
+        overrides: config overrides: a mapping {KEY: VALUE}, or KEY, VALUE, KEY, VALUE, ...
         options: `num_landmarks` and the options of the attention, e.g. `beta=2.0`.
 
     Returns:
@@ -121,10 +124,25 @@ def _with_config(path: str, content: dict[str, Any], run_config: str) -> ModelSo
     """Use the config in the checkpoint, or that of the run for checkpoints of version 0.1."""
     tree = saved_config.saved_config(content)
     if tree is not None:
+        _check_origin(path, content)
         return ModelSource(path, content, tree, path)
     if os.path.isfile(run_config):
         return ModelSource(path, content, read_with_bases(run_config), run_config)
     raise CheckpointError(f"{path} holds no model config; give the config and the weights")
+
+
+def _check_origin(path: str, content: dict[str, Any]) -> None:
+    """Check and log the settings of another program that this package does not have."""
+    tree = saved_config.checkout_config(content)
+    if tree is None:
+        return
+    try:
+        checkouts.check_checkout(tree)
+    except ConfigError as error:
+        raise CheckpointError(f"{path}: {error}") from None
+    if differences := checkouts.differences(tree):
+        message = "Scores of %s differ from those of the program that trained it: %s"
+        logger.warning(message, path, "; ".join(differences))
 
 
 def _check_sizes(
@@ -147,14 +165,14 @@ def _check_sizes(
     checkpoint.check_fit(own, states, path)
 
 
-def _single_process(cfg: CfgNode, overrides: Sequence[Any]) -> CfgNode:
+def _single_process(cfg: CfgNode, overrides: Overrides) -> CfgNode:
     """Adapt the config of a run to one process on at most one GPU of this machine.
 
     The batch size becomes that of one process of a multi-GPU test, so that the scores are the
     same as in the test. VIT.KERNELS and MODEL.COMPILE are reset unless `overrides` set them,
     because this machine may lack Triton or a compiler.
     """
-    given = overrides[::2]
+    given = [key for key, _ in override_pairs(overrides)]
     opts: list[Any] = ["SHARD_ID", 0, "NUM_SHARDS", 1]
     for key, value in (("VIT.KERNELS", "auto"), ("MODEL.COMPILE", False)):
         opts += [] if key in given else [key, value]

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Any, cast, overload
+from typing import Any, TypeVar, cast, overload
 
 import numpy as np
 import torch
@@ -15,7 +16,7 @@ from torch import Tensor, nn
 from slowfast_lara.attention import estimator_options
 from slowfast_lara.config.load import with_overrides
 from slowfast_lara.data.registry import dataset_class
-from slowfast_lara.data.sources import FrameArray, FrameSource, open_frames
+from slowfast_lara.data.sources import FrameArray, FrameSource, at_constant_rate, open_frames
 from slowfast_lara.errors import ConfigError, DecodeError, InputError, first_line, printable
 from slowfast_lara.inference.prediction import Prediction
 from slowfast_lara.inference.scoring import (
@@ -30,6 +31,8 @@ from slowfast_lara.models import build_model
 from slowfast_lara.models.attention_config import chosen_estimator, display_name, resolve_attention
 from slowfast_lara.runs.checkpoint import TrainedAttention, load_weights
 
+logger = logging.getLogger(__name__)
+
 MAX_VIEWS = 30
 _MAX_NUMBER = 1e6  # largest frame rate, and largest window or stride in seconds
 
@@ -37,6 +40,7 @@ _MAX_NUMBER = 1e6  # largest frame rate, and largest window or stride in seconds
 # extracted frames, the path of a video is a folder of images.
 VideoInput = str | os.PathLike[str] | np.ndarray | Tensor
 VideoInputs = list[Any] | tuple[Any, ...]
+T = TypeVar("T")
 
 
 class TrainedModel:
@@ -102,16 +106,47 @@ class TrainedModel:
             fps: frame rate of videos given as frames; default: DATA.TARGET_FPS.
 
         Returns:
-            A Prediction; for a list of videos, a list of Predictions.
+            A Prediction; for a list of videos, a list of Predictions. A video of a list that cannot
+            be read has a Prediction with an `error`, and the error is logged.
+
+        Raises:
+            slowfast_lara.errors.DecodeError: `videos` is a single video that cannot be read.
         """
         outputs, num_views = self._pooled_outputs(videos, views, fps, self.network, pool_scores)
-        for video, scores in zip(_as_list(videos), outputs):
-            if not np.isfinite(scores).all():
-                name = os.fspath(video) if isinstance(video, (str, os.PathLike)) else "the frames"
-                raise DecodeError(f"{name}: the model's scores are not finite")
-        kind = label_kind(self.cfg)
-        found = [Prediction(scores, self.class_names, num_views, kind) for scores in outputs]
+        found = [
+            self._prediction(video, scores, num_views)
+            for video, scores in zip(_as_list(videos), outputs)
+        ]
         return found if isinstance(videos, (list, tuple)) else found[0]
+
+    def _prediction(
+        self, video: VideoInput, scores: np.ndarray | DecodeError, num_views: int
+    ) -> Prediction:
+        path = os.fspath(video) if isinstance(video, (str, os.PathLike)) else None
+        if isinstance(scores, DecodeError):
+            reason = str(scores).removeprefix(f"{path}: ")
+            return Prediction(np.empty(0, np.float32), (), 0, path, reason)
+        kind = label_kind(self.cfg)
+        return Prediction(scores, self.class_names, num_views, path, kind=kind)
+
+    def predict_with_features(
+        self, video: VideoInput, *, views: int | None = None
+    ) -> tuple[Prediction, np.ndarray]:
+        """Classify a video and compute its features, in one pass; see `__call__` and `features`."""
+        network, sizes = cast(Any, self.network), [len(self.class_names), self.cfg.VIT.EMBED_DIM]
+
+        def compute(clips: list[Tensor]) -> Tensor:
+            features = network.forward_features(clips)
+            return torch.cat((network.classify(features), features), dim=1)
+
+        def pool(outputs: Tensor, cfg: CfgNode) -> Tensor:
+            scores, features = outputs.split(sizes, dim=1)
+            return torch.cat((pool_scores(scores, cfg), mean_of_views(features, cfg)))
+
+        (output,), num_views = self._pooled_outputs(video, views, None, compute, pool)
+        assert isinstance(output, np.ndarray)  # the error of a single video is raised
+        scores, features = np.split(output, sizes[:1])
+        return self._prediction(video, scores, num_views), features
 
     def features(
         self,
@@ -128,13 +163,19 @@ class TrainedModel:
             fps: frame rate of videos given as frames; default: DATA.TARGET_FPS.
 
         Returns:
-            float32 [D] with D = VIT.EMBED_DIM; for a list of videos, [videos, D].
+            float32 [D] with D = VIT.EMBED_DIM; for a list of videos, [videos, D]. The row of a
+            video that cannot be read is NaN, and the error is logged.
+
+        Raises:
+            slowfast_lara.errors.DecodeError: `videos` is a single video that cannot be read.
         """
         compute = cast(Any, self.network).forward_features
         outputs, _ = self._pooled_outputs(videos, views, fps, compute, mean_of_views)
-        if not isinstance(videos, (list, tuple)):
-            return outputs[0]
-        return np.stack(outputs) if outputs else np.empty((0, self.cfg.VIT.EMBED_DIM), np.float32)
+        features = np.full((len(outputs), self.cfg.VIT.EMBED_DIM), np.nan, np.float32)
+        for row, output in zip(features, outputs):
+            if not isinstance(output, DecodeError):
+                row[:] = output
+        return features if isinstance(videos, (list, tuple)) else features[0]
 
     def stream(
         self,
@@ -145,6 +186,8 @@ class TrainedModel:
         fps: float | None = None,
     ) -> Iterator[Window]:
         """Classify sliding windows of a video of any length, in constant memory.
+
+        Times are those of the frames' timestamps, also with a variable frame rate.
 
         Args:
             video: a path, frames uint8 RGB [T,H,W,3], or an iterable of frames [H,W,3].
@@ -169,7 +212,8 @@ class TrainedModel:
                     rate, frames = stack.enter_context(open_frames(source, target_fps))
                 else:
                     rate = fps or target_fps
-                    frames = (FrameArray(_as_array(frame)[None]).pixels[0] for frame in video)
+                    images = (FrameArray(_as_array(frame)[None]).pixels[0] for frame in video)
+                    frames = at_constant_rate(images, rate)
                 for _, found in self.scorer(rate, window, stride).run(frames):
                     if found is not None and found.full:
                         yield found
@@ -221,20 +265,54 @@ class TrainedModel:
         fps: float | None,
         compute: Callable[..., Tensor],
         pool: Callable[[Tensor, CfgNode], Tensor],
-    ) -> tuple[list[np.ndarray], int]:
-        """Outputs of `compute`, pooled over the views of each video; and the number of views."""
+    ) -> tuple[list[np.ndarray | DecodeError], int]:
+        """Outputs of `compute`, pooled over the views of each video; and the number of views.
+
+        A video of a list that cannot be read has its error instead; a single one raises it.
+        """
         check_positive("fps", fps)
         cfg = with_views(self.cfg, views)
         num_views = cfg.TEST.NUM_ENSEMBLE_VIEWS * cfg.TEST.NUM_SPATIAL_CROPS
         videos_per_batch = max(1, views_at_a_time(cfg) // num_views)
-        sources = [_source(video, fps) for video in _as_list(videos)]
-        read_views, means = dataset_class(cfg, "TEST").read_views, []
+        sources = [_or_error(_source, video, fps) for video in _as_list(videos)]
+        results: list[np.ndarray | DecodeError] = []
         for start in range(0, len(sources), videos_per_batch):
-            parts = [read_views(source, cfg) for source in sources[start:][:videos_per_batch]]
+            results += self._batch_outputs(sources[start:][:videos_per_batch], cfg, compute, pool)
+        for error in [result for result in results if isinstance(result, DecodeError)]:
+            if not isinstance(videos, (list, tuple)):
+                raise error
+            logger.warning("%s", printable(str(error)))
+        return results, num_views
+
+    def _batch_outputs(
+        self,
+        sources: list[FrameSource | DecodeError],
+        cfg: CfgNode,
+        compute: Callable[..., Tensor],
+        pool: Callable[[Tensor, CfgNode], Tensor],
+    ) -> list[np.ndarray | DecodeError]:
+        """Pooled outputs of the videos of one batch, or why a video has none."""
+        read_views = dataset_class(cfg, "TEST").read_views
+        found = [
+            source if isinstance(source, DecodeError) else _or_error(read_views, source, cfg)
+            for source in sources
+        ]
+        parts = [views for views in found if isinstance(views, Tensor)]
+        if parts:
             batch = parts[0] if len(parts) == 1 else torch.cat(parts)
-            outputs = view_outputs(self.network, batch, cfg, compute)
-            means += [pool(x, cfg).numpy() for x in outputs.split(num_views)]
-        return means, num_views
+            outputs = iter(view_outputs(self.network, batch, cfg, compute).split(len(parts[0])))
+        results: list[np.ndarray | DecodeError] = []
+        for source, views in zip(sources, found):
+            if isinstance(views, DecodeError):
+                results.append(views)
+                continue
+            pooled = pool(next(outputs), cfg).numpy()
+            if np.isfinite(pooled).all():
+                results.append(pooled)
+            else:
+                name = source if isinstance(source, str) else "the frames"
+                results.append(DecodeError(f"{name}: the model's outputs are not finite"))
+        return results
 
 
 def new_network(cfg: CfgNode) -> nn.Module:
@@ -279,6 +357,13 @@ def check_positive(name: str, number: object) -> None:
 
 def _as_list(videos: VideoInput | VideoInputs) -> VideoInputs:
     return videos if isinstance(videos, (list, tuple)) else [videos]
+
+
+def _or_error(read: Callable[..., T], *arguments: Any) -> T | DecodeError:
+    try:
+        return read(*arguments)
+    except DecodeError as error:
+        return error
 
 
 def _source(video: VideoInput, fps: float | None) -> FrameSource:

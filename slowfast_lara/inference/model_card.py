@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 from typing import Any
 
 from slowfast.utils.checkpoint import get_checkpoint_dir
 
-from slowfast_lara.errors import UserError
+from slowfast_lara.errors import UserError, printable
 from slowfast_lara.inference.model import TrainedModel
 from slowfast_lara.models.attention_config import chosen_estimator, display_name
 from slowfast_lara.runs import checkpoint, saved_config
 from slowfast_lara.runs.folder import CONFIG, TEST_METRICS, TEST_PREFIX, RunRecord, read_run
+
+# `engine.resume_policy.list_fingerprint` writes it; in a foreign checkpoint it may be any text.
+_FINGERPRINT = re.compile("[0-9]{1,9} videos, sha256 [0-9a-f]{1,64}")
 
 _USAGE = {
     "safetensors": """```python
@@ -45,11 +49,11 @@ def model_card(model: TrainedModel, export_format: str, checked: str) -> str:
         "model": f"Motionformer, {vit.ATTN_LAYER} attention, {parameters / 1e6:.2f} M parameters",
         "attention": attention,
         "clip": f"{data.NUM_FRAMES} frames of {data.TEST_CROP_SIZE} x {data.TEST_CROP_SIZE} "
-        f"pixels, every {data.SAMPLING_RATE}th frame at {data.TARGET_FPS} fps",
+        f"pixels, {_every(data.SAMPLING_RATE)} at {data.TARGET_FPS} fps",
         "classes": str(len(model.class_names)),
         "trained on": _training_set(model, checkpoint.peek_checkpoint(model.path)),
         "accuracy": _accuracy(model),
-        "exported from": os.path.basename(model.path) + (" (EMA weights)" * model.averaged),
+        "exported from": _code(os.path.basename(model.path)) + " (EMA weights)" * model.averaged,
         "checked": checked,
     }
     table = "\n".join(f"| {key} | {value} |" for key, value in rows.items())
@@ -59,9 +63,24 @@ def model_card(model: TrainedModel, export_format: str, checked: str) -> str:
 
 def _training_set(model: TrainedModel, content: dict[str, Any]) -> str:
     cfg, videos = model.cfg, content.get("train_list")
-    folder = os.path.basename(os.path.normpath(cfg.DATA.PATH_TO_DATA_DIR or "."))
-    name = f"{cfg.TRAIN.DATASET} set" + (f" `{folder}`" if folder != "." else "")
-    return f"{name}, {videos}" if isinstance(videos, str) and "|" not in videos else name
+    folder = os.path.basename(os.path.normpath(cfg.DATA.PATH_TO_DATA_DIR))
+    name = f"{cfg.TRAIN.DATASET} set" + (f" {_code(folder)}" if folder != "." else "")
+    is_fingerprint = isinstance(videos, str) and _FINGERPRINT.fullmatch(videos)
+    return f"{name}, {videos}" if is_fingerprint else name
+
+
+def _code(text: str) -> str:
+    """Text of a foreign file as a Markdown code span: no markup, no HTML, one table cell."""
+    return "`" + printable(text).replace("`", r"\x60").replace("|", r"\x7c") + "`"
+
+
+def _every(number: int) -> str:
+    """`every 2nd frame`, `every 3rd frame`, ...; `all frames` for 1."""
+    if number == 1:
+        return "all frames"
+    endings = {1: "st", 2: "nd", 3: "rd"}
+    ending = "th" if number % 100 in (11, 12, 13) else endings.get(number % 10, "th")
+    return f"every {number}{ending} frame"
 
 
 def _accuracy(model: TrainedModel) -> str:

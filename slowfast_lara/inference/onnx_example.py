@@ -19,13 +19,12 @@ FOLDER = Path(__file__).resolve().parent
 def read_clip(video, spec):
     """Read the first clip of a video, centre crop: float32 [1, 3, frames, size, size]."""
     _, _, frames, size, _ = spec["shape"]
+    span = frames * spec["sampling_rate"] * frame_rate(video, spec["fps"]) / spec["fps"]
+    whole = spec["dataset"].lower() == "ssv2"
     with av.open(video) as container:
-        stream = container.streams.video[0]
-        rate = float(stream.average_rate or spec["fps"])
-        span = frames * spec["sampling_rate"] * rate / spec["fps"]
-        whole = spec["dataset"].lower() == "ssv2"
+        stream = video_stream(container)
         decoded = islice(container.decode(stream), None if whole else int(span) + 1)
-        images = [upright(frame) for frame in decoded]
+        images = [display(frame, stream.sample_aspect_ratio) for frame in decoded]
     if whole:  # the middle frame of each of `frames` equal segments of the video
         indices = (np.arange(frames) + 0.5) * len(images) / frames
     else:
@@ -37,9 +36,43 @@ def read_clip(video, spec):
     return np.ascontiguousarray(pixels.transpose(3, 0, 1, 2)[None], np.float32)
 
 
-def upright(frame):
-    """The RGB pixels of a frame, rotated as the display matrix of the video requires."""
-    return np.rot90(frame.to_ndarray(format="rgb24"), frame.rotation // 90)
+def video_stream(container):
+    """The first video stream that is not a cover picture."""
+    cover = av.stream.Disposition.attached_pic
+    return next(stream for stream in container.streams.video if not stream.disposition & cover)
+
+
+def frame_rate(video, default):
+    """Frames per second by the header or, if that is implausible, by the timestamps."""
+    with av.open(video) as container:
+        stream = video_stream(container)
+        rate = float(stream.average_rate or 0)
+        if 1 <= rate <= 240:
+            return rate
+        packets = [packet for packet in container.demux(stream) if packet.size]
+        times = sorted({packet.pts for packet in packets} - {None})
+        if len(times) < len(packets):
+            times = [packet.dts for packet in packets]
+        known = [(number, time) for number, time in enumerate(times) if time is not None]
+        (first, start), (last, end) = known[0], known[-1]
+        return (last - first) / float((end - start) * stream.time_base) if end > start else default
+
+
+def display(frame, sample_aspect):
+    """The RGB pixels of a frame as a player shows them: square pixels, rotated, mirrored."""
+    aspect = sample_aspect if sample_aspect and 1 / 4 <= sample_aspect <= 4 else 1
+    width, height = round(frame.width * min(aspect, 1)), round(frame.height * min(1 / aspect, 1))
+    scaled = (width, height) != (frame.width, frame.height)
+    options = {"width": width, "height": height, "interpolation": "BICUBIC"} if scaled else {}
+    pixels = frame.to_ndarray(format="rgb24", **options)
+    matrix = frame.side_data.get("DISPLAYMATRIX")
+    if matrix is None:
+        return pixels
+    # The matrix displays pixel (x, y) at (a x + c y, b x + d y); y points downwards.
+    a, b, _, c, d = map(int, np.frombuffer(bytes(matrix), np.int32)[:5])
+    if abs(b) + abs(c) > abs(a) + abs(d):
+        pixels, a, d = pixels.swapaxes(0, 1), c, b
+    return pixels[:: -1 if d < 0 else 1, :: -1 if a < 0 else 1]
 
 
 def crop(image, size):

@@ -24,7 +24,7 @@ from slowfast_lara.files import atomic_write
 from slowfast_lara.inference.load import load
 from slowfast_lara.inference.model import MAX_VIEWS, TrainedModel, check_positive
 from slowfast_lara.inference.prediction import Ranking, format_ranking
-from slowfast_lara.inference.prediction_files import PredictionFiles
+from slowfast_lara.inference.prediction_files import PredictionArrays, PredictionFiles
 from slowfast_lara.inference.timeline import Timeline
 from slowfast_lara.inference.videos import find_videos, output_paths
 
@@ -40,6 +40,8 @@ def predict_videos(
         raise InputError("no video given; see --help")
     if args.plot and not args.stream:
         raise InputError("--plot needs --stream")
+    if args.npz and args.stream:
+        raise InputError("--npz does not work with --stream; use --json or --csv")
     for flag, seconds in (("--window", args.window), ("--stride", args.stride)):
         check_positive(flag, seconds)
     if args.views is not None and not 1 <= args.views <= MAX_VIEWS:
@@ -50,13 +52,20 @@ def predict_videos(
     copies = output_paths(args.video_out, videos, ".mp4")
     plots = output_paths(args.plot, videos, ".png")
     code = DONE
-    with PredictionFiles(args.json, args.csv, model.path, windows=args.stream) as out:
+    with ExitStack() as stack:
+        out = stack.enter_context(
+            PredictionFiles(args.json, args.csv, model.path, windows=args.stream)
+        )
+        arrays = None
+        if args.npz:
+            width = model.cfg.VIT.EMBED_DIM
+            arrays = stack.enter_context(PredictionArrays(args.npz, model.class_names, width))
         for video, copy, plot in zip(videos, copies, plots):
             try:
                 if args.stream:
                     print(printable(video), flush=True)
                 else:
-                    _score_views(model, video, args.views, out)
+                    _score_views(model, video, args.views, out, arrays)
                 if args.stream or copy:
                     _score_windows(model, video, args, copy, plot, out)
             except DecodeError as error:
@@ -70,8 +79,18 @@ def predict_videos(
     return code
 
 
-def _score_views(model: TrainedModel, video: str, views: int | None, out: PredictionFiles) -> None:
-    prediction = model(video, views=views)
+def _score_views(
+    model: TrainedModel,
+    video: str,
+    views: int | None,
+    out: PredictionFiles,
+    arrays: PredictionArrays | None,
+) -> None:
+    if arrays is None:
+        prediction = model(video, views=views)
+    else:
+        prediction, features = model.predict_with_features(video, views=views)
+        arrays.add(video, prediction, features)
     print(printable(video))
     parts = prediction.top_parts()
     rankings = {"action": prediction.top(), **parts} if parts else {"": prediction.top()}

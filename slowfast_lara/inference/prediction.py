@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, overload
 
 import numpy as np
 import torch
 
-from slowfast_lara.errors import printable
+from slowfast_lara.errors import DecodeError, printable
 from slowfast_lara.labels import LabelKind, top_actions, top_classes
 
 
@@ -22,6 +23,18 @@ class Ranking(NamedTuple):
     classes: list[Any]
     names: list[str]
     scores: list[float]
+
+    def to_dict(self) -> dict[str, Any]:
+        """The five best classes, with the names in JSON files."""
+        classes, names, scores = self
+        return {"top5": classes[:5], "top5_names": names[:5], "top5_scores": scores[:5]}
+
+
+class ClassScore(NamedTuple):
+    """Name and score of a class."""
+
+    name: str
+    score: float
 
 
 def rank_classes(
@@ -44,20 +57,28 @@ def format_ranking(ranking: Ranking) -> str:
 
 
 @dataclass(frozen=True, repr=False, eq=False)
-class Prediction:
-    """The prediction for one video.
+class Prediction(Sequence[ClassScore]):
+    """The prediction for one video: a sequence of (name, score) pairs, the likeliest class first.
+
+    `prediction[0]` is the likeliest class, and `dict(prediction)` maps names to scores. The
+    prediction of a video that cannot be read has an `error` and no classes; reading its classes
+    raises DecodeError.
 
     Attributes:
         scores: float32 [classes], the scores averaged over the views, as in a test; of a model of
             verbs and nouns, the scores of the verbs, then those of the nouns.
         names: a name for each class.
         num_views: number of views (clips x crops) averaged.
+        path: the path of the video; None for frames in memory.
+        error: why the video of a list has no prediction; None if it has one.
         kind: the kind of labels of the model; None: one class.
     """
 
     scores: np.ndarray
     names: Sequence[str]
     num_views: int
+    path: str | None = None
+    error: str | None = None
     kind: LabelKind | None = None
 
     def top(self, count: int = 5) -> Ranking:
@@ -65,18 +86,43 @@ class Prediction:
 
         Of a model of verbs and nouns, the actions with the highest products of two scores.
         """
+        if self.error is not None:
+            raise DecodeError(f"{self.path or 'frames'}: {self.error}")
         return rank_classes(self.scores, self.names, count, self.kind)
 
     def top_parts(self, count: int = 5) -> dict[str, Ranking]:
         """The best verbs and nouns as {"verb": ..., "noun": ...}; {} for other models."""
         if self.kind is None or not self.kind.is_pair:
             return {}
-        rankings, start = {}, 0
-        for part, size in self.kind.parts.items():
-            own = slice(start, start + size)
-            rankings[part] = rank_classes(self.scores[own], self.names[own], count)
-            start += size
-        return rankings
+        scores, names = self.kind.split(torch.from_numpy(self.scores)), self.names
+        return {
+            part: rank_classes(scores[part].numpy(), part_names, count)
+            for part, part_names in self.kind.split_names(names).items()
+        }
+
+    def to_dict(self) -> dict[str, Any]:
+        """A JSON object as `slowfast-lara predict --json` writes it for each video.
+
+        It has the path, the number of views and the five likeliest classes, or the path and error.
+        """
+        if self.error is not None:
+            return {"path": self.path, "error": self.error}
+        parts = {part: ranking.to_dict() for part, ranking in self.top_parts().items()}
+        return {"path": self.path, "num_views": self.num_views, **self.top().to_dict(), **parts}
+
+    def __len__(self) -> int:
+        return len(self.scores) if self.kind is None else math.prod(self.kind.parts.values())
+
+    def __iter__(self) -> Iterator[ClassScore]:  # one ranking, not one per class
+        return iter(self[:])
+
+    @overload
+    def __getitem__(self, index: int) -> ClassScore: ...
+    @overload
+    def __getitem__(self, index: slice) -> list[ClassScore]: ...
+    def __getitem__(self, index: int | slice) -> ClassScore | list[ClassScore]:
+        _, names, scores = self.top(len(self))
+        return list(map(ClassScore, names, scores))[index]
 
     def __repr__(self) -> str:
-        return format_ranking(self.top())
+        return f"error: {self.error}" if self.error is not None else format_ranking(self.top())

@@ -1,4 +1,4 @@
-"""JSON and CSV files of predictions."""
+"""JSON, CSV and NumPy files of predictions."""
 
 from __future__ import annotations
 
@@ -8,8 +8,45 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from slowfast_lara.files import atomic_text
-from slowfast_lara.inference.prediction import Ranking
+import numpy as np
+
+from slowfast_lara.files import atomic_text, atomic_write, csv_cell
+from slowfast_lara.inference.prediction import Prediction, Ranking
+
+
+class PredictionArrays:
+    """Context manager that writes the scores and features of all videos to an NPZ file.
+
+    Arrays: paths [videos], scores float32 [videos, classes], features float32 [videos, D],
+    num_views [videos], class_names [classes]. Failed videos are left out.
+    """
+
+    def __init__(self, path: str, class_names: Sequence[str], num_features: int) -> None:
+        self._path, self._class_names, self._num_features = path, class_names, num_features
+        self._rows: list[tuple[str, np.ndarray, np.ndarray, int]] = []
+
+    def __enter__(self) -> PredictionArrays:
+        self._files = contextlib.ExitStack()
+        # Open the file now: an unwritable path must not be found after hours.
+        temporary = self._files.enter_context(atomic_write(self._path))
+        self._file = self._files.enter_context(open(temporary, "wb"))
+        return self
+
+    def add(self, path: str, prediction: Prediction, features: np.ndarray) -> None:
+        self._rows.append((path, prediction.scores, features, prediction.num_views))
+
+    def __exit__(self, kind, error, traceback) -> None:
+        if kind is None:
+            paths, scores, features, num_views = zip(*self._rows) if self._rows else ((),) * 4
+            np.savez(
+                self._file,
+                paths=np.array(paths, str),
+                scores=np.array(scores, np.float32).reshape(-1, len(self._class_names)),
+                features=np.array(features, np.float32).reshape(-1, self._num_features),
+                num_views=np.array(num_views, int),
+                class_names=np.array(self._class_names, str),
+            )
+        self._files.__exit__(kind, error, traceback)
 
 
 class PredictionFiles:
@@ -17,7 +54,8 @@ class PredictionFiles:
 
     JSON: {"checkpoint": ..., "videos" or "windows": [{"path": ..., "top5": [...],
     "top5_names": [...], "top5_scores": [...]}, ...], "failed": [{"path": ..., "reason": ...}]}.
-    CSV: five lines (top 5 classes) per video or window, one line (error) per failed video.
+    CSV: five lines (top 5 classes) per video or window, one line (error) per failed video. Text
+    that a spreadsheet would run as a formula is quoted, see `csv_cell`.
     A model of verbs and nouns: the top 5 are actions, with a class [verb, noun] ("3 17" in CSV);
     the JSON objects of videos also have "verb" and "noun", each with its top 5.
     """
@@ -58,22 +96,17 @@ class PredictionFiles:
         self, values: Sequence[Any], ranking: Ranking, parts: Mapping[str, Ranking] | None = None
     ) -> None:
         """Add a video or window: the values of the columns before "rank", and the top classes."""
-        by_part = {name: _top5(part) for name, part in (parts or {}).items()}
-        row = {**dict(zip(self._columns, values)), **_top5(ranking), **by_part}
+        by_part = {name: part.to_dict() for name, part in (parts or {}).items()}
+        row = {**dict(zip(self._columns, values)), **ranking.to_dict(), **by_part}
         self._write_json(self._separator + json.dumps(row))
         self._separator = ",\n"
         if self._csv:
-            for i, (label, *rest) in enumerate(zip(*ranking), 1):
-                number = " ".join(map(str, label)) if isinstance(label, tuple) else label
-                self._csv.writerow([*values, i, number, *rest, ""])
+            for number, (label, *rest) in enumerate(zip(*ranking), start=1):
+                text = " ".join(map(str, label)) if isinstance(label, tuple) else label
+                self._csv.writerow(map(csv_cell, [*values, number, text, *rest, ""]))
 
     def fail(self, path: str, reason: str) -> None:
         self._failed.append({"path": path, "reason": reason})
         if self._csv:
             blank = [""] * (len(self._columns) - 1 + 4)
-            self._csv.writerow([path, *blank, reason])
-
-
-def _top5(ranking: Ranking) -> dict[str, Any]:
-    classes, names, scores = ranking
-    return {"top5": classes, "top5_names": names, "top5_scores": scores}
+            self._csv.writerow(map(csv_cell, [path, *blank, reason]))

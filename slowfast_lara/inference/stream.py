@@ -16,7 +16,9 @@ from fvcore.common.config import CfgNode
 from torch import nn
 
 from slowfast_lara.data.registry import dataset_class
+from slowfast_lara.data.sources import TimedFrame
 from slowfast_lara.data.transforms import Normalize, uniform_crop, whole_frame
+from slowfast_lara.data.video import MAX_FPS
 from slowfast_lara.errors import DecodeError
 from slowfast_lara.inference.prediction import Ranking, format_ranking, rank_classes
 from slowfast_lara.inference.scoring import score_views
@@ -55,7 +57,8 @@ class WindowScorer:
     """Scores the most recent window of frames once per stride; uses the centre crop.
 
     `window` and `stride` are in seconds. Default of `window`: the time span of a clip, or 4 for
-    Ssv2 models. Default of `stride`: half a window.
+    Ssv2 models. Default of `stride`: half a window. The times of the frames decide which frames are
+    in a window, and after which frame it ends. Both are rounded to the nearest frame.
     """
 
     def __init__(
@@ -67,38 +70,48 @@ class WindowScorer:
         stride: float | None = None,
         names: Sequence[str] = (),
     ) -> None:
-        self._model, self._cfg, self._fps, self._names = model, cfg, fps, names
-        window = window or dataset_class(cfg, "TEST").window_seconds(cfg)
-        stride = stride or window / 2
-        self._length, self._stride = max(1, round(window * fps)), max(1, round(stride * fps))
-        self._recent: deque[np.ndarray] = deque(maxlen=self._length)
-        self._count = 0
+        self._model, self._cfg, self._names = model, cfg, names
+        self._window = window or dataset_class(cfg, "TEST").window_seconds(cfg)
+        self._stride = stride or self._window / 2
+        self._length = max(1, round(self._window * fps))  # in frames, on average
+        self._half_frame = 0.5 / fps
+        # A limit, so that frames with damaged timestamps do not fill the memory.
+        limit = max(self._length, round(self._window * MAX_FPS))
+        self._recent: deque[tuple[float, np.ndarray]] = deque(maxlen=limit)  # start, cropped frame
+        self._position = (False, 0)
         data = cfg.DATA
         self._normalize = Normalize(data.MEAN, data.STD, data.REVERSE_INPUT_CHANNEL)
 
-    def run(self, frames: Iterable[np.ndarray]) -> Iterator[tuple[np.ndarray, Window | None]]:
-        """Yield each frame with the window that ends at this frame, or None.
+    def run(self, frames: Iterable[TimedFrame]) -> Iterator[tuple[np.ndarray, Window | None]]:
+        """Yield each frame with the window that ends with this frame, or None.
 
-        A window always ends at the last frame and is marked as full, so that a video shorter than
+        A window always ends with the last frame and is marked as full, so that a video shorter than
         one window has one full window.
         """
         previous = None
-        for image in frames:
+        for frame in frames:
             if previous is not None:
-                yield previous, self._add(previous)
-            previous = image
+                yield previous.pixels, self._add(previous)
+            previous = frame
         if previous is not None:
-            window = self._add(previous) or self._score()
-            yield previous, window._replace(full=True)
+            window = self._add(previous) or self._score(previous.end)
+            yield previous.pixels, window._replace(full=True)
 
-    def _add(self, image: np.ndarray) -> Window | None:
-        self._recent.append(self._crop(image))
-        self._count += 1
-        # The first full window ends after `length` frames, and one more after every stride. Before
+    def _add(self, frame: TimedFrame) -> Window | None:
+        self._recent.append((frame.start, self._crop(frame.pixels)))
+        first = frame.end - self._window
+        while len(self._recent) > 1 and self._recent[1][0] <= first + self._half_frame:
+            self._recent.popleft()
+        # The first full window ends after `window` seconds, and one more after every stride. Before
         # that, a partial window ends after every stride.
-        excess = self._count - self._length
-        frames_since_window = (excess if excess >= 0 else self._count) % self._stride
-        return self._score() if frames_since_window == 0 else None
+        before, self._position = self._position, self._position_at(frame.end)
+        return self._score(frame.end) if self._position != before else None
+
+    def _position_at(self, end: float) -> tuple[bool, int]:
+        """Whether full windows have ended before `end`, and the number of strides since."""
+        is_full = end + self._half_frame >= self._window
+        seconds = end + self._half_frame - (self._window if is_full else 0)
+        return is_full, int(seconds / self._stride)
 
     def _crop(self, image: np.ndarray) -> np.ndarray:
         size, (height, width) = self._cfg.DATA.TEST_CROP_SIZE, image.shape[:2]
@@ -106,13 +119,16 @@ class WindowScorer:
         scaled = cv2.resize(image, (region.out_width, region.out_height))  # bilinear, as in tests
         return uniform_crop(scaled, size, 1).copy()  # a view would keep the frame in memory
 
-    def _score(self) -> Window:
-        held = len(self._recent)
-        indices = dataset_class(self._cfg, "TEST").window_frames(self._cfg, held, self._length)
-        clip = self._normalize(np.stack([self._recent[index] for index in indices]))
+    def _score(self, end: float) -> Window:
+        is_full, held = self._position[0], len(self._recent)
+        length = held if is_full else max(held, self._length)
+        indices = dataset_class(self._cfg, "TEST").window_frames(self._cfg, held, length)
+        clip = self._normalize(np.stack([self._recent[index][1] for index in indices]))
         scores = score_views(self._model, clip[None], self._cfg).numpy()
-        start, end = (self._count - held) / self._fps, self._count / self._fps
         if not np.isfinite(scores).all():
             raise DecodeError(f"the scores at {end:.2f} seconds are not finite")
-        full, kind = held == self._length, label_kind(self._cfg)
-        return Window(start, end, scores, full, self._names, kind)
+        # The first frame may have been shown since long before the window.
+        start = self._recent[0][0]
+        if start < end - self._window - self._half_frame:
+            start = end - self._window
+        return Window(start, end, scores, is_full, self._names, label_kind(self._cfg))

@@ -45,8 +45,9 @@ class Timeline:
         best = top_classes(torch.from_numpy(scores.max(0)), classes).tolist()
         with saved_figure(path, (9, 3.6)) as (_, (axis,)):
             axis.set_title(plain_text(title), fontsize=9)
-            style = ".-" if len(times) < 60 else "-"
-            lines_or_bars(axis, times, {names[label]: scores[:, label] for label in best}, style)
+            marker = "." if len(times) < 60 else ""
+            styles = [{"color": f"C{row % 10}", "marker": marker} for row in range(len(best))]
+            lines_or_bars(axis, times, {names[label]: scores[:, label] for label in best}, styles)
             if len(times) == 1:
                 axis.set(xlabel=f"score around {times[0]:.1f} seconds", xlim=(0, 1.1))
             else:

@@ -5,12 +5,13 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator, Sequence
 
+from slowfast_lara.data.lists import VIDEO_SUFFIXES
 from slowfast_lara.data.sources import IMAGE_SUFFIXES
 from slowfast_lara.errors import InputError
 
 
 def find_videos(paths: Sequence[str], *, frames_in_folders: bool) -> list[str]:
-    """Replace each folder in `paths` by all files below it, sorted.
+    """Replace each folder in `paths` by the video files below it, sorted.
 
     A path that does not exist stays in the list; reading it fails later. With
     `frames_in_folders`, a folder of images is one video.
@@ -19,7 +20,7 @@ def find_videos(paths: Sequence[str], *, frames_in_folders: bool) -> list[str]:
     for path in paths:
         found = list(_walk(path, frames_in_folders)) if os.path.isdir(path) else [path]
         if not found:
-            raise InputError(f"{path}: no files in this folder")
+            raise InputError(f"{path}: no videos ({', '.join(VIDEO_SUFFIXES)}) in this folder")
         videos += found
     return videos
 
@@ -31,7 +32,9 @@ def _walk(folder: str, frames_in_folders: bool) -> Iterator[str]:
             folders.clear()
             yield root
             continue
-        yield from (os.path.join(root, name) for name in sorted(names) if name[0] != ".")
+        for name in sorted(names):
+            if name.lower().endswith(VIDEO_SUFFIXES) and name[0] != ".":
+                yield os.path.join(root, name)
 
 
 def output_paths(target: str | None, videos: Sequence[str], suffix: str) -> list[str | None]:

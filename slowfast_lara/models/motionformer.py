@@ -32,7 +32,7 @@ ACTIVATIONS = {"tanh": nn.Tanh, "gelu": nn.GELU, "relu": nn.ReLU}
 
 
 def resize_positions(positions: Tensor, old: tuple[int, int], new: tuple[int, int]) -> Tensor:
-    """Resize bicubically from the grid of patches `old` to `new`: [F,P,D] -> [F,P',D]."""
+    """Resize position embeddings from the grid `old` to `new`: [F,P,D] -> [F,P',D]."""
     if old == new:
         return positions
     image = positions.transpose(1, 2).unflatten(2, old)
@@ -235,8 +235,8 @@ class VisionTransformer(nn.Module):
 
     def initialise(self) -> None:
         """Initialise the parameters, and freeze those that the model does not use."""
-        # At width 768, a standard deviation of 0.02 preserves the scale of activations. At width 96
-        # every layer would shrink them to a third, and hundreds of steps would not train the model.
+        # At width 768, a standard deviation of 0.02 preserves the scale of activations. At width
+        # 96, every layer would shrink them to a third, and hundreds of steps would not train it.
         linear_std = 0.02 * (768 / self.cls_token.shape[-1]) ** 0.5
         for module in self.modules():
             if isinstance(module, (nn.Linear, nn.Conv2d, nn.Conv3d)):
@@ -247,8 +247,8 @@ class VisionTransformer(nn.Module):
         for name in ("cls_token", "pos_embed", "st_embed"):
             if hasattr(self, name):
                 nn.init.normal_(getattr(self, name), std=0.02)
-        # The unused patch embedding exists for checkpoints, which hold both. It is frozen, because
-        # DDP waits for the gradients of all parameters that are not frozen.
+        # Motionformer's checkpoints hold both patch embeddings, so the model has both. The unused
+        # one is frozen, because DDP waits for the gradients of all parameters that are not frozen.
         unused = self.patch_embed if self.patch_size_temp > 1 else self.patch_embed_3d
         unused.requires_grad_(False)
         self.pos_embed.requires_grad_(not self.joint_positions)
@@ -268,7 +268,14 @@ class VisionTransformer(nn.Module):
         return 0 if first in ("norm", "pre_logits", *self.heads) else len(self.blocks) + 1
 
     def forward(self, x: Sequence[Tensor] | Tensor) -> Tensor:
-        features = self.head_drop(self.forward_features(x))
+        return self.classify(self.forward_features(x))
+
+    def classify(self, features: Tensor) -> Tensor:
+        """Logits in training mode, scores in eval mode: [B,D] -> [B,classes of all parts].
+
+        Scores are softmax of each part of the label or, with several classes per clip, sigmoid.
+        """
+        features = self.head_drop(features)
         outputs = [getattr(self, head)(features) for head in self.heads]
         if not self.training:
             outputs = [x.sigmoid() if self.multi_label else x.softmax(dim=-1) for x in outputs]

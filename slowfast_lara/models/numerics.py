@@ -13,10 +13,9 @@ import torch
 from fvcore.common.config import CfgNode
 
 # Models with VIT.EMBED_DIM below this (the width of ViT-S) use one CPU thread. All threads of an
-# operation wait for the slowest; if a core is busy, small operations spend nearly all their time
-# waiting. On two cores that other programs kept busy, two threads took 23 times as long as one
-# thread at width 96, 4 to 11 times at 192 and 384, and 2.5 times at 768. On idle cores, several
-# threads speed up wide models; for narrow models, DataLoader workers use the other cores.
+# operation wait for the slowest one, so small operations mostly wait if a core is busy. On two busy
+# cores, two threads took 23 times as long as one at width 96, 4 to 11 times at 192 and 384, and 2.5
+# times at 768. With narrow models, DataLoader workers use the other cores.
 NARROW = 384
 
 

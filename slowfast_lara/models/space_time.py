@@ -2,8 +2,8 @@
 
 Token 0 is CLS; the other tokens are the patches, frame-major. CLS attends to all tokens, always
 with exact attention. Patches attend to CLS only in joint and divided layers with exact attention,
-as in Motionformer. In trajectory layers they do not. With other estimators they do not either,
-because these group patches into landmarks.
+as in Motionformer. In trajectory layers, the keys are the patches of one frame, and CLS belongs to
+no frame. Other estimators group patches into landmarks.
 
 Shapes: B batch, h heads, N = F*P patches, F frames, P tokens of a frame, d head size, D = h*d.
 """
@@ -21,7 +21,7 @@ from slowfast_lara.models.temporal import temporal_attention
 
 
 class SpaceTimeAttention(nn.Module):
-    """Base class of the layers: projections of the input and of the output."""
+    """Base class of the layers: an estimator, and the projections of its input and output."""
 
     def __init__(
         self, dim: int, num_heads: int, estimator: Estimator, qkv_bias: bool, drop: float

@@ -47,7 +47,7 @@ def temporal_attention(
 ) -> Tensor:
     """Attend over the frames: q [B,N,h,d], x [B,F,N,D] -> [B,N,h,d].
 
-    `weight` [2D,D] and `bias` [2D] project to keys and values, in this order.
+    `weight` [2D,D] and `bias` [2D] project x to keys (first half) and values (second half).
     If `project_values` is False, the values are x, and the second halves are unused.
     """
     too_long = "clips of 2**31 elements or more" if math.prod(x.shape[1:]) >= 2**31 else ""

@@ -1,5 +1,6 @@
-"""Search for bad videos before training: without any frame, or with undecodable packets.
+"""Search for bad videos before training, and their removal from lists.
 
+A video is bad if it has no frames or undecodable packets, or if it crashes the decoder.
 OUT.progress records the checked videos; an interrupted check resumes from this file.
 """
 
@@ -7,24 +8,27 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Sequence
-from concurrent.futures import ProcessPoolExecutor
+from contextlib import closing
 
 from tqdm import tqdm
 
-from slowfast_lara.data.lists import fits_in_a_list, read_entries, videos_below
+from slowfast_lara.data.lists import fits_in_a_list, read_entries, read_lines, videos_below
 from slowfast_lara.data.video import count_frames
 from slowfast_lara.errors import DataError, DecodeError, printable
 from slowfast_lara.files import write_text
 from slowfast_lara.prepare.progress_log import ProgressLog
+from slowfast_lara.prepare.workers import ItemFailure, in_processes
+
+_TIME_LIMIT = 1800.0  # seconds per video
 
 
-def check_video(path: str) -> tuple[str, str]:
-    """Decode a video; return its path and why it is bad ("" if it is good)."""
+def check_video(path: str) -> str:
+    """Decode a video; return why it is bad ("" if it is good)."""
     try:
         frames, damaged = count_frames(path)
     except DecodeError as error:
-        return path, str(error).removeprefix(f"{path}: ")
-    return path, f"{damaged} packets do not decode, {frames} frames do" if damaged else ""
+        return str(error).removeprefix(f"{path}: ")
+    return f"{damaged} packets do not decode, {frames} frames do" if damaged else ""
 
 
 def _find_videos(source: str, separator: str, prefix: str) -> Iterator[str]:
@@ -51,12 +55,12 @@ def check_videos(
     log = ProgressLog(f"{out}.progress")
     reasons = {path: str(values[0]) for path, values in log.entries.items() if len(values) == 1}
     todo = [path for path in videos if path not in reasons]
-    with ProcessPoolExecutor(jobs) as pool, log.appending():
-        results = pool.map(check_video, todo, chunksize=4)
+    results = in_processes(check_video, todo, jobs, _TIME_LIMIT)
+    with closing(results), log.appending():
         finished = len(videos) - len(todo)
-        for path, reason in tqdm(results, total=len(videos), initial=finished, disable=None):
-            reasons[path] = reason
-            log.add(path, reason)
+        for path, result in tqdm(results, total=len(videos), initial=finished, disable=None):
+            reasons[path] = result.reason if isinstance(result, ItemFailure) else result
+            log.add(path, reasons[path])
     bad = [path for path in videos if reasons[path]]
     lines = [
         f"{path if fits_in_a_list(path) else printable(path)}\t{reasons[path]}\n" for path in bad
@@ -64,3 +68,20 @@ def check_videos(
     write_text(out, "".join(lines))
     print(f"{len(videos)} videos, {len(bad)} bad: {printable(out)}")
     return len(bad)
+
+
+def drop_bad(bad_file: str, lists: Sequence[str], *, separator: str, prefix: str) -> None:
+    """Remove the lines of the videos in `bad_file`, an OUT of `check_videos`, from lists."""
+    bad = {os.path.abspath(line.split("\t")[0]) for _, line in read_lines(bad_file)}
+    lines, kept = {}, {}
+    for name in lists:  # read and check all lists before one is written
+        lines[name] = [line for _, line in read_lines(name)]
+        paths = [os.path.abspath(path) for _, path, _ in read_entries(name, separator, prefix)]
+        kept[name] = [line for line, path in zip(lines[name], paths) if path not in bad]
+        if not kept[name]:
+            raise DataError(f"{name}: no line would remain; the lists are unchanged")
+    for name in lists:
+        if len(kept[name]) < len(lines[name]):
+            write_text(name, "".join(f"{line}\n" for line in kept[name]))
+        dropped = len(lines[name]) - len(kept[name])
+        print(f"{printable(name)}: dropped {dropped} of {len(lines[name])} videos")

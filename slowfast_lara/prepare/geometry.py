@@ -8,10 +8,7 @@ from typing import Any
 import numpy as np
 from av import VideoFrame
 
-from slowfast_lara.data.orientation import Orientation
-
-# More extreme pixel aspect ratios come from damaged headers and are ignored.
-_MAX_PIXEL_ASPECT = 4
+from slowfast_lara.data.display import Orientation, square_pixel_size
 
 
 def make_upright(frame: Any, orientation: Orientation) -> Any:
@@ -31,18 +28,14 @@ def make_upright(frame: Any, orientation: Orientation) -> Any:
 
 
 def target_size(
-    width: int, height: int, pixel_aspect: Fraction | None, short_side: int
+    width: int, height: int, sample_aspect: Fraction | None, short_side: int
 ) -> tuple[int, int]:
     """Even (width, height) of a frame scaled down to `short_side`, with square pixels.
 
-    `pixel_aspect` is width / height of a pixel; non-square pixels shrink along their longer side.
-    Neither width nor height grows.
+    `sample_aspect` as in `square_pixel_size`. Neither width nor height grows.
     """
-    one, aspect = Fraction(1), Fraction(pixel_aspect or 1)
-    if not Fraction(1, _MAX_PIXEL_ASPECT) <= aspect <= _MAX_PIXEL_ASPECT:
-        aspect = one
-    square_width, square_height = width * min(aspect, one), height * min(1 / aspect, one)
-    scale = min(short_side / min(square_width, square_height), one)
+    square_width, square_height = square_pixel_size(width, height, sample_aspect)
+    scale = min(short_side / min(square_width, square_height), Fraction(1))
     return _even(square_width * scale, width), _even(square_height * scale, height)
 
 

@@ -5,13 +5,16 @@ from __future__ import annotations
 import csv
 import os
 import random
+import re
 import shutil
+from collections import Counter
 from collections.abc import Sequence
+from typing import NamedTuple
 
 from slowfast_lara.data.lists import VIDEO_SUFFIXES, listed_videos_below
 from slowfast_lara.data.sources import list_images
 from slowfast_lara.data.text_files import open_text
-from slowfast_lara.errors import DataError, DecodeError
+from slowfast_lara.errors import DataError, DecodeError, InputError
 from slowfast_lara.files import write_json, write_text
 
 KINETICS_COLUMNS = ("label", "youtube_id", "time_start", "time_end")
@@ -19,24 +22,79 @@ KINETICS_COLUMNS = ("label", "youtube_id", "time_start", "time_end")
 SSV2_SPLITS = {"train": "train", "val": "validation"}
 
 
-def write_folder_lists(folder: str, out: str) -> None:
+class Split(NamedTuple):
+    """How the videos of a class are divided into training, validation and test."""
+
+    val_share: float = 0.1
+    test_share: float = 0.1
+    seed: int = 0
+    group: str = ""  # regular expression; videos in which it matches the same text stay together
+
+
+def write_folder_lists(folder: str, out: str, split: Split) -> None:
     """Write OUT/{train,val,test}.csv and classes.json from a folder with one folder per class.
 
-    In each class, 10 % of the videos are for testing and 10 % for validation (at least one video
-    each). The choice depends only on the file names.
+    The split depends only on the file names and the seed.
     """
+    if not (split.val_share > 0 and split.test_share > 0 and sum(split[:2]) < 1):
+        raise InputError(
+            f"the shares of validation and test are {split.val_share:g} and {split.test_share:g}; "
+            "must be above 0, with a sum below 1"
+        )
     videos = classes_of(folder)
+    chosen = _choose_splits(folder, videos, split)
     lines: dict[str, list[str]] = {"train": [], "val": [], "test": []}
-    for label, paths in enumerate(videos.values()):
-        shuffled = random.Random(0).sample(paths, len(paths))
-        share = max(1, len(paths) // 10)
-        parts = (shuffled[2 * share :], shuffled[share : 2 * share], shuffled[:share])
-        for split, part in zip(lines, parts):
-            lines[split] += [f"{os.path.abspath(path)} {label}\n" for path in part]
-    for split, chosen in lines.items():
-        write_text(os.path.join(out, f"{split}.csv"), "".join(chosen))
-        print(f"{split}: {len(chosen)} videos")
+    for label, (name, paths) in enumerate(videos.items()):
+        counts = Counter(chosen[path] for path in paths)
+        if min(counts[part] for part in lines) == 0:
+            raise DataError(
+                f"{os.path.join(folder, name)}: its {len(paths)} videos are in too few groups for "
+                "training, validation and test"
+            )
+        for path in paths:
+            lines[chosen[path]].append(f"{os.path.abspath(path)} {label}\n")
+    for part, content in lines.items():
+        write_text(os.path.join(out, f"{part}.csv"), "".join(content))
+        print(f"{part}: {len(content)} videos")
     _write_classes(out, list(videos))
+
+
+def _choose_splits(folder: str, videos: dict[str, list[str]], split: Split) -> dict[str, str]:
+    """Choose "train", "val" or "test" for each video.
+
+    In each class, whole groups go to the test and then to the validation set until both have their
+    share of the videos (at least one). A group in several classes is in one set only. The last
+    group of a class stays in the training set.
+    """
+    groups = {path: _group_of(path, folder, split) for paths in videos.values() for path in paths}
+    set_of: dict[str, str] = {}
+    left = {name: {groups[path] for path in paths} for name, paths in videos.items()}
+    for paths in videos.values():
+        shuffled = random.Random(split.seed).sample(paths, len(paths))
+        for part, share in (("test", split.test_share), ("val", split.val_share)):
+            missing = max(1, round(len(paths) * share))
+            missing -= sum(set_of.get(groups[path]) == part for path in paths)
+            for group in dict.fromkeys(groups[path] for path in shuffled):
+                if missing <= 0:
+                    break
+                is_last = any(others == {group} for others in left.values())
+                if group not in set_of and not is_last:
+                    set_of[group] = part
+                    missing -= sum(groups[path] == group for path in paths)
+                    for others in left.values():
+                        others.discard(group)
+    return {path: set_of.get(group, "train") for path, group in groups.items()}
+
+
+def _group_of(path: str, folder: str, split: Split) -> str:
+    """The text that `split.group` matches in the path below the class folder; else the path."""
+    name = os.path.relpath(path, folder).replace(os.sep, "/")
+    if not split.group:
+        return name
+    found = re.search(split.group, name.partition("/")[2])
+    if found is None:
+        raise DataError(f"{path}: the group {split.group!r} does not match this path")
+    return found[1] if found.re.groups else found[0]
 
 
 def classes_of(folder: str) -> dict[str, list[str]]:

@@ -21,7 +21,7 @@ from tqdm import tqdm
 from slowfast_lara.data.lists import VIDEO_SUFFIXES, videos_below
 from slowfast_lara.data.timestamps import FileVersion, file_version
 from slowfast_lara.errors import DataError, DecodeError, InputError, RunError, first_line, printable
-from slowfast_lara.files import atomic_text, remove_unfinished
+from slowfast_lara.files import atomic_text, csv_cell, remove_unfinished
 from slowfast_lara.locks import exclusive_lock
 from slowfast_lara.prepare.lists_prepared import (
     canonical_path,
@@ -208,7 +208,9 @@ def _report(total: int, done: dict[Task, PreparedVideo], failed: dict[Task, str]
     rows += [(task.source, "yes", done[task].damage) for task in done if done[task].damage]
     rows.sort()
     with atomic_text(os.path.join(out, FAILURES), errors="surrogateescape") as file:
-        csv.writer(file, lineterminator="\n").writerows([("video", "prepared", "reason"), *rows])
+        writer = csv.writer(file, lineterminator="\n")
+        writer.writerow(("video", "prepared", "reason"))
+        writer.writerows(map(csv_cell, row) for row in rows)
     if rows:
         print(f"{len(failed)} failed, {len(rows) - len(failed)} are damaged: {out}/{FAILURES}")
     for source, prepared, reason in rows[:_SHOWN_FAILURES]:

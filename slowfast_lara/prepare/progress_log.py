@@ -8,7 +8,7 @@ import os
 from collections.abc import Iterator
 from typing import Any
 
-from slowfast_lara.files import parse_json, write_text
+from slowfast_lara.files import open_in_place, parse_json, write_text
 
 
 class ProgressLog:
@@ -29,7 +29,7 @@ class ProgressLog:
         """Rewrite the file without invalid lines, and keep it open for `add`."""
         lines = [json.dumps([name, *values]) + "\n" for name, values in self.entries.items()]
         write_text(self._path, "".join(lines))
-        with open(self._path, "a", encoding="utf-8") as self._file:
+        with open(self._path, "a", encoding="utf-8", opener=open_in_place) as self._file:
             yield
 
     def add(self, name: str, *values: Any) -> None:

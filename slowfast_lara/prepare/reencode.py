@@ -24,10 +24,10 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import av
-from av.video.reformatter import Interpolation, VideoReformatter
+from av.video.reformatter import ColorRange, Colorspace, Interpolation, VideoReformatter
 
-from slowfast_lara.data.orientation import Orientation
-from slowfast_lara.data.video import ONE_THREAD, check_size, decoded_frames, open_video
+from slowfast_lara.data.display import ONE_THREAD, Orientation, display_size
+from slowfast_lara.data.video import decoded_frames, open_video
 from slowfast_lara.errors import DecodeError
 from slowfast_lara.files import atomic_write
 from slowfast_lara.prepare.geometry import make_upright, target_size
@@ -35,6 +35,9 @@ from slowfast_lara.prepare.missing import describe_missing
 from slowfast_lara.prepare.timing import Timing, frame_rate, mux, timing_of
 
 _UNSPECIFIED_COLORSPACE = 2
+# Colour matrices that have the same number in H.264 and in swscale. Decoders assume ITU-R BT.601 if
+# none is declared, and number it in several ways.
+_CONVERTIBLE = (Colorspace.ITU709, Colorspace.FCC, Colorspace.SMPTE240M, Colorspace.BT2020)
 # No CABAC, no deblocking, few partition types; seven of eight frames are non-reference B-frames,
 # which a reader can skip. Compared with x264's defaults, reading takes a third of the time, files
 # have 17 % more bytes, and PSNR is 2 dB lower. Real videos of 256 pixels become 7 % larger than
@@ -224,6 +227,7 @@ class _Encoder:
     def __init__(self, options: Options) -> None:
         self._options = options
         self._reformatter = VideoReformatter()  # one for all frames: set-up is slow
+        self._to_rgb, self._from_rgb = VideoReformatter(), VideoReformatter()
         self._buffer = io.BytesIO()
         self._out = av.open(self._buffer, "w", format="mp4")
         self._packets: list[Any] = []
@@ -248,15 +252,25 @@ class _Encoder:
         # For RGB, swscale uses the colour matrix that decoders assume if none is declared.
         is_rgb = first.format.is_rgb
         context.colorspace = _UNSPECIFIED_COLORSPACE if is_rgb else first.colorspace
+        self._colors = first.colorspace, first.color_range
 
     def add(self, frame: Any, stream: Any) -> None:
-        check_size(frame.height, frame.width)
+        display_size(frame.width, frame.height, stream.sample_aspect_ratio)  # checks it
         if self._count == 0:
             self._start(frame, stream)
-        width, height = self._size
-        small = self._reformatter.reformat(
-            frame, width, height, "yuv420p", interpolation=Interpolation.BICUBIC, **ONE_THREAD
-        )
+        options = {"interpolation": Interpolation.BICUBIC, **ONE_THREAD}
+        if (frame.colorspace, frame.color_range) == self._colors:
+            small = self._reformatter.reformat(frame, *self._size, "yuv420p", **options)
+        else:  # the result has the colour matrix and range of the first frame throughout
+            rgb = self._to_rgb.reformat(frame, *self._size, "rgb24", **options)
+            matrix, color_range = self._colors
+            small = self._from_rgb.reformat(
+                rgb,
+                format="yuv420p",
+                dst_colorspace=matrix if matrix in _CONVERTIBLE else Colorspace.ITU601,
+                dst_color_range=color_range or ColorRange.MPEG,
+                **ONE_THREAD,
+            )
         upright = make_upright(small, self._orientation)
         upright.pts, upright.time_base = self._count, 1 / self._rate
         upright.pict_type = 0  # otherwise the encoder copies the picture types of the source

@@ -12,6 +12,7 @@ are also relative to OUT, so DATA.PATH_PREFIX may stay empty.
 
 from __future__ import annotations
 
+import contextlib
 import multiprocessing
 import os
 from collections.abc import Callable, Mapping
@@ -97,6 +98,7 @@ def _background(rng: np.random.Generator, size: int) -> np.ndarray:
 
 
 def _write_video(path: str, video: np.ndarray) -> None:
+    _remove(path)
     with av.open(path, "w", format="mp4") as container:
         options = {"preset": "ultrafast", "crf": "18", "g": "12"}
         stream = container.add_stream("libx264", rate=FPS, options=options)
@@ -108,12 +110,19 @@ def _write_video(path: str, video: np.ndarray) -> None:
         container.mux(stream.encode())
 
 
+def _remove(path: str) -> None:
+    """Remove an earlier file: if it is a symbolic link, its target must not be overwritten."""
+    with contextlib.suppress(FileNotFoundError):
+        os.remove(path)
+
+
 def _write_frames(folder: str, video: np.ndarray) -> None:
     """Write FOLDER/NAME_000001.jpg, ...; NAME is the last component of FOLDER."""
     os.makedirs(folder, exist_ok=True)
     name = os.path.basename(folder)
     for number, image in enumerate(video, start=1):
         path = os.path.join(folder, f"{name}_{number:06d}.jpg")
+        _remove(path)
         if not cv2.imwrite(path, image[..., ::-1], [cv2.IMWRITE_JPEG_QUALITY, 95]):
             raise OSError(f"cannot write {path}")
 

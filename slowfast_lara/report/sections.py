@@ -25,7 +25,7 @@ THUMBNAIL_FRAMES, THUMBNAIL_SIDE = 4, 96
 
 def report(run: RunRecord) -> str:
     """Build the HTML report of a run; sections without content are left out."""
-    title = os.path.basename(os.path.abspath(run.folder))
+    title = _title(run)
     config = f"<details><summary>all keys</summary><pre>{escape(run.config_text)}</pre></details>"
     failed = table(("video", "reason"), run.failed, name="failed")
     sections = {
@@ -61,12 +61,24 @@ def _results(run: RunRecord) -> dict[str, str]:
     return {**sections, "Worst errors": _errors(run)}
 
 
-def _summary(run: RunRecord) -> str:
+def _title(run: RunRecord) -> str:
+    """The name of the run's folder; if it could be any run's, also its parent and the attention."""
+    parent, name = os.path.split(os.path.abspath(run.folder))
+    if name.lower() not in ("out", "output", "run", "result", "results", "train", "test"):
+        return name
+    return ", ".join(filter(None, (f"{os.path.basename(parent)}/{name}", _attention(run))))
+
+
+def _attention(run: RunRecord) -> str:
     attention = run.setting("VIT.APPROX_ATTN_TYPE")
+    return f"{display_name(str(attention))} attention" if attention else ""
+
+
+def _summary(run: RunRecord) -> str:
     parts = (
         run.setting("MODEL.MODEL_NAME"),
         run.setting("VIT.ATTN_LAYER"),
-        f"{display_name(str(attention))} attention" if attention else None,
+        _attention(run),
         run.setting("TEST.DATASET"),
         run.checkpoint,
     )
@@ -88,12 +100,12 @@ def _curves(run: RunRecord) -> str:
     kind = "train_iter" if run.curve("train_iter", "loss") else "train_epoch"
     if not run.curve(kind, "loss"):
         return ""
-    charts = [chart("loss", {"training": run.curve(kind, "loss")})]
-    curves = {"top-1 error, %": "top1_err", "top-5 error, %": "top5_err"}
+    charts = []
+    keys = {"loss": "loss", "top-1 error, %": "top1_err", "top-5 error, %": "top5_err"}
     if len(run.names) <= 5:  # the top-5 error is always 0
-        del curves["top-5 error, %"]
-    curves |= {f"{part} top-1 error, %": f"{part}_top1_err" for part in ("action", "verb", "noun")}
-    for title, key in {**curves, "mean average precision, %": "map"}.items():
+        del keys["top-5 error, %"]
+    keys |= {f"{part} top-1 error, %": f"{part}_top1_err" for part in ("action", "verb", "noun")}
+    for title, key in {**keys, "mean average precision, %": "map"}.items():
         lines = {"training": run.curve(kind, key), "validation": run.curve("val_epoch", key)}
         charts.append(chart(title, lines))
     charts.append(chart("learning rate", {"training": run.curve(kind, "lr")}))
@@ -135,7 +147,7 @@ def _confused_pairs(run: RunRecord, matrix: np.ndarray) -> str:
         for label, other in pairs
         if wrong[label, other]
     ]
-    columns = ("true class", "predicted class", "videos", "of")
+    columns = ("true class", "predicted class", "videos", "all videos of the true class")
     return "<p>Most frequent errors</p>" + table(columns, rows) if rows else ""
 
 
@@ -172,7 +184,7 @@ def _error_card(run: RunRecord, video: TestedVideo) -> str:
     try:
         shown = embedded_image(thumbnail(video.path), ".jpg", f"frames of {video.path}")
     except DecodeError:
-        shown = '<div class="missing">video not found</div>'
+        shown = '<div class="missing">video cannot be read</div>'
     # The results contain the scores of the top 5 classes only; the true class may be missing.
     own = [score for label, score in zip(video.top5, video.scores) if label == video.label]
     score = f"{own[0]:.1%}" if own else f"below {video.scores[-1]:.1%}"
@@ -205,12 +217,12 @@ def _speed(run: RunRecord) -> Iterator[tuple[str, str]]:
     if steps and np.median(steps) > 0:
         batch = run.setting("TRAIN.BATCH_SIZE", 0) * run.setting("NUM_SHARDS", 1)
         step = float(np.median(steps))
-        yield "training", f"{batch / step:.1f} clips a second: batches of {batch} in {step:.3f} s"
+        yield "training", f"{batch / step:.1f} clips per second: a batch of {batch} in {step:.3f} s"
         if waits:
             yield "of which waiting for data", f"{100 * float(np.median(waits)) / step:.0f} %"
     tests = numbers("test_iter", "time_diff")
     if tests:
-        yield "testing", f"{tests[-1]:.3f} s a video, in each process"
+        yield "testing", f"{tests[-1]:.3f} s per video, in each process"
     for key, meaning in (("gpu_mem", "GPU memory, peak"), ("ram", "main memory, peak")):
         sizes = [str(line[key]).rstrip("G") for line in run.stats if key in line]
         amounts = [float(size) for size in sizes if size.replace(".", "", 1).isdigit()]
@@ -223,8 +235,9 @@ def _environment(run: RunRecord) -> str:
         if isinstance(value, dict):
             return ", ".join(f"{key} {entry}" for key, entry in value.items())
         if isinstance(value, list):
-            return " ".join(map(str, value)) or "none"
+            return " ".join(map(str, value))
         return value if isinstance(value, str) else json.dumps(value)
 
-    rows = [(key.replace("_", " "), text(value)) for key, value in run.environment.items()]
+    known = {key: value for key, value in run.environment.items() if value not in (None, [], {})}
+    rows = [(key.replace("_", " "), text(value)) for key, value in known.items()]
     return table(("", ""), rows) if rows else ""

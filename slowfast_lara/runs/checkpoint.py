@@ -66,8 +66,9 @@ def best_path(output_dir: str) -> str:
     return os.path.join(get_checkpoint_dir(output_dir), BEST_NAME)
 
 
-def exist_in(output_dir: str) -> bool:
-    return bool(_sorted_by_progress(get_checkpoint_dir(output_dir)))
+def paths_in(output_dir: str) -> list[str]:
+    """Return the checkpoints of a run, the one with the most progress last; without best.pyth."""
+    return _sorted_by_progress(get_checkpoint_dir(output_dir))
 
 
 def _sorted_by_progress(folder: str) -> list[str]:
@@ -147,12 +148,12 @@ def peek_checkpoint(path: str) -> dict[str, Any]:
 
 def newest(output_dir: str) -> tuple[str, dict[str, Any]] | None:
     """Return path and content of a run's newest readable checkpoint; warn about unreadable ones."""
-    return _first_readable(reversed(_sorted_by_progress(get_checkpoint_dir(output_dir))))
+    return _first_readable(reversed(paths_in(output_dir)))
 
 
 def best_or_newest(output_dir: str) -> tuple[str, dict[str, Any]] | None:
     """Return the checkpoint for inference: best.pyth if it is readable, else the newest."""
-    best, others = best_path(output_dir), _sorted_by_progress(get_checkpoint_dir(output_dir))
+    best, others = best_path(output_dir), paths_in(output_dir)
     return _first_readable([*([best] if os.path.isfile(best) else []), *reversed(others)])
 
 

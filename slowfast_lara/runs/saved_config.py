@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 from fvcore.common.config import CfgNode
 
 from slowfast_lara.config import get_cfg
-from slowfast_lara.config.checkouts import is_git_checkout_config, shared_part
+from slowfast_lara.config.checkouts import is_pyslowfast_1, shared_part
 from slowfast_lara.config.keys import Affects, all_keys, get_value
 from slowfast_lara.config.yaml_files import parse_yaml
 from slowfast_lara.errors import CheckpointError, ConfigError
@@ -87,13 +87,20 @@ def saved_value(content: dict[str, Any], key: str) -> Any:
 
 def saved_config(content: dict[str, Any]) -> dict[str, Any] | None:
     """The config in a checkpoint; None if it is missing or has no VIT node."""
-    tree = raw_saved_config(content)
-    if not isinstance(tree.get("VIT"), dict):
-        return None
-    return shared_part(tree) if is_git_checkout_config(tree) else tree
+    checkout = checkout_config(content)
+    if checkout is not None:
+        return shared_part(checkout)
+    tree = _raw_config(content)
+    return tree if isinstance(tree.get("VIT"), dict) else None
 
 
-def raw_saved_config(content: dict[str, Any]) -> dict[str, Any]:
+def checkout_config(content: dict[str, Any]) -> dict[str, Any] | None:
+    """The unmodified config of a checkpoint of a PySlowFast checkout or of Motionformer."""
+    tree = _raw_config(content)
+    return tree if isinstance(tree.get("VIT"), dict) and not is_pyslowfast_1(tree) else None
+
+
+def _raw_config(content: dict[str, Any]) -> dict[str, Any]:
     """The unmodified config in a checkpoint; {} if it cannot be read."""
     text = content.get("cfg")
     try:

@@ -63,7 +63,7 @@ class AttentionView:
     Attributes:
         pixels: the view, uint8 [T,H,W,3].
         grid: the geometry of the view's tokens.
-        total: text for captions: what the weights are shares of, e.g. "all attention".
+        total: caption for the whole that the weights add up to, e.g. "all attention".
     """
 
     def __init__(self, model: TrainedModel, video: str, layer: int | None = None) -> None:
@@ -119,7 +119,7 @@ class AttentionView:
         *temporal, call = self.blocks[self.layer]
         rows, output = attention_rows(call, one_hot(call, 1 + token), estimator)
         shown = _select_head(rows, head)
-        for earlier in temporal:  # divided: multiply by the temporal attention
+        for earlier in temporal:  # divided attention: multiply by the temporal attention
             shown = attention_rows(earlier, shown).weights.mean(0)
         return ImpliedWeights(self._by_frame(rows), output), self._by_frame(shown)
 

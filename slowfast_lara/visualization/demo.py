@@ -8,39 +8,15 @@ import signal
 import socket
 import tempfile
 import threading
-from collections.abc import Awaitable, Callable, Iterator, MutableMapping
-from typing import Any
+from collections.abc import Collection, Iterator
 
 from slowfast_lara.errors import InputError
 from slowfast_lara.inference.model import TrainedModel
 from slowfast_lara.lazy import check_installed
 
-# The page may load resources only from this server, although Gradio links to others.
-_POLICY = (
-    "default-src 'self' 'unsafe-inline' 'unsafe-eval' data: blob:; object-src 'none'; "
-    "base-uri 'self'; form-action 'self'"
-)
-_HEADERS = [(b"content-security-policy", _POLICY.encode()), (b"referrer-policy", b"no-referrer")]
-Message = MutableMapping[str, Any]
-
-
-class SecurityHeaders:
-    """ASGI middleware that adds `_HEADERS` to every response."""
-
-    def __init__(self, app: Callable[..., Awaitable[None]]) -> None:
-        self._app = app
-
-    async def __call__(self, scope: Message, receive: Any, send: Any) -> None:
-        async def send_with_headers(message: Message) -> None:
-            if message["type"] == "http.response.start":
-                message["headers"] = [*message["headers"], *_HEADERS]
-            await send(message)
-
-        await self._app(scope, receive, send_with_headers)
-
 
 @contextlib.contextmanager
-def _temporary_folder() -> Iterator[None]:
+def _temporary_folder() -> Iterator[str]:
     """Store uploads and Gradio's files in a temporary folder, which is removed at exit."""
     before = tempfile.tempdir
     with tempfile.TemporaryDirectory(prefix="slowfast_lara_demo_") as folder:
@@ -53,7 +29,7 @@ def _temporary_folder() -> Iterator[None]:
         )
         tempfile.tempdir = folder
         try:
-            yield
+            yield folder
         finally:
             tempfile.tempdir = before
 
@@ -75,21 +51,30 @@ def serve(
     *,
     host: str,
     port: int,
+    names: Collection[str],
     views: int | None,
     max_megabytes: int,
     max_minutes: float,
 ) -> None:
-    """Serve the page until SIGINT or SIGTERM; `max_*` limit the uploaded videos."""
+    """Serve the page until SIGINT or SIGTERM.
+
+    Requests must name `host`, a name of this machine, or one of `names` as their Host. `max_*`
+    limit the uploaded videos.
+    """
     _check_address(host, port)
     signal.signal(signal.SIGTERM, signal.default_int_handler)
-    with _temporary_folder():
+    with _temporary_folder() as folder:
         check_installed("gradio", "demo")
         # Imported here: Gradio is optional, and its environment variables must be set before.
         from starlette.middleware import Middleware
 
         from slowfast_lara.visualization.demo_page import MAX_SESSIONS, DemoPage, build
+        from slowfast_lara.visualization.demo_requests import AllowedHosts, RequestChecks
+        from slowfast_lara.visualization.demo_uploads import Uploads
 
-        blocks = build(DemoPage(model, views, 60 * max_minutes))
+        uploads = Uploads(os.path.join(folder, "uploads"), max_megabytes * 10**6)
+        blocks = build(DemoPage(model, uploads, views, 60 * max_minutes))
+        checks = Middleware(RequestChecks, AllowedHosts(host, names), uploads)
         try:
             _, address, _ = blocks.launch(
                 server_name=host,
@@ -103,9 +88,8 @@ def serve(
                 ssr_mode=False,
                 pwa=False,
                 mcp_server=False,
-                max_file_size=max_megabytes * 10**6,
                 state_session_capacity=MAX_SESSIONS,
-                app_kwargs={"middleware": [Middleware(SecurityHeaders)]},
+                app_kwargs={"middleware": [checks]},
             )
             print(f"Serving the demo at {address} (Ctrl-C to stop)", flush=True)
             threading.Event().wait()

@@ -6,18 +6,22 @@ Import this module only after the environment variables of Gradio are set: see d
 from __future__ import annotations
 
 import os
-import tempfile
+from itertools import islice
+from pathlib import Path
 from typing import Any
 
 import cv2
 import gradio as gr
 import numpy as np
+from fvcore.common.config import CfgNode
 
+from slowfast_lara.data.registry import dataset_class
 from slowfast_lara.data.video import check_length
 from slowfast_lara.errors import UserError, first_line, printable
-from slowfast_lara.files import remove_empty
 from slowfast_lara.inference.model import TrainedModel
+from slowfast_lara.models.attention_config import chosen_estimator, display_name
 from slowfast_lara.visualization.attention_view import AttentionView, default_attentions
+from slowfast_lara.visualization.demo_uploads import Uploads
 from slowfast_lara.visualization.heat_maps import HeatMapFigure
 from slowfast_lara.visualization.token_grid import QueryPoint
 
@@ -33,28 +37,47 @@ MAX_SESSIONS = 20
 class DemoPage:
     """The model that the page shows, and the handlers of the page's events."""
 
-    def __init__(self, model: TrainedModel, views: int | None, max_seconds: float) -> None:
-        self.model, self._views, self._max_seconds = model, views, max_seconds
+    def __init__(
+        self, model: TrainedModel, uploads: Uploads, views: int | None, max_seconds: float
+    ) -> None:
+        self.model, self.uploads = model, uploads
+        self._views, self._max_seconds = views, max_seconds
+        self.examples = _example_videos(model.cfg)
 
-    def upload(self, path: str | None) -> tuple[Any, ...]:
+    def model_name(self) -> str:
+        """The end of the checkpoint's path, and the attention of the model."""
+        vit, parts = self.model.cfg.VIT, Path(os.path.abspath(self.model.path)).parts[-4:]
+        name = "/".join(part for part in parts if part not in ("checkpoints", os.sep))
+        attention = display_name(chosen_estimator(self.model.cfg))
+        classes = len(self.model.class_names)
+        return printable(f"{name}: {vit.ATTN_LAYER} attention ({attention}), {classes} classes")
+
+    def upload(self, file: dict[str, Any] | None) -> tuple[Any, ...]:
         """Handle an uploaded file; returns message, classes, view, slider, frame, figure.
 
-        The file is moved before it is read, because Gradio stores a second upload of the same
-        video at the same path. It is removed afterwards: the view holds all data of the page.
+        The file is removed as soon as it is read: the view holds all data of the page.
         """
-        nothing = None, None, gr.Slider(visible=False), None, None
-        if path is None:
-            return "", *nothing
-        with tempfile.TemporaryDirectory(dir=os.path.dirname(os.path.dirname(path))) as folder:
-            moved = os.path.join(folder, os.path.basename(path))
-            try:
-                os.rename(path, moved)
-                remove_empty([os.path.dirname(path)])
-                check_length(moved, self._max_seconds)
-                prediction = self.model(moved, views=self._views)
-                view = AttentionView(self.model, moved)
-            except Exception as error:  # no upload may end the server
-                return _error_message(error, moved), *nothing
+        if file is None:
+            return _nothing("")
+        path = ""
+        try:
+            with self.uploads.take(file["path"]) as path:
+                check_length(path, self._max_seconds)
+                return self._show(path)
+        except Exception as error:  # no upload may end the server
+            return _nothing(_error_message(error, path))
+
+    def example(self, number: int) -> tuple[Any, ...]:
+        """Handle a click on an example video; returns the same as `upload`."""
+        path = self.examples[_clamp(number, len(self.examples))]
+        try:
+            return self._show(path)
+        except Exception as error:  # the video may have been removed
+            return _nothing(_error_message(error, path))
+
+    def _show(self, path: str) -> tuple[Any, ...]:
+        prediction = self.model(path, views=self._views)
+        view = AttentionView(self.model, path)
         _, names, scores = prediction.top()
         middle = len(view.pixels) // 2
         slider = gr.Slider(maximum=len(view.pixels) - 1, value=middle, visible=True)
@@ -96,9 +119,18 @@ def build(page: DemoPage) -> gr.Blocks:
         output: dict[str, Any] = {"interactive": False, "format": "png"}
         view = gr.State(time_to_live=6 * LIFETIME_SECONDS)
         gr.Markdown(f"## {TITLE}")
+        gr.Textbox(page.model_name(), label="Model", interactive=False, elem_id="model")
         with gr.Row():
             with gr.Column():
                 file = gr.File(label="Video", elem_id="video")
+                examples = gr.Dataset(
+                    label="Or an example from the test list",
+                    components=["textbox"],
+                    samples=[[printable(os.path.basename(path))] for path in page.examples],
+                    type="index",
+                    visible=bool(page.examples),
+                    elem_id="examples",
+                )
                 message = gr.Textbox(show_label=False, interactive=False, elem_id="message")
                 classes = gr.Label(label="Most likely classes", elem_id="classes")
             with gr.Column():
@@ -117,16 +149,36 @@ def build(page: DemoPage) -> gr.Blocks:
             "concurrency_id": "model",
             "concurrency_limit": 1,
         }
-        file.change(page.upload, file, [message, classes, view, number, frame, figure], **queued)
+        outputs = [message, classes, view, number, frame, figure]
+        # gr.File's preprocessing creates an empty file for each upload.
+        file.change(page.upload, file, outputs, preprocess=False, **queued)
+        examples.click(page.example, examples, outputs, **queued)
         frame.select(page.click, [view, number], figure, **queued)
         number.input(page.frame, [view, number], frame, api_visibility="private")
     return blocks.queue(max_size=MAX_SESSIONS)
 
 
+def _example_videos(cfg: CfgNode, count: int = 4) -> list[str]:
+    """Videos of the test list, each of another class; none if the list is not on this machine."""
+    try:
+        dataset = dataset_class(cfg, "TEST")(cfg, "test")
+    except (UserError, OSError):
+        return []
+    first_of_class = {label: index for index, label in reversed([*enumerate(dataset.labels)])}
+    paths = (dataset.paths[index] for index in sorted(first_of_class.values()))
+    return list(islice((path for path in paths if os.path.exists(path)), count))
+
+
+def _nothing(message: str) -> tuple[Any, ...]:
+    """Outputs of `DemoPage.upload` without a video."""
+    return message, None, None, gr.Slider(visible=False), None, None
+
+
 def _error_message(error: Exception, path: str) -> str:
     """Message for a file that cannot be used; it shows the file's name, not the temporary path."""
     text = str(error) if isinstance(error, UserError) else first_line(error)
-    return printable(f"Cannot use this file: {text}".replace(path, os.path.basename(path)))
+    text = text.replace(path, os.path.basename(path)) if path else text
+    return printable(f"Cannot use this file: {text}")
 
 
 def _zoom(image: np.ndarray) -> int:

@@ -12,10 +12,9 @@ import numpy as np
 from matplotlib import colormaps
 from PIL import Image
 
-from slowfast_lara.attention import ESTIMATORS
-from slowfast_lara.drawing import PAPER, VideoWriter, text_lines
+from slowfast_lara.drawing import PAPER, VideoWriter, attention_colour, text_lines
 from slowfast_lara.files import atomic_write
-from slowfast_lara.models.attention_config import EXACT, RECOMMENDED
+from slowfast_lara.models.attention_config import EXACT
 from slowfast_lara.visualization.token_grid import QueryPoint, TokenGrid
 
 TILE = 168
@@ -24,14 +23,6 @@ LABEL_WIDTH = 190
 FONT = 13
 QUERY_COLOUR = (64, 220, 255)
 VIDEO_FPS, VIDEO_REPEATS = 4, 3
-
-
-def attention_colour(name: str) -> tuple[int, int, int]:
-    """The RGB colour of an attention; each attention has the same colour in all figures."""
-    number = [*ESTIMATORS, *RECOMMENDED].index(name)
-    # tab20 has pairs of a dark and a light colour: all dark ones first, which are tab10.
-    red, green, blue, _ = colormaps["tab20"](number % 10 * 2 + number // 10 % 2, bytes=True)
-    return int(red), int(green), int(blue)
 
 
 class AttentionMap(NamedTuple):
@@ -61,8 +52,8 @@ class AttentionMap(NamedTuple):
 class HeatMapFigure:
     """Attention maps over the frames of a view, `pixels` uint8 [T,H,W,3].
 
-    All maps have the colour scale of the first map. `total` is text for the caption: what the
-    weights are shares of, e.g. "all attention".
+    All maps have the colour scale of the first map. `total` is a caption for the whole that the
+    weights add up to, e.g. "all attention".
     """
 
     pixels: np.ndarray
@@ -89,7 +80,7 @@ class HeatMapFigure:
 
     def write_strip(self, path: str) -> None:
         with atomic_write(path) as temporary:
-            # With 256 colours the file has a third of the size; MAXCOVERAGE keeps rare colours.
+            # 256 colours reduce the file to a third of its size; MAXCOVERAGE keeps rare colours.
             image = Image.fromarray(self.strip()).quantize(256, Image.Quantize.MAXCOVERAGE)
             image.save(temporary, optimize=True)
 

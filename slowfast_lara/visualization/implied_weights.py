@@ -1,10 +1,10 @@
 """Attention weights that any estimator implies, by differentiation.
 
-Every estimator is linear in the values, for merged keys with the given groups: out_n = sum_m w_nm
-v_m in each head, where n is a query and m a key. So the weights w_nm of query n are the derivative
-of one component of out_n with respect to the same component of v_m. They are exact and cost one
-forward and backward pass of the layer. The N x N matrix of weights is not built, unless the
-estimator itself builds it.
+Every estimator is linear in the values (if it groups keys, then for fixed groups): in each head,
+out_n = sum_m w_nm v_m, where n is a query and m a key. So the weights w_nm of query n are the
+derivative of one component of out_n with respect to the same component of v_m. They are exact and
+cost one forward and backward pass of the layer. The N x N matrix of weights is not built, unless
+the estimator itself builds it.
 
 For trajectory layers, `trajectory_weights` differentiates the estimator. For joint and divided
 layers, `attention_rows` differentiates the whole layer, including CLS.
@@ -45,7 +45,7 @@ def trajectory_weights(estimator: Estimator, inputs: LayerInputs, token: int) ->
 
 
 class LayerCall(NamedTuple):
-    """A joint or divided attention layer, and the tokens [1,1+N,D] that it gets for a view."""
+    """A joint or divided attention layer, and its input tokens [1,1+N,D] for a view."""
 
     layer: SpaceTimeAttention
     tokens: Tensor

@@ -1,4 +1,4 @@
-"""The `visualize` command: draws the attention of points of a video; writes PNG, MP4, JSON."""
+"""The `visualize` command: draws the attention of query points in a video, as PNG, MP4, JSON."""
 
 from __future__ import annotations
 

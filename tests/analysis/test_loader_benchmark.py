@@ -55,7 +55,7 @@ def test_verdict():
     speed = LoaderTable("title", {0: 10.0, 1: 9.0, 4: 32.0}, {"decode": 100.0}, 8)
     assert "NUM_WORKERS 0 is enough" in speed.verdict(800, cores=4)
     assert "NUM_WORKERS 4 is enough" in speed.verdict(250, cores=4)
-    assert "NUM_WORKERS 8 should do" in speed.verdict(125, cores=8)
+    assert "NUM_WORKERS 8 should be enough" in speed.verdict(125, cores=8)
     assert "bottleneck. It needs about 8 workers" in speed.verdict(125, cores=4)
 
 

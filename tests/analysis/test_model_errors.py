@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import itertools
+import re
 from functools import partial
 
 import numpy as np
@@ -265,6 +266,7 @@ def test_some_of_many_videos_are_measured(tmp_path, model, clips, capsys):
     assert approximation_error([*model.flags(), str(folder), *flags]) == 0
     out, messages = capsys.readouterr()
     assert "measuring 2 settings in 2 layers on 8 of 30 videos" in messages
+    assert re.search(r"about \d+ s for 7 more videos", messages)
     assert "2 layers, 8 videos" in out
     assert out.rstrip().splitlines()[-3:] == [
         "VIT:",
@@ -273,6 +275,21 @@ def test_some_of_many_videos_are_measured(tmp_path, model, clips, capsys):
     ]
     assert approximation_error([*model.flags(), str(folder), *flags, "--videos", "3"]) == 0
     assert "2 layers, 3 videos" in capsys.readouterr().out
+
+
+def test_a_bad_video_is_skipped_and_noted(tmp_path, model, clips, capsys):
+    (tmp_path / "a.mp4").write_text("not a video")
+    (tmp_path / "b.mp4").symlink_to(clips[0])
+    (tmp_path / "c.mp4").write_text("not a video")
+    (tmp_path / "notes.txt").touch()
+    flags = ["--samples", "4", "--attentions", "merged"]
+    assert approximation_error([*model.flags(), str(tmp_path), *flags]) == 0
+    out = capsys.readouterr().out
+    assert [f"skipped {tmp_path}/{name}.mp4: " in out for name in "abc"] == [True, False, True]
+    assert "notes.txt" not in out and out.rstrip().splitlines()[-1] == "  APPROX_ATTN_DIM: 4"
+    (tmp_path / "b.mp4").unlink()
+    assert approximation_error([*model.flags(), str(tmp_path), *flags]) == 2
+    assert "c.mp4: " in only_error(capsys)
 
 
 @pytest.mark.parametrize(

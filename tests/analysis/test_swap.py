@@ -89,7 +89,7 @@ def test_untrained_parameters_are_noted_once(trained, capsys):
     checkpoint = str(next(trained.glob("checkpoints/*.pyth")))
     assert swap(["--checkpoint", checkpoint, "--attentions", *names, *numbers, *few]) == 0
     printed = capsys.readouterr().out
-    assert printed.count("performer: not trained, initialised from the seed: blocks.0.attn.") == 1
+    assert printed.count("performer: not trained, drawn from the seed: blocks.0.attn.") == 1
     assert "skipped lara with 5" in printed
     assert [line.split()[0] for line in printed.splitlines()[-3:]] == ["exact", *["performer"] * 2]
 

@@ -154,6 +154,24 @@ def test_performer_samples_are_in_the_state_dict():
     assert_close(other(*inputs()), one(*inputs()), 0.0)
 
 
+@pytest.mark.parametrize("name", ESTIMATORS)
+def test_repr_shows_all_settings(name):
+    options = all_options(name)[-1]
+    estimator = build_estimator(name, head_dim=8, num_landmarks=5, **options)
+    text = repr(estimator).replace("\n", "")
+    assert text.startswith(f"{type(estimator).__name__}(")
+    defaults = {key: option.default for key, option in estimator_options(name).items()}
+    for key, value in {**defaults, **options}.items():
+        assert f"{key}={value!r}" in text
+    if not estimator.exact and name != "ra":
+        assert "num_landmarks=5" in text
+
+
+def test_repr_fits_on_a_line():
+    estimator = build_estimator("lara", head_dim=64, num_landmarks=128, proposal="global")
+    assert "\n" not in repr(estimator) and "num_landmarks=128, proposal='global'" in repr(estimator)
+
+
 def test_errors_list_the_allowed_names_and_values():
     with pytest.raises(ValueError, match="'laura'; must be one of softmax, lara, ra"):
         build_estimator("laura", head_dim=8)
@@ -192,17 +210,21 @@ def test_a_registered_class_gets_config_keys_and_runs_in_the_model(tmp_path):
         assert model([torch.zeros(1, 3, 4, 32, 32)]).isfinite().all()
         with pytest.raises(ConfigError, match="VIT.MEAN.SHARPNESS is -1.0; .*finite number"):
             load_config(path, ["VIT.MEAN.SHARPNESS", "-1"])
-        with pytest.raises(ValueError, match="already registered"):
-            register("mean")(MeanAttention)
+        register("mean")(MeanAttention)  # again, as a notebook cell does
+        for name in ("mean", "lara"):
+            with pytest.raises(ValueError, match="already registered"):
+                register(name)(type("OtherAttention", (MeanAttention,), {}))
+        with pytest.raises(ValueError, match="identifier"):
+            register("mean-1")(MeanAttention)
     finally:
         del ESTIMATORS["mean"]
 
 
-def test_the_recipe_in_the_readme_works():
-    readme = Path(attention.__file__).with_name("README.md").read_text()
-    code = re.search(r'```python\n("""Strided.*?)```', readme, re.DOTALL).group(1)
+def test_the_recipe_in_the_docs_works():
+    page = Path(attention.__file__).parents[2] / "docs" / "extend.md"
+    code = re.search(r'```python\n("""Strided.*?)```', page.read_text("utf-8"), re.DOTALL).group(1)
     try:
-        exec(compile(code, "README.md", "exec"), {})
+        exec(compile(code, page.name, "exec"), {})
         q, k, v = inputs()
         out = build_estimator("strided", head_dim=8)(q, k, v, num_frames=3)
         keys, values = (x.unflatten(2, (3, 7))[:, :, :, ::2].flatten(2, 3) for x in (k, v))

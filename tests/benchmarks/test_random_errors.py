@@ -30,7 +30,7 @@ def test_numbers_above_the_tokens_are_skipped():
     assert "skipped merged with 18: a frame has 9 tokens" in table.notes
     assert table.errors["merged"][0] > 0 and math.isnan(table.errors["merged"][1])
     assert table.notes[0] in table.text()
-    with pytest.raises(InputError, match="18 tokens"):
+    with pytest.raises(InputError, match="at most 18"):
         measure_errors(inputs, get_cfg(), [19], seeds=1)
 
 

@@ -11,7 +11,7 @@ import pytest
 import benchmarks.__main__
 import studies.__main__
 from slowfast_lara.cli import build_parser, main
-from slowfast_lara.cli.parser import CommandParser
+from slowfast_lara.cli.parser import CommandParser, model_and_files
 from tests.helpers.preloaded import environment
 from tests.helpers.runs import ROOT, finish, start
 from tests.helpers.small_models import only_error
@@ -49,6 +49,7 @@ BAD_FILES = [
     ["data", "lists-ssv2", "no", "no", "lists"],
     ["data", "lists-folder", "no", "lists"],
     ["data", "check", "bad.txt", "no.csv"],
+    ["data", "drop-bad", "no.txt", "no.csv"],
     ["data", "prepare", "no", "out"],
     ["data", "speed", "--cfg", "no.yaml"],
     ["data", "synthetic", "file/set"],
@@ -169,6 +170,44 @@ def test_unknown_subcommand(capsys):
     ):
         assert code_of(words) == 2
         assert hint in only_error(capsys)
+
+
+@pytest.mark.parametrize("pairs", [["VIT.DEPTH", "2"], ["NUM_GPUS", "0", "VIT.DEPTH", "2"]])
+@pytest.mark.parametrize("marker", [[], ["--opts"]])
+@pytest.mark.parametrize(
+    ("words", "flag", "values"),
+    [
+        (["swap", "run", "--landmarks", "16", "64"], "landmarks", [16, 64]),
+        (["swap", "run", "--attentions", "lara", "ra"], "attentions", ["lara", "ra"]),
+        (["approximation-error", "run", "a.mp4", "--samples", "8"], "samples", [8]),
+    ],
+)
+def test_overrides_after_a_list_of_values(words, flag, values, marker, pairs):
+    args = build_parser().subcommands[words[0]].parse_arguments([*words[1:], *marker, *pairs])
+    files = [word for word in words[1:] if word in ("run", "a.mp4")]
+    assert getattr(args, flag) == values
+    assert model_and_files(args) == (("run", None), files[1:], pairs)
+
+
+def test_overrides_of_data_speed_after_a_list_of_values(capsys):
+    assert main(["data", "speed", "--cfg", "quick/lara", "--workers", "0", "1", "VIT.DPTH", "2"])
+    assert "did you mean VIT.DEPTH?" in only_error(capsys)
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["run", "--cfg", "quick/lara"],
+        ["predict", "run", "a.mp4"],
+        ["swap", "run", "--landmarks", "8"],
+        ["export", "run", "out"],
+        ["data", "speed", "--cfg", "quick/lara"],
+    ],
+    ids=lambda words: words[0],
+)
+def test_equals_sign_gets_a_hint(words, capsys):
+    assert code_of([*words, "VIT.DEPTH=2"]) == 2
+    assert "write VIT.DEPTH 2" in only_error(capsys)
 
 
 def test_exit_code_of_a_command(capsys):

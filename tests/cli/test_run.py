@@ -10,6 +10,8 @@ import torch
 
 from slowfast_lara.cli import build_parser
 from slowfast_lara.engine import launch
+from slowfast_lara.locks import LOCK
+from slowfast_lara.runs.folder import LOG
 from tests.helpers.commands import run as main
 from tests.helpers.runs import json_stats, run_net, write_config
 
@@ -131,6 +133,17 @@ def test_unwritable_output(setup, capsys, tmp_path):
     assert_refused(
         capsys, ["--cfg", setup[0], "OUTPUT_DIR", tmp_path / "file" / "out"], "OUTPUT_DIR"
     )
+
+
+@pytest.mark.parametrize("name", [LOCK, LOG])
+def test_links_in_the_output_folder_are_refused(setup, capsys, tmp_path, name):
+    precious, output = tmp_path / "precious", tmp_path / "linked"
+    precious.write_text("precious")
+    output.mkdir()
+    (output / name).symlink_to(precious)
+    arguments = ["--cfg", setup[0], "OUTPUT_DIR", output]
+    assert_refused(capsys, arguments, name, "symbolic link")
+    assert precious.read_text() == "precious"
 
 
 def test_unusable_checkpoints(setup, capsys, tmp_path):

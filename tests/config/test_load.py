@@ -8,6 +8,7 @@ import yaml
 
 from slowfast_lara.config import check_machine, get_cfg, load_config
 from slowfast_lara.config.defaults import walk
+from slowfast_lara.config.keys import get_value
 from slowfast_lara.config.load import REPLACED_KEYS
 from slowfast_lara.config.yaml_files import parse_yaml, read_with_bases
 from slowfast_lara.errors import ConfigError
@@ -170,6 +171,48 @@ def test_opts_override_the_file(base):
     assert reset.SOLVER.CLIP_GRAD is None
 
 
+def test_opts_may_be_a_mapping(base):
+    pairs = ["VIT.DEPTH", 2, "SOLVER.CLIP_GRAD", 1, "VIT.LARA.BETA", 2]
+    flat = {"VIT.DEPTH": 2, "SOLVER.CLIP_GRAD": 1, "VIT.LARA.BETA": 2}
+    nested = {"VIT": {"DEPTH": 2, "LARA": {"BETA": 2}}, "SOLVER": {"CLIP_GRAD": 1}}
+    expected = load_config(base, pairs)
+    assert load_config(base, flat) == load_config(base, nested) == expected
+    assert load_config(base, {}) == load_config(base) != expected
+    with pytest.raises(ConfigError, match="unknown config key VIT.DEPHT; did you mean VIT.DEPTH"):
+        load_config(base, {"VIT.DEPHT": 2})
+
+
+@pytest.mark.parametrize(
+    "opts", ["VIT.DEPTH 2", None, 3, [("VIT.DEPTH", 2)], [("VIT.DEPTH", 2)] * 2, {3: 4}, {"A", "B"}]
+)
+def test_other_forms_of_overrides_are_one_clear_error(base, opts):
+    with pytest.raises(ConfigError, match="overrides.*mapping.*KEY, VALUE") as caught:
+        load_config(base, opts)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("key", "text", "value"),
+    [
+        ("VIT.QKV_BIAS", "false", False),
+        ("MODEL.COMPILE", "true", True),
+        ("MODEL.COMPILE", "TRUE", True),
+        ("SOLVER.CLIP_GRAD", "null", None),
+        ("MODEL.SINGLE_PATHWAY_ARCH", "[slow, c2d]", ["slow", "c2d"]),
+    ],
+)
+def test_values_as_configs_prints_them(base, key, text, value):
+    assert get_value(load_config(base, ["SOLVER.CLIP_GRAD", 1.0, key, text]), key) == value
+
+
+@pytest.mark.parametrize("word", ["VIT.DEPTH=2", "NUM_GPUS=0", "VIT.DEPTH=", "vit.depth=2"])
+def test_equals_sign_gets_a_hint(base, word):
+    key, _, value = word.partition("=")
+    for opts in ([word], ["RNG_SEED", "1", word], [word, "RNG_SEED", "1"], [word, word]):
+        with pytest.raises(ConfigError, match=f"'{word}'.*write {key} {value or 'VALUE'}"):
+            load_config(base, opts)
+
+
 def test_noise_is_a_number_or_a_word(base, tmp_path):
     word = load_config(base, ["VIT.LARA.NOISE", "code", "VIT.RA.NOISE", "0.5"])
     assert (word.VIT.LARA.NOISE, word.VIT.RA.NOISE) == ("code", 0.5)
@@ -185,6 +228,44 @@ def test_base_files(tmp_path, base):
     top = write(tmp_path / "sub/top.yaml", {"_BASE_": ["../middle.yaml"], "VIT": {"DEPTH": 4}})
     cfg = load_config(top)
     assert (cfg.VIT.DEPTH, cfg.VIT.DROP, cfg.SOLVER.MAX_EPOCH) == (4, 0.1, 35)
+
+
+@pytest.mark.parametrize("name", ["quick/lara", "K400/lara_224_16x4.yaml", "study/base"])
+def test_base_may_be_a_shipped_config(tmp_path, monkeypatch, name):
+    """Also in a file of another folder than the working directory."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "sub").mkdir()
+    write(tmp_path / "sub/mine.yaml", {"_BASE_": name, "RNG_SEED": 5})
+    cfg = load_config("sub/mine.yaml")
+    assert cfg == load_config(name, {"RNG_SEED": 5}) != load_config(name)
+    write(tmp_path / "sub/top.yaml", {"_BASE_": [name, "mine.yaml"]})
+    assert load_config("sub/top.yaml") == load_config(name, {"RNG_SEED": 5})
+
+
+def test_base_that_is_a_file_wins_over_a_shipped_config(tmp_path):
+    (tmp_path / "quick").mkdir()
+    write(tmp_path / "quick/lara.yaml", {"RNG_SEED": 7})
+    mine = write(tmp_path / "mine.yaml", {"_BASE_": "quick/lara.yaml"})
+    assert read_with_bases(str(mine)) == {"RNG_SEED": 7}
+
+
+@pytest.mark.parametrize(
+    ("base", "near"),
+    [
+        ("quick/larra", "quick/lara"),
+        ("configs/K400/lara_224_16x4.yaml", "K400/lara_224_16x4"),
+        ("sub/basis.yaml", "sub/bases.yaml"),
+    ],
+)
+def test_missing_base_names_both_files_and_similar_ones(tmp_path, base, near):
+    (tmp_path / "sub").mkdir()
+    write(tmp_path / "sub/bases.yaml", {})
+    mine = write(tmp_path / "mine.yaml", {"_BASE_": base})
+    with pytest.raises(ConfigError) as caught:
+        load_config(mine)
+    message = str(caught.value)
+    assert f"{mine}: _BASE_" in message and str(tmp_path / base) in message
+    assert f"did you mean {near}" in message and "\n" not in message
 
 
 def test_circular_base_is_refused(tmp_path):
@@ -222,11 +303,13 @@ def test_override_values_are_literals_and_not_executed(base, tmp_path):
         ("VIT: [", "not plain YAML"),
         (b"\xff\xfe\x00", "not plain YAML"),
         ("_BASE_: 3", "_BASE_ is 3.*file name"),
-        ("_BASE_: none.yaml", "none.yaml: No such file"),
+        ("_BASE_: none.yaml", r"bad.yaml: _BASE_: no config file .*none.yaml"),
+        ("_BASE_: sub", "cannot read config .*sub: Is a directory"),
     ],
 )
 def test_malformed_files(tmp_path, content, message):
     path = tmp_path / "bad.yaml"
+    (tmp_path / "sub").mkdir()
     path.write_bytes(content if isinstance(content, bytes) else content.encode())
     with pytest.raises(ConfigError, match=message) as caught:
         load_config(path)
@@ -251,6 +334,8 @@ WRONG = {
     ("VIT.DEPTH", "many"): ["is 'many'", "integer"],
     ("VIT.DEPTH", "1.5"): ["is 1.5", "integer"],
     ("VIT.DEPTH", "0"): ["is 0", "at least 1"],
+    ("VIT.DEPTH", "010"): ["is '010'", "integer"],
+    ("VIT.DEPTH", "true"): ["is True", "integer"],
     ("VIT.QKV_BIAS", "1"): ["is 1", "True or False"],
     ("SOLVER.BASE_LR", "fast"): ["is 'fast'", "a number"],
     ("SOLVER.BASE_LR", "0"): ["is 0.0", "above 0"],
@@ -403,6 +488,16 @@ class TestMachine:
         cfg = self.config(base, tmp_path, "DATA.PATH_TO_DATA_DIR", str(tmp_path / "no"))
         with pytest.raises(ConfigError, match="DATA.PATH_TO_DATA_DIR is .*existing folder"):
             check_machine(cfg)
+
+    def test_another_number_of_classes_than_in_the_lists(self, base, tmp_path):
+        (tmp_path / "classes.json").write_text('["open", "close", "push"]')
+        cfg = self.config(base, tmp_path, "MODEL.NUM_CLASSES", 400)
+        with pytest.raises(ConfigError, match="NUM_CLASSES is 400.*set MODEL.NUM_CLASSES 3"):
+            check_machine(cfg)
+        check_machine(self.config(base, tmp_path, "MODEL.NUM_CLASSES", 3))
+        check_machine(self.config(base, tmp_path, "TRAIN.ENABLE", False))
+        (tmp_path / "classes.json").write_text("[")  # the names are not needed
+        check_machine(cfg)
 
     def test_no_checkpoint(self, base, tmp_path):
         cfg = self.config(base, tmp_path, "TRAIN.CHECKPOINT_FILE_PATH", "no.pyth")

@@ -10,10 +10,10 @@ import numpy as np
 import pytest
 
 from slowfast_lara.data import load_views
+from slowfast_lara.data.display import MAX_ASPECT, check_size
 from slowfast_lara.data.kinetics import Kinetics
 from slowfast_lara.data.sources import open_frames
 from slowfast_lara.data.ssv2 import Ssv2
-from slowfast_lara.data.video import MAX_ASPECT, check_size
 from slowfast_lara.errors import DecodeError
 from slowfast_lara.prepare.check import check_video
 from slowfast_lara.report.sections import thumbnail
@@ -63,7 +63,7 @@ def test_datasets_refuse(narrow, tmp_path, mode):
 
 def test_data_check_refuses(narrow):
     if narrow.is_file():
-        assert "frames of 2000x16 pixels" in check_video(str(narrow))[1]
+        assert "frames of 2000x16 pixels" in check_video(str(narrow))
 
 
 def test_size_limits():

@@ -258,16 +258,23 @@ def test_other_deaths_of_a_worker(with_workers, number, expected):
 
 
 def test_bad_videos_are_counted_once(caplog):
-    bad = BadVideos(200, 0.01)
+    bad = BadVideos(600, 0.01)
     for _ in range(3):
         bad.add([Failure("a.mp4", "no frame decodes"), Failure("b.mp4", "not a file")])
     assert len(caplog.records) == 2 and "a.mp4: no frame decodes" in caplog.text
+    bad.add([Failure(f"{number}.mp4", "truncated") for number in range(4)])
     with pytest.raises(TooManyBadVideos) as caught:
         bad.add([Failure("c.mp4", "truncated")])
-    message = str(caught.value)
-    assert message.splitlines()[0].startswith("3 of 200 videos do not decode")
-    assert message.splitlines()[1:] == [
-        "  a.mp4: no frame decodes",
-        "  b.mp4: not a file",
-        "  c.mp4: truncated",
-    ]
+    first, *lines = str(caught.value).splitlines()
+    assert first.startswith("7 of 600 videos do not decode") and "drop-bad" in first
+    assert lines[:2] == ["  a.mp4: no frame decodes", "  b.mp4: not a file"]
+    assert lines[6:] == ["  c.mp4: truncated"]
+
+
+def test_a_few_bad_videos_of_a_small_set_are_allowed():
+    few = [Failure(f"{number}.mp4", "truncated") for number in range(6)]
+    BadVideos(43, 0.01).add(few[:5])
+    with pytest.raises(TooManyBadVideos):
+        BadVideos(43, 0.01).add(few)
+    with pytest.raises(TooManyBadVideos):
+        BadVideos(43, 0).add(few[:1])

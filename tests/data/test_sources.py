@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from slowfast_lara.data import video as video_module
+from slowfast_lara.data import display
 from slowfast_lara.data.sources import list_images, open_frames, read_frames
 from slowfast_lara.errors import DecodeError
 from tests.helpers.videos import decode_all, whole_frame, write_image, write_video
@@ -29,7 +29,10 @@ def test_all_frames_one_by_one(video, folder, kind):
     source = {"file": video, "folder": folder, "list": list_images(folder)}[kind]
     with open_frames(source, 10) as (fps, frames):
         assert fps == (24 if kind == "file" else 10)
-        assert np.array_equal(list(frames), decode_all(video)[0])
+        starts, ends, images = zip(*frames)
+        assert np.array_equal(images, decode_all(video)[0])
+        np.testing.assert_allclose(starts, np.arange(12) / fps)
+        np.testing.assert_allclose(ends, np.arange(1, 13) / fps)
 
 
 @pytest.mark.parametrize("all_decoded", [False, True])
@@ -74,7 +77,7 @@ def test_sources_without_frames(tmp_path):
 
 
 def test_frames_that_are_too_large(video, monkeypatch):
-    monkeypatch.setattr(video_module, "MAX_PIXELS", 48 * 64 - 1)
+    monkeypatch.setattr(display, "MAX_PIXELS", 48 * 64 - 1)
     with pytest.raises(DecodeError, match="a.mp4: frames of 64x48 pixels are too large"):
         consume(video)
     with pytest.raises(DecodeError, match="a.mp4: frames of 64x48 pixels are too large"):

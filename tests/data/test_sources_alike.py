@@ -13,13 +13,12 @@ import pytest
 
 from slowfast_lara.data import load_views
 from slowfast_lara.data.kinetics import Kinetics
-from slowfast_lara.data.sources import open_frames
 from slowfast_lara.data.timestamps import TimestampCache
 from slowfast_lara.data.transforms import pixels_of
-from slowfast_lara.data.video import count_frames, read_clip
+from slowfast_lara.data.video import count_frames, read_clip, read_whole
 from slowfast_lara.prepare.reencode import Options, prepare_video
-from tests.helpers.pictures import upright, write_pictures
-from tests.helpers.videos import config, decode_all, whole_frame
+from tests.helpers.pictures import upright, write_pictures, write_with_cover
+from tests.helpers.videos import config, decode_all, streamed, whole_frame
 
 FRAMES = 35
 KINDS = {
@@ -76,8 +75,7 @@ def test_all_readers_agree(video, tmp_path):
     assert count_frames(str(path)) == (len(frames), 0)
     expected = np.stack(frames)
     # Streaming, and training: from the second time on with cached timestamps.
-    with open_frames(str(path)) as (_, images):
-        assert np.array_equal(np.stack(list(images)), expected)
+    assert np.array_equal(np.stack(streamed(path)), expected)
     cache = TimestampCache(str(tmp_path))
     for _ in range(2):
         clip = read_clip(str(path), lambda count, fps: np.arange(count), whole_frame, cache=cache)
@@ -112,3 +110,52 @@ def middle(frame: np.ndarray) -> np.ndarray:
     small = cv2.resize(frame, size, interpolation=cv2.INTER_LINEAR)
     top, left = (small.shape[0] - 31) // 2, (small.shape[1] - 31) // 2
     return small[top : top + 32, left : left + 32]
+
+
+@pytest.mark.parametrize("turn", [0, 90])
+@pytest.mark.parametrize(
+    "name, codec, sample_aspect, size",
+    [
+        ("wide.mp4", "libx264", (4, 3), (72, 128)),
+        ("tall.mkv", "libx264", (8, 9), (96, 114)),
+        ("wide.ts", "mpeg2video", (4, 3), (72, 128)),
+        ("tall.avi", "mpeg4", (10, 11), (96, 116)),
+        ("absurd.mp4", "libx264", (1, 100), (96, 128)),
+    ],
+)
+def test_non_square_pixels(tmp_path, name, codec, sample_aspect, size, turn):
+    """All readers give square pixels; the picture of a prepared video has the same proportions."""
+    if turn and not name.endswith("mp4"):
+        pytest.skip("only mp4 stores a display matrix")
+    path = write_pictures(
+        tmp_path / name, codec, frames=9, pixel_aspect=Fraction(*sample_aspect), turn=turn
+    )
+    turned = upright(turn, False)
+    expected = [
+        turned(cv2.resize(frame, size[::-1], interpolation=cv2.INTER_AREA))
+        for frame in decode_all(path)[0]
+    ]
+    frames = np.stack(streamed(path))
+    assert close(frames, np.stack(expected))
+    for read in (read_clip, read_whole):
+        pixels = read(str(path), lambda count, fps: np.arange(count), whole_frame).pixels
+        assert np.array_equal(pixels, frames)
+    cfg = config(TEST__NUM_ENSEMBLE_VIEWS=1, TEST__NUM_SPATIAL_CROPS=3)
+    result = tmp_path / "result.mp4"
+    prepare_video(str(path), str(result), Options(short_side=64, crf=10))
+    views = [pixels_of(view, cfg) for view in load_views(path, cfg)]
+    prepared = [pixels_of(view, cfg) for view in load_views(result, cfg)]
+    assert all(close(*pair) for pair in zip(views, prepared, strict=True))
+
+
+def test_side_data_of_an_unknown_type(tmp_path):
+    """TIFF frames have EXIF side data, a type that PyAV 18 does not define."""
+    path = write_pictures(tmp_path / "a.mov", "tiff", "rgb24", frames=5)
+    assert np.array_equal(np.stack(streamed(path)), np.stack(decode_all(path)[0]))
+
+
+def test_a_cover_picture_is_not_the_video(tmp_path):
+    path = write_with_cover(tmp_path / "a.mp4", frames=20)
+    assert [frame.shape for frame in streamed(path)] == [(96, 128, 3)] * 20
+    assert count_frames(str(path)) == (20, 0)
+    assert prepare_video(str(path), str(tmp_path / "b.mp4"), Options(64)).frames == 20

@@ -53,6 +53,19 @@ def video(tmp_path) -> Path:
     return set_old(write_video(tmp_path / "a.mp4", 40, options={"g": "10", "bf": "2"}))
 
 
+@pytest.mark.parametrize("exists", [True, False])
+def test_cache_file_that_is_a_link(tmp_path, video, caplog, exists):
+    target = tmp_path / "target"
+    if exists:
+        target.touch()
+    (tmp_path / FILE_NAME).symlink_to(target)
+    cache = TimestampCache(str(tmp_path))
+    read(video, cache)
+    cache.write()
+    assert target.read_bytes() == b"" if exists else not target.exists()
+    assert "symbolic link" in caplog.text
+
+
 @pytest.mark.parametrize("name", [name for name in VIDEOS if "hidden" not in name])
 def test_the_same_frames_with_a_cache(tmp_path, name):
     path = set_old(write_video(tmp_path / name, 40, **VIDEOS[name]))

@@ -20,7 +20,8 @@ from slowfast_lara.locks import LOCK
 from slowfast_lara.runs import checkpoint
 from tests.helpers.commands import predict as predict_main
 from tests.helpers.commands import run as main
-from tests.helpers.runs import kill_group, load_checkpoint, start, write_config
+from tests.helpers.runs import NUM_CLASSES, kill_group, load_checkpoint, start, write_config
+from tests.helpers.small_models import only_error
 
 pytestmark = pytest.mark.usefixtures("in_process")
 
@@ -401,6 +402,56 @@ def test_number_of_heads_is_compared_in_fine_tuning_and_prediction(
     capsys.readouterr()
     assert predict_main([*flags, video, "VIT.NUM_HEADS", "4"]) == 2
     assert "VIT.NUM_HEADS was 2, is now 4" in capsys.readouterr().err
+
+
+RESET = "set TRAIN.CHECKPOINT_EPOCH_RESET True"
+WRONG_ADVICE = ("TRAIN.ACCEPT_CHANGES", "OUTPUT_DIR", "old values")
+
+
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [
+        ({"MODEL__NUM_CLASSES": NUM_CLASSES + 1}, "MODEL.NUM_CLASSES was 3, is now 4"),
+        ({"SOLVER__MAX_EPOCH": 9}, "SOLVER.MAX_EPOCH was 1, is now 9"),
+        ({}, "has 1 epochs, and SOLVER.MAX_EPOCH is 1"),
+        ({"TRAIN__ACCEPT_CHANGES": True, "SOLVER__BASE_LR": 0.5}, "has 1 epochs"),
+        ({"TRAIN__ACCEPT_CHANGES": True, "SOLVER__MAX_EPOCH": 4, "VIT__DEPTH": 1}, "blocks.1"),
+    ],
+)
+def test_fine_tuning_without_a_reset_is_refused_with_the_remedy(
+    trained, video_set, tmp_path, capsys, changes, reason
+):
+    path = str(trained / "checkpoints" / LAST)
+    out, given = tmp_path / "tuned", {"TRAIN__CHECKPOINT_FILE_PATH": path}
+    assert run(video_set, out, **given, **changes) == 2
+    error = only_error(capsys)
+    assert path in error and reason in error and error.endswith(RESET)
+    assert not any(words in error for words in WRONG_ADVICE) and not out.exists()
+    changes = {**changes, "TRAIN__CHECKPOINT_EPOCH_RESET": True}
+    if "VIT__DEPTH" not in changes:
+        assert run(video_set, out, **given, **changes) == 0
+        assert len(list((out / "checkpoints").iterdir())) > 0
+
+
+def test_weights_without_a_config_are_not_resumed(trained, video_set, tmp_path, capsys):
+    """Otherwise a new training would begin in the middle of its schedule."""
+    path = tmp_path / "weights.pyth"
+    content = load_checkpoint(trained, LAST)
+    content["cfg"] = content["cfg"].replace("MAX_EPOCH: 1\n", "MAX_EPOCH: 3\n")
+    for left_out in (["cfg"], ["train_list"], ["cfg", "train_list", "optimizer_state"], ["epoch"]):
+        torch.save({key: content[key] for key in content if key not in left_out}, path)
+        changes = {"TRAIN__CHECKPOINT_FILE_PATH": str(path), "SOLVER__MAX_EPOCH": 3}
+        assert run(video_set, tmp_path / "tuned", **changes) == 2, left_out
+        assert only_error(capsys).endswith(RESET)
+    torch.save(content, path)
+    assert run(video_set, tmp_path / "tuned", **changes) == 0
+
+
+def test_weights_that_a_resumed_run_ignores_are_logged(trained, video_set, tmp_path):
+    path = str(shutil.copy(trained / "checkpoints" / LAST, tmp_path / "other.pyth"))
+    tuning = {"TRAIN__CHECKPOINT_FILE_PATH": path, "TRAIN__CHECKPOINT_EPOCH_RESET": True}
+    assert run(video_set, trained, **tuning) == 0
+    assert f"Ignoring TRAIN.CHECKPOINT_FILE_PATH {path}" in (trained / "stdout.log").read_text()
 
 
 HOLD = """

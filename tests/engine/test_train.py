@@ -232,9 +232,9 @@ def test_too_many_bad_videos_end_the_run(tmp_path, video_set, capsys):
     (tmp_path / "broken.mp4").write_bytes(b"not a video")
     with open(lists / "train.csv", "a") as file:
         file.write(f"{tmp_path / 'broken.mp4'} 0\n" * 3)
-    train(tmp_path, lists, "bad", code=1, SOLVER__MAX_EPOCH=5)
+    train(tmp_path, lists, "bad", code=1, DATA__MAX_BAD_SHARE=0.0, SOLVER__MAX_EPOCH=5)
     assert "broken.mp4" in capsys.readouterr().err
-    output = train(tmp_path, lists, "allowed", DATA__MAX_BAD_SHARE=0.2, SOLVER__MAX_EPOCH=5)
+    output = train(tmp_path, lists, "allowed", SOLVER__MAX_EPOCH=5)
     assert "broken.mp4" in (output / "stdout.log").read_text()
 
 

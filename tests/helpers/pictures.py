@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import struct
+from collections.abc import Iterator
 from fractions import Fraction
 from pathlib import Path
 
 import av
 import numpy as np
+from av.stream import Disposition
 
 
 def picture(height: int, width: int, number: int) -> np.ndarray:
@@ -62,3 +65,39 @@ def write_pictures(
 def upright(turn: int, mirror: bool):
     """Display transform of FFmpeg: rotate counter-clockwise, then mirror."""
     return lambda image: np.rot90(image, turn // 90)[:, :: -1 if mirror else 1]
+
+
+def write_with_cover(path: Path, frames: int = 20) -> Path:
+    """Write an mp4 file whose first video stream is a cover picture."""
+    with av.open(str(path), "w") as container:
+        stream = container.add_stream("libx264", rate=25)
+        stream.height, stream.width, stream.pix_fmt = 96, 128, "yuv420p"
+        cover = container.add_stream("mjpeg", rate=1)
+        cover.height, cover.width, cover.pix_fmt = 32, 32, "yuvj420p"
+        cover.disposition = Disposition.attached_pic
+        container.start_encoding()
+        for number in range(frames):
+            frame = av.VideoFrame.from_ndarray(picture(96, 128, number), format="rgb24")
+            container.mux(stream.encode(frame))
+        gray = np.full((32, 32, 3), 99, np.uint8)
+        container.mux(cover.encode(av.VideoFrame.from_ndarray(gray, format="rgb24")))
+        for encoder in (stream, cover):
+            container.mux(encoder.encode())
+    # The cover is in `udta`; move this box before the tracks.
+    content = b""
+    for kind, box in _boxes(path.read_bytes()):
+        if kind == b"moov":
+            parts = sorted(_boxes(box[8:]), key=lambda part: part[0] == b"trak")
+            box = box[:8] + b"".join(part for _, part in parts)
+        content += box
+    path.write_bytes(content)
+    return path
+
+
+def _boxes(content: bytes) -> Iterator[tuple[bytes, bytes]]:
+    """Type and bytes of each box of an mp4 file or of a box's content."""
+    offset = 0
+    while offset < len(content):
+        size, kind = struct.unpack_from(">I4s", content, offset)
+        yield kind, content[offset : offset + size]
+        offset += size

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -17,7 +18,7 @@ import yaml
 
 import slowfast_lara
 from slowfast_lara.data import load_views
-from slowfast_lara.errors import CheckpointError, DecodeError, InputError, UserError
+from slowfast_lara.errors import CheckpointError, ConfigError, DecodeError, InputError, UserError
 from slowfast_lara.inference.load import load
 from tests.helpers.commands import predict, run, visualize
 from tests.helpers.runs import NUM_CLASSES, write_config, write_video
@@ -263,6 +264,25 @@ def test_representations(trained, videos, tmp_path):
     assert "scores" in repr(window._replace(names=()))
 
 
+def test_predictions_are_sequences_and_json(trained, videos, tmp_path):
+    model = load(trained)
+    first, second = predictions = model(videos[:2], views=3)
+    order = np.argsort(-first.scores)
+    pairs = [(NAMES[i], float(first.scores[i])) for i in order]
+    assert len(first) == NUM_CLASSES and list(first) == first[:] == pairs
+    assert first[0] == pairs[0] and first[-1].name == pairs[-1][0] and first[:2] == pairs[:2]
+    assert first[0].score == max(dict(first).values()) and dict(first) == dict(pairs)
+    with pytest.raises(IndexError):
+        _ = first[NUM_CLASSES]
+    assert first.path == videos[0] and model(frames_of(videos[0]), views=1).path is None
+    out = tmp_path / "out.json"
+    assert predict([str(trained), *videos[:2], "--views", "3", "--json", str(out)]) == 0
+    written = json.loads(out.read_text())["videos"]
+    single = [model(video, views=3).to_dict() for video in videos[:2]]
+    assert json.loads(json.dumps(single)) == written
+    assert [prediction.to_dict()["path"] for prediction in predictions] == videos[:2]
+
+
 def test_features_are_the_input_of_the_classifier(trained, videos):
     model = load(trained)
     features = torch.from_numpy(model.features(videos[0], views=1))
@@ -283,6 +303,17 @@ def test_stream(trained, videos):
         again = list(model.stream(given, stride=0.1, fps=30))
         assert [w.scores.tolist() for w in again] == [w.scores.tolist() for w in windows]
     assert next(model.stream(videos[0])).scores.shape == (NUM_CLASSES,)
+
+
+def test_overrides_may_be_a_mapping(trained, videos):
+    pairs = load(trained, overrides=["TEST.NUM_ENSEMBLE_VIEWS", 1, "VIT.KERNELS", "torch"])
+    flat = load(trained, overrides={"TEST.NUM_ENSEMBLE_VIEWS": 1, "VIT.KERNELS": "torch"})
+    nested = {"TEST": {"NUM_ENSEMBLE_VIEWS": 1}, "VIT": {"KERNELS": "torch"}}
+    assert flat.cfg == pairs.cfg == load(trained, overrides=nested).cfg
+    assert flat.cfg.VIT.KERNELS == "torch" and flat(videos[0]).num_views == 3
+    assert load(trained, overrides={}).cfg == load(trained).cfg
+    with pytest.raises(ConfigError, match="overrides.*mapping.*KEY, VALUE"):
+        load(trained, overrides="VIT.DEPTH 2")
 
 
 def test_half_and_device(trained, videos):
@@ -501,7 +532,7 @@ def test_bad_videos(trained, videos, tmp_path):
     (tmp_path / "none.mp4").write_bytes(b"")
     for bad, message in (
         (tmp_path / "none.mp4", "none.mp4: "),
-        ([videos[0], "nowhere.mp4"], "nowhere.mp4: "),
+        ("nowhere.mp4", "nowhere.mp4: "),
         (frames[0], r"\[40, 40, 3\]"),
         (frames.astype(np.float32), "float32"),
         (frames[:0], r"\[0, 40, 40, 3\]"),
@@ -540,11 +571,42 @@ def test_bad_videos(trained, videos, tmp_path):
             next(model.stream([frame]))
 
 
+@pytest.mark.parametrize("views", [1, 30])
+def test_an_unreadable_video_of_a_list_does_not_lose_the_others(
+    trained, videos, tmp_path, views, caplog
+):
+    model, frames = load(trained), frames_of(videos[1])
+    (tmp_path / "text.mp4").write_text("not a video")
+    bad = ["nowhere.mp4", tmp_path / "text.mp4", frames[:0], tmp_path]
+    given = [bad[0], videos[0], *bad[1:3], frames, bad[3]]
+    found = model(given, views=views)
+    assert [bool(prediction) for prediction in found] == [False, True, False, False, True, False]
+    for index in (1, 4):
+        expected = model(given[index], views=views).scores
+        np.testing.assert_allclose(found[index].scores, expected, atol=1e-6)
+    assert [prediction.path for prediction in found[:3]] == [*map(str, given[:3])]
+    assert "nowhere.mp4" in caplog.text and "text.mp4" in caplog.text
+    for prediction in (found[0], found[2], found[3], found[5]):
+        assert prediction.error and len(prediction) == 0 and prediction.error in repr(prediction)
+        assert json.loads(json.dumps(prediction.to_dict())).keys() == {"path", "error"}
+        for use in (prediction.top, lambda p=prediction: p[0], lambda p=prediction: list(p)):
+            with pytest.raises(DecodeError, match=re.escape(prediction.error)):
+                use()
+    rows = model.features(given, views=views)
+    assert np.isnan(rows).all(1).tolist() == [True, False, True, True, False, True]
+    np.testing.assert_allclose(rows[1], model.features(videos[0], views=views), atol=1e-5)
+    assert [prediction.error is None for prediction in model(bad)] == [False] * 4
+    with pytest.raises(DecodeError, match="nowhere"):
+        model.features("nowhere.mp4")
+
+
 def test_scores_that_are_not_finite(clips, tmp_path):
     files = write_model(tmp_path, small_config())
     model = load(files.cfg, files.checkpoint)
     model.network.head.weight[0] = float("nan")
-    with pytest.raises(DecodeError, match="scores are not finite"):
+    with pytest.raises(DecodeError, match="outputs are not finite"):
         model(clips[0])
+    first, second = model([clips[0], clips[1]])
+    assert "not finite" in first.error and "not finite" in second.error
     with pytest.raises(DecodeError, match=r"scores at [0-9.]+ seconds are not finite"):
         next(model.stream(clips[0]))

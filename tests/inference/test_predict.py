@@ -16,6 +16,7 @@ import torch
 from slowfast_lara.config import load_config
 from slowfast_lara.data import load_views
 from slowfast_lara.files import atomic_write
+from slowfast_lara.inference.load import load
 from slowfast_lara.models import build_model
 from slowfast_lara.runs import checkpoint
 from tests.helpers.commands import predict as main
@@ -102,6 +103,55 @@ def test_undecodable_file_names(model, clips, tmp_path, capsys):
     assert rows[0]["path"] == os.path.join(tmp_path, "\\udcff \n.mp4")
 
 
+def test_csv_has_no_formulas(model, clips, tmp_path, monkeypatch):
+    """Spreadsheets run cells that start with these characters, even if the cell is quoted."""
+    monkeypatch.chdir(tmp_path)
+    signs = ["=", "+", "-", "@", "\t=", "\r="]
+    names = [f"{sign}HYPERLINK(1)" for sign in signs]
+    (tmp_path / "names.json").write_text(json.dumps({name: i for i, name in enumerate(names)}))
+    for sign in "=+@":
+        shutil.copy(clips[0], f"{sign}cmd.mp4")
+        Path(f"{sign}bad.mp4").write_text("no video")
+    videos = [path.name for path in tmp_path.glob("*.mp4")]
+    flags = ["--views", "1", "--classes", "names.json", "--csv", "p.csv", "--json", "p.json"]
+    assert main([*model.flags(), *flags, *videos]) == 2
+    with open("p.csv", encoding="utf-8", newline="") as file:
+        rows = list(csv.reader(file))
+    assert len(rows) == 1 + 3 * 5 + 3
+    assert not [cell for row in rows for cell in row if cell[:1] in tuple("=+-@\t\r")]
+    content = json.loads(Path("p.json").read_text())  # JSON has the names as they are
+    assert {entry["path"] for entry in content["videos"]} == {f"{sign}cmd.mp4" for sign in "=+@"}
+    assert all(name.strip() in names for name in content["videos"][0]["top5_names"][:1])
+
+
+def test_arrays_of_scores_and_features(model, clips, names, tmp_path):
+    out, bad = tmp_path / "new" / "out.npz", tmp_path / "bad.mp4"
+    bad.write_text("no video")
+    flags = ["--views", "3", "--classes", names, "--npz", str(out)]
+    assert main([*model.flags(), *flags, clips[0], str(bad), clips[1]]) == 2
+    loaded = load(model.cfg, model.checkpoint)
+    with np.load(out) as arrays:  # refuses pickled objects
+        assert arrays["paths"].tolist() == clips[:2] and arrays["class_names"].tolist() == NAMES
+        assert arrays["num_views"].tolist() == [3, 3]
+        for video, scores, features in zip(clips, arrays["scores"], arrays["features"]):
+            assert np.array_equal(scores, loaded(video, views=3).scores)
+            assert np.array_equal(features, loaded.features(video, views=3))
+    assert main([*model.flags(), "--stream", "--npz", str(out), clips[0]]) == 2
+
+
+def test_arrays_without_videos(model, tmp_path, capsys):
+    (tmp_path / "bad.mp4").write_text("no video")
+    (tmp_path / "file").touch()
+    out = tmp_path / "out.npz"
+    assert main([*model.flags(), "--npz", str(out), str(tmp_path / "bad.mp4")]) == 2
+    with np.load(out) as arrays:
+        assert len(arrays["paths"]) == 0 and arrays["scores"].shape == (0, len(NAMES))
+    capsys.readouterr()
+    unwritable = str(tmp_path / "file" / "out.npz")
+    assert main([*model.flags(), "--npz", unwritable, str(tmp_path / "bad.mp4")]) == 2
+    assert "file" in only_error(capsys)
+
+
 def test_full_disk_is_not_reported_as_a_bad_video(model, clips, tmp_path, capsys):
     for number in range(3):  # FFmpeg used to crash at the second or third
         with files_of_at_most(2_000):
@@ -179,7 +229,9 @@ def test_one_bad_video_in_a_folder(model, clips, tmp_path, capsys):
     shutil.copy(clips[0], folder / "a.mp4")
     (folder / "b.mp4").write_text("not a video")
     shutil.copy(clips[1], folder / "deeper" / "c.mp4")
-    (folder / ".hidden").write_text("")
+    (folder / ".hidden.mp4").write_text("")
+    (folder / "notes.txt").write_text("clips of Monday")
+    (folder / "deeper" / "thumbnail.jpg").write_bytes(b"")
     out, table = tmp_path / "p.json", tmp_path / "p.csv"
     assert main([*model.flags(), "--json", str(out), "--csv", str(table), str(folder)]) == 2
     assert f"{folder}/b.mp4" in only_error(capsys)

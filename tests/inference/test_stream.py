@@ -16,13 +16,15 @@ from PIL import Image
 from slowfast_lara.config import load_config
 from slowfast_lara.data import load_views
 from slowfast_lara.data.registry import dataset_class
-from slowfast_lara.data.sources import open_frames
+from slowfast_lara.data.sources import at_constant_rate, open_frames
 from slowfast_lara.inference.load import load
 from slowfast_lara.inference.scoring import score_views
 from slowfast_lara.inference.stream import Window, WindowScorer
 from slowfast_lara.inference.timeline import Timeline
 from tests.helpers.commands import predict as main
 from tests.helpers.small_models import NAMES, ROOT, small_config, write_model
+from tests.helpers.videos import decode_all
+from tests.helpers.videos import write_video as write_noise
 
 ONE_VIEW = ["TEST.NUM_ENSEMBLE_VIEWS", 1, "TEST.NUM_SPATIAL_CROPS", 1]
 
@@ -91,9 +93,10 @@ def test_windows_of_a_long_video(model, names, tmp_path, capsys):
     network = load(model.cfg, model.checkpoint).network
     with open_frames(path) as (_, frames):
         all_frames = list(frames)
-    scorer = WindowScorer(network, cfg, 30, 8 / 30, 8 / 30)
     for window, end in zip(windows, ends):
-        (expected,) = [w for _, w in scorer.run(all_frames[end - 8 : end]) if w]
+        part = [frame.pixels for frame in all_frames[end - 8 : end]]
+        scorer = WindowScorer(network, cfg, 30, 8 / 30, 8 / 30)
+        (expected,) = [w for _, w in scorer.run(at_constant_rate(part, 30)) if w]
         best = np.argsort(-expected.scores, kind="stable")[:5]
         assert window["top5"] == best.tolist()
         np.testing.assert_allclose(window["top5_scores"], expected.scores[best], atol=1e-6)
@@ -113,6 +116,41 @@ def test_video_shorter_than_a_window(model, tmp_path):
     cfg = load_config(model.cfg, ONE_VIEW)
     expected = score_views(load(model.cfg, model.checkpoint).network, load_views(path, cfg), cfg)
     assert window["top5"] == expected.argsort(descending=True)[:5].tolist()
+
+
+# Milliseconds at which the frames start: 50 per second, then 10 per second with one long pause.
+VARIABLE_MS = [*range(0, 1000, 20), *range(1000, 3000, 100), *range(4000, 5001, 100)]
+
+
+@pytest.mark.parametrize("suffix", ["mp4", "mkv"])
+def test_times_with_a_variable_rate(model, tmp_path, suffix):
+    """Windows have the given length and distance in seconds, and the frames of that time."""
+    path = write_noise(tmp_path / f"a.{suffix}", len(VARIABLE_MS), pts=VARIABLE_MS)
+    trained = load(model.cfg, model.checkpoint)
+    windows = list(trained.stream(path, window=0.6, stride=0.3))
+    images = np.stack(decode_all(path)[0])
+    starts, end = np.array(VARIABLE_MS) / 1000, windows[-1].end
+    assert 5 < end < 5.15  # the container may not store the duration of the last frame
+    # The windows nearest to every stride; the pause of a second has no frame that ends in it.
+    ends = [0.6, 0.9, 1.2, 1.5, 1.8, 2.1, 2.4, 2.7, 4, 4.2, 4.5, 4.8, end]
+    np.testing.assert_allclose([window.end for window in windows], ends, atol=0.051)
+    for window in windows:
+        assert window.end - window.start == pytest.approx(0.6, abs=0.051)
+        assert np.abs(np.append(starts, end) - window.end).min() < 0.0011
+        last = np.searchsorted(starts, window.end - 0.001) - 1
+        first = min(np.searchsorted(starts, window.start + 0.001, side="right") - 1, last)
+        part = images[first : last + 1]
+        (expected,) = trained.stream(part, window=len(part) / 30, fps=30)
+        np.testing.assert_allclose(window.scores, expected.scores, atol=1e-6)
+
+
+def test_a_constant_rate_in_the_stream_has_its_own_times(model, tmp_path):
+    """H.264 with B-frames in AVI has no presentation timestamps."""
+    options = {"bf": "3", "g": "12"}
+    path = write_noise(tmp_path / "a.avi", 45, fps=25, options=options)
+    with open_frames(str(path)) as (fps, frames):
+        starts = [frame.start for frame in frames]
+    assert fps == 25 and np.allclose(starts, np.arange(45) / 25)
 
 
 def test_timeline_averages_to_its_capacity():

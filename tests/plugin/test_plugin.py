@@ -1,226 +1,23 @@
-"""The plugin in a git checkout of PySlowFast; checkout/ holds a stand-in that trains and tests."""
+"""The plugin with only the config and the registry of a checkout, in this process."""
 
 from __future__ import annotations
 
 import importlib
-import json
-import os
-import subprocess
 import sys
-from dataclasses import dataclass
-from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 import yaml
 from fvcore.common.config import CfgNode
 from fvcore.common.registry import Registry
 
-import slowfast_lara
-from slowfast_lara.config import get_cfg, load_config
+from slowfast_lara.config import get_cfg
 from slowfast_lara.errors import ConfigError, InputError
-from slowfast_lara.inference.scoring import score_views
-from slowfast_lara.models import build_model
 from slowfast_lara.models.motionformer import VisionTransformer
-from tests.helpers.commands import run as main
+from tests.helpers.checkouts import CHECKOUT, MODEL, PAGE, checkout_run
 from tests.helpers.made_up_weights import vit
-from tests.helpers.runs import ROOT, write_config
-
-CHECKOUT = Path(__file__).parent / "checkout"
-CLASSES, FRAMES, CROP, VIEWS, VIDEOS = 3, 4, 32, 6, 3
-MODEL = {
-    "DATA": {
-        "NUM_FRAMES": FRAMES,
-        "SAMPLING_RATE": 2,
-        "TRAIN_CROP_SIZE": CROP,
-        "TEST_CROP_SIZE": CROP,
-    },
-    "MODEL": {"MODEL_NAME": "VisionTransformer", "ARCH": "slow", "NUM_CLASSES": CLASSES},
-    "TRAIN": {"BATCH_SIZE": 4},
-    "TEST": {"BATCH_SIZE": 4, "NUM_ENSEMBLE_VIEWS": 2, "NUM_SPATIAL_CROPS": 3},
-    "VIT": {
-        "PATCH_SIZE": 8,
-        "TEMPORAL_RESOLUTION": 2,
-        "EMBED_DIM": 24,
-        "DEPTH": 2,
-        "NUM_HEADS": 2,
-        "APPROX_ATTN_DIM": 5,
-        "IM_PRETRAINED": False,
-        "DROP_PATH": 0.2,
-    },
-    "SOLVER": {"OPTIMIZING_METHOD": "adamw", "BASE_LR": 0.01, "WEIGHT_DECAY": 0.05},
-    "NUM_GPUS": 0,
-    "RNG_SEED": 5,
-}
-MIXUP = ["MIXUP.ENABLE", "True", "MODEL.LOSS_FUNC", "soft_cross_entropy"]
-
-
-def checkout_run(*words: str, cwd: Path | None = None) -> subprocess.CompletedProcess:
-    """Run Python with the checkout's `slowfast` before the installed one on the path."""
-    path = os.pathsep.join([str(CHECKOUT), str(ROOT)])
-    environment = {**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1"}
-    return subprocess.run(
-        [sys.executable, *words], env=environment, cwd=cwd, capture_output=True, text=True
-    )
-
-
-@dataclass
-class Trained:
-    """A run in the checkout, and the result of the same steps without it."""
-
-    folder: Path
-    losses: list[float]
-    logits: np.ndarray
-    state: dict[str, torch.Tensor]
-
-    @property
-    def checkpoint(self) -> str:
-        return str(self.folder / "checkpoints" / "checkpoint_epoch_00001.pyth")
-
-
-def make_clips(folder: Path) -> None:
-    rng = np.random.default_rng(0)
-    for part, count in (("train", 8), ("test", VIDEOS * VIEWS)):
-        clips = rng.standard_normal((count, 3, FRAMES, CROP, CROP)).astype(np.float32)
-        np.savez(folder / f"{part}.npz", clips=clips, labels=np.arange(count) % CLASSES)
-
-
-def our_config(attention: str) -> CfgNode:
-    """The config of the stand-in's model for this package; other keys keep their defaults."""
-    opts = ["VIT.APPROX_ATTN_TYPE", attention]
-    for node, keys in MODEL.items():
-        if node in ("DATA", "MODEL", "VIT"):
-            opts += [word for key, value in keys.items() for word in (f"{node}.{key}", value)]
-    opts += ["DATA.TRAIN_JITTER_SCALES", [CROP, CROP], "RNG_SEED", 5, "NUM_GPUS", 0]
-    return load_config("quick/softmax", opts)
-
-
-def our_steps(folder: Path, attention: str, mixup: bool, mixed: bool) -> Trained:
-    """Two training steps of the model in plain PyTorch, without the stand-in and the plugin."""
-    np.random.seed(5)
-    torch.manual_seed(5)
-    model = build_model(our_config(attention)).train()
-    spared = [p for name, p in model.named_parameters() if name in model.no_weight_decay()]
-    others = [p for p in model.parameters() if not any(p is one for one in spared)]
-    groups = [
-        {"params": [p for p in others if p.requires_grad], "weight_decay": 0.05},
-        {"params": [p for p in spared if p.requires_grad], "weight_decay": 0.0},
-    ]
-    optimizer = torch.optim.AdamW(groups, lr=0.01)
-    torch.manual_seed(5)
-    arrays, losses, logits = np.load(folder / "train.npz"), [], []
-    for start in (0, 4):
-        clips = torch.from_numpy(arrays["clips"][start : start + 4])
-        target = torch.from_numpy(arrays["labels"][start : start + 4])
-        if mixup:
-            share = float(np.random.beta(0.8, 0.8))
-            soft = torch.eye(CLASSES)[target] * 0.9 + 0.1 / CLASSES
-            clips = clips * share + clips.flip(0) * (1 - share)
-            target = soft * share + soft.flip(0) * (1 - share)
-        with torch.autocast("cpu", enabled=mixed):
-            out = model([clips])
-        loss = torch.nn.functional.cross_entropy(out.float(), target)
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
-        losses.append(loss.item())
-        logits.append(out.detach().float().numpy())
-    return Trained(folder, losses, np.stack(logits), model.state_dict())
-
-
-# Attention, mixup, mixed precision (with each job in its own process).
-RUNS = [
-    pytest.param(("none", False, False), id="exact"),
-    pytest.param(("lara", True, False), id="lara-mixup"),
-    pytest.param(("lara", False, True), id="lara-mixed-spawned", marks=pytest.mark.slow),
-]
-
-
-@pytest.fixture(scope="module", params=RUNS)
-def trained(request, tmp_path_factory) -> Trained:
-    attention, mixup, mixed = request.param
-    folder = tmp_path_factory.mktemp("checkout")
-    make_clips(folder)
-    (folder / "model.yaml").write_text(yaml.safe_dump(MODEL))
-    paths = ["DATA.PATH_TO_DATA_DIR", str(folder), "OUTPUT_DIR", str(folder)]
-    done = checkout_run(
-        str(CHECKOUT / "tools" / "run_net.py"),
-        *("--cfg", str(folder / "model.yaml")),
-        *(["--spawn"] if mixed else []),
-        *("--opts", "VIT.APPROX_ATTN_TYPE", attention, "TRAIN.MIXED_PRECISION", str(mixed)),
-        *(MIXUP if mixup else []),
-        *paths,
-    )
-    assert done.returncode == 0, done.stderr
-    assert mixed or "FlopCountAnalysis" in done.stdout
-    return our_steps(folder, attention, mixup, mixed)
-
-
-def test_two_training_steps_equal_ours(trained):
-    theirs = np.load(trained.folder / "training.npz")
-    assert len(theirs["losses"]) == 2 and np.isfinite(theirs["losses"]).all()
-    np.testing.assert_allclose(theirs["losses"], trained.losses, rtol=0, atol=1e-6)
-    np.testing.assert_allclose(theirs["logits"], trained.logits, rtol=0, atol=1e-6)
-    # They are logits: softmax scores would sum to 1.
-    assert not np.allclose(theirs["logits"].sum(-1), 1)
-
-
-def test_checkpoint_has_our_names_and_weights(trained):
-    saved = torch.load(trained.checkpoint, weights_only=True)
-    assert saved["model_state"].keys() == trained.state.keys()
-    initial = initial_weights(trained)
-    assert not torch.equal(saved["model_state"]["head.weight"], initial["head.weight"])
-    for name, weight in trained.state.items():
-        torch.testing.assert_close(saved["model_state"][name], weight, rtol=0, atol=1e-6)
-
-
-def initial_weights(trained: Trained) -> dict[str, torch.Tensor]:
-    torch.manual_seed(5)
-    return build_model(slowfast_lara.load(trained.checkpoint).cfg).state_dict()
-
-
-def test_multi_view_test_gives_our_scores(trained):
-    model = slowfast_lara.load(trained.checkpoint)
-    clips = torch.from_numpy(np.load(trained.folder / "test.npz")["clips"])
-    sums = np.load(trained.folder / "scores.npy")
-    assert sums.shape == (VIDEOS, CLASSES)
-    for ours, theirs in zip(clips.split(VIEWS), sums):
-        expected = score_views(model.network, ours, model.cfg).numpy()
-        np.testing.assert_allclose(theirs / VIEWS, expected, rtol=0, atol=1e-6)
-
-
-def test_its_checkpoint_can_be_tested_and_fine_tuned_but_not_resumed(
-    trained, video_set, tmp_path, capfd, in_process
-):
-    cfg = slowfast_lara.load(trained.checkpoint).cfg
-    assert cfg.TEST.NUM_SPATIAL_CROPS == 3 and cfg.VIT.DROP_PATH == 0.2 and cfg.RNG_SEED == 5
-    vit = {**MODEL["VIT"], "APPROX_ATTN_TYPE": cfg.VIT.APPROX_ATTN_TYPE}
-    config = write_config(tmp_path / "c.yaml", video_set, tmp_path / "out", VIT=vit)
-
-    def run(*opts: Any) -> int:
-        return main(["--cfg", str(config), *map(str, opts)])
-
-    given = ["TRAIN.CHECKPOINT_FILE_PATH", trained.checkpoint, "SOLVER.MAX_EPOCH", 1]
-    assert run("TRAIN.ENABLE", False, "TEST.CHECKPOINT_FILE_PATH", trained.checkpoint) == 0
-    assert json.loads((tmp_path / "out" / "test_results.json").read_text())["num_videos"] == 7
-    capfd.readouterr()
-    assert run("TEST.ENABLE", False, "OUTPUT_DIR", tmp_path / "resumed", *given) == 2
-    assert "git checkout of PySlowFast" in capfd.readouterr().err
-    reset = ["TRAIN.CHECKPOINT_EPOCH_RESET", True]
-    assert run("TEST.ENABLE", False, "OUTPUT_DIR", tmp_path / "fine_tuned", *given, *reset) == 0
-
-
-def test_our_commands_refuse_a_checkout_on_the_path(tmp_path):
-    done = checkout_run("-m", "slowfast_lara.cli", "run", "--cfg", "quick/lara", cwd=tmp_path)
-    assert (done.returncode, done.stdout) == (2, "")
-    assert done.stderr.startswith("error: found a git checkout of PySlowFast")
-    assert done.stderr.count("\n") == 1
-
-
-# Tests with only the config and the registry of a checkout, in this process.
 
 
 @pytest.fixture
@@ -313,6 +110,9 @@ def test_model_of_the_same_name_is_refused(checkout):
         ("MODEL", "ARCH", "slowfast", "one pathway.*2d, c2d"),
         ("MODEL", "HEAD_ACT", "sigmoid", "must be 'softmax'"),
         ("DETECTION", "ENABLE", True, "must be False"),
+        ("MASK", "ENABLE", True, "MASK.ENABLE is True; must be False"),
+        ("MULTIGRID", "SHORT_CYCLE", True, "must be False"),
+        ("MULTIGRID", "LONG_CYCLE", True, "must be False"),
     ],
 )
 def test_unsupported_config_is_refused_in_one_line(checkout, node, key, value, words):
@@ -323,6 +123,25 @@ def test_unsupported_config_is_refused_in_one_line(checkout, node, key, value, w
     with pytest.raises(ConfigError, match=words) as refused:
         registry.get("VisionTransformer")(cfg)
     assert "\n" not in str(refused.value)
+
+
+def test_differences_are_logged(checkout, caplog):
+    tree, registry = checkout
+    plug_in()
+    build, cfg = registry.get("VisionTransformer"), with_model(tree)
+    cfg.LOG_MODEL_INFO = False
+    build(cfg)
+    assert not caplog.records
+    cfg.SOLVER.LAYER_DECAY = 0.75
+    build(cfg)
+    assert "MVIT.DEPTH, which is 16: set it to VIT.DEPTH (2)" in caplog.text
+    caplog.clear()
+    cfg.MVIT.DEPTH = 2
+    build(cfg)
+    assert not caplog.records
+    cfg.LOG_MODEL_INFO = True
+    build(cfg)
+    assert "LOG_MODEL_INFO does not count" in caplog.text
 
 
 def test_training_starts_from_image_weights(checkout, tmp_path):
@@ -366,13 +185,37 @@ def test_checkout_without_optional_keys(checkout):
 def test_config_in_the_docs(checkout):
     tree, registry = checkout
     plug_in()
-    text = (ROOT / "docs" / "pyslowfast.md").read_text().split("```yaml\n")[1].split("```")[0]
+    text = PAGE.read_text().split("```yaml\n")[1].split("```")[0]
     cfg = tree.clone()
     cfg.merge_from_other_cfg(CfgNode(yaml.safe_load(text)))
     cfg.TRAIN.CHECKPOINT_FILE_PATH = "some checkpoint"
     with torch.device("meta"):
         model = registry.get(cfg.MODEL.MODEL_NAME)(cfg)
     assert len(model.blocks) == 12 and model.num_frames == 8
+
+
+@pytest.mark.parametrize(
+    "node, key, words",
+    [
+        (
+            "SOLVER",
+            "USE_MIXED_PRECISION",
+            "Motionformer, which has this model .*slowfast_lara.load",
+        ),
+        ("TRAIN", None, "early checkout of PySlowFast, without TRAIN.MIXED_PRECISION.*update"),
+    ],
+)
+def test_motionformer_and_early_checkouts_are_named(checkout, monkeypatch, node, key, words):
+    tree, registry = checkout
+    monkeypatch.setattr(sys.modules["slowfast.config.defaults"], "__file__", "a.py", raising=False)
+    del tree["TRAIN"]["MIXED_PRECISION"]
+    if key:
+        tree[node][key] = True
+    before = tree.clone()
+    with pytest.raises(ImportError, match=f"a.py belongs to .*{words}") as error:
+        plug_in()
+    assert "1.0" not in str(error.value) and "uninstall" not in str(error.value)
+    assert tree == before and "VisionTransformer" not in registry
 
 
 def test_pyslowfast_1_is_refused():

@@ -4,9 +4,13 @@ from __future__ import annotations
 
 import json
 import os
+import random
+from collections import Counter
+from pathlib import Path
 
 import pytest
 
+from slowfast_lara.cli import main
 from slowfast_lara.data.kinetics import Kinetics
 from slowfast_lara.data.ssv2 import Ssv2
 from tests.helpers.datasets import write_annotations
@@ -119,6 +123,72 @@ def test_too_few_videos(tmp_path, counts, expected):
     assert expected in output and len(output.strip().splitlines()) == 1 and not out.exists()
 
 
+def folder_lists(folder: Path, *flags: str) -> dict[str, list[str]]:
+    """The names of the videos in each list."""
+    assert main(["data", "lists-folder", str(folder / "clips"), str(folder / "out"), *flags]) == 0
+    lists = {}
+    for split in ("train", "val", "test"):
+        lines = (folder / "out" / f"{split}.csv").read_text().splitlines()
+        paths = [line.rpartition(" ")[0] for line in lines]
+        lists[split] = [os.path.relpath(path, folder / "clips") for path in paths]
+    return lists
+
+
+def test_shares_and_seed_of_folder_lists(tmp_path, capsys):
+    for number in range(16):
+        for name in ("open", "close"):
+            (tmp_path / "clips" / name).mkdir(parents=True, exist_ok=True)
+            (tmp_path / "clips" / name / f"{number}.mp4").touch()
+    plain = folder_lists(tmp_path)
+    assert [len(names) for names in plain.values()] == [24, 4, 4]
+    assert folder_lists(tmp_path, "--seed", "1") != plain == folder_lists(tmp_path)
+    shares = folder_lists(tmp_path, "--val-share", "0.25", "--test-share", "0.5")
+    assert [len(names) for names in shares.values()] == [8, 8, 16]
+    command = ["data", "lists-folder", str(tmp_path / "clips"), str(tmp_path / "out")]
+    for share in ("0", "0.9", "-1", "nan"):
+        assert main([*command, "--val-share", share]) == 2
+        assert "sum below 1" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_groups_of_folder_lists(tmp_path, seed):
+    """A scene is in one list, even if it has videos of several classes."""
+    rng = random.Random(seed)
+    scenes = [f"s{number}" for number in range(12)]
+    for name in ("open", "close", "push"):
+        for number in range(60):
+            folder = tmp_path / "clips" / name / rng.choice(scenes)
+            folder.mkdir(parents=True, exist_ok=True)
+            (folder / f"{rng.choice(scenes)}_{number}.mp4").touch()
+    for group, part in (("^[^/]+", 1), (r"(s\d+)_\d+\.mp4$", 2)):
+        flags = ("--group", group, "--seed", str(seed), "--val-share", "0.2")
+        lists = folder_lists(tmp_path, *flags)
+        assert sum(map(len, lists.values())) == 180
+        found = {
+            split: {path.split("/")[part].split("_")[0] for path in paths}
+            for split, paths in lists.items()
+        }
+        assert not found["train"] & (found["val"] | found["test"])
+        assert not found["val"] & found["test"]
+        for split, least in (("train", 1), ("val", 12), ("test", 6)):
+            counts = Counter(path.split("/")[0] for path in lists[split])
+            assert len(counts) == 3 and min(counts.values()) >= least
+
+
+def test_groups_that_cannot_be_divided(tmp_path, capsys):
+    for number in range(9):
+        (tmp_path / "clips" / "a").mkdir(parents=True, exist_ok=True)
+        (tmp_path / "clips" / "a" / f"{number % 2}_{number}.mp4").touch()
+    command = ["data", "lists-folder", str(tmp_path / "clips"), str(tmp_path / "out")]
+    for group, reason in (("^.", "too few groups"), ("x", "does not match")):
+        assert main([*command, "--group", group]) == 2
+        assert reason in capsys.readouterr().err
+    with pytest.raises(SystemExit):
+        main([*command, "--group", "("])
+    assert "regular expression" in capsys.readouterr().err
+    assert not (tmp_path / "out").exists()
+
+
 def test_ssv2_lists_of_videos(tmp_path):
     write_annotations(tmp_path, train=[("1", 0), ("2", 1)], validation=[("3", 1)])
     (tmp_path / "videos").mkdir()
@@ -196,3 +266,22 @@ def test_check_videos_with_unprintable_names(tmp_path):
 def test_check_videos_without_bad_ones(synthetic, tmp_path):
     output = run("datasets/check_videos.py", tmp_path / "bad.txt", synthetic / "val.csv")
     assert "13 videos, 0 bad" in output and (tmp_path / "bad.txt").read_text() == ""
+
+
+def test_drop_bad_videos_from_lists(tmp_path, capsys):
+    write_video(tmp_path / "a b.mp4", 5)
+    (tmp_path / "empty.mp4").touch()
+    for split, names in {"train": ["a b", "empty", "absent"], "val": ["a b"]}.items():
+        lines = [f"{name}.mp4 {label}\n" for label, name in enumerate(names)]
+        (tmp_path / f"{split}.csv").write_text("\n" + "".join(lines))
+    bad, train, val = (str(tmp_path / name) for name in ("bad.txt", "train.csv", "val.csv"))
+    assert main(["data", "check", bad, train, val]) == 1
+    assert main(["data", "drop-bad", bad, train, val]) == 0
+    printed = capsys.readouterr().out
+    assert "dropped 2 of 3" in printed and "dropped 0 of 1" in printed
+    assert Path(train).read_text() == "a b.mp4 0\n"
+    assert Path(val).read_text() == "\na b.mp4 0\n"  # unchanged
+    Path(bad).write_text(f"{tmp_path}/a b.mp4\n")
+    assert main(["data", "drop-bad", bad, train]) == 2
+    assert Path(train).read_text() == "a b.mp4 0\n"
+    assert "no line would remain" in capsys.readouterr().err

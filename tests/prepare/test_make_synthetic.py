@@ -46,6 +46,17 @@ def test_balanced_and_decodable(synthetic):
         assert {(frame.width, frame.height) for frame in frames} == {(48, 48)}
 
 
+@pytest.mark.parametrize("form", ["mp4", "frames"])
+def test_links_are_replaced(tmp_path, form):
+    precious, out = tmp_path / "precious", tmp_path / "out"
+    precious.write_text("precious")
+    name = "videos/train_000000.mp4" if form == "mp4" else "frames/1/1_000001.jpg"
+    (out / name).parent.mkdir(parents=True)
+    (out / name).symlink_to(precious)
+    make_set(Settings(str(out), 2, {"train": 1, "val": 1, "test": 1}, 32, 4, 0, form), 1)
+    assert precious.read_text() == "precious" and not (out / name).is_symlink()
+
+
 def test_same_seed_same_lists(synthetic, tmp_path):
     files = [f"{split}.csv" for split in SIZES] + ["tracks.json", "classes.json"]
     arguments = [

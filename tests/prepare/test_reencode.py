@@ -157,6 +157,34 @@ def test_target_size():
     assert target_size(1, 3, None, 256) == (2, 2)
 
 
+BT709, BT601, LIMITED, FULL = 1, 5, 1, 2
+
+
+@pytest.mark.parametrize(
+    "first, then",
+    [
+        ((BT709, LIMITED), (BT601, LIMITED)),
+        ((BT601, LIMITED), (BT709, FULL)),
+        ((BT709, FULL), (BT601, LIMITED)),
+        (None, (BT709, LIMITED)),
+        (None, (BT601, FULL)),
+    ],
+)
+def test_colour_matrix_and_range_change_within_a_video(tmp_path, first, then):
+    streams = [
+        write_pictures(tmp_path / "a.h264", frames=8, colors=colors).read_bytes()
+        for colors in (first, then)
+    ]
+    source = tmp_path / "both.h264"
+    source.write_bytes(b"".join(streams))
+    before = decode_all(source)[0]
+    assert np.abs(before[0].astype(float) - before[8]).mean() < 3  # the same picture
+    prepare_video(str(source), str(tmp_path / "result.mp4"), Options(96, crf=4))
+    after = decode_all(tmp_path / "result.mp4")[0]
+    for old, new in zip(before, after, strict=True):
+        assert np.abs(old.astype(float) - new).mean() < 2
+
+
 @pytest.mark.parametrize("key_frames", [8, 300])
 def test_edit_list(tmp_path, key_frames):
     """Frames hidden by an edit list are not in the result."""

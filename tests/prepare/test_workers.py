@@ -6,6 +6,7 @@ import os
 import signal
 import time
 
+from slowfast_lara.prepare import check
 from slowfast_lara.prepare.workers import ItemFailure, in_processes
 
 
@@ -28,3 +29,18 @@ def test_hang_or_crash_costs_one_item():
             assert result == ItemFailure("the process ended with code -11")
         else:
             assert result == item.upper()
+
+
+def decoder_that_crashes(path: str) -> str:
+    """In place of `check_video`."""
+    return hang_or_crash(os.path.basename(path)) and ""
+
+
+def test_a_crash_of_the_decoder_is_one_bad_video(tmp_path, monkeypatch):
+    monkeypatch.setattr(check, "check_video", decoder_that_crashes)
+    (tmp_path / "list.csv").write_text("a 0\ncrash 0\nb 0\n")
+    out, lists = str(tmp_path / "bad.txt"), [str(tmp_path / "list.csv")]
+    options = {"separator": " ", "prefix": str(tmp_path), "jobs": 2}
+    assert check.check_videos(out, lists, **options) == 1
+    path, reason = (tmp_path / "bad.txt").read_text().split("\t")
+    assert path == str(tmp_path / "crash") and "ended with code" in reason

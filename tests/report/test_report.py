@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
 from html.parser import HTMLParser
 from pathlib import Path
 
@@ -77,7 +78,7 @@ def test_report_contains_the_run(run, page):
     assert f"{results['top1_acc']:.2f} %top-1 accuracy" in reader.text
     assert f"{results['top5_acc']:.2f} %top-5 accuracy" in reader.text
     assert "12videos tested" in reader.text and "1videos failed" in reader.text
-    assert "clips a second" in reader.text
+    assert "clips per second" in reader.text
     assert environment["packages"]["torch"] in reader.text
     assert str(environment["git_commit"]) in reader.text
     assert "APPROX_ATTN_TYPE: lara" in reader.text
@@ -98,6 +99,30 @@ def test_report_is_escaped_and_self_contained(page):
     style = re.search("<style>(.*?)</style>", page.read_text(), re.DOTALL).group(1)
     assert "url(" not in style and "@import" not in style
     assert "default-src 'none'" in page.read_text()
+
+
+def test_validation_loss_is_in_the_chart_of_the_loss(page):
+    (caption,) = re.findall("<figcaption>(loss:.*?)</figcaption>", page.read_text())
+    assert "training" in caption and "validation" in caption
+
+
+@pytest.mark.parametrize(
+    "name, title", [("output", "sixth/output, lara attention"), ("a_7", "a_7")]
+)
+def test_title_tells_runs_apart(run, tmp_path, name, title):
+    folder = shutil.copytree(run, tmp_path / "sixth" / name)
+    assert main([str(folder)]) == 0
+    assert f"<h1>{title}</h1>" in (folder / "report.html").read_text()
+
+
+def test_unknown_parts_of_the_environment_are_left_out(run, tmp_path):
+    folder = shutil.copytree(run, tmp_path / "run")
+    environment = json.loads((folder / "environment.json").read_text())
+    environment |= {"cuda": None, "git_commit": None, "gpus": [], "cpus": 0}
+    (folder / "environment.json").write_text(json.dumps(environment))
+    assert main([str(folder)]) == 0
+    section = read(folder / "report.html").text.partition("Environment")[2].partition("Config")[0]
+    assert not re.search("null|None|cuda|gpus|git commit", section) and "cpus0" in section
 
 
 @pytest.mark.skipif(CHROMIUM is None, reason="no chromium with chromedriver")
@@ -165,7 +190,7 @@ def test_many_classes_and_missing_videos(tmp_path):
     (tmp_path / "test_results.json").write_text(json.dumps({"videos": videos, "failed": []}))
     assert main([str(tmp_path)]) == 0
     reader = read(tmp_path / "report.html")
-    assert reader.text.count("video not found") == 24
+    assert reader.text.count("video cannot be read") == 24
     assert len(reader.links) == 1  # the confusion matrix as an image
     assert "class 399" in reader.text
 

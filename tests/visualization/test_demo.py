@@ -2,19 +2,15 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
-import shutil
 import signal
 import socket
-import subprocess
 import sys
-import time
 from fractions import Fraction
 from pathlib import Path
 from types import SimpleNamespace
-from urllib.error import HTTPError, URLError
 from urllib.parse import urlsplit
-from urllib.request import Request, urlopen
 
 import av
 import numpy as np
@@ -28,8 +24,7 @@ from slowfast_lara.visualization.heat_maps import HeatMapFigure
 from slowfast_lara.visualization.token_grid import QueryPoint
 from tests.helpers.browser import CHROMIUM, Browser
 from tests.helpers.commands import demo as main
-from tests.helpers.preloaded import environment
-from tests.helpers.runs import free_port, start, wait_for
+from tests.helpers.runs import wait_for
 from tests.helpers.small_models import only_error
 
 SECONDS = 60
@@ -103,22 +98,33 @@ def test_gradio_is_missing(model, capsys, monkeypatch):
 
 
 @pytest.fixture(scope="module")
-def page(model, names):
+def page(model, names, tmp_path_factory):
     pytest.importorskip("gradio", reason="the extra `demo` is not installed")
     from slowfast_lara.visualization.demo_page import DemoPage
+    from slowfast_lara.visualization.demo_uploads import Uploads
 
-    return DemoPage(load(model.cfg, model.checkpoint, classes=names), 3, SECONDS)
+    folder = tmp_path_factory.mktemp("uploads")
+    page = DemoPage(
+        load(model.cfg, model.checkpoint, classes=names), Uploads(str(folder), 10**8), 3, SECONDS
+    )
+    yield page
+    assert not any(folder.iterdir())
 
 
-def upload(video: str | Path, folder: Path) -> Path:
-    """A copy in a folder of its own, as Gradio puts it."""
-    folder.mkdir()
-    return Path(shutil.copy(video, folder / os.path.basename(video)))
+def upload(page, video: str | Path) -> dict[str, str]:
+    """Store a file as the server does; the argument of the page's handler."""
+    body = b"--x\r\nContent-Disposition: form-data; name=files; filename=%s\r\n\r\n%s\r\n--x--\r\n"
+    body %= os.path.basename(video).encode(), Path(video).read_bytes()
+    scope = {"type": "http", "headers": [(b"content-type", b"multipart/form-data; boundary=x")]}
+
+    async def receive() -> dict:
+        return {"type": "http.request", "body": body}
+
+    return {"path": asyncio.run(page.uploads.store(scope, receive))}
 
 
-def test_upload_is_scored_and_removed(page, clips, tmp_path):
-    path = upload(clips[0], tmp_path / "hash")
-    message, classes, view, slider, frame, figure = page.upload(str(path))
+def test_upload_is_scored_and_removed(page, clips):
+    message, classes, view, slider, frame, figure = page.upload(upload(page, clips[0]))
     expected = page.model(clips[0], views=3)
     assert "3 views" in message and figure is None
     assert list(classes.items()) == [*zip(expected.top().names, expected.top().scores)]
@@ -127,22 +133,10 @@ def test_upload_is_scored_and_removed(page, clips, tmp_path):
     np.testing.assert_array_equal(frame[::12, ::12], view.pixels[2])
     assert frame.shape == (384, 384, 3)
     np.testing.assert_array_equal(page.frame(view, 0)[::12, ::12], view.pixels[0])
-    assert not list(tmp_path.iterdir())
 
 
-def test_same_video_uploaded_again_meanwhile(page, clips, tmp_path, monkeypatch):
-    path = str(upload(clips[0], tmp_path / "hash"))
-    with monkeypatch.context() as patched:
-        patched.setattr(
-            "slowfast_lara.visualization.demo_page.check_length",
-            lambda *_: upload(clips[0], tmp_path / "hash"),
-        )
-        assert "views" in page.upload(path)[0]
-    assert "views" in page.upload(path)[0] and not list(tmp_path.iterdir())
-
-
-def test_click_shows_the_attention_of_its_patch(page, clips, tmp_path):
-    view = page.upload(str(upload(clips[0], tmp_path / "hash")))[2]
+def test_click_shows_the_attention_of_its_patch(page, clips):
+    view = page.upload(upload(page, clips[0]))[2]
 
     def click(x: float, y: float, frame: int) -> np.ndarray:
         return page.click(view, frame, SimpleNamespace(index=[x, y]))
@@ -158,30 +152,65 @@ def test_click_shows_the_attention_of_its_patch(page, clips, tmp_path):
 
 
 def test_bad_upload_gives_a_one_line_message(page, tmp_path):
-    for number, (text, path) in enumerate(bad_files(tmp_path / "bad").items()):
-        answer = page.upload(str(upload(path, tmp_path / str(number))))
-        assert text in answer[0] and "\n" not in answer[0] and str(tmp_path) not in answer[0]
+    for text, path in bad_files(tmp_path / "bad").items():
+        file = upload(page, path)
+        answer = page.upload(file)
+        assert text in answer[0] and "\n" not in answer[0]
+        assert os.path.dirname(file["path"]) not in answer[0]
         assert answer[1] is answer[2] is answer[4] is answer[5] is None
-    assert os.listdir(tmp_path) == ["bad"]
+    assert "upload it again" in page.upload(file)[0]
     assert page.upload(None)[:3] == ("", None, None)
     assert page.frame(None, 0) is None and page.click(None, 0, None) is None
 
 
-@pytest.fixture()
-def served(model, names, tmp_path, monkeypatch):
-    """The address of the page, and its process, with a temporary folder of ours."""
+def test_empty_page_has_examples_and_the_name_of_the_model(model, names, clips, tmp_path):
     pytest.importorskip("gradio", reason="the extra `demo` is not installed")
-    (tmp_path / "temporary").mkdir()
-    monkeypatch.setenv("TMPDIR", str(tmp_path / "temporary"))
-    # By default PyTorch creates this folder below TMPDIR.
-    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path / "cache"))
-    port = free_port()
-    flags = (*model.flags(), "--classes", names, "--port", port, "--megabytes", 1, "--minutes", 1)
-    process = start("demo", *flags, program=("-m", "slowfast_lara.cli"), folder=tmp_path)
-    line = process.stdout.readline()
-    address = f"http://127.0.0.1:{port}/"
-    assert address in line, process.stderr.read()
-    return address, process
+    from slowfast_lara.visualization.demo_page import DemoPage, build
+    from slowfast_lara.visualization.demo_uploads import Uploads
+
+    missing = tmp_path / "missing.mp4"
+    lines = [f"{missing} 5", f"{clips[0]} 2", f"{clips[1]} 2", f"{clips[2]} 0"]
+    (tmp_path / "test.csv").write_text("\n".join(lines) + "\n")
+    lists = ["DATA.PATH_TO_DATA_DIR", str(tmp_path)]
+    loaded = load(model.cfg, model.checkpoint, classes=names, overrides=lists)
+    page = DemoPage(loaded, Uploads(str(tmp_path), 10**8), 3, SECONDS)
+    assert page.examples == [clips[0], clips[2]]  # one of each class
+    shown = build(page).get_config_file()["components"]
+    (dataset,) = (part["props"] for part in shown if part["props"].get("elem_id") == "examples")
+    assert [sample[0] for sample in dataset["samples"]] == [
+        os.path.basename(path) for path in page.examples
+    ]
+    (name,) = (part["props"] for part in shown if part["props"].get("elem_id") == "model")
+    assert "model.pyth" in name["value"] and "lara" in name["value"]
+    message, classes, view, *_ = page.example(1)
+    assert "3 views" in message and os.path.exists(clips[2])  # not removed, unlike an upload
+    assert [*classes] == loaded(clips[2], views=3).top().names
+    np.testing.assert_array_equal(view.pixels, AttentionView(loaded, clips[2]).pixels)
+    page.examples[1] = str(missing)
+    assert "missing.mp4" in page.example(1)[0] and str(tmp_path) not in page.example(1)[0]
+
+
+def test_page_without_a_test_list(page):
+    assert page.examples == []
+
+
+@pytest.mark.parametrize(
+    ("bound", "allowed", "refused"),
+    [
+        ("127.0.0.1", "localhost 127.0.0.1:7 [::1]:7 Proxy.example", "192.0.2.1 evil.example [::]"),
+        ("localhost", "localhost:7 127.0.0.1 proxy.example:7", "localhost.evil.example"),
+        ("0.0.0.0", "localhost 192.0.2.1:7 [2001:db8::1] proxy.example", "evil.example x@[::1]"),
+        ("192.0.2.1", "192.0.2.1:7 proxy.example", "localhost 127.0.0.1 192.0.2.2 192.0.2.1/x"),
+    ],
+)
+def test_allowed_hosts(bound, allowed, refused):
+    pytest.importorskip("gradio", reason="the extra `demo` is not installed")
+    from slowfast_lara.visualization.demo_requests import AllowedHosts
+
+    hosts = AllowedHosts(bound, ["proxy.EXAMPLE"])
+    assert [host for host in allowed.split() if host not in hosts] == []
+    assert [host for host in ["", *refused.split()] if host in hosts] == []
+    assert (socket.gethostname() in hosts) == (bound not in ("127.0.0.1", "localhost"))
 
 
 def reaches(port: int, host: str) -> bool:
@@ -256,27 +285,3 @@ def test_in_a_browser(served, clips, tmp_path):
     _, errors = process.communicate(timeout=30)
     assert (process.returncode, errors) == (0, "")
     assert not any(temporary.iterdir())
-
-
-@pytest.mark.slow
-def test_too_large_upload_and_port_in_use(served, tmp_path):
-    """A file that is too large is refused during the upload, and nothing of it is kept."""
-    address, process = served
-    body = b"--x\r\nContent-Disposition: form-data; name=files; filename=a.mp4\r\n\r\n"
-    body += b"0" * 3_000_000 + b"\r\n--x--\r\n"
-    request = Request(
-        f"{address}gradio_api/upload", body, {"Content-Type": "multipart/form-data; boundary=x"}
-    )
-    with pytest.raises((HTTPError, URLError)):
-        urlopen(request, timeout=30)
-    assert urlopen(address, timeout=30).status == 200
-    time.sleep(0.5)
-    temporary = tmp_path / "temporary"
-    assert sum(path.stat().st_size for path in temporary.rglob("*") if path.is_file()) < 100_000
-    port = str(urlsplit(address).port)
-    again = [sys.executable, "-m", "slowfast_lara.cli", "demo", *process.args[4:8], "--port", port]
-    done = subprocess.run(again, capture_output=True, text=True, env=environment(), timeout=120)
-    assert done.returncode == 2 and done.stderr.count("\n") == 1 and port in done.stderr
-    process.send_signal(signal.SIGINT)
-    _, errors = process.communicate(timeout=30)
-    assert process.returncode == 0 and not any(temporary.iterdir())

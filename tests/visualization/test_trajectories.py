@@ -11,22 +11,19 @@ import torch
 from PIL import Image
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from benchmarks.tables import plot_over_sizes
+from slowfast_lara.analysis.swap import SwapResult, SwapTable
 from slowfast_lara.attention import ESTIMATORS, build_estimator, softmax_attention
 from slowfast_lara.config import load_config
 from slowfast_lara.data import load_views
 from slowfast_lara.data.transforms import pixels_of
+from slowfast_lara.drawing import attention_colour, attention_styles, saved_figure
 from slowfast_lara.errors import InputError
 from slowfast_lara.inference.layers import LayerInputs
 from slowfast_lara.inference.load import load
 from slowfast_lara.models import VisionTransformer
 from slowfast_lara.models.attention_config import RECOMMENDED
-from slowfast_lara.visualization.heat_maps import (
-    GAP,
-    LABEL_WIDTH,
-    attention_colour,
-    frame_range,
-    heat_coloured,
-)
+from slowfast_lara.visualization.heat_maps import GAP, LABEL_WIDTH, frame_range, heat_coloured
 from slowfast_lara.visualization.implied_weights import trajectory_weights
 from slowfast_lara.visualization.token_grid import (
     QueryPoint,
@@ -238,6 +235,43 @@ def test_recommended_settings_are_those_of_the_configs(folder):
 def test_each_attention_has_its_own_colour():
     names = [*ESTIMATORS, *RECOMMENDED]
     assert len({attention_colour(name) for name in names}) == len(names)
+
+
+@pytest.mark.parametrize(
+    "name, labels",
+    {
+        "softmax": ["exact", "none", "exact softmax", "exact (as trained)"],
+        "lara": ["LARA", "lara global farthest", "lara (as trained)"],
+        "lara-recommended": ["LARA, recommended"],
+        "ra": ["RA, biased", "ra_biased"],
+        "nystrom": ["Nyströmformer"],
+    }.items(),
+)
+def test_labels_of_an_attention_have_its_colour(name, labels):
+    assert {attention_colour(label) for label in labels} == {attention_colour(name)}
+
+
+def test_variants_of_an_attention_have_lines_of_their_own():
+    labels = ["lara", "lara global", "ra", "lara mixed", "lara single", "lara mixture"]
+    styles = attention_styles(labels)
+    assert len({tuple(style.items()) for style in styles}) == len(labels)
+    assert len({style["color"] for style in styles}) == 2
+
+
+def test_figures_draw_an_attention_in_its_colour(tmp_path):
+    """Also if the figure has only some attentions, in another order."""
+    result = SwapResult("eva", 8, 50.0, 90.0, 50.0, 0.001)
+    results = [result, result._replace(attention="nystrom", view_seconds=0.002)]
+    SwapTable("swapped", results=results).plot(str(tmp_path / "swap.png"))
+    with saved_figure(tmp_path / "sizes.png", (5, 4)) as (_, (axis,)):
+        plot_over_sizes(axis, "crop", [1, 2], "ms", {"eva": [1, 2], "nystrom": [3, 4]})
+    with saved_figure(tmp_path / "bars.png", (5, 4)) as (_, (axis,)):
+        plot_over_sizes(axis, "crop", [1], "ms", {"eva": [1], "nystrom": [3]})
+    for name in ("swap", "sizes", "bars"):
+        image = np.asarray(Image.open(tmp_path / f"{name}.png").convert("RGB"))
+        colours = {tuple(colour) for colour in np.unique(image.reshape(-1, 3), axis=0).tolist()}
+        assert {attention_colour("eva"), attention_colour("nystrom")} <= colours
+        assert attention_colour("softmax") not in colours
 
 
 def test_own_estimator_is_that_of_the_model(tmp_path, clips, capsys):

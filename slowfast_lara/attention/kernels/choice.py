@@ -3,8 +3,7 @@
 The option `kernels` is `torch`, `triton` or `auto`. `triton` raises an error where the Triton
 kernels cannot run. `auto` selects Triton on an NVIDIA GPU if its results agree with PyTorch's on
 this GPU (self_check.py), and PyTorch everywhere else. `resolve` makes the decision for `auto` once
-per device and dtype: when build_model moves a model to a GPU, or else at the first forward pass. A
-future choice by measured speed, or for each operator, belongs in `resolve` too.
+per device and dtype: when build_model moves a model to a GPU, or else at the first forward pass.
 """
 
 from __future__ import annotations

@@ -49,7 +49,7 @@ def combine(
 
 
 def _contiguous(q: Tensor, w: Tensor, *others: Tensor | None) -> list[Tensor]:
-    """Make the tensors contiguous (for q, a last stride of 1 suffices); w replaces unused ones."""
+    """Make the tensors contiguous (for q, a last stride of 1 suffices), with w in place of None."""
     return [with_unit_stride(q), *((w if x is None else x).contiguous() for x in (w, *others))]
 
 
@@ -66,7 +66,7 @@ def combine_backward(
     landmarks: Tensor | None, balance: Tensor | None, gain: Tensor | None, shares: Tensor | None,
     log_z: Tensor, grad: Tensor,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
-    """Gradients of q, w, log_sums, means, landmarks; balance, gain and shares as one [B,h,3,C]."""
+    """Gradients of q, w, log_sums, means, landmarks, and of balance, gain, shares as [B,h,3,C]."""
     aligned = landmarks is not None
     tensors = _contiguous(q, w, log_sums, means, landmarks, log_z, balance, gain, shares)
     q, w, log_sums, means = tensors[:4]

@@ -48,7 +48,7 @@ def _sizes(x: Tensor, number: int, num_frames: int) -> tuple[int, ...]:
 
 @torch.library.custom_op("slowfast_lara::landmarks_backward", mutates_args=())
 def landmarks_backward(x: Tensor, chosen: Tensor, num_frames: int, grad: Tensor) -> Tensor:
-    """Gradient of x. Of x itself, only shape, dtype and device are used."""
+    """Gradient of x; only the shape, dtype and device of x are used, not its values."""
     (B, h, _, d), number, out = x.shape, grad.shape[2], x.new_empty(x.shape)
     args = (grad.contiguous(), chosen, out, *_sizes(x, number, num_frames))
     means = chosen.numel() == 0

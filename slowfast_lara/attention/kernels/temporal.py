@@ -73,7 +73,7 @@ def _scores(
     attention: Tensor | None = None,
     scale: float = 1.0,
 ) -> Tensor:
-    """q_nh.(W_h x_nf), [B,N,h,F] float32; the kernel temporal_scores describes `epilogue`."""
+    """q_nh.(W_h x_nf), [B,N,h,F] float32; for `epilogue`, see the kernel temporal_scores."""
     (B, N, h, d), F = q.shape, x.shape[1]
     out = q.new_empty(B, N, h, F, dtype=torch.float32)
     launch(

@@ -9,8 +9,12 @@ _C.TRAIN = CfgNode(
         "ENABLE": True,
         "DATASET": "kinetics",
         "BATCH_SIZE": 64,
+        "AUTO_RESUME": True,
         "CHECKPOINT_FILE_PATH": "",
+        "CHECKPOINT_EPOCH_RESET": False,
+        "CHECKPOINT_IN_INIT": False,
         "CHECKPOINT_CLEAR_NAME_PATTERN": (),
+        "KILL_LOSS_EXPLOSION_FACTOR": 0.0,
         "MIXED_PRECISION": False,
     }
 )
@@ -23,6 +27,7 @@ _C.TEST = CfgNode(
         "BATCH_SIZE": 8,
         "CHECKPOINT_FILE_PATH": "",
         "NUM_ENSEMBLE_VIEWS": 10,
+        "NUM_TEMPORAL_CLIPS": [],
         "NUM_SPATIAL_CROPS": 3,
     }
 )
@@ -32,12 +37,18 @@ _C.MODEL = CfgNode(
         "MODEL_NAME": "SlowFast",
         "NUM_CLASSES": 400,
         "LOSS_FUNC": "cross_entropy",
-        "SINGLE_PATHWAY_ARCH": ["2d", "c2d", "i3d", "slow", "x3d", "mvit"],
+        "SINGLE_PATHWAY_ARCH": ["2d", "c2d", "i3d", "slow", "x3d", "mvit", "maskmvit"],
         "MULTI_PATHWAY_ARCH": ["slowfast"],
         "HEAD_ACT": "softmax",
         "ACT_CHECKPOINT": False,
+        "DETACH_FINAL_FC": False,
+        "FROZEN_BN": False,
+        "FP16_ALLREDUCE": False,
     }
 )
+_C.MASK = CfgNode({"ENABLE": False, "MAE_ON": False})
+_C.MULTIGRID = CfgNode({"SHORT_CYCLE": False, "LONG_CYCLE": False, "DEFAULT_S": 0})
+_C.BENCHMARK = CfgNode({"NUM_EPOCHS": 5, "LOG_PERIOD": 100, "SHUFFLE": True})
 _C.MVIT = CfgNode({"DEPTH": 16, "NUM_HEADS": 1})
 _C.SLOWFAST = CfgNode({"ALPHA": 8})
 _C.DATA = CfgNode(
@@ -51,6 +62,9 @@ _C.DATA = CfgNode(
         "TRAIN_CROP_SIZE": 224,
         "TEST_CROP_SIZE": 256,
         "TARGET_FPS": 30,
+        "DECODING_BACKEND": "torchvision",
+        "USE_OFFSET_SAMPLING": False,
+        "MULTI_LABEL": False,
         "REVERSE_INPUT_CHANNEL": False,
         "ENSEMBLE_METHOD": "sum",
     }
@@ -61,7 +75,11 @@ _C.SOLVER = CfgNode(
         "WEIGHT_DECAY": 1e-4,
         "OPTIMIZING_METHOD": "sgd",
         "ZERO_WD_1D_PARAM": False,
+        "CLIP_GRAD_VAL": None,
         "CLIP_GRAD_L2NORM": None,
+        "LARS_ON": False,
+        "LAYER_DECAY": 1.0,
+        "BETAS": (0.9, 0.999),
     }
 )
 _C.DETECTION = CfgNode({"ENABLE": False})

@@ -1,0 +1,186 @@
+"""`compare`: error and cost of every attention on the q, k, v of a transformers model."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from slowfast_lara.analysis.measure import count_macs
+from slowfast_lara.analysis.tables import aligned_table
+from slowfast_lara.attention import ESTIMATORS
+from slowfast_lara.hf.dispatch import (
+    base_implementation,
+    exact_function,
+    obstacle,
+    register,
+    repeat_heads,
+)
+from slowfast_lara.hf.joint import JointEstimator, has_number
+from slowfast_lara.hf.layouts import TokenLayout
+from slowfast_lara.hf.swap import layout_of, replaceable_layers
+
+NUMBERS = (32, 64, 128, 256)
+
+
+class ComparedAttention(NamedTuple):
+    """Relative squared errors in the layers of a model, and MACs relative to exact attention."""
+
+    attention: str
+    number: int  # of groups, landmarks or samples; 0 if not applicable
+    share: float
+    errors: dict[str, float]
+
+    @property
+    def error(self) -> float:
+        return sum(self.errors.values()) / len(self.errors)
+
+
+class Comparison(list[ComparedAttention]):
+    """One entry per attention and number; `str` is a table that ends with advice."""
+
+    def nearest(self, share: float = 0.5) -> ComparedAttention | None:
+        """The entry with the smallest error that costs at most `share` of exact attention."""
+        return min((x for x in self if x.share <= share), key=lambda x: x.error, default=None)
+
+    def __str__(self) -> str:
+        rows: list[list[str]] = [["attention", "number", "MACs, %", "error", "worst layer"]]
+        for entry in self:
+            worst = max(entry.errors.values())
+            figures = [f"{100 * entry.share:.0f}", f"{entry.error:.2g}", f"{worst:.2g}"]
+            rows.append([entry.attention, str(entry.number or ""), *figures])
+        best = self.nearest()
+        advice = "no attention costs at most half of exact attention at this number of tokens"
+        if best is not None:
+            number = f", groups={best.number}" if best.number else ""
+            call = f'hf.use(model, "{best.attention}"{number})'
+            advice = f"smallest error at no more than half of the MACs: {call}"
+        return f"{aligned_table(rows)}\n{advice}"
+
+
+def compare(
+    model: nn.Module,
+    clips: Tensor | Mapping[str, Any],
+    *,
+    attentions: Iterable[str] | None = None,
+    numbers: Sequence[int] = NUMBERS,
+    prefix: int | None = None,
+    frames: int | None = None,
+) -> Comparison:
+    """Run a model with its own attention, and measure other attentions on its q, k, v.
+
+    The error of an attention in a layer is the squared difference to exact attention, divided by
+    the square of exact attention; the cost is the number of multiply-accumulates. The model is not
+    changed, whether or not `use` has replaced its attention.
+
+    Args:
+        model: a model that `use` accepts.
+        clips: the model's main input, or a mapping with all inputs.
+        attentions: names of estimators; default: all but RA, which is quadratic.
+        numbers: numbers of groups, landmarks or samples.
+        prefix, frames: as in `use`.
+    """
+    names = list(attentions or (name for name in ESTIMATORS if name not in ("softmax", "ra")))
+    settings = [
+        (name, number) for name in names for number in (numbers if has_number(name) else (0,))
+    ]
+    layers = replaceable_layers(model)
+    paths = {layer: path for path, layer in layers.items()}
+    measurement = _Measurement(paths, settings, partial(layout_of, prefix=prefix, frames=frames))
+    configs = {id(layer.config): layer.config for layer in layers.values()}
+    before = {key: config._attn_implementation_internal for key, config in configs.items()}
+    inputs = clips if isinstance(clips, Mapping) else {_main_input(model): clips}
+    try:
+        for config in configs.values():
+            name = register("compare", base_implementation(config), measurement)
+            config._attn_implementation_internal = name
+        with torch.no_grad():
+            model(**inputs)
+    finally:
+        for key, config in configs.items():
+            config._attn_implementation_internal = before[key]
+    return measurement.result()
+
+
+def _main_input(model: nn.Module) -> str:
+    """The name of a model's input of images or clips."""
+    return getattr(model, "main_input_name", "pixel_values")
+
+
+class _Measurement:
+    """An attention function that computes exact attention and records the errors of others."""
+
+    def __init__(
+        self,
+        paths: dict[Any, str],
+        settings: list[tuple[str, int]],
+        layout: Callable[[Any], TokenLayout],
+    ) -> None:
+        self._paths, self._settings, self._layout = paths, settings, layout
+        # By setting and layer: sums of squares of the errors and of exact attention.
+        self._squares: dict[tuple[str, int], dict[str, Tensor]] = {}
+        # By setting: MACs of the attention and of exact attention.
+        self._macs: dict[tuple[str, int], list[int]] = {}
+        self._counted: dict[Any, int] = {}
+
+    def __call__(
+        self,
+        implementation: str,
+        module: nn.Module,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        attention_mask: Tensor | None,
+        **kwargs: Any,
+    ) -> tuple[Tensor, Any]:
+        if module in self._paths and not obstacle(
+            module, query, key, value, attention_mask, kwargs
+        ):
+            keys, values = (repeat_heads(x, query.shape[1]) for x in (key, value))
+            for setting in self._settings:
+                self._measure(setting, module, query, keys, values, kwargs.get("scaling"))
+        function = exact_function(module, implementation)
+        return function(module, query, key, value, attention_mask, **kwargs)
+
+    def _measure(
+        self,
+        setting: tuple[str, int],
+        module: nn.Module,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        scale: float | None,
+    ) -> None:
+        _, heads, tokens, d = q.shape
+        name, number = setting
+        layout = self._layout(module)
+        joint = JointEstimator(name, layout, number or None, head_dim=d, num_heads=heads).eval()
+        if joint.obstacle(tokens):
+            return
+        shape = (setting, layout, q.shape[1:])
+        if shape not in self._counted:
+            one = [x[:1].float().cpu() for x in (q, k, v)]
+            self._counted[shape] = count_macs(partial(joint, *one))
+        macs = self._macs.setdefault(setting, [0, 0])
+        macs[0] += self._counted[shape]
+        macs[1] += 2 * heads * tokens**2 * d
+        estimate = joint.to(q.device)(q, k, v, scale)
+        exact = functional.scaled_dot_product_attention(q, k, v, scale=scale)
+        squares = [x.double().square().sum() for x in (estimate - exact, exact)]
+        layers = self._squares.setdefault(setting, {})
+        path = self._paths[module]
+        layers[path] = layers.get(path, 0) + torch.stack(squares).cpu()
+
+    def result(self) -> Comparison:
+        return Comparison(
+            ComparedAttention(
+                *setting,
+                self._macs[setting][0] / self._macs[setting][1],
+                {path: (error / exact).item() for path, (error, exact) in layers.items()},
+            )
+            for setting, layers in self._squares.items()
+        )

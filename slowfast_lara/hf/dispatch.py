@@ -1,0 +1,123 @@
+"""The attention interface of transformers: layers, attention functions, and their arguments."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from functools import partial
+from inspect import unwrap
+from typing import Any
+
+from torch import Tensor, nn
+
+from slowfast_lara.lazy import check_installed
+
+# Registered names are this, a purpose, "_on_", and the name of the model's own implementation.
+# Models test for parts of the latter ("flash").
+_NAME = "slowfast_lara_"
+# Arguments of attention functions that do not change the result, or that estimators implement.
+_KNOWN = {
+    "scaling",
+    "dropout",
+    "is_causal",
+    "interpolate_pos_encoding",
+    "num_items_in_batch",
+    "output_hidden_states",
+    "return_dict",
+    "use_cache",
+}
+
+
+def attention_layers(model: nn.Module) -> Iterator[tuple[str, Any]]:
+    """Path and module of each layer whose `forward` looks up its attention function."""
+    for path, module in model.named_modules():
+        code = getattr(unwrap(type(module).forward), "__code__", None)
+        if code is not None and "ALL_ATTENTION_FUNCTIONS" in code.co_names:
+            yield path, module
+
+
+def head_sizes(layer: Any) -> dict[str, int]:
+    """Number of heads and head size of an attention layer, as arguments of `build_estimator`."""
+    heads = _first_size(layer, "num_heads", "num_attention_heads")
+    heads = heads or _first_size(layer.config, "num_attention_heads", "num_heads")
+    size = _first_size(layer, "head_dim", "attention_head_size")
+    width = _first_size(layer.config, "hidden_size", "embed_dim")
+    if not heads or not (size or width):
+        raise ValueError(f"{type(layer).__name__}: unknown number or size of heads")
+    return {"num_heads": heads, "head_dim": size or width // heads}
+
+
+def _first_size(owner: Any, *names: str) -> int:
+    values = (getattr(owner, name, None) for name in names)
+    return next((value for value in values if isinstance(value, int)), 0)
+
+
+def base_implementation(config: Any) -> str:
+    """The name of a model's own attention; transformers uses "eager" if none is set."""
+    name = config._attn_implementation or "eager"
+    return name.partition("_on_")[2] if name.startswith(_NAME) else name
+
+
+def register(purpose: str, implementation: str, function: Callable[..., Any]) -> str:
+    """Register `function(implementation, ...)` as an attention function; returns its name."""
+    check_installed("transformers", "hf")
+    from transformers import AttentionInterface, AttentionMaskInterface
+    from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS
+
+    name = f"{_NAME}{purpose}_on_{implementation}"
+    AttentionInterface.register(name, partial(function, implementation))
+    if implementation in ALL_MASK_ATTENTION_FUNCTIONS:
+        own_mask = ALL_MASK_ATTENTION_FUNCTIONS[implementation]
+        AttentionMaskInterface.register(name, partial(_mask, own_mask))
+    return name
+
+
+def _mask(own_mask: Callable[..., Tensor | None], **kwargs: Any) -> Tensor | None:
+    """A model's own mask; none if no token is masked.
+
+    In torch.export, transformers would build a mask of ones, and attention would be exact.
+    """
+    no_padding = kwargs.get("attention_mask") is None and kwargs.get("local_size") is None
+    if kwargs.get("allow_is_bidirectional_skip") and no_padding:
+        return None
+    return own_mask(**kwargs)
+
+
+def exact_function(module: nn.Module, implementation: str) -> Callable[..., tuple[Tensor, Any]]:
+    """The attention function of an implementation."""
+    from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
+
+    if implementation == "eager":  # every modeling file has its own
+        return unwrap(type(module).forward).__globals__["eager_attention_forward"]
+    return ALL_ATTENTION_FUNCTIONS[implementation]
+
+
+def obstacle(
+    module: nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    mask: Tensor | None,
+    kwargs: dict[str, Any],
+) -> str:
+    """Why no estimator supports a call, or an empty string."""
+    if mask is not None:
+        return "attention mask"
+    is_causal = kwargs.get("is_causal")
+    # transformers treats a layer without this attribute as causal.
+    if getattr(module, "is_causal", True) if is_causal is None else is_causal:
+        return "causal attention"
+    if query.shape[2] != key.shape[2]:
+        return "cross attention"
+    if query.shape[3] != value.shape[3]:
+        return "keys and values of different sizes"
+    unknown = [
+        name
+        for name, given in kwargs.items()
+        if name not in _KNOWN and given is not None and given is not False
+    ]
+    return f"argument {', '.join(unknown)}" if unknown else ""
+
+
+def repeat_heads(x: Tensor, heads: int) -> Tensor:
+    """Repeat the heads of grouped-query attention: [B,h',N,d] -> [B,h,N,d]."""
+    return x if x.shape[1] == heads else x.repeat_interleave(heads // x.shape[1], dim=1)

@@ -1,0 +1,3 @@
+"""The stand-in has a test_net.py, as PySlowFast has, which is no test."""
+
+collect_ignore = ["checkout"]
