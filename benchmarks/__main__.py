@@ -43,6 +43,11 @@ def build_parser() -> CommandParser:
     parser.add_flag("--lengths", "sequence lengths", default=lengths, metavar="TOKENS", **sizes)
     _add_attention_flags(parser)
 
+    parser = root.add_command("vjepa2", vjepa2)
+    frames = "tokens; a frame of 256 pixels has 256"
+    parser.add_flag("--tokens", frames, default=[2048, 8192], metavar="TOKENS", **sizes)
+    _add_attention_flags(parser)
+
     parser = root.add_command("errors", errors)
     numbers = "numbers of landmarks or samples"
     parser.add_flag("--samples", numbers, default=[16, 32, 64, 128, 256], metavar="C", **sizes)
@@ -72,6 +77,7 @@ def build_parser() -> CommandParser:
     frames = "temporal tokens of a clip"
     parser.add_flag("--frames", frames, type=positive_int, nargs="+", default=[8])
     parser.add_flag("--landmarks", "landmarks or samples", type=positive_int, default=128)
+    parser.add_flag("--groups", "groups of a frame's keys", type=positive_int, default=96)
     add_table_flag(parser)
 
     parser = root.add_command("kernels", kernels)
@@ -121,6 +127,13 @@ def length(args: argparse.Namespace) -> None:
     print_table(length_costs(args.lengths, args.estimators, args.repeats), args.out)
 
 
+def vjepa2(args: argparse.Namespace) -> None:
+    """Time a layer of V-JEPA 2-L (transformers) with its own attention and with the estimators."""
+    from benchmarks.attention_speed import vjepa2_costs
+
+    print_table(vjepa2_costs(args.tokens, args.estimators, args.repeats), args.out)
+
+
 def errors(args: argparse.Namespace) -> None:
     """Measure the error of each attention, compared with exact attention, on random q, k, v."""
     from benchmarks.random_errors import measure_errors, smooth_inputs
@@ -156,7 +169,8 @@ def roofline(args: argparse.Namespace) -> None:
     """Estimate the time of attention on a GPU; needs no GPU."""
     from benchmarks.roofline import roofline
 
-    table = roofline(args.device, args.crops, args.frames, args.clips, args.landmarks)
+    sizes = args.crops, args.frames, args.clips, args.landmarks, args.groups
+    table = roofline(args.device, *sizes)
     print_table(table, args.out)
 
 

@@ -51,12 +51,27 @@ KERNELS: dict[str, tuple[str, str, dict[str, Any]]] = {
     "combine_backward_queries": ("combine", "", {"ALIGNED": True}),
     "combine_backward_samples": ("combine", "", {"ALIGNED": True}),
     "combine_backward_means": ("combine", "", {"ALIGNED": True, "GROUP": FRAME_GROUP}),
+    "query_moments": ("group_means", "", {}),
+    "choose_groups": ("groups", "", {"BLOCK_P": 1024, "BLOCK_R": 64, "BLOCK_Z": 32}),
+    "group_means_backward": ("group_means", "", {}),
+    "attend_forward": ("group_attention", "", {}),
+    "attend_backward_groups": ("group_attention", "", {}),
+    "attend_backward_queries": ("group_attention", "", {}),
     "temporal_scores": ("temporal", "", {"PROJECT": True, "EPILOGUE": "softmax"}),
     "temporal_pool": ("temporal", "", {"BIAS": True}),
     "temporal_sum": ("temporal", "", {}),
     "temporal_backward_tokens": ("temporal", "", {"PROJECT": True}),
     "temporal_backward_weight": ("temporal", "", {}),
 }
+# The kernels of `merged`, which support neither float32 nor more than 128 groups.
+GROUP_KERNELS = (
+    "query_moments",
+    "choose_groups",
+    "group_means_backward",
+    "attend_forward",
+    "attend_backward_groups",
+    "attend_backward_queries",
+)
 # Further variants to compile: the kernel, and its constants that differ from KERNELS.
 VARIANTS: list[tuple[str, dict[str, Any]]] = [
     ("segment_sums", {"MEANS": False}),
@@ -69,6 +84,8 @@ VARIANTS: list[tuple[str, dict[str, Any]]] = [
     *((f"combine_{name}", {"F": 1}) for name in _COMBINE),
     ("combine_backward_samples", {"BLOCK_F": 32}),
     ("combine_backward_samples", {"BLOCK_F": 64}),
+    ("choose_groups", {"BLOCK_P": 256}),
+    ("choose_groups", {"F": 1}),
     ("temporal_scores", {"EPILOGUE": "gradient"}),
     ("temporal_scores", {"EPILOGUE": "gradient", "PROJECT": False}),
     *(
@@ -84,6 +101,7 @@ _WIDE = re.compile(
     r"d?(w|L|landmarks|columns|scores)_ptr"
     r"|(log_z|peak|balance|gain|shares|stats|partial|minus_R|attention|coeffs|sums)_ptr"
     r"|mean_sums_ptr"
+    r"|d?biases_ptr|(moments|top|means|norms|nearness|dr|t)_ptr"
 )
 # (kernel, argument): the argument points to a float32 tensor in this kernel, but not in others.
 _WIDE_IN_KERNEL = {
@@ -140,8 +158,8 @@ def _function(name: str) -> Any:
 
 def _type(kernel: str, key: str, dtype: str) -> str:
     if not key.endswith("_ptr"):
-        return "fp32" if key in ("scale", "global_share") else "i32"
-    if key == "chosen_ptr":
+        return "fp32" if key in ("scale", "global_share", "values") else "i32"
+    if key in ("chosen_ptr", "groups_ptr"):
         return "*i32"
     wide = kernel.startswith("proposals") or bool(_WIDE.fullmatch(key))
     wide |= (kernel, key) in _WIDE_IN_KERNEL

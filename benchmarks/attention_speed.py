@@ -6,6 +6,9 @@ textbook.py.
 `stage` measures the attention of that layer alone: the spatial stage, without the projections and
 the temporal stage. The baseline is exact attention.
 
+`vjepa2` measures one layer of V-JEPA 2-L in transformers: `hf.use` replaces its attention. RA is
+left out, because it is quadratic. The baseline is the fused kernel of PyTorch that the model uses.
+
 `length` measures the encoder of the paper's efficiency table (appendix H.5): 8 layers of joint
 attention, width 192, 3 heads, 16 samples. The baseline is exact attention that materialises the
 attention matrix.
@@ -23,9 +26,11 @@ from torch import Tensor, nn
 from benchmarks.profiling import count_flops, peak_memory
 from benchmarks.speed_table import Cost, SpeedTable
 from benchmarks.textbook import TextbookTrajectoryAttention
+from slowfast_lara import hf
 from slowfast_lara.analysis.measure import best_times
 from slowfast_lara.attention import ESTIMATORS, Estimator, build_estimator
 from slowfast_lara.attention.softmax import softmax_weights
+from slowfast_lara.lazy import check_installed
 from slowfast_lara.models import VisionTransformer
 from slowfast_lara.models.attention_config import (
     EXACT,
@@ -107,6 +112,29 @@ def length_costs(
     return table
 
 
+def vjepa2_costs(
+    tokens: Sequence[int], estimators: Sequence[str] | None, repeats: int
+) -> SpeedTable:
+    """Measure a layer of V-JEPA 2-L by transformers: its own attention, and each estimator."""
+    check_installed("transformers", "hf")
+    from transformers import VJEPA2Config
+    from transformers.models.vjepa2.modeling_vjepa2 import VJEPA2Layer
+
+    names = [resolve_estimator(name) for name in estimators or ESTIMATORS if name != "ra"]
+    title = f"layer of V-JEPA 2-L, {LANDMARKS} groups, landmarks or samples, batch 1"
+    table = SpeedTable(title, "tokens", "own")
+    for number in tokens:
+        layers: dict[str, nn.Module] = {}
+        for name in ("own", *names):
+            layers[display_name(name)] = layer = VJEPA2Layer(VJEPA2Config())
+            layer.config._attn_implementation = "sdpa"
+            if name != "own":
+                hf.use(layer, name, num_landmarks=LANDMARKS)
+        inputs = torch.randn(1, number, 1024, requires_grad=True)
+        table.costs += _costs(number, layers, inputs, repeats=repeats)
+    return table
+
+
 def _estimator_names(names: Sequence[str] | None) -> Sequence[str]:
     return [resolve_estimator(name) for name in names or ESTIMATORS]
 
@@ -128,7 +156,8 @@ def _costs(
         model(*inputs, **options)
 
     def both(model: nn.Module) -> None:
-        model(*inputs, **options).sum().backward()
+        out = model(*inputs, **options)
+        (out[0] if isinstance(out, tuple) else out).sum().backward()
 
     print_progress(f"{size}: timing {', '.join(models)}")
     for model in models.values():

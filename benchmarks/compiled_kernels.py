@@ -9,9 +9,18 @@ from importlib.metadata import version
 from importlib.util import find_spec
 from typing import Any, NamedTuple
 
-from benchmarks.ahead_of_time import ARCHS, KERNELS, SHARED_MEMORY, VARIANTS, Usage, usage
+from benchmarks.ahead_of_time import (
+    ARCHS,
+    GROUP_KERNELS,
+    KERNELS,
+    SHARED_MEMORY,
+    VARIANTS,
+    Usage,
+    usage,
+)
 from benchmarks.tables import markdown_table
 from slowfast_lara.analysis.tables import Cells, ResultTable
+from slowfast_lara.attention.kernels.merged import MAX_GROUPS
 from slowfast_lara.errors import InputError
 from slowfast_lara.files import write_text
 
@@ -96,14 +105,16 @@ def _variants(kernel: str) -> Iterator[tuple[str, int, int, dict[str, Any]]]:
             yield dtype, d, C, {}
     d = 0 if kernel.startswith("temporal") else HEAD_SIZES[0]
     C = SAMPLES[1] if _has_samples(kernel) else 0
-    yield "fp32", d, C, {}
+    if kernel not in GROUP_KERNELS:
+        yield "fp32", d, C, {}
     for name, changes in VARIANTS:
         if name == kernel:
             yield HALF[0], d, C, changes
 
 
 def _has_samples(kernel: str) -> bool:
-    return kernel.startswith(("key_stats", "query_normaliser", "combine"))
+    with_samples = kernel.startswith(("key_stats", "query_normaliser", "combine"))
+    return with_samples or kernel in GROUP_KERNELS[1:]
 
 
 def _sizes(kernel: str) -> Iterator[tuple[int, int]]:
@@ -112,4 +123,5 @@ def _sizes(kernel: str) -> Iterator[tuple[int, int]]:
         return
     for d in HEAD_SIZES:
         for C in SAMPLES if _has_samples(kernel) else (0,):
-            yield d, C
+            if kernel not in GROUP_KERNELS or C <= MAX_GROUPS:
+                yield d, C

@@ -5,7 +5,7 @@ bytes that each kernel reads and writes, and its FLOPs. They need neither Triton
 
 The bytes of a tensor count once for each pass of a kernel over the tensor. Programs that read the
 same tile are neighbours in the grid, so only the first one reads it from memory; the others find it
-in the L2 cache.
+in the L2 cache. So does a program that passes over the keys of its own frame again.
 
 In half precision, matmuls with the samples and landmarks run twice: once with the rounded value and
 once with the remainder that rounding removed (`_split_matmuls`). Padding of tiles is not counted.
@@ -21,7 +21,7 @@ from typing import Any, NamedTuple
 
 from torch import Tensor
 
-from slowfast_lara.attention.kernels.tiles import FRAME_GROUP, weight_gradient_parts
+from slowfast_lara.attention.kernels.tiles import FRAME_GROUP, QUERY_PARTS, weight_gradient_parts
 
 FLOAT32 = 4
 
@@ -211,6 +211,45 @@ def _temporal_pool(B: int, N: int, F: int, h: int, d: int, size: int) -> Launch:
     return Launch("temporal_pool", moved, 2 * tokens * D * D + 2 * tokens * h * F * D)
 
 
+def merged_forward(
+    B: int, h: int, N: int, F: int, P: int, m: int, d: int, size: int, rounds: int
+) -> list[Launch]:
+    """Moments of the queries; groups of the keys, and their means; attention."""
+    queries, keys = B * h * N * d * size, 2 * B * h * F * P * d * size
+    groups = B * h * F * m * (2 * d * size + FLOAT32)
+    moments = B * h * QUERY_PARTS * 2 * d * FLOAT32
+    # Norms, nearness, groups and shares of the keys are written once, and then stay in the cache.
+    chosen = keys + moments + 4 * B * h * F * P * FLOAT32 + groups
+    # Distances of the keys from the centres, and of twice as many candidates from each other; then
+    # the means of keys and values.
+    flops = 2 * B * h * F * d * (P * m + 4 * m * m // rounds + 2 * _split_matmuls(size) * P * m)
+    return [
+        Launch("query_moments", queries + moments, 3 * B * h * N * d),
+        Launch("choose_groups", chosen, flops),
+        Launch("attend_forward", queries * (1 + F) + groups, 2 * 2 * B * h * F * N * m * d),
+    ]
+
+
+def merged_backward(
+    B: int, h: int, N: int, F: int, P: int, m: int, d: int, size: int
+) -> list[Launch]:
+    """Gradients of the means of the groups, then of keys and values, then of the queries.
+
+    The first and the last kernel recompute the attention weights.
+    """
+    queries, keys, means = B * h * N * d * size, 2 * B * h * F * P * d * size, B * h * F * d
+    groups = B * h * F * m * (2 * d * size + FLOAT32)
+    read, matmul_flops = queries * (1 + F) + groups, 2 * B * h * F * N * m * d
+    # t_p is written; groups and shares are read.
+    keys_moved = 2 * keys + groups + 3 * B * h * F * P * FLOAT32 + means * FLOAT32
+    passes = 2 if d > 64 else 1  # a program owns 64 components
+    return [
+        Launch("attend_backward_groups", read + groups, matmul_flops * (2 + 2 * passes)),
+        Launch("group_means_backward", keys_moved, 8 * means * P),
+        Launch("attend_backward_queries", read + queries + means * FLOAT32, 3 * matmul_flops),
+    ]
+
+
 # The functions below have the signatures of the operators. They accept meta tensors.
 
 
@@ -261,6 +300,20 @@ def _temporal_traffic(launches: Callable[..., list[Launch]]) -> Callable[..., li
     return traffic
 
 
+def _merged_traffic(
+    q: Tensor, k: Tensor, v: Tensor, num_frames: int, num_groups: int, rounds: int, values: float
+) -> list[Launch]:
+    (B, h, N, d), P = q.shape, k.shape[2] // num_frames
+    return merged_forward(B, h, N, num_frames, P, num_groups, d, q.element_size(), rounds)
+
+
+def _merged_backward_traffic(
+    q: Tensor, k: Tensor, v: Tensor, groups: Tensor, shares: Tensor, kc: Tensor, *more: Any
+) -> list[Launch]:
+    (B, h, N, d), (F, P), m = q.shape, groups.shape[2:], kc.shape[3]
+    return merged_backward(B, h, N, F, P, m, d, q.element_size())
+
+
 OPERATORS: dict[str, Callable[..., list[Launch]]] = {
     "slowfast_lara::landmarks": _landmarks_traffic,
     "slowfast_lara::landmarks_backward": _landmarks_backward_traffic,
@@ -270,6 +323,8 @@ OPERATORS: dict[str, Callable[..., list[Launch]]] = {
     "slowfast_lara::key_stats_backward": _key_stats_traffic(key_stats_backward),
     "slowfast_lara::combine": _combine_traffic(combine_forward),
     "slowfast_lara::combine_backward": _combine_traffic(combine_backward),
+    "slowfast_lara::merged": _merged_traffic,
+    "slowfast_lara::merged_backward": _merged_backward_traffic,
     "slowfast_lara::temporal": _temporal_traffic(temporal_forward),
     "slowfast_lara::temporal_backward": _temporal_traffic(temporal_backward),
 }

@@ -21,8 +21,8 @@ from torch import Tensor, nn
 
 from benchmarks.kernel_counts import Kernel, count_kernels
 from benchmarks.roofline_table import PassCost, RooflineTable
-from slowfast_lara.attention import ESTIMATORS, build_estimator, has_kernels
-from slowfast_lara.attention.kernels.choice import unsupported_sizes
+from slowfast_lara.attention import ESTIMATORS, Estimator, build_estimator, has_kernels
+from slowfast_lara.attention.kernels.merged import MAX_KEYS
 from slowfast_lara.errors import InputError
 from slowfast_lara.models.attention_config import RECOMMENDED, display_name
 from slowfast_lara.models.motionformer import Block
@@ -55,6 +55,7 @@ class Sizes(NamedTuple):
     frames: int
     clips: int
     landmarks: int
+    groups: int = 96  # of a frame's keys
 
     @property
     def tokens(self) -> int:
@@ -71,17 +72,23 @@ def seconds(kernels: Sequence[Kernel], device: Device) -> float:
 
 
 def roofline(
-    device: str, crops: Sequence[int], frames: Sequence[int], clips: int, landmarks: int
+    device: str,
+    crops: Sequence[int],
+    frames: Sequence[int],
+    clips: int,
+    landmarks: int,
+    groups: int,
 ) -> RooflineTable:
     """Estimate all parts of a block for all combinations of crop and number of frames."""
     if device not in DEVICES:
         raise InputError(f"--device is {device!r}; must be one of {', '.join(DEVICES)}")
     table = RooflineTable(
         f"estimated for one layer of ViT-B on an {device}: {clips} clips, bfloat16, "
-        f"{landmarks} landmarks or samples; counted, not measured"
+        f"{landmarks} landmarks or samples, {groups} groups of a frame's keys; counted, not "
+        "measured"
     )
     for crop, number in itertools.product(crops, frames):
-        for part, count in block_parts(Sizes(crop, number, clips, landmarks)):
+        for part, count in block_parts(Sizes(crop, number, clips, landmarks, groups)):
             forward, backward = (_pass_cost(kernels, DEVICES[device]) for kernels in count())
             table.costs[crop, number, part] = forward, backward
     return table
@@ -103,25 +110,32 @@ def block_parts(sizes: Sizes) -> Iterator[tuple[str, Callable[[], Counts]]]:
     settings: list[tuple[str, str, dict[str, Any]]]
     settings = [(name, display_name(name), {}) for name in ESTIMATORS]
     settings += [(name, f"{name}, recommended", opts) for name, opts in RECOMMENDED.values()]
-    missing = unsupported_sizes(WIDTH // HEADS, min(sizes.landmarks, sizes.tokens))
     for name, shown, options in settings:
         yield shown, partial(spatial_counts, name, sizes, **options)
-        if has_kernels(name) and not missing:
+        if has_kernels(name) and not _unsupported(name, sizes, options):
             yield f"{shown}, fused", partial(spatial_counts, name, sizes, **options, **fused)
     yield TEMPORAL, partial(temporal_counts, sizes)
     yield f"{TEMPORAL}, fused", partial(temporal_counts, sizes, **fused)
     yield REST, partial(_block_counts, sizes)
 
 
+def _unsupported(name: str, sizes: Sizes, options: dict[str, Any]) -> bool:
+    """Whether the Triton kernels of an estimator do not support these sizes."""
+    estimator = _estimator(name, sizes, **options)
+    too_long = estimator.counts_keys_of_a_frame and sizes.tokens // sizes.frames > MAX_KEYS
+    return bool(too_long or estimator.unsupported)
+
+
+def _estimator(name: str, sizes: Sizes, **options: Any) -> Estimator:
+    has_groups = ESTIMATORS[name].counts_keys_of_a_frame
+    landmarks = sizes.groups if has_groups else min(sizes.landmarks, sizes.tokens)
+    heads: dict[str, Any] = {"head_dim": WIDTH // HEADS, "num_heads": HEADS}
+    return build_estimator(name, **heads, num_landmarks=landmarks, **options).to("meta")
+
+
 def spatial_counts(name: str, sizes: Sizes, **options: Any) -> Counts:
     """Count the kernels of an estimator; q, k, v are views of the qkv projection's output."""
-    estimator = build_estimator(
-        name,
-        head_dim=WIDTH // HEADS,
-        num_heads=HEADS,
-        num_landmarks=min(sizes.landmarks, sizes.tokens),
-        **options,
-    ).to("meta")
+    estimator = _estimator(name, sizes, **options)
     projected = _leaf(sizes.clips, 1 + sizes.tokens, 3 * WIDTH)
     q, k, v = projected.unflatten(2, (3, HEADS, -1)).permute(2, 0, 3, 1, 4)[:, :, :, 1:]
     forward, out = count_kernels(lambda: estimator(q, k, v, num_frames=sizes.frames))

@@ -28,6 +28,8 @@ network pairwise. Clustered attention (Vyas et al., NeurIPS 2020) groups queries
 decide which keys stay apart, and queries, values and shapes of the network stay as they are.
 
 With m >= P the result is exact. Shapes: see groups.py.
+
+On NVIDIA GPUs, Triton kernels compute all of this in half precision (kernels/merged.py).
 """
 
 from __future__ import annotations
@@ -44,9 +46,13 @@ from slowfast_lara.attention.groups import (
     group_sums,
     keys_and_values,
 )
+from slowfast_lara.attention.kernels import choice
+from slowfast_lara.attention.kernels.launch import interpreted
+from slowfast_lara.attention.kernels.merged import merged as triton_merged
+from slowfast_lara.attention.kernels.merged import unsupported_groups
 from slowfast_lara.attention.registry import Estimator, register
 from slowfast_lara.attention.softmax import softmax_attention
-from slowfast_lara.attention.tensors import is_exporting, largest, without_autocast
+from slowfast_lara.attention.tensors import is_exporting, largest, split_frames, without_autocast
 
 # A round compares this many candidates for every centre that it chooses.
 CANDIDATES = 2
@@ -64,11 +70,21 @@ def merged_attention(
     num_frames: int = 1,
     rounds: int = 4,
     values: float = 0.7,
+    kernels: choice.Kernels = "auto",
 ) -> Tensor:
     """q [B,h,N,d]; k, v [B,h,F*P,d] -> [B,h,N,F,d]."""
-    if num_groups >= k.shape[2] // num_frames:
+    keys = split_frames(k, num_frames).shape[3]
+    if num_groups >= keys:
         return softmax_attention(q, k, v, num_frames=num_frames)
     with without_autocast(q.device.type):
+        unsupported = unsupported_groups(q.shape[-1], num_groups, rounds, keys)
+        if k.shape != v.shape:
+            unsupported = unsupported or "values with a shape different from the keys'"
+        if q.dtype == torch.float32 and not interpreted():
+            unsupported = unsupported or "merged keys in float32"  # the tiles would spill
+        if choice.uses_triton(kernels, q, unsupported):
+            k, v = k.to(q.dtype), v.to(q.dtype)
+            return triton_merged(q, k, v, num_frames, num_groups, rounds, values)[0]
         parts = []
         for heads in _head_chunks(k):
             chunk, pairs = keys_and_values(q[:, heads], k[:, heads], v[:, heads], num_frames)
@@ -190,14 +206,22 @@ class MergedAttention(Estimator):
     def __init__(
         self,
         *,
+        head_dim: int,
         num_landmarks: int,
         rounds: Annotated[int, "rounds of the choice of centres"] = 4,
         values: Annotated[
             float, "weight of the values where tokens are compared; 0: the keys alone"
         ] = 0.7,
+        kernels: choice.Kernels = "auto",
     ) -> None:
         super().__init__()
         self.num_landmarks, self.rounds, self.values = num_landmarks, rounds, values
+        self.kernels, self.head_dim = kernels, head_dim
+        self.kernel_sizes = (head_dim, num_landmarks)
+
+    @property
+    def unsupported(self) -> str:
+        return unsupported_groups(self.head_dim, self.num_landmarks, self.rounds)
 
     def forward(self, q: Tensor, k: Tensor, v: Tensor, *, num_frames: int = 1) -> Tensor:
         return merged_attention(
@@ -208,4 +232,5 @@ class MergedAttention(Estimator):
             num_frames=num_frames,
             rounds=self.rounds,
             values=self.values,
+            kernels=self.kernels,
         )

@@ -116,6 +116,8 @@ def add_commands(root: CommandParser) -> None:
     add_model_arguments(parser, "RUN OUT", "the run, or a checkpoint; the folder to create")
     formats = "safetensors (weights for `load`), torch (a torch.export program) or onnx"
     parser.add_flag("--to", formats, default="safetensors", metavar="FORMAT")
+    pushed = "also upload OUT to this model of the Hugging Face Hub (created as private)"
+    parser.add_flag("--push", pushed, metavar="USER/MODEL")
     add_classes_flag(parser)
 
     parser = root.add_command("report", report, epilog="exit codes: 0, or 2 if RUN_DIR has no run.")
@@ -251,7 +253,7 @@ def export(args: argparse.Namespace) -> None:
     from slowfast_lara.inference.load import load
 
     model = load(*model_files, device="cpu", classes=args.classes, overrides=overrides)
-    print(f"{printable(rest[0])}: {export(model, rest[0], args.to)}")
+    print(f"{printable(rest[0])}: {export(model, rest[0], args.to, push=args.push)}")
 
 
 def report(args: argparse.Namespace) -> None:

@@ -15,7 +15,7 @@ from slowfast_lara.attention import ESTIMATORS, estimator_options
 from slowfast_lara.attention.kernels.choice import KERNELS
 from slowfast_lara.attention.registry import Option
 from slowfast_lara.data.rand_augment import NOTATION
-from slowfast_lara.models.motionformer import ACTIVATIONS
+from slowfast_lara.models.motionformer import ACTIVATIONS, GELUS, POSITIONS
 from slowfast_lara.models.space_time import ATTENTION_LAYERS
 from slowfast_lara.models.weights.pretrained import INFLATIONS
 from slowfast_lara.user_code import OWN_CODE
@@ -192,8 +192,17 @@ KEYS = {
         "weights file of an image model (configs/README.md lists sources)"),
     "VIT.INFLATE": shared("centre", NOTHING, one_of(*INFLATIONS),
         "how to make a 2-D patch embedding 3-D: copy to the centre frame, or average over frames"),
-    "VIT.POS_EMBED": shared("separate", MODEL, one_of("separate", "joint"),
-        "position embeddings: separate for space and time, or one joint"),
+    "VIT.POS_EMBED": shared("separate", MODEL, one_of(*POSITIONS),
+        "position embeddings: separate for space and time, joint, or fixed (sines and cosines)"),
+    "VIT.POS_CROP_SIZE": shared(224, MODEL, AT_LEAST_1,
+        "crop size of the stored position embeddings; they are resized for other crops"),
+    "VIT.CLS_TOKEN": shared(True, MODEL, ANY,
+        "classify by the CLS token (False: by the mean of the patches)"),
+    "VIT.NUM_REGISTERS": shared(0, MODEL, AT_LEAST_0, "register tokens after CLS, as in DINOv2"),
+    "VIT.GELU": shared("exact", WEIGHTS, one_of(*GELUS), "GELU of the MLPs: exact, or by tanh"),
+    "VIT.NORM_EPS": shared(1e-6, WEIGHTS, POSITIVE, "epsilon of the layer norms of blocks"),
+    "VIT.FINAL_NORM_EPS": shared(1e-6, WEIGHTS, POSITIVE,
+        "epsilon of the layer norm before the classifier"),
     "VIT.ATTN_LAYER": shared("trajectory", MODEL, one_of(*ATTENTION_LAYERS), "attention layer"),
     "VIT.USE_ORIGINAL_TRAJ_ATTN_CODE": shared(True, WEIGHTS, ANY,
         "temporal values: pooled tokens as in Motionformer's code (True), or projected, as in its "
@@ -202,7 +211,8 @@ KEYS = {
         "estimator that replaces the softmax; none: exact attention"),
     "VIT.APPROX_ATTN_DIM": shared(128, ATTENTION, AT_LEAST_1, "number of landmarks C or samples S"),
     "VIT.KERNELS": shared("auto", NOTHING, one_of(*KERNELS),
-        "fused kernels (triton) or PyTorch operations for LARA, Performer and the temporal stage; "
+        "fused kernels (triton) or PyTorch operations for LARA, Performer, merged keys and the "
+        "temporal stage; "
         "auto: kernels on NVIDIA GPUs of compute capability 8.0 or higher that pass a self-check"),
     "DATA.PATH_TO_DATA_DIR": Key(..., NOTHING, ANY, "folder of the video lists"),
     "DATA.PATH_PREFIX": Key(..., NOTHING, ANY,
@@ -224,6 +234,11 @@ KEYS = {
     "DATA.INV_UNIFORM_SAMPLE": Key(False, TRAINING, ANY, "draw 1 / (short side) uniformly"),
     "DATA.TRAIN_CROP_SIZE": shared(..., TRAINING, AT_LEAST_1, "training and validation crop size"),
     "DATA.TEST_CROP_SIZE": shared(..., NOTHING, AT_LEAST_1, "test crop size"),
+    "DATA.TEST_SHORT_SIDE": Key(0, NOTHING, AT_LEAST_0,
+        "short side to which test videos are resized before cropping (0: DATA.TEST_CROP_SIZE)"),
+    "DATA.TEST_RESIZE": Key("opencv", NOTHING, one_of("opencv", "pillow"),
+        "bilinear resizing of test videos: opencv as in PySlowFast, or pillow (with antialiasing, "
+        "and the centre crop rounded down) as in Hugging Face transformers"),
     "DATA.USE_RANDOM_RESIZE_CROPS": Key(False, TRAINING, ANY,
         "crops of random area and aspect ratio instead of scale jitter and crop"),
     "DATA.RANDOM_FLIP": Key(True, TRAINING, ANY, "flip half of the clips if the dataset allows it"),

@@ -24,6 +24,7 @@ from slowfast_lara.data.registry import dataset_class
 from slowfast_lara.data.ssv2 import Ssv2
 from slowfast_lara.errors import ConfigError, DataError
 from slowfast_lara.models.attention_config import estimator_settings
+from slowfast_lara.models.space_time import DIVIDED
 
 
 def validate(cfg: CfgNode) -> None:
@@ -129,7 +130,7 @@ def _check_model_sizes(cfg: CfgNode) -> None:
     vit = cfg.VIT
     if vit.EMBED_DIM % vit.NUM_HEADS:
         _fail(cfg, "VIT.EMBED_DIM", f"must be a multiple of VIT.NUM_HEADS ({vit.NUM_HEADS})")
-    for key in ("DATA.TRAIN_CROP_SIZE", "DATA.TEST_CROP_SIZE"):
+    for key in ("DATA.TRAIN_CROP_SIZE", "DATA.TEST_CROP_SIZE", "VIT.POS_CROP_SIZE"):
         if get_value(cfg, key) % vit.PATCH_SIZE:
             _fail(cfg, key, f"must be a multiple of VIT.PATCH_SIZE ({vit.PATCH_SIZE})")
     frames = vit.TEMPORAL_RESOLUTION * vit.PATCH_SIZE_TEMP
@@ -161,7 +162,7 @@ def _check_attention(cfg: CfgNode) -> None:
     if ESTIMATORS[name].landmarks_are_tokens:
         crop = min(cfg.DATA.TRAIN_CROP_SIZE, cfg.DATA.TEST_CROP_SIZE)
         tokens = (crop // vit.PATCH_SIZE) ** 2
-        if vit.VIDEO_INPUT and vit.ATTN_LAYER != "divided":
+        if vit.VIDEO_INPUT and vit.ATTN_LAYER not in DIVIDED:
             tokens *= vit.TEMPORAL_RESOLUTION
         if vit.APPROX_ATTN_DIM > tokens:
             limit = f"at most {tokens}, the number of tokens in {vit.ATTN_LAYER} attention"
@@ -170,6 +171,9 @@ def _check_attention(cfg: CfgNode) -> None:
 
 def _check_data(cfg: CfgNode) -> None:
     data, crop = cfg.DATA, cfg.DATA.TRAIN_CROP_SIZE
+    if 0 < data.TEST_SHORT_SIDE < data.TEST_CROP_SIZE:
+        least = f"0 or at least DATA.TEST_CROP_SIZE ({data.TEST_CROP_SIZE})"
+        _fail(cfg, "DATA.TEST_SHORT_SIDE", f"must be {least}")
     for key in ("DATA.MEAN", "DATA.STD"):
         if len(get_value(cfg, key)) != cfg.VIT.CHANNELS:
             _fail(cfg, key, f"must have {cfg.VIT.CHANNELS} numbers (VIT.CHANNELS)")

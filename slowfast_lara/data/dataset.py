@@ -161,7 +161,7 @@ class VideoDataset(torch.utils.data.Dataset):
                 [cls.view_frames(cfg, view, views, video_frames, fps) for view in range(views)]
             )
 
-        crop = partial(transforms.whole_frame, short_side=cfg.DATA.TEST_CROP_SIZE)
+        crop = partial(transforms.test_frame, data=cfg.DATA)
         return crop_views(cls._read(source, choose, crop, cfg), cfg)
 
     @classmethod

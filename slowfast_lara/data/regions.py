@@ -7,10 +7,11 @@ from typing import NamedTuple
 
 import cv2
 import numpy as np
+from PIL import Image
 
 
 class Region(NamedTuple):
-    """A rectangle of a frame, and the size to resize it to."""
+    """A rectangle of a frame, and the size to resize it to, with or without antialiasing."""
 
     top: int
     left: int
@@ -18,6 +19,18 @@ class Region(NamedTuple):
     width: int
     out_height: int
     out_width: int
+    antialias: bool = False
+
+    def cut(self, image: np.ndarray, out: np.ndarray) -> None:
+        """Write the region of an image, resized bilinearly to the size of `out`, to `out`."""
+        pixels = image[self.top : self.top + self.height, self.left : self.left + self.width]
+        size = out.shape[1::-1]
+        if pixels.shape == out.shape:
+            out[:] = pixels
+        elif self.antialias:
+            out[:] = Image.fromarray(pixels).resize(size, Image.Resampling.BILINEAR)
+        else:
+            cv2.resize(pixels, size, dst=out, interpolation=cv2.INTER_LINEAR)
 
 
 # (height, width) of a frame -> the region to keep.
@@ -40,12 +53,8 @@ class FrameBuffer:
         height, width = image.shape[:2]
         if (height, width) != self._frame_size:
             self._frame_size, self._region = (height, width), self._crop(height, width)
-        top, left, height, width, out_height, out_width = self._region
         if self.count == 0:
-            self.pixels = np.empty((self._capacity, out_height, out_width, 3), np.uint8)
-        region, out = image[top : top + height, left : left + width], self.pixels[self.count]
-        if region.shape == out.shape:
-            out[:] = region
-        else:
-            cv2.resize(region, out.shape[1::-1], dst=out, interpolation=cv2.INTER_LINEAR)
+            size = (self._region.out_height, self._region.out_width)
+            self.pixels = np.empty((self._capacity, *size, 3), np.uint8)
+        self._region.cut(image, self.pixels[self.count])
         self.count += 1

@@ -33,10 +33,21 @@ def whole_frame(height: int, width: int, short_side: int) -> Region:
     return Region(0, 0, height, width, *out)
 
 
-def uniform_crop(pixels: np.ndarray, size: int, position: int) -> np.ndarray:
+def test_frame(height: int, width: int, data: CfgNode) -> Region:
+    """The whole frame, scaled as a test requires by the node DATA of a config."""
+    region = whole_frame(height, width, data.TEST_SHORT_SIDE or data.TEST_CROP_SIZE)
+    return region._replace(antialias=data.TEST_RESIZE == "pillow")
+
+
+def test_crop(pixels: np.ndarray, position: int, data: CfgNode) -> np.ndarray:
+    """Square crop of a test, by the node DATA of a config."""
+    return uniform_crop(pixels, data.TEST_CROP_SIZE, position, data.TEST_RESIZE == "opencv")
+
+
+def uniform_crop(pixels: np.ndarray, size: int, position: int, round_up: bool = True) -> np.ndarray:
     """Square crop of [..., H, W, 3] at the start (0), centre (1) or end (2) of the longer side."""
     height, width = pixels.shape[-3:-1]
-    y, x = math.ceil((height - size) / 2), math.ceil((width - size) / 2)
+    y, x = ((side - size + round_up) // 2 for side in (height, width))
     if height > width:
         y = (0, y, height - size)[position]
     else:

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from fvcore.common.config import CfgNode
 
-from slowfast_lara.data.transforms import Normalize, uniform_crop
+from slowfast_lara.data.transforms import Normalize, test_crop
 from slowfast_lara.data.video import ClipFrames
 
 
@@ -26,7 +26,7 @@ def crop_views(frames: ClipFrames, cfg: CfgNode) -> torch.Tensor:
     for number, frame in enumerate(frames.pixels):  # normalised once for all clips and crops
         normalize(frame[None], out=planes)
         pixels = planes.transpose(1, 2, 3, 0)
-        crops = [uniform_crop(pixels, size, position)[0] for position in positions]
+        crops = [test_crop(pixels, position, data)[0] for position in positions]
         for clip, time in np.argwhere(frames.order == number):
             for view, crop in zip(views[clip], crops):
                 view[:, time] = crop.transpose(2, 0, 1)

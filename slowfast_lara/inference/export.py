@@ -23,7 +23,13 @@ from torch import Tensor, nn
 
 from slowfast_lara.errors import InputError, RunError, first_line
 from slowfast_lara.files import atomic_folder, write_json, write_text
-from slowfast_lara.inference.export_folder import DESCRIPTION, SAFETENSORS, description_of
+from slowfast_lara.inference import hub
+from slowfast_lara.inference.export_folder import (
+    DESCRIPTION,
+    SAFETENSORS,
+    description_of,
+    without_paths,
+)
 from slowfast_lara.inference.model import TrainedModel
 from slowfast_lara.inference.model_card import model_card
 from slowfast_lara.lazy import check_installed
@@ -37,13 +43,21 @@ _BATCH_SIZES = (1, 5)
 _TIMINGS = 3
 
 
-def export(model: TrainedModel, folder: str | os.PathLike[str], to: str = "safetensors") -> str:
+def export(
+    model: TrainedModel,
+    folder: str | os.PathLike[str],
+    to: str = "safetensors",
+    *,
+    push: str | None = None,
+) -> str:
     """Export a model to a new folder, and compare the exported model with the original.
 
     Args:
         model: a model in float32, as `slowfast_lara.load` returns it.
         folder: the folder to create; must not exist.
         to: "safetensors" (for `slowfast_lara.load`), "torch" (a torch.export program) or "onnx".
+        push: USER/MODEL: also upload the folder to the Hugging Face Hub. config.json then has no
+            paths of this machine.
 
     Returns:
         The result of the comparison, as one line of text.
@@ -56,6 +70,8 @@ def export(model: TrainedModel, folder: str | os.PathLike[str], to: str = "safet
     folder = os.path.normpath(folder)  # remove a trailing slash: lexists("FILE/") is False
     if os.path.lexists(folder):
         raise InputError(f"{folder} already exists; must be a new folder")
+    if push is not None:
+        hub.check_repository(push)
     write, packages = FORMATS[to]
     for package in packages:
         check_installed(package, "export")
@@ -74,12 +90,14 @@ def export(model: TrainedModel, folder: str | os.PathLike[str], to: str = "safet
     with atomic_folder(folder) as temporary:
         try:
             checked, speed = write(network, model, temporary)
-            description = description_of(model.cfg, model.class_names, to)
+            cfg = model.cfg if push is None else without_paths(model.cfg)
+            description = description_of(cfg, model.class_names, to)
             write_json(os.path.join(temporary, DESCRIPTION), description)
             write_text(os.path.join(temporary, CARD), model_card(model, to, checked))
         except OSError as error:
             raise RunError(f"cannot write {folder}: {error.strerror or error}") from None
-    return checked + speed
+    pushed = "" if push is None else f"; pushed to {hub.push(folder, push)}"
+    return checked + speed + pushed
 
 
 def _write_safetensors(network: nn.Module, model: TrainedModel, folder: str) -> tuple[str, str]:

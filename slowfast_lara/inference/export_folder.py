@@ -8,6 +8,9 @@ from typing import Any
 from fvcore.common.config import CfgNode
 
 import slowfast_lara
+from slowfast_lara.config import get_cfg
+from slowfast_lara.config.keys import get_value
+from slowfast_lara.config.load import with_overrides
 from slowfast_lara.config.yaml_files import parse_yaml
 from slowfast_lara.errors import WeightsError
 from slowfast_lara.files import parse_json
@@ -17,6 +20,16 @@ DESCRIPTION = "config.json"
 SAFETENSORS = "model.safetensors"
 FORMAT = "slowfast_lara export"
 FORMAT_VERSION = 1
+# Keys whose values are paths.
+_PATHS = (
+    "DATA.PATH_PREFIX",
+    "DATA.PATH_TO_DATA_DIR",
+    "OUTPUT_DIR",
+    "TEST.CHECKPOINT_FILE_PATH",
+    "TEST.SAVE_RESULTS_PATH",
+    "TRAIN.CHECKPOINT_FILE_PATH",
+    "VIT.PRETRAINED_WEIGHTS",
+)
 # Longest config.json to read: ten times the length of one with 20,000 class names.
 _MAX_CHARACTERS = 10_000_000
 
@@ -43,6 +56,15 @@ def description_of(cfg: CfgNode, class_names: list[str], export_format: str) -> 
         "class_counts": list(label_kind(cfg).parts.values()),
         "config": parse_yaml(cfg.dump(), "the config"),
     }
+
+
+def without_paths(cfg: CfgNode) -> CfgNode:
+    """The config with the default values of all keys that hold paths."""
+    defaults = get_cfg()
+    opts: list[Any] = []
+    for key in _PATHS:
+        opts += [key, get_value(defaults, key)]
+    return with_overrides(cfg, opts)
 
 
 def read_description(folder: str) -> dict[str, Any] | None:

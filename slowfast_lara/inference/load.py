@@ -17,7 +17,9 @@ from slowfast_lara.config.yaml_files import read_with_bases, to_yaml
 from slowfast_lara.data.classes import class_names, numbered
 from slowfast_lara.data.epickitchens import annotations_folder
 from slowfast_lara.errors import CheckpointError, ConfigError, DataError, InputError
+from slowfast_lara.inference import hub
 from slowfast_lara.inference.export_folder import DESCRIPTION, SAFETENSORS, read_description
+from slowfast_lara.inference.hugging_face import is_hub_folder, read_hub_folder
 from slowfast_lara.inference.model import TrainedModel, new_network
 from slowfast_lara.inference.scoring import views_at_a_time
 from slowfast_lara.labels import label_kind
@@ -42,6 +44,7 @@ def load(
     weights: str | os.PathLike[str] | None = None,
     *,
     device: str | torch.device | None = None,
+    revision: str | None = None,
     attention: str | None = None,
     classes: str | None = None,
     overrides: Overrides = (),
@@ -54,10 +57,12 @@ def load(
 
     Args:
         source: the folder of a run (loads its best checkpoint if there is one, else the newest),
-            a checkpoint, or the folder of an export to safetensors. If `weights` is given: a config
-            file, or the name of a shipped config.
+            a checkpoint, the folder of an export to safetensors, or a folder of Hugging Face
+            transformers (ViViT, VideoMAE, TimeSformer); or hf://USER/MODEL, such a folder on the
+            Hugging Face Hub. If `weights` is given: a config file, or the name of a shipped config.
         weights: a checkpoint or weights file for the config in `source`.
         device: where to put the model; default: the first GPU, or the CPU if there is none.
+        revision: branch, tag or commit of a model on the Hub; default: its main branch.
         attention: name of an attention that replaces the trained one, without training:
             "exact", an estimator, or "lara-recommended" (LARA with the recommended options).
         classes: a file of class names, to use instead of the names in the checkpoint.
@@ -70,7 +75,12 @@ def load(
     Raises:
         slowfast_lara.errors.UserError: the model cannot be loaded; the message is one line.
     """
-    found = _find(os.fspath(source), None if weights is None else os.fspath(weights))
+    source = os.fspath(source)
+    if source.startswith(hub.SCHEME):
+        source = hub.download(source, revision)
+    elif revision is not None:
+        raise InputError(f"revision is {revision!r:.80}; only models at {hub.SCHEME} have one")
+    found = _find(source, None if weights is None else os.fspath(weights))
     cfg = _single_process(config_of(found.config, found.config_path, overrides), overrides)
     trained = saved_config.check_model(found.path, found.content, cfg, swap_attention=True)
     states, averaged = checkpoint.weights_to_use(
@@ -92,6 +102,8 @@ def _find(source: str, weights: str | None) -> ModelSource:
         tree = read_with_bases(find_config(source))
         return ModelSource(weights, _read_checkpoint(weights), tree, source)
     if os.path.isdir(source):
+        if is_hub_folder(source):
+            return _from_hub(source)
         description = read_description(source)
         if description is not None:
             return _from_export(source, description)
@@ -113,6 +125,12 @@ def _from_export(folder: str, description: dict[str, Any]) -> ModelSource:
     names = description.get("class_names")
     content = {"model_state": read_weights(path), "class_names": names, "cfg": to_yaml(tree)}
     return ModelSource(path, content, tree, os.path.join(folder, DESCRIPTION))
+
+
+def _from_hub(folder: str) -> ModelSource:
+    path, tree, weights, names = read_hub_folder(folder)
+    content = {"model_state": weights, "class_names": names, "cfg": to_yaml(tree)}
+    return ModelSource(path, content, tree, folder)
 
 
 def _read_checkpoint(path: str) -> dict[str, Any]:

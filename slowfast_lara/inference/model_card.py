@@ -38,6 +38,16 @@ classifier.""",
 }
 
 
+# Read by the Hugging Face Hub.
+_METADATA = """---
+library_name: slowfast_lara
+pipeline_tag: video-classification
+tags:
+- video-classification
+---
+"""
+
+
 def model_card(model: TrainedModel, export_format: str, checked: str) -> str:
     """The text of the model card; `checked` describes the check of the exported model."""
     vit, data = model.cfg.VIT, model.cfg.DATA
@@ -58,7 +68,7 @@ def model_card(model: TrainedModel, export_format: str, checked: str) -> str:
     }
     table = "\n".join(f"| {key} | {value} |" for key, value in rows.items())
     title = "Video model exported from slowfast_lara"
-    return f"# {title}\n\n| | |\n| --- | --- |\n{table}\n\n{_USAGE[export_format]}\n"
+    return f"{_METADATA}# {title}\n\n| | |\n| --- | --- |\n{table}\n\n{_USAGE[export_format]}\n"
 
 
 def _training_set(model: TrainedModel, content: dict[str, Any]) -> str:

@@ -10,14 +10,13 @@ from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
 
-import cv2
 import numpy as np
 from fvcore.common.config import CfgNode
 from torch import nn
 
 from slowfast_lara.data.registry import dataset_class
 from slowfast_lara.data.sources import TimedFrame
-from slowfast_lara.data.transforms import Normalize, uniform_crop, whole_frame
+from slowfast_lara.data.transforms import Normalize, test_crop, test_frame
 from slowfast_lara.data.video import MAX_FPS
 from slowfast_lara.errors import DecodeError
 from slowfast_lara.inference.prediction import Ranking, format_ranking, rank_classes
@@ -114,10 +113,11 @@ class WindowScorer:
         return is_full, int(seconds / self._stride)
 
     def _crop(self, image: np.ndarray) -> np.ndarray:
-        size, (height, width) = self._cfg.DATA.TEST_CROP_SIZE, image.shape[:2]
-        region = whole_frame(height, width, size)
-        scaled = cv2.resize(image, (region.out_width, region.out_height))  # bilinear, as in tests
-        return uniform_crop(scaled, size, 1).copy()  # a view would keep the frame in memory
+        region = test_frame(image.shape[0], image.shape[1], self._cfg.DATA)
+        scaled = np.empty((region.out_height, region.out_width, 3), np.uint8)
+        region.cut(image, scaled)
+        # A view would keep the frame in memory.
+        return test_crop(scaled, 1, self._cfg.DATA).copy()
 
     def _score(self, end: float) -> Window:
         is_full, held = self._position[0], len(self._recent)

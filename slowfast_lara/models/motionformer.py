@@ -23,12 +23,12 @@ from slowfast_lara.attention import build_estimator, has_kernels
 from slowfast_lara.labels import label_kind
 from slowfast_lara.models.attention_config import chosen_estimator, estimator_settings
 from slowfast_lara.models.registry import MODEL_REGISTRY
-from slowfast_lara.models.space_time import ATTENTION_LAYERS
-
-# Position embeddings are stored for this crop size, and resized for other crop sizes.
-BASE_CROP = 224
+from slowfast_lara.models.space_time import ATTENTION_LAYERS, DIVIDED
 
 ACTIVATIONS = {"tanh": nn.Tanh, "gelu": nn.GELU, "relu": nn.ReLU}
+# Values of VIT.GELU, and PyTorch's names for them.
+GELUS = {"exact": "none", "tanh": "tanh"}
+POSITIONS = ("separate", "joint", "sincos")
 
 
 def resize_positions(positions: Tensor, old: tuple[int, int], new: tuple[int, int]) -> Tensor:
@@ -37,6 +37,17 @@ def resize_positions(positions: Tensor, old: tuple[int, int], new: tuple[int, in
         return positions
     image = positions.transpose(1, 2).unflatten(2, old)
     return functional.interpolate(image, size=new, mode="bicubic").flatten(2).transpose(1, 2)
+
+
+def sincos_positions(number: int, dim: int) -> Tensor:
+    """Fixed embeddings [1,number,dim] of the positions n = 0, 1, ... (Vaswani et al., 2017).
+
+    Components 2i and 2i+1 are the sine and cosine of n / 10000**(2i/dim).
+    """
+    rates = 10000 ** (-torch.arange(0, dim, 2, dtype=torch.float64) / dim)
+    angles = torch.arange(number, dtype=torch.float64)[:, None] * rates
+    table = torch.stack((angles.sin(), angles.cos()), dim=-1).flatten(1)[:, :dim]
+    return table.float()[None]
 
 
 class DropPath(nn.Module):
@@ -55,14 +66,16 @@ class DropPath(nn.Module):
 
 
 class Mlp(nn.Module):
-    def __init__(self, dim: int, hidden: int, drop: float) -> None:
+    def __init__(self, dim: int, hidden: int, drop: float, gelu: str) -> None:
         super().__init__()
+        self.gelu = GELUS[gelu]
         self.fc1 = nn.Linear(dim, hidden)
         self.fc2 = nn.Linear(hidden, dim)
         self.drop = nn.Dropout(drop)
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.drop(self.fc2(self.drop(functional.gelu(self.fc1(x)))))
+        hidden = functional.gelu(self.fc1(x), approximate=self.gelu)
+        return self.drop(self.fc2(self.drop(hidden)))
 
 
 class Block(nn.Module):
@@ -76,15 +89,17 @@ class Block(nn.Module):
         mlp_ratio: float,
         drop: float,
         drop_path: float,
+        gelu: str = "exact",
+        eps: float = 1e-6,
     ) -> None:
         super().__init__()
-        self.norm1 = nn.LayerNorm(dim, eps=1e-6)
+        self.norm1 = nn.LayerNorm(dim, eps=eps)
         self.attn = attn
         self.timeattn = timeattn
         self.drop_path = DropPath(drop_path)
-        self.norm2 = nn.LayerNorm(dim, eps=1e-6)
-        self.mlp = Mlp(dim, int(dim * mlp_ratio), drop)
-        self.norm3 = nn.LayerNorm(dim, eps=1e-6) if timeattn is not None else None
+        self.norm2 = nn.LayerNorm(dim, eps=eps)
+        self.mlp = Mlp(dim, int(dim * mlp_ratio), drop, gelu)
+        self.norm3 = nn.LayerNorm(dim, eps=eps) if timeattn is not None else None
 
     def forward(self, x: Tensor, num_frames: int) -> Tensor:
         if self.timeattn is not None and self.norm3 is not None:
@@ -109,10 +124,14 @@ class PatchEmbed(nn.Module):
 class VisionTransformer(nn.Module):
     """Motionformer with any attention layer and estimator.
 
+    Without CLS, the classifier gets the mean of the patches.
+
     The input is a clip [B,3,T,H,W] or images [B,3,H,W], alone or in a list (PySlowFast's pathways).
     The output is logits in training mode and softmax scores in eval mode; with `multi_label`,
     sigmoid scores. Several `num_classes` make several classifiers, with concatenated outputs.
     """
+
+    sincos: Tensor  # fixed position embeddings, [1,F*P,D]
 
     def __init__(
         self,
@@ -133,6 +152,12 @@ class VisionTransformer(nn.Module):
         num_frames: int = 8,
         video_input: bool = True,
         pos_embed: str = "separate",
+        pos_crop_size: int = 224,
+        cls_token: bool = True,
+        num_registers: int = 0,
+        gelu: str = "exact",
+        norm_eps: float = 1e-6,
+        final_norm_eps: float = 1e-6,
         original_trajectory: bool = True,
         hidden_head: bool = True,
         head_act: str = "tanh",
@@ -149,7 +174,9 @@ class VisionTransformer(nn.Module):
         self.patch_size, self.patch_size_temp = patch_size, patch_size_temp
         self.channels, self.video_input, self.num_heads = channels, video_input, num_heads
         self.num_frames, self.act_checkpoint = num_frames if video_input else 1, act_checkpoint
-        self.make_embeddings(dim, joint_positions=video_input and pos_embed == "joint")
+        self.has_cls, self.num_registers = cls_token, num_registers
+        self.base_grid = pos_crop_size // patch_size
+        self.make_embeddings(dim, pos_embed)
         self.pos_drop = nn.Dropout(pos_drop)
 
         sizes = dict[str, Any](head_dim=dim // num_heads, num_heads=num_heads, dropout=attn_drop)
@@ -157,7 +184,12 @@ class VisionTransformer(nn.Module):
         only_temporal = attn_layer == "trajectory" and not has_kernels(estimator)
         estimator_kernels = "auto" if only_temporal else kernels
         layer = partial(
-            ATTENTION_LAYERS[attn_layer], dim=dim, num_heads=num_heads, qkv_bias=qkv_bias, drop=drop
+            ATTENTION_LAYERS[attn_layer],
+            dim=dim,
+            num_heads=num_heads,
+            qkv_bias=qkv_bias,
+            drop=drop,
+            num_prefix=cls_token + num_registers,
         )
         if attn_layer == "trajectory":
             layer = partial(layer, project_values=not original_trajectory, kernels=kernels)
@@ -166,12 +198,12 @@ class VisionTransformer(nn.Module):
             layer_args = {**sizes, "seed": seed + i, "kernels": estimator_kernels}
             layer_args |= estimator_args or {}
             attn, timeattn = layer(estimator=build_estimator(estimator, **layer_args)), None
-            if attn_layer == "divided":  # attention over time is exact, because F is small
+            if attn_layer in DIVIDED:  # attention over time is exact, because F is small
                 timeattn = layer(estimator=build_estimator("softmax", **sizes), over_time=True)
             rate = drop_path * i / max(1, depth - 1)
-            blocks.append(Block(dim, attn, timeattn, mlp_ratio, drop, rate))
+            blocks.append(Block(dim, attn, timeattn, mlp_ratio, drop, rate, gelu, norm_eps))
         self.blocks = nn.ModuleList(blocks)
-        self.norm = nn.LayerNorm(dim, eps=1e-6)
+        self.norm = nn.LayerNorm(dim, eps=final_norm_eps)
         self.pre_logits: nn.Module = nn.Identity()
         if hidden_head:
             layers = {"fc": nn.Linear(dim, dim), "act": ACTIVATIONS[head_act]()}
@@ -185,16 +217,26 @@ class VisionTransformer(nn.Module):
             self.add_module(head, nn.Linear(dim, count))
         self.initialise()
 
-    def make_embeddings(self, dim: int, joint_positions: bool) -> None:
+    def make_embeddings(self, dim: int, pos_embed: str) -> None:
+        """Create the embeddings of patches, tokens and positions.
+
+        Position embeddings are stored for crops of `pos_crop_size`, and resized for other crops.
+        """
         patch = (self.patch_size, self.patch_size)
         self.patch_embed = PatchEmbed(self.channels, dim, patch)
         self.patch_embed_3d = PatchEmbed(self.channels, dim, (self.patch_size_temp, *patch))
-        self.base_grid = BASE_CROP // self.patch_size
-        self.cls_token = nn.Parameter(torch.zeros(1, 1, dim))
+        if self.has_cls:
+            self.cls_token = nn.Parameter(torch.zeros(1, 1, dim))
+        if self.num_registers:
+            self.register_tokens = nn.Parameter(torch.zeros(1, self.num_registers, dim))
+        tokens = self.base_grid**2 * self.num_frames
+        self.fixed_positions = pos_embed == "sincos"
+        self.joint_positions = self.video_input and pos_embed == "joint"
+        if self.fixed_positions:
+            self.register_buffer("sincos", sincos_positions(tokens, dim), persistent=False)
+            return
         self.pos_embed = nn.Parameter(torch.zeros(1, self.base_grid**2 + 1, dim))
-        self.joint_positions = joint_positions
-        if joint_positions:
-            tokens = self.base_grid**2 * self.num_frames
+        if self.joint_positions:
             self.st_embed = nn.Parameter(torch.zeros(1, tokens + 1, dim))
         elif self.video_input:
             self.temp_embed = nn.Parameter(torch.zeros(1, self.num_frames, dim))
@@ -220,6 +262,12 @@ class VisionTransformer(nn.Module):
             num_frames=vit.TEMPORAL_RESOLUTION,
             video_input=vit.VIDEO_INPUT,
             pos_embed=vit.POS_EMBED,
+            pos_crop_size=vit.POS_CROP_SIZE,
+            cls_token=vit.CLS_TOKEN,
+            num_registers=vit.NUM_REGISTERS,
+            gelu=vit.GELU,
+            norm_eps=vit.NORM_EPS,
+            final_norm_eps=vit.FINAL_NORM_EPS,
             original_trajectory=vit.USE_ORIGINAL_TRAJ_ATTN_CODE,
             hidden_head=vit.USE_MLP,
             head_act=vit.HEAD_ACT,
@@ -244,18 +292,19 @@ class VisionTransformer(nn.Module):
                 nn.init.normal_(module.weight, std=std)
                 if module.bias is not None:
                     nn.init.zeros_(module.bias)
-        for name in ("cls_token", "pos_embed", "st_embed"):
+        for name in ("cls_token", "pos_embed", "st_embed", "register_tokens"):
             if hasattr(self, name):
                 nn.init.normal_(getattr(self, name), std=0.02)
         # Motionformer's checkpoints hold both patch embeddings, so the model has both. The unused
         # one is frozen, because DDP waits for the gradients of all parameters that are not frozen.
         unused = self.patch_embed if self.patch_size_temp > 1 else self.patch_embed_3d
         unused.requires_grad_(False)
-        self.pos_embed.requires_grad_(not self.joint_positions)
+        if self.joint_positions:
+            self.pos_embed.requires_grad_(False)
 
     def no_weight_decay(self) -> set[str]:
         """Names of the parameters without weight decay."""
-        return {"pos_embed", "cls_token", "temp_embed", "st_embed"}
+        return {"pos_embed", "cls_token", "temp_embed", "st_embed", "register_tokens"}
 
     def layers_after(self, name: str) -> int:
         """Distance of a parameter's layer from the classifier, for layer-wise LR decay.
@@ -290,10 +339,12 @@ class VisionTransformer(nn.Module):
                 tokens = checkpoint(block, tokens, self.num_frames, use_reentrant=False)
             else:
                 tokens = block(tokens, self.num_frames)
-        return self.pre_logits(self.norm(tokens)[:, 0])
+        return self.pre_logits(
+            self.norm(tokens)[:, 0] if self.has_cls else self.norm(tokens.mean(1))
+        )
 
     def embed(self, clip: Tensor) -> Tensor:
-        """The clip's tokens with position embeddings, CLS first: [B,1+F*P,D]."""
+        """CLS, registers and patches: [B,R+F*P,D]. Registers have no position embeddings."""
         self.check_input(clip)
         if self.patch_size_temp > 1:
             patches = self.patch_embed_3d(clip)
@@ -302,9 +353,15 @@ class VisionTransformer(nn.Module):
             patches = self.patch_embed(frames).unflatten(0, (clip.shape[0], -1)).flatten(1, 2)
         else:
             patches = self.patch_embed(clip)
-        tokens = torch.cat((self.cls_token.expand(clip.shape[0], -1, -1), patches), dim=1)
         grid = (clip.shape[-2] // self.patch_size, clip.shape[-1] // self.patch_size)
-        return self.pos_drop(tokens + self.positions(grid))
+        positions = self.positions(grid)
+        tokens = [patches + positions[:, 1:]]
+        if self.num_registers:
+            tokens.insert(0, self.register_tokens.expand(clip.shape[0], -1, -1))
+        if self.has_cls:
+            cls = self.cls_token + positions[:, :1]
+            tokens.insert(0, cls.expand(clip.shape[0], -1, -1))
+        return self.pos_drop(torch.cat(tokens, dim=1))
 
     def check_input(self, clip: Tensor) -> None:
         frames = (self.num_frames * self.patch_size_temp,) if self.video_input else ()
@@ -320,6 +377,10 @@ class VisionTransformer(nn.Module):
     def positions(self, grid: tuple[int, int]) -> Tensor:
         """Position embeddings of CLS and of F frames with a `grid` of patches, [1,1+F*P,D]."""
         base = (self.base_grid, self.base_grid)
+        if self.fixed_positions:
+            space = self.sincos.unflatten(1, (self.num_frames, -1))[0]
+            patches = resize_positions(space, base, grid).flatten(0, 1)
+            return torch.cat((torch.zeros_like(patches[:1]), patches))[None]
         if self.joint_positions:
             space = self.st_embed[:, 1:].unflatten(1, (self.num_frames, -1))[0]
             patches = resize_positions(space, base, grid).flatten(0, 1)

@@ -1,11 +1,13 @@
 """Space-time attention layers: projections around an estimator.
 
-Token 0 is CLS; the other tokens are the patches, frame-major. CLS attends to all tokens, always
-with exact attention. Patches attend to CLS only in joint and divided layers with exact attention,
-as in Motionformer. In trajectory layers, the keys are the patches of one frame, and CLS belongs to
-no frame. Other estimators group patches into landmarks.
+The first R tokens are the prefix: CLS and registers, usually CLS alone. The other tokens are the
+patches, frame-major. The prefix attends to all tokens, always with exact attention. Patches attend
+to the prefix only in joint and divided layers with exact attention, as in Motionformer. In
+trajectory layers they do not. With other estimators they do not either, because these group patches
+into landmarks.
 
-Shapes: B batch, h heads, N = F*P patches, F frames, P tokens of a frame, d head size, D = h*d.
+Shapes: B batch, h heads, R prefix tokens, N = F*P patches, F frames, P tokens of a frame, d head
+size, D = h*d.
 """
 
 from __future__ import annotations
@@ -24,29 +26,44 @@ class SpaceTimeAttention(nn.Module):
     """Base class of the layers: an estimator, and the projections of its input and output."""
 
     def __init__(
-        self, dim: int, num_heads: int, estimator: Estimator, qkv_bias: bool, drop: float
+        self,
+        dim: int,
+        num_heads: int,
+        estimator: Estimator,
+        qkv_bias: bool,
+        drop: float,
+        num_prefix: int = 1,
     ) -> None:
         super().__init__()
-        self.num_heads = num_heads
+        self.num_heads, self.num_prefix = num_heads, num_prefix
         self.qkv = nn.Linear(dim, 3 * dim, bias=qkv_bias)
         self.estimator = estimator
         self.proj = nn.Linear(dim, dim)
         self.proj_drop = nn.Dropout(drop)
 
     def queries_keys_values(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """[B,1+N,D] -> q, k and v, each [B,h,1+N,d]."""
+        """[B,R+N,D] -> q, k and v, each [B,h,R+N,d]."""
         qkv = self.qkv(x).unflatten(2, (3, self.num_heads, -1))
         return qkv.permute(2, 0, 3, 1, 4).unbind(0)
 
-    def project(self, cls: Tensor, patches: Tensor) -> Tensor:
-        """CLS [B,h,1,d] and patches [B,N,D] -> the layer's output [B,1+N,D]."""
-        tokens = torch.cat((cls.transpose(1, 2).flatten(2).to(patches.dtype), patches), dim=1)
+    def split(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """[B,h,R+N,d] -> the prefix [B,h,R,d] and the patches [B,h,N,d]."""
+        return x[:, :, : self.num_prefix], x[:, :, self.num_prefix :]
+
+    def prefix_attention(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        """Exact attention of the prefix over all tokens: [B,h,R,d]."""
+        prefix, _ = self.split(q)
+        if not self.num_prefix:
+            return prefix
+        return functional.scaled_dot_product_attention(prefix, k, v)
+
+    def project(self, prefix: Tensor, patches: Tensor) -> Tensor:
+        """Prefix [B,h,R,d] and patches [B,N,D] -> the layer's output [B,R+N,D]."""
+        tokens = patches
+        if self.num_prefix:
+            prefix = prefix.transpose(1, 2).flatten(2).to(patches.dtype)
+            tokens = torch.cat((prefix, patches), dim=1)
         return self.proj_drop(self.proj(tokens))
-
-
-def cls_attention(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-    """Exact attention of CLS over all tokens: [B,h,1,d]."""
-    return functional.scaled_dot_product_attention(q[:, :, :1], k, v)
 
 
 class JointAttention(SpaceTimeAttention):
@@ -55,10 +72,11 @@ class JointAttention(SpaceTimeAttention):
     def forward(self, x: Tensor, num_frames: int) -> Tensor:
         q, k, v = self.queries_keys_values(x)
         if self.estimator.exact:
-            out = self.estimator(q, k, v).squeeze(3)
-            return self.project(out[:, :, :1], out[:, :, 1:].transpose(1, 2).flatten(2))
-        patches = self.estimator(q[:, :, 1:], k[:, :, 1:], v[:, :, 1:]).squeeze(3)
-        return self.project(cls_attention(q, k, v), patches.transpose(1, 2).flatten(2))
+            prefix, patches = self.split(self.estimator(q, k, v).squeeze(3))
+        else:
+            patches = self.estimator(*(self.split(x)[1] for x in (q, k, v))).squeeze(3)
+            prefix = self.prefix_attention(q, k, v)
+        return self.project(prefix, patches.transpose(1, 2).flatten(2))
 
 
 class DividedAttention(SpaceTimeAttention):
@@ -70,23 +88,54 @@ class DividedAttention(SpaceTimeAttention):
 
     def forward(self, x: Tensor, num_frames: int) -> Tensor:
         q, k, v = self.queries_keys_values(x)
-        num_groups = (x.shape[1] - 1) // num_frames if self.over_time else num_frames
+        num_patches = x.shape[1] - self.num_prefix
+        num_groups = num_patches // num_frames if self.over_time else num_frames
         groups = [self.group(tokens, num_frames) for tokens in (q, k, v)]
         if self.estimator.exact:
             for i, tokens in ((1, k), (2, v)):
-                cls = tokens[:, :, :1].repeat_interleave(num_groups, dim=0)
-                groups[i] = torch.cat((cls, groups[i]), dim=2)
+                prefix = self.split(tokens)[0].repeat_interleave(num_groups, dim=0)
+                groups[i] = torch.cat((prefix, groups[i]), dim=2)
         out = self.estimator(*groups).squeeze(3)  # [B*groups,h,tokens of a group,d]
         out = out.unflatten(0, (-1, num_groups))
         order = (0, 3, 1, 2, 4) if self.over_time else (0, 1, 3, 2, 4)
         patches = out.permute(order).flatten(1, 2).flatten(2)
-        return self.project(cls_attention(q, k, v), patches)
+        return self.project(self.prefix_attention(q, k, v), patches)
 
     def group(self, tokens: Tensor, num_frames: int) -> Tensor:
-        """[B,h,1+N,d] -> [B*P,h,F,d] over time, [B*F,h,P,d] over space."""
-        patches = tokens[:, :, 1:].unflatten(2, (num_frames, -1))
+        """[B,h,R+N,d] -> [B*P,h,F,d] over time, [B*F,h,P,d] over space."""
+        patches = self.split(tokens)[1].unflatten(2, (num_frames, -1))
         order = (0, 3, 1, 2, 4) if self.over_time else (0, 2, 1, 3, 4)
         return patches.permute(order).flatten(0, 1)
+
+
+class TimesformerAttention(DividedAttention):
+    """Divided attention of TimeSformer (Bertasius et al., ICML 2021).
+
+    Attention over time leaves the prefix unchanged. Attention over space has a copy of the prefix
+    in every frame; its output is the mean over frames.
+    """
+
+    def forward(self, x: Tensor, num_frames: int) -> Tensor:
+        q, k, v = self.queries_keys_values(x)
+        q_group, k_group, v_group = (self.group(tokens, num_frames) for tokens in (q, k, v))
+        if self.over_time:
+            out = self.estimator(q_group, k_group, v_group).squeeze(3)  # [B*P,h,F,d]
+            patches = out.unflatten(0, (len(x), -1)).permute(0, 3, 1, 2, 4).flatten(1, 2).flatten(2)
+            patches = self.proj_drop(self.proj(patches))
+            prefix = patches.new_zeros(len(x), self.num_prefix, patches.shape[2])
+            return torch.cat((prefix, patches), dim=1)
+        prefixes = [self.split(y)[0].repeat_interleave(num_frames, dim=0) for y in (q, k, v)]
+        keys, values = (
+            torch.cat((prefix, group), dim=2)
+            for prefix, group in zip(prefixes[1:], (k_group, v_group))
+        )
+        prefix = functional.scaled_dot_product_attention(prefixes[0], keys, values)
+        prefix = prefix.unflatten(0, (len(x), num_frames)).mean(1)
+        if self.estimator.exact:
+            k_group, v_group = keys, values
+        out = self.estimator(q_group, k_group, v_group).squeeze(3)  # [B*F,h,P,d]
+        patches = out.unflatten(0, (len(x), num_frames)).transpose(2, 3).flatten(1, 2).flatten(2)
+        return self.project(prefix, patches)
 
 
 class TrajectoryAttention(SpaceTimeAttention):
@@ -103,7 +152,7 @@ class TrajectoryAttention(SpaceTimeAttention):
 
     def forward(self, x: Tensor, num_frames: int) -> Tensor:
         q, k, v = self.queries_keys_values(x)
-        paths = self.estimator(q[:, :, 1:], k[:, :, 1:], v[:, :, 1:], num_frames=num_frames)
+        paths = self.estimator(*(self.split(x)[1] for x in (q, k, v)), num_frames=num_frames)
         paths = paths.permute(0, 3, 2, 1, 4).flatten(3)  # [B,F,N,D]
         # The result of the patch's own frame is the query of the temporal stage.
         own = paths.unflatten(2, (num_frames, -1)).diagonal(dim1=1, dim2=2)  # [B,P,D,F]
@@ -115,11 +164,14 @@ class TrajectoryAttention(SpaceTimeAttention):
         patches = temporal_attention(
             own_q, paths.to(own_q.dtype), weight, bias, self.project_values, self.kernels
         )
-        return self.project(cls_attention(q, k, v), patches.flatten(2))
+        return self.project(self.prefix_attention(q, k, v), patches.flatten(2))
 
 
 ATTENTION_LAYERS = {
     "trajectory": TrajectoryAttention,
     "joint": JointAttention,
     "divided": DividedAttention,
+    "timesformer": TimesformerAttention,
 }
+# Layers with one attention over space and one over time.
+DIVIDED = ("divided", "timesformer")

@@ -117,7 +117,7 @@ class AttentionView:
     ) -> tuple[ImpliedWeights, Tensor]:
         """The weights of a query in all heads [h,F,P], and the weights to show [F,P]."""
         *temporal, call = self.blocks[self.layer]
-        rows, output = attention_rows(call, one_hot(call, 1 + token), estimator)
+        rows, output = attention_rows(call, one_hot(call, call.layer.num_prefix + token), estimator)
         shown = _select_head(rows, head)
         for earlier in temporal:  # divided attention: multiply by the temporal attention
             shown = attention_rows(earlier, shown).weights.mean(0)
@@ -130,8 +130,9 @@ class AttentionView:
         return AttentionMap("CLS", "CLS", weights)
 
     def _by_frame(self, rows: Tensor) -> Tensor:
-        """[...,1+N] -> [...,F,P], without CLS."""
-        return rows[..., 1:].unflatten(-1, (self.grid.num_frames, -1))
+        """[...,R+N] -> [...,F,P], without CLS and registers."""
+        num_prefix = self.blocks[0][0].layer.num_prefix
+        return rows[..., num_prefix:].unflatten(-1, (self.grid.num_frames, -1))
 
 
 def _select_head(weights: Tensor, head: int | None) -> Tensor:

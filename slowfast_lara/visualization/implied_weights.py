@@ -10,7 +10,7 @@ For trajectory layers, `trajectory_weights` differentiates the estimator. For jo
 layers, `attention_rows` differentiates the whole layer, including CLS.
 
 Shapes: h heads, N = F*P patch tokens, F temporal tokens, P patches of a frame, d head size,
-D = h*d. Token 0 of a layer is CLS.
+D = h*d. The first R tokens of a layer are CLS and registers.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from slowfast_lara.models.space_time import DividedAttention, SpaceTimeAttention
 
 
 class ImpliedWeights(NamedTuple):
-    """Weights of one query, [h,F,P] or, with CLS, [h,1+N]; and the outputs of all queries."""
+    """Weights of one query, [h,F,P] or, with CLS, [h,R+N]; and the outputs of all queries."""
 
     weights: Tensor
     output: Tensor
@@ -45,7 +45,7 @@ def trajectory_weights(estimator: Estimator, inputs: LayerInputs, token: int) ->
 
 
 class LayerCall(NamedTuple):
-    """A joint or divided attention layer, and its input tokens [1,1+N,D] for a view."""
+    """A joint or divided attention layer, and its input tokens [1,R+N,D] for a view."""
 
     layer: SpaceTimeAttention
     tokens: Tensor
@@ -77,16 +77,16 @@ def patch_inputs(call: LayerCall) -> LayerInputs:
     if isinstance(layer, DividedAttention):
         q, k, v = (layer.group(x, num_frames)[:1] for x in (q, k, v))
     else:
-        q, k, v = (x[:, :, 1:] for x in (q, k, v))
+        q, k, v = (layer.split(x)[1] for x in (q, k, v))
     return LayerInputs(q, k, v, 1, layer.estimator)
 
 
 def attention_rows(
     call: LayerCall, query_weights: Tensor, estimator: Estimator | None = None
 ) -> ImpliedWeights:
-    """Multiply the row vector `query_weights` [1+N] by the attention matrix of each head.
+    """Multiply the row vector `query_weights` [R+N] by the attention matrix of each head.
 
-    Returns the products [h,1+N], and the layer's output before its projection, [1+N,h,d]. If
+    Returns the products [h,R+N], and the layer's output before its projection, [R+N,h,d]. If
     `estimator` is given, it replaces the estimator of the layer.
     """
     qkv = call.layer.qkv(call.tokens).detach().requires_grad_()
@@ -97,19 +97,19 @@ def attention_rows(
         output = layer(qkv, call.num_frames)[0].unflatten(1, (layer.num_heads, -1))
         component = (query_weights[:, None] * output[..., 0]).sum()
         (gradient,) = torch.autograd.grad(component, qkv)
-    value_gradient = gradient[0].unflatten(1, (3, layer.num_heads, -1))[:, 2, :, 0]  # [1+N,h]
+    value_gradient = gradient[0].unflatten(1, (3, layer.num_heads, -1))[:, 2, :, 0]  # [R+N,h]
     return ImpliedWeights(value_gradient.T, output.detach())
 
 
 def one_hot(call: LayerCall, token: int) -> Tensor:
-    """A one-hot vector [1+N] that selects one query."""
+    """A one-hot vector [R+N] that selects one query."""
     selected = call.tokens.new_zeros(call.tokens.shape[1])
     selected[token] = 1
     return selected
 
 
 def cls_rollout(blocks: list[list[LayerCall]]) -> Tensor:
-    """Attention rollout of CLS over all layers, [1+N].
+    """Attention rollout of CLS over all layers, [R+N].
 
     Abnar and Zuidema, "Quantifying Attention Flow in Transformers", ACL 2020: the product
     of (A + I) / 2 over all layers, where A is the layer's attention matrix, averaged over heads,

@@ -55,7 +55,7 @@ def visualize(
         "head": args.head,
         "points": results,
     }
-    if not view.has_trajectories:
+    if not view.has_trajectories and model.cfg.VIT.CLS_TOKEN:
         cls, path = view.cls_map(), os.path.join(args.out, "cls")
         _write_figure(path, view, [cls], None)
         print(f"{printable(path)}.png, {printable(path)}.mp4: attention rollout of CLS")

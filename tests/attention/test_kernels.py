@@ -171,6 +171,18 @@ def test_kernels_triton_raises_where_it_is_unsupported(monkeypatch):
         build_estimator("performer", head_dim=8, kernels="triton", **options)
     with pytest.raises(ValueError, match="head size above 128"):
         build_estimator("lara", head_dim=160, kernels="triton")
+    for options, size in (
+        ({"num_landmarks": 129}, "groups than 128 \\(129\\)"),
+        ({"num_landmarks": 34, "rounds": 1}, "centres in a round than 32 \\(33\\)"),
+    ):
+        with pytest.raises(ValueError, match=f"does not support more {size}"):
+            build_estimator("merged", head_dim=8, kernels="triton", **options)
+    merged = build_estimator("merged", head_dim=8, num_landmarks=4, kernels="triton")
+    half = torch.empty(1, 1, 1025, 8, dtype=torch.float16, device="meta")
+    with pytest.raises(ValueError, match="more keys in a frame than 1024 \\(1025\\)"):
+        merged(half, half, half)
+    with pytest.raises(ValueError, match="does not support merged keys in float32"):
+        merged(q, q, q)
     estimator = build_estimator("lara", head_dim=8, num_landmarks=4, kernels="triton")
     with pytest.raises(ValueError, match="NVIDIA GPU, got device 'cpu' .*TRITON_INTERPRET=1"):
         estimator(q, q, q)
@@ -185,6 +197,7 @@ def test_kernels_triton_raises_where_it_is_unsupported(monkeypatch):
         ("trajectory", "none", True),
         ("trajectory", "nystrom", True),
         ("joint", "lara", True),
+        ("joint", "merged", True),
         ("joint", "nystrom", False),
         ("divided", "none", False),
     ],
@@ -270,6 +283,9 @@ def test_every_operator_has_a_traffic_model():
     backward = [f"{name}_backward" for name in reversed(forward)]
     expected = [f"slowfast_lara::{name}" for name in forward + backward]
     assert operators_of(lara, (q, k, v)) == expected
+    merged = build_estimator("merged", head_dim=8, num_landmarks=3, kernels="triton")
+    expected = ["slowfast_lara::merged", "slowfast_lara::merged_backward"]
+    assert operators_of(merged, (x.bfloat16() for x in (q, k, v))) == expected
     wide, half = (traffic.combine_forward(8, 12, 1568, 8, 128, 64, size, True) for size in (4, 2))
     assert sum(x.bytes for x in half) < 0.6 * sum(x.bytes for x in wide)
 

@@ -141,3 +141,14 @@ def test_unknown_kernel_and_architecture(capsys):
     for flags in (["--kernels", "no"], ["--archs", "75"]):
         assert main(["kernels", *flags]) == 2
         assert "must be one of" in only_error(capsys)
+
+
+@pytest.mark.parametrize("crop, share", [(224, 0.55), (336, 0.43), (448, 0.25)])
+def test_merged_keys_by_kernels_cost_a_share_of_exact_attention(crop, share):
+    """Spatial stage, forward and backward, on an A100 by the roofline."""
+    sizes, device = Sizes(crop, 8, 8, 128, 96), DEVICES["A100"]
+    exact, merged = (
+        seconds(both(spatial_counts(name, sizes, **options)), device)
+        for name, options in (("softmax", {}), ("merged", {"kernels": "triton"}))
+    )
+    assert merged <= share * exact

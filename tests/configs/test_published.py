@@ -103,6 +103,10 @@ ROWS = {
 }
 
 
+# Models of Hugging Face: tests/inference/test_hugging_face.py compares their settings.
+HUB = ("videomae_224_16x4", "vivit_224_32x2", "timesformer_224_8x32")
+
+
 def file_of(dataset: str, name: str) -> Path:
     """The file of a row; 336-pixel configs have a stride of 8 on Kinetics and of 4 on SSv2."""
     name = name.replace("336_16x8", "336_16x4") if dataset == "SSV2" else name
@@ -120,7 +124,8 @@ def test_table_has_every_file():
         for name in ("base", "paper", "best")
     }
     found = set(CONFIGS.glob("K400/*.yaml")) | set(CONFIGS.glob("SSV2/*.yaml"))
-    assert found - bases == {file_of(*key) for key in EVERY}
+    hub = {CONFIGS / "K400" / f"{name}.yaml" for name in HUB}
+    assert found - bases == {file_of(*key) for key in EVERY} | hub
 
 
 @pytest.mark.parametrize(

@@ -20,6 +20,9 @@ from slowfast_lara.attention.kernels import (
     choice,
     self_check,
     triton_combine,
+    triton_group_attention,
+    triton_group_means,
+    triton_groups,
     triton_key_stats,
     triton_landmarks,
     triton_proposals,
@@ -28,9 +31,11 @@ from slowfast_lara.attention.kernels import (
 from slowfast_lara.attention.kernels.combine import combine
 from slowfast_lara.attention.kernels.key_stats import key_stats
 from slowfast_lara.attention.kernels.landmarks import landmarks as landmarks_operator
+from slowfast_lara.attention.kernels.merged import merged
 from slowfast_lara.attention.kernels.proposals import proposals
 from slowfast_lara.attention.kernels.temporal import temporal
 from slowfast_lara.models.temporal import temporal_attention
+from tests.helpers import reference
 
 # Largest difference from float64, relative to the largest element.
 ALLOWED = {torch.float32: 1e-5, torch.float16: 1e-2}
@@ -104,6 +109,58 @@ def estimator_case(
     compare(kernel, reference, qkv)
 
 
+def merged_case(
+    sizes: tuple[int, ...], dtype: torch.dtype, rounds: int = 4, values: float = 0.7
+) -> None:
+    """The groups are those of the reference; outputs and gradients, given the groups.
+
+    In half precision, rounding decides between centres at nearly the same distance.
+    """
+    B, h, F, P, m, d = sizes
+    whole = (normal(B, 1 + F * P, 3, h, d) + 1).to(dtype)
+    qkv = [x[:, :, 1:] for x in whole.permute(2, 0, 3, 1, 4)]
+    chosen = merged(*qkv, F, m, rounds, values)[1]
+    same = []
+
+    def attend(q: Tensor, k: Tensor, v: Tensor, b: int, h: int, f: int) -> Tensor:
+        own = chosen[b, h, f].tolist()
+        inputs = (k.detach().double(), v.detach().double(), m, rounds, values)
+        same.extend(a == b for a, b in zip(own, reference.merged_groups(*inputs)))
+        return reference.merged_frame(q, k, v, own)
+
+    compare(
+        lambda *inputs: merged(*inputs, F, m, rounds, values)[0],
+        lambda *inputs: reference.over_frames(*inputs, F, attend),
+        qkv,
+    )
+    assert sum(same) >= (1 if dtype == torch.float32 else 0.9) * len(same), sum(same) / len(same)
+
+
+def merged_equal_keys() -> None:
+    """Copies of a few keys and values: the result is exact, whatever the order of the ties."""
+    from slowfast_lara.attention import softmax_attention
+
+    for dtype in (torch.float32, torch.float16):
+        for distinct, m in ((5, 5), (5, 9), (1, 3)):
+            index = torch.arange(2 * 15) % distinct
+            q, k, v = normal(3, 1, 2, 30, 8).to(dtype)
+            compare(
+                lambda q, k, v, m=m: merged(q, k, v, 2, m, 4, 0.7)[0],
+                lambda q, k, v: softmax_attention(q, k, v, num_frames=2),
+                [q, k[:, :, index], v[:, :, index]],
+            )
+
+
+def merged_with_invalid_numbers() -> None:
+    """NaN and infinity raise no error and stay in their frame."""
+    for number in (float("nan"), float("inf")):
+        q, k, v = normal(3, 1, 1, 20, 8)
+        k[:, :, 3], v[:, :, 4] = number, number
+        out = merged(q, k, v, 2, 5, 4, 0.7)[0]
+        assert not out[:, :, :, 0].isfinite().any() and out[:, :, :, 1].isfinite().all()
+        assert merged(q, k.fill_(number), v, 2, 5, 4, 0.7)[0].isnan().any()
+
+
 def temporal_case(
     sizes: tuple[int, ...], dtype: torch.dtype, project: bool, bias: bool, factor: float = 1.0
 ) -> None:
@@ -143,6 +200,18 @@ def add_cases() -> None:
     add(FAST, "lara, float32", estimator_case, "lara", small, full)
     add(FAST, "lara, float16, x 10", estimator_case, "lara", small, half, 10.0, beta=2.0)
     add(FAST, "performer, float16", estimator_case, "performer", (1, 2, 2, 9, 37, 8), half)
+    add(FAST, "merged, float32", merged_case, (1, 2, 1, 13, 5, 24), full)
+    add(FAST, "merged, float16", merged_case, (1, 1, 2, 11, 4, 8), half)
+    add(SLOW, "merged, estimator", estimator_case, "merged", (2, 2, 3, 9, 5, 16), full)
+    for dtype in (full, half):
+        for size in ((1, 1, 3, 37, 1, 32), (1, 1, 2, 37, 36, 64), (1, 1, 1, 70, 33, 128)):
+            add(SLOW, f"merged, {size}, {dtype}", merged_case, size, dtype)
+        add(SLOW, f"merged, 196 keys, {dtype}", merged_case, (1, 1, 1, 196, 96, 64), dtype)
+        # Large logits: the PyTorch path is the reference, because it limits the weights.
+        size = (1, 2, 2, 19, 6, 16)
+        add(SLOW, f"merged, x 10, {dtype}", estimator_case, "merged", size, dtype, 10.0)
+        name, size = f"merged, one round, {dtype}", (1, 2, 2, 40, 7, 16)
+        add(SLOW, name, merged_case, size, dtype, rounds=1, values=0.0)
     for project in (True, False):
         values = "projected" if project else "plain"
         add(SLOW, f"temporal, {values}", temporal_case, (2, 9, 3, 2, 24), full, project, True)
@@ -206,6 +275,7 @@ def operator_inputs() -> list[tuple]:
         (key_stats, (w, k, None, F)),
         (combine, (q, w, log_sums, means, landmarks, *columns)),
         (combine, (q, w, log_sums, means, None, None, None, None)),
+        (merged, (q, k, v, F, 3, 2, 0.7)),
         (temporal, (*tokens, *weights, True)),
         (temporal, (*tokens, weights[0], None, False)),
     ]
@@ -228,6 +298,8 @@ def backward_operators_pass_opcheck() -> None:
             samples, _, *columns = out
             kept = (w, landmarks, samples, *columns, noise is not None)
             given = (*kept, *(torch.ones_like(x) for x in out))
+        elif operator is merged:
+            given = (*args[:3], *out[1:], torch.ones_like(out[0]))
         elif operator is key_stats:
             given = (*args, *out, torch.ones_like(out[0]), torch.ones_like(out[1]))
         else:
@@ -270,7 +342,7 @@ def small_model(kernels: str = "triton", **vit: object) -> torch.nn.Module:
     from tests.helpers.small_models import small_config
 
     cfg = get_cfg()
-    config = small_config(DEPTH=1, KERNELS=kernels, APPROX_ATTN_DIM=5, **vit)
+    config = small_config(**{"DEPTH": 1, "KERNELS": kernels, "APPROX_ATTN_DIM": 5, **vit})
     for node, values in config.items():
         if isinstance(values, dict):
             cfg[node].update(values)
@@ -280,13 +352,17 @@ def small_model(kernels: str = "triton", **vit: object) -> torch.nn.Module:
     return MODEL_REGISTRY.get(cfg.MODEL.MODEL_NAME).from_config(cfg)
 
 
+MERGED = {"APPROX_ATTN_TYPE": "merged", "APPROX_ATTN_DIM": 3}
+
+
 def compiled() -> None:
-    model = small_model().eval()
-    clip = normal(1, 3, 4, 16, 16)
-    whole = torch.compile(model, fullgraph=True, backend="aot_eager")
-    assert (whole([clip]) - model([clip])).abs().max() < 1e-6
-    whole.train()([clip]).sum().backward()
-    assert all(p.grad is not None for p in model.parameters() if p.requires_grad)
+    for options in ({}, MERGED):
+        model = small_model(**options).eval()
+        clip = normal(1, 3, 4, 16, 16)
+        whole = torch.compile(model, fullgraph=True, backend="aot_eager")
+        assert (whole([clip]) - model([clip])).abs().max() < 1e-6
+        whole.train()([clip]).sum().backward()
+        assert all(p.grad is not None for p in model.parameters() if p.requires_grad)
 
 
 def step(model: torch.nn.Module, autocast: bool = False) -> list[Tensor]:
@@ -300,17 +376,20 @@ def step(model: torch.nn.Module, autocast: bool = False) -> list[Tensor]:
 
 def autocast() -> None:
     """Under autocast the kernels run in half precision, and the gradients are float32."""
-    ours, theirs = (step(small_model(kernels), True) for kernels in ("triton", "torch"))
-    assert ours[0].dtype == torch.float16 and {x.dtype for x in ours[1:]} == {torch.float32}
-    assert max(relative_errors(ours, [x.double() for x in theirs])) < 2e-2
+    for options in ({}, MERGED):
+        both = (step(small_model(kernels, **options), True) for kernels in ("triton", "torch"))
+        ours, theirs = both
+        assert ours[0].dtype == torch.float16 and {x.dtype for x in ours[1:]} == {torch.float32}
+        assert max(relative_errors(ours, [x.double() for x in theirs])) < 2e-2
 
 
 def checkpointing() -> None:
     """Activation checkpointing gives bit-identical results."""
-    plain, again = small_model(), small_model()
-    again.act_checkpoint = True
-    results = [step(model) for model in (plain, again)]
-    assert all(torch.equal(a, b) for a, b in zip(*results))
+    for options in ({}, MERGED):
+        plain, again = small_model(**options), small_model(**options)
+        again.act_checkpoint = True
+        results = [step(model) for model in (plain, again)]
+        assert all(torch.equal(a, b) for a, b in zip(*results))
 
 
 def as_rank(rank: int, store: str) -> None:
@@ -341,11 +420,13 @@ def fake() -> None:
 def meta() -> None:
     with torch.device("meta"):
         q = torch.empty(2, 2, 12, 8, dtype=torch.bfloat16, requires_grad=True)
-        out = build_estimator("lara", head_dim=8, num_landmarks=5, kernels="triton")(
-            q, q, q, num_frames=3
-        )
-        out.sum().backward()
-    assert out.shape == (2, 2, 12, 3, 8) and q.grad is not None
+        for name, number in (("lara", 5), ("merged", 3)):
+            q.grad = None
+            out = build_estimator(name, head_dim=8, num_landmarks=number, kernels="triton")(
+                q, q, q, num_frames=3
+            )
+            out.sum().backward()
+            assert out.shape == (2, 2, 12, 3, 8) and q.grad is not None
 
 
 def invalid_inputs() -> None:
@@ -432,6 +513,9 @@ def self_check_detects_broken_kernels() -> None:
         (triton_proposals, "proposals_forward", scaled_by_1_percent, "proposals"),
         (triton_key_stats, "key_stats_forward", scaled_by_1_percent, "key_stats"),
         (triton_combine, "combine_forward", scaled_by_1_percent, "combine"),
+        (triton_groups, "choose_groups", zeros(3), "merged"),
+        (triton_group_means, "group_means_backward", zeros(11), "merged"),
+        (triton_group_attention, "attend_forward", scaled_by_1_percent, "merged"),
         (triton_temporal, "temporal_scores", raising, "temporal (projected)"),
     )
     for module, name, change, operator in changes:
@@ -453,6 +537,8 @@ SLOW |= {
         operators_pass_opcheck,
         backward_operators_pass_opcheck,
         results_are_deterministic,
+        merged_equal_keys,
+        merged_with_invalid_numbers,
         autocast,
         checkpointing,
         compiled,

@@ -9,7 +9,6 @@ per device and dtype: when build_model moves a model to a GPU, or else at the fi
 from __future__ import annotations
 
 import logging
-import os
 from importlib.util import find_spec
 from typing import Literal, get_args
 
@@ -17,6 +16,7 @@ import torch
 from torch import Tensor, distributed
 from torch._subclasses.fake_tensor import FakeTensor
 
+from slowfast_lara.attention.kernels.launch import interpreted
 from slowfast_lara.attention.kernels.self_check import first_difference
 from slowfast_lara.attention.tensors import is_exporting
 
@@ -126,8 +126,3 @@ def obstacle(device: torch.device) -> str:
         found, least = (".".join(map(str, pair)) for pair in (capability, MIN_CAPABILITY))
         return f"the kernels need compute capability {least} or higher, got {found}"
     return ""
-
-
-def interpreted() -> bool:
-    """Whether Triton interprets kernels in Python, on any device (slow, for tests)."""
-    return os.environ.get("TRITON_INTERPRET") == "1"

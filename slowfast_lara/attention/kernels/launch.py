@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from importlib import import_module
 from typing import Any
 
@@ -13,6 +14,11 @@ from slowfast_lara.attention.kernels.tiles import block_size, tile
 
 def cdiv(a: int, b: int) -> int:
     return -(-a // b)
+
+
+def interpreted() -> bool:
+    """Whether Triton interprets kernels in Python, on any device (slow, for tests)."""
+    return os.environ.get("TRITON_INTERPRET") == "1"
 
 
 def matmul_precision() -> str:

@@ -17,7 +17,8 @@ from torch import Tensor
 from slowfast_lara.attention.kernels.combine import combine
 from slowfast_lara.attention.kernels.key_stats import key_stats
 from slowfast_lara.attention.kernels.landmarks import landmarks
-from slowfast_lara.attention.kernels.launch import matmul_precision
+from slowfast_lara.attention.kernels.launch import interpreted, matmul_precision
+from slowfast_lara.attention.kernels.merged import MAX_GROUPS, merged
 from slowfast_lara.attention.kernels.proposals import proposals
 from slowfast_lara.attention.kernels.temporal import temporal
 from slowfast_lara.attention.landmarks import farthest_tokens, segment_means
@@ -75,7 +76,10 @@ def compare_operators(
     """
     tf32 = dtype == torch.float32 and matmul_precision() == "tf32"
     tolerance = _TOLERANCE_TF32 if tf32 else _TOLERANCE[dtype]
-    for case in small_cases(*sizes):
+    cases = small_cases(*sizes)
+    if dtype != torch.float32 or interpreted():  # no kernels of `merged` for float32
+        cases.append(merged_case(*sizes))
+    for case in cases:
         try:
             yield _compare(case, device, dtype, reference, tolerance)
         except Exception as error:  # a kernel that does not compile or launch
@@ -136,6 +140,31 @@ def small_cases(d: int, C: int) -> list[Case]:
         Case("temporal (projected)", _temporal, _plain_temporal, [*tokens, *weights]),
         Case("temporal", _temporal, _plain_temporal, [*tokens, weights[0]]),
     ]
+
+
+def merged_case(d: int, C: int) -> Case:
+    """Pairs of similar keys, which are the groups in any precision."""
+    B, h, F, m = 1, 2, _FRAMES, min(C, MAX_GROUPS)
+    k, v = _normal(2, B, h, F, m, 1, d) + _normal(2, B, h, F, m, 2, d, seed=1) / 4
+    q = 1 + _normal(B, h, 7 * F, d, seed=2)
+    return Case("merged", _merged, _plain_merged, [q, *(x.flatten(2, 4) for x in (k, v))])
+
+
+def _merged(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    return merged(q, k, v, _FRAMES, k.shape[2] // (2 * _FRAMES), 4, 0.7)[0]
+
+
+def _plain_merged(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    """Attention over groups of two keys each, by the equations of attention/merged.py."""
+    keys, values = (x.unflatten(2, (_FRAMES, -1, 2)) for x in (k, v))  # [B,h,F,m,2,d]
+    scale, mean = q.shape[-1] ** -0.5, q.mean(2)[:, :, None, None, None]
+    shares = ((keys * mean).sum(-1, keepdim=True) * scale).softmax(-2)
+    kc, vc = ((shares * x).sum(-2) for x in (keys, values))
+    spread = (shares * (keys - kc.unsqueeze(-2)).square()).sum((-2, -1))
+    variance = q.var(2, correction=0).mean(-1)[:, :, None, None] / (2 * q.shape[-1])
+    biases = (spread * variance).detach() - (shares * shares.log()).sum((-2, -1))
+    logits = q.unsqueeze(2) @ kc.mT * scale + biases.unsqueeze(-2)  # [B,h,F,N,m]
+    return (logits.softmax(-1) @ vc).transpose(2, 3)
 
 
 def _landmarks(x: Tensor, *, farthest: bool) -> Tensor:

@@ -19,6 +19,9 @@ def block_size(n: int) -> int:
 # computes the scores only once for these frames.
 FRAME_GROUP = 4
 
+# Number of parts in which the queries are summed, to occupy the GPU.
+QUERY_PARTS = 16
+
 # Kernels whose programs own a block of samples or loop over blocks of samples. Two tiles, for
 # d <= 64 and d <= 128: (BLOCK_C samples, BLOCK_N queries or keys, warps, pipeline stages).
 _SAMPLE_BLOCKS = {
@@ -46,6 +49,16 @@ _TEMPORAL = {
     "temporal_backward_weight": 64,
 }
 
+# Kernels of `merged`, for d <= 64 and d <= 128: (BLOCK_N keys or queries, warps).
+_GROUPS = {
+    "query_moments": ((64, 4), (64, 4)),
+    "choose_groups": ((32, 8), (32, 8)),
+    "group_means_backward": ((32, 8), (32, 8)),
+    "attend_forward": ((64, 8), (64, 8)),
+    "attend_backward_groups": ((32, 8), (32, 8)),
+    "attend_backward_queries": ((32, 8), (16, 8)),
+}
+
 
 def tile(kernel: str, *, element_size: int, d: int = 0, C: int = 0) -> dict[str, int]:
     """Block sizes of a kernel, with its numbers of warps and pipeline stages."""
@@ -67,6 +80,9 @@ def tile(kernel: str, *, element_size: int, d: int = 0, C: int = 0) -> dict[str,
             sizes = _SAMPLE_BLOCKS[kernel][0 if d <= 64 and not wide else 1]
         block_c, block_n, warps, stages = sizes
         return {"BLOCK_C": block_c, "BLOCK_N": 16 if wide else block_n, **_options(warps, stages)}
+    if kernel in _GROUPS:
+        block_n, warps = _GROUPS[kernel][d > 64]
+        return {"BLOCK_N": block_n, **_group_blocks(kernel, d, C), **_options(warps, 1)}
     if kernel in ("segment_sums", "farthest_of_segment", "segment_backward"):
         return {"BLOCK_N": 16, **_options(2, 1)}
     if kernel in ("proposals_forward", "proposals_backward"):
@@ -76,6 +92,20 @@ def tile(kernel: str, *, element_size: int, d: int = 0, C: int = 0) -> dict[str,
     columns = 16 if wide else _TEMPORAL[kernel]
     block = {"BLOCK_H": 16, "BLOCK_E": columns, "BLOCK_N": 16, "BLOCK_X": 16, "BLOCK_F": 16}
     return {**block, **_options(4 if wide and kernel == "temporal_backward_weight" else 8, 1)}
+
+
+def _group_blocks(kernel: str, d: int, C: int) -> dict[str, int]:
+    """Further blocks: groups C and M, head components E, keys I compared with all groups."""
+    if kernel == "query_moments":
+        return {}
+    blocks = {"BLOCK_C": block_size(C)}
+    if kernel == "attend_backward_groups":
+        blocks["BLOCK_E"] = min(64, block_size(d))
+    if kernel in ("choose_groups", "group_means_backward"):
+        blocks["BLOCK_I"] = 32
+    if kernel == "choose_groups":
+        blocks["BLOCK_M"] = 32
+    return blocks
 
 
 def _options(warps: int, stages: int) -> dict[str, int]:

@@ -1,7 +1,8 @@
 """Loading of existing weights into a model: image models, and checkpoints of other runs.
 
-Supported are timm's state dicts, the original ViT release (.npz), and checkpoints of Motionformer,
-PySlowFast and this package. Weights that do not fit are adapted:
+Supported are state dicts of timm, Hugging Face and Meta (ViT, DeiT III, DINOv2), the original ViT
+release (.npz), and checkpoints of Motionformer, PySlowFast and this package. Weights that do not
+fit are adapted:
 
 - A 2-D patch embedding is inflated to the t frames of a 3-D patch. It is copied to the middle frame
   (index t // 2, zero elsewhere) as in Motionformer, or copied to all frames and divided by t.
@@ -33,6 +34,7 @@ from torch.nn import functional
 
 from slowfast_lara.errors import ConfigError, WeightsError
 from slowfast_lara.models.motionformer import VisionTransformer, resize_positions
+from slowfast_lara.models.weights.conversion import to_own_names
 from slowfast_lara.models.weights.files import read_weights
 from slowfast_lara.models.weights.vit_npz import from_vit_npz, is_vit_npz
 
@@ -46,7 +48,7 @@ _OPTIONAL_PART = re.compile(
     r"(?P<time>temp_embed))\b.*"
 )
 # Parameters of the file that must not be ignored, because without them the file's network would
-# compute something else. Examples are LayerScale, norms of q and k, and tokens other than CLS.
+# compute something else. Examples are norms of q and k, gated MLPs, and tokens other than CLS.
 _PART_OF_NETWORK = re.compile(r"blocks\.(\d+)\.|norm_pre\b|(?:reg|dist|register)_token")
 # Parts that keep their initial weights if the file has them in a different shape.
 _REPLACEABLE = ("head", "attn.estimator.")
@@ -132,10 +134,12 @@ class _Loader:
     def read(self) -> dict[str, Tensor]:
         """The content of the file, with this package's names."""
         weights = read_weights(self.path, averaged=True)
-        if not is_vit_npz(weights):
-            return weights
+        heads = None
         try:
-            weights, heads = from_vit_npz(weights)
+            if is_vit_npz(weights):
+                weights, heads = from_vit_npz(weights)
+            else:
+                weights = to_own_names(weights)
         except ValueError as error:
             raise WeightsError(f"{self.path} does not fit this model: {error}") from None
         if heads and heads != self.model.num_heads:
@@ -198,7 +202,10 @@ class _Loader:
 
     def find_space(self, own: Tensor, given: Tensor | None) -> None:
         if given is None:
-            self.missing.append("pos_embed")
+            if self.model.joint_positions and "st_embed" in self.file:
+                self.keep("pos_embed", "not in the file, and not needed")
+            else:
+                self.missing.append("pos_embed")
             return
         grid, base = _grid_of(given, own.shape[2]), self.model.base_grid
         value = torch.cat((given[:, :1], _resize_space(given[:, 1:], base)), dim=1)
@@ -221,6 +228,12 @@ class _Loader:
     def find_space_time(self, own: Tensor, given: Tensor | None) -> None:
         frames, base, dim = self.model.num_frames, self.model.base_grid, own.shape[2]
         space, time = self.file.get("pos_embed"), self.file.get("temp_embed")
+        if given is not None and space is None:
+            # ViViT's file does not have the side length of its grid: it is the model's, or the
+            # number of frames is the model's.
+            tokens = given.shape[1] - 1 if _is_sequence(given, dim) else 0
+            side = base if tokens % base**2 == 0 else math.isqrt(tokens // frames)
+            space = given[:, : 1 + side**2]
         if space is None or (given is None and time is None and self.is_video_model):
             self.missing.append("pos_embed" if space is None else "temp_embed")
             return
@@ -280,6 +293,9 @@ class _Loader:
         ]
         if foreign:
             self.problems.append(f"this model has no {_summary(foreign)}")
+            if "register_tokens" in foreign and self.content["register_tokens"].ndim == 3:
+                number = self.content["register_tokens"].shape[1]
+                self.problems.append(f"set VIT.NUM_REGISTERS {number}")
         if self.missing or self.problems:
             problems = [f"missing {_summary(self.missing)}"] if self.missing else []
             problems += [_summary(self.problems, "; ")] if self.problems else []

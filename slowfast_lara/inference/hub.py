@@ -1,0 +1,60 @@
+"""Models on the Hugging Face Hub: download and upload of folders.
+
+huggingface_hub reads the user's token itself; it is never passed, printed or stored here.
+"""
+
+from __future__ import annotations
+
+import re
+
+from slowfast_lara.errors import InputError, RunError, first_line
+from slowfast_lara.lazy import check_installed
+
+SCHEME = "hf://"
+_REPOSITORY = re.compile(r"[A-Za-z0-9_][\w.-]*/[A-Za-z0-9_][\w.-]*", re.ASCII)
+# What `load` reads; a repository may hold much more.
+_FILES = ["*.json", "*.safetensors"]
+
+
+def download(address: str, revision: str | None = None) -> str:
+    """Download the model at hf://USER/MODEL to the cache of huggingface_hub; return its folder.
+
+    Args:
+        address: the address of a model.
+        revision: a branch, tag or commit; default: the main branch.
+    """
+    repository = check_repository(address.removeprefix(SCHEME))
+    from huggingface_hub import snapshot_download
+
+    try:
+        return snapshot_download(repository, revision=revision, allow_patterns=_FILES)
+    except Exception as error:  # network, authentication, missing repositories and revisions
+        raise InputError(f"cannot download {address}: {first_line(error)}") from None
+
+
+def push(folder: str, repository: str) -> str:
+    """Upload a folder to a repository, which is created as private if it does not exist.
+
+    Returns:
+        The address of the model.
+    """
+    check_repository(repository)
+    from huggingface_hub import HfApi
+
+    try:
+        api = HfApi(library_name="slowfast_lara")
+        api.create_repo(repository, private=True, exist_ok=True)
+        api.upload_folder(
+            repo_id=repository, folder_path=folder, commit_message="Export from slowfast_lara"
+        )
+    except Exception as error:  # network, authentication, refused names
+        raise RunError(f"cannot push to {repository}: {first_line(error)}") from None
+    return SCHEME + repository
+
+
+def check_repository(name: str) -> str:
+    """A name USER/MODEL; InputError if it is another, or if huggingface_hub is not installed."""
+    if not _REPOSITORY.fullmatch(name):
+        raise InputError(f"repository is {name!r:.100}; must be USER/MODEL")
+    check_installed("huggingface_hub", "hf")
+    return name
