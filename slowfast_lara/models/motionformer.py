@@ -209,13 +209,15 @@ class VisionTransformer(nn.Module):
             layers = {"fc": nn.Linear(dim, dim), "act": ACTIVATIONS[head_act]()}
             self.pre_logits = nn.Sequential(OrderedDict(layers))
         self.head_drop = nn.Dropout(head_drop)
-        counts = [num_classes] if isinstance(num_classes, int) else list(num_classes)
+        self.multi_label = multi_label
+        self.make_classifiers(dim, [num_classes] if isinstance(num_classes, int) else num_classes)
+        self.initialise()
+
+    def make_classifiers(self, dim: int, counts: Sequence[int]) -> None:
         # Motionformer's names: head, or head0 (verbs) and head1 (nouns).
         self.heads = [f"head{i}" if len(counts) > 1 else "head" for i in range(len(counts))]
-        self.multi_label = multi_label
         for head, count in zip(self.heads, counts):
             self.add_module(head, nn.Linear(dim, count))
-        self.initialise()
 
     def make_embeddings(self, dim: int, pos_embed: str) -> None:
         """Create the embeddings of patches, tokens and positions.
@@ -285,7 +287,7 @@ class VisionTransformer(nn.Module):
         """Initialise the parameters, and freeze those that the model does not use."""
         # At width 768, a standard deviation of 0.02 preserves the scale of activations. At width
         # 96, every layer would shrink them to a third, and hundreds of steps would not train it.
-        linear_std = 0.02 * (768 / self.cls_token.shape[-1]) ** 0.5
+        linear_std = 0.02 * (768 / len(self.norm.weight)) ** 0.5
         for module in self.modules():
             if isinstance(module, (nn.Linear, nn.Conv2d, nn.Conv3d)):
                 std = linear_std if isinstance(module, nn.Linear) else 0.02

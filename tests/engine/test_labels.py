@@ -11,14 +11,19 @@ import torch
 from torch.nn import functional
 
 import slowfast_lara
+from slowfast_lara.config import load_config
+from slowfast_lara.data.loader import val_loader
 from slowfast_lara.engine.metrics import (
     average_precisions,
     classification_loss,
     correct_ranks,
     metrics,
+    score_loss,
 )
 from slowfast_lara.inference.model_card import model_card
 from slowfast_lara.labels import LabelKind, top_actions
+from slowfast_lara.models import build_model
+from slowfast_lara.runs.checkpoint import load_weights
 from tests.helpers.commands import predict, report
 from tests.helpers.labelled_sets import CLASSES, NOUNS, VERBS, write_charades, write_kitchens
 from tests.helpers.launchers import start_nodes
@@ -135,6 +140,81 @@ def test_log_and_best_checkpoint(run, kind):
     assert {k for k in results_of(run) if k.endswith("_acc") or k == "map"} <= set(final)
 
 
+def test_lines_for_people(run, kind):
+    """Epochs, test and checkpoints are summarised by the metric that chooses best.pyth."""
+    log, results = (run / "stdout.log").read_text(), results_of(run)
+    validation = [s for s in json_stats(run) if s.get("_type") == "val_epoch"][-1]
+    if kind == "charades":
+        name, percent, test = "mAP", validation["map"], "mean average precision"
+    else:
+        name, percent, test = "action top-1", 100 - validation["action_top1_err"], "action top-1"
+    (epoch,) = (line for line in log.splitlines() if "Epoch 3/3: " in line)
+    assert f"val loss {validation['loss']:.3f}, val {name} {percent:.1f} %" in epoch
+    percent = results["map" if kind == "charades" else "action_top1_acc"]
+    assert f"Test of checkpoint_epoch_00003.pyth: {test} {percent:.2f} %" in log
+    assert f", val {name} " in log.split("best.pyth (epoch ")[-1]
+
+
+def test_validation_loss(run, kind, data):
+    """The mean over the videos of the training loss, from scores of single clips."""
+    cfg = load_config(run / "config.yaml", [])
+    model = build_model(cfg).eval()
+    path = str(run / "checkpoints" / "checkpoint_epoch_00003.pyth")
+    load_weights(model, load_checkpoint(run, "checkpoint_epoch_00003.pyth")["model_state"], path)
+    losses = []
+    with torch.no_grad():
+        for batch in val_loader(cfg, batch_size=1):
+            (scores,), (label,) = model(batch.clips).double(), batch.labels
+            if kind == "charades":
+                chances = torch.where(label == 1, scores, 1 - scores)
+            else:
+                chances = scores[label + torch.tensor([0, VERBS])]
+            losses.append(-chances.log().mean().item())
+    stats = [s for s in json_stats(run) if s.get("_type") == "val_epoch"]
+    assert stats[-1]["loss"] == pytest.approx(np.mean(losses), abs=1e-5)
+
+
+def test_results_have_names(run, kind):
+    results = results_of(run)
+    if kind == "charades":  # this set has no names
+        assert "_name" not in json.dumps(results)
+        return
+    for video in results["videos"]:
+        labels, names = [video["label"], *video["top5"]], [video["label_name"]]
+        assert names + video["top5_names"] == [f"verb {v} noun {n}" for v, n in labels]
+        for part in ("verb", "noun"):
+            own = video[part]
+            assert own["label_name"] == f"{part} {own['label']}"
+            assert own["top5_names"] == [f"{part} {number}" for number in own["top5"]]
+    for part in ("verb", "noun"):
+        names = {number: row["name"] for number, row in results["per_class"][part].items()}
+        assert names and names == {number: f"{part} {number}" for number in names}
+
+
+def test_prediction_is_a_sequence(run, kind):
+    """Of actions, for verbs and nouns; each has the product of two scores."""
+    model = slowfast_lara.load(run / "checkpoints" / "checkpoint_epoch_00003.pyth")
+    prediction = model(results_of(run)["videos"][0]["path"])
+    ranked, scores = list(prediction), prediction.scores
+    if kind == "kitchens":
+        scores = np.outer(scores[:VERBS], scores[VERBS:]).flatten()
+        assert prediction.to_dict()["noun"]["top5_names"][0].startswith("noun ")
+    assert len(prediction) == len(ranked) == len({name for name, _ in ranked}) == len(scores)
+    assert [x.score for x in ranked] == pytest.approx(sorted(scores.tolist(), reverse=True))
+    assert prediction[0] == ranked[0] and prediction[-1] == ranked[-1]
+    assert prediction.to_dict()["top5_names"] == [x.name for x in ranked[:5]]
+    json.dumps(prediction.to_dict())
+
+
+def test_scores_and_features_in_one_pass(run, kind):
+    """Features are the mean over the views, also if scores are the maximum."""
+    model = slowfast_lara.load(run / "checkpoints" / "checkpoint_epoch_00003.pyth")
+    path = results_of(run)["videos"][0]["path"]
+    prediction, features = model.predict_with_features(path, views=3)
+    np.testing.assert_array_equal(prediction.scores, model(path, views=3).scores)
+    np.testing.assert_array_equal(features, model.features(path, views=3))
+
+
 def test_it_resumes_bit_for_bit(tmp_path, run, kind, data):
     """The fourth of six iterations fails; resumed, weights and test equal those of one run."""
     config = config_of(kind, tmp_path, data, TRAIN__CHECKPOINT_ITERATIONS=1)
@@ -219,6 +299,26 @@ def test_features_and_model_card(run, kind):
 
 
 # Losses and metrics against references
+
+
+def test_loss_of_scores_that_are_rounded_to_zero_or_one():
+    sure = torch.tensor([[0.0, 1.0, 0.0]])
+    for label, classes in ((torch.tensor([0]), {}), (torch.tensor([[1, 0, 0]]), {"several": True})):
+        loss = score_loss(sure, label, LabelKind({"": 3}, **classes)).item()
+        assert 50 < loss < 101
+    assert score_loss(sure, torch.tensor([1]), LabelKind({"": 3})).item() == pytest.approx(0)
+
+
+@pytest.mark.parametrize(
+    "kind, valid, invalid",
+    [
+        (LabelKind({"": 3}), [0, np.int64(2)], [3, -1, 1.0, "1", (1,), None, [1]]),
+        (LabelKind({"": 3}, several=True), [(), (0, 2)], [0, (3,), (0, -1), ("0",), [0]]),
+        (PAIR, [(0, 0), (6, 8)], [1, (7, 0), (0, 9), (0,), (0, 0, 0), (0, "1"), [0, 0]]),
+    ],
+)
+def test_labels_of_a_kind(kind, valid, invalid):
+    assert all(map(kind.has_label, valid)) and not any(map(kind.has_label, invalid))
 
 
 def test_loss_of_a_pair_is_the_mean_of_two():
