@@ -21,6 +21,7 @@ from slowfast_lara.config.checkouts import check_checkout, is_motionformer, is_p
 from slowfast_lara.config.keys import all_keys, set_value
 from slowfast_lara.config.validate import validate_model
 from slowfast_lara.errors import ConfigError
+from slowfast_lara.labels import LabelKind, label_kind
 from slowfast_lara.models import motionformer
 from slowfast_lara.models.weights.pretrained import image_weights, load_pretrained
 
@@ -50,6 +51,11 @@ def check(cfg: CfgNode) -> None:
         allowed = ", ".join(cfg.MODEL.SINGLE_PATHWAY_ARCH)
         raise ConfigError(f"MODEL.ARCH is {arch!r}; must be a model with one pathway: {allowed}")
     check_checkout(cfg)
+    if label_kind(cfg) != LabelKind({"": cfg.MODEL.NUM_CLASSES}):
+        raise ConfigError(
+            "Epickitchens and DATA.MULTI_LABEL are not supported in a checkout of PySlowFast; use "
+            "slowfast-lara run"
+        )
     validate_model(cfg)
 
 

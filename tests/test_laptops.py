@@ -17,11 +17,12 @@ from slowfast_lara.attention import ESTIMATORS
 from slowfast_lara.attention.tensors import without_autocast
 from slowfast_lara.config import check_machine, load_config
 from slowfast_lara.config.load import with_overrides
-from slowfast_lara.engine.evaluate import count_correct
 from slowfast_lara.engine.iteration import AsyncScalars
+from slowfast_lara.engine.metrics import count_correct
 from slowfast_lara.engine.optimizer import build_optimizer, step_if_finite
 from slowfast_lara.errors import ConfigError
 from slowfast_lara.inference.scoring import autocast, to_device, view_outputs
+from slowfast_lara.labels import label_kind
 from slowfast_lara.models.build import build_model, device_of
 from slowfast_lara.models.motionformer import VisionTransformer
 from slowfast_lara.models.space_time import ATTENTION_LAYERS
@@ -135,7 +136,7 @@ def test_training_step_without_float64(any_generator, name, layer):
         loss = functional.cross_entropy(logits.float(), labels, label_smoothing=0.1)
         (loss * torch.where(loss.detach().isfinite(), 1.0, math.nan)).backward()
         norm = torch.nn.utils.clip_grad_norm_(model.parameters(), math.inf)
-        counts = count_correct(logits.detach(), labels)
+        counts = count_correct(logits.detach(), labels, label_kind(cfg))
         # The statistics are copied to the host, which meta tensors cannot be.
         with pytest.raises(NotImplementedError, match="Cannot copy out of meta tensor"):
             AsyncScalars([loss, *counts, norm])

@@ -18,10 +18,11 @@ from slowfast_lara.attention import ESTIMATORS, estimator_options
 from slowfast_lara.data.dataset import VideoViews
 from slowfast_lara.data.registry import dataset_class
 from slowfast_lara.drawing import attention_styles, plain_text, saved_figure
-from slowfast_lara.errors import CheckpointError, ConfigError, RunError
+from slowfast_lara.errors import CheckpointError, ConfigError, InputError, RunError
 from slowfast_lara.inference.load import load
 from slowfast_lara.inference.model import TrainedModel, with_views
 from slowfast_lara.inference.scoring import score_views, view_outputs, views_at_a_time
+from slowfast_lara.labels import LabelKind, label_kind, top_actions, top_classes
 from slowfast_lara.models.attention_config import chosen_estimator, display_name, resolve_attention
 from slowfast_lara.progress import progress_bar
 
@@ -81,21 +82,30 @@ def swap(
 ) -> SwapTable:
     """Test a model with its trained attention, and with each attention and number of landmarks."""
     model = load(*model_files, overrides=overrides)
+    kind = label_kind(model.cfg)
+    if kind.several:
+        raise InputError("swap compares the best class of each video; the model has several")
     model.cfg = with_views(model.cfg, views)
     table = SwapTable(f"{model.path} with attentions that it was not trained with")
     models = _swapped_models(model, attentions or [*ESTIMATORS], landmarks, table.notes)
     scores, labels, views_to_time = test_models(models, videos, table.notes)
     seconds = _view_times(models, views_to_time)
-    trained = scores[0].argmax(1)
-    for key, model_scores, view_seconds in zip(models, scores, seconds):
-        order = np.argsort(-model_scores, axis=1, kind="stable")[:, :5]
-        correct = order == labels[:, None]
+    orders = [_top5(torch.from_numpy(model_scores), kind) for model_scores in scores]
+    for key, order, view_seconds in zip(models, orders, seconds):
+        correct = (order == labels.reshape(len(labels), 1, -1)).all(-1)
+        same_class = (order[:, 0] == orders[0][:, 0]).all(-1)
         top1, top5, same = (
-            100 * float(share.mean())
-            for share in (correct[:, 0], correct.any(1), order[:, 0] == trained)
+            100 * float(share.mean()) for share in (correct[:, 0], correct.any(1), same_class)
         )
         table.results.append(SwapResult(*key, top1, top5, same, view_seconds))
     return table
+
+
+def _top5(scores: Tensor, kind: LabelKind) -> np.ndarray:
+    """The best five labels of each video, [videos, 5, parts of a label]."""
+    if kind.is_pair:
+        return top_actions(scores, kind)[0].numpy()
+    return top_classes(scores)[..., None].numpy()
 
 
 def _swapped_models(

@@ -17,8 +17,11 @@ from fvcore.common.config import CfgNode
 from slowfast_lara.attention import ESTIMATORS, build_estimator, has_kernels
 from slowfast_lara.attention.kernels.choice import obstacle
 from slowfast_lara.config.keys import all_keys, get_value, one_of
+from slowfast_lara.data.charades import Charades
 from slowfast_lara.data.classes import DEFAULT_NAME, read_names
+from slowfast_lara.data.epickitchens import Epickitchens
 from slowfast_lara.data.registry import dataset_class
+from slowfast_lara.data.ssv2 import Ssv2
 from slowfast_lara.errors import ConfigError, DataError
 from slowfast_lara.models.attention_config import estimator_settings
 from slowfast_lara.models.space_time import DIVIDED
@@ -34,6 +37,7 @@ def validate(cfg: CfgNode) -> None:
     _check_model_sizes(cfg)
     _check_attention(cfg)
     _check_data(cfg)
+    _check_labels(cfg)
     _check_training(cfg)
     _check_processes(cfg)
 
@@ -60,9 +64,11 @@ def check_machine(cfg: CfgNode) -> None:
         device = "cuda:0" if cfg.NUM_GPUS else "mps" if cfg.DEVICE == "mps" else "cpu"
         if problem := obstacle(torch.device(device)):
             _fail(cfg, "VIT.KERNELS", f"{problem}; set auto or torch")
-    if (cfg.TRAIN.ENABLE or cfg.TEST.ENABLE) and not os.path.isdir(cfg.DATA.PATH_TO_DATA_DIR):
-        _fail(cfg, "DATA.PATH_TO_DATA_DIR", "must be an existing folder with the lists")
-    if cfg.TRAIN.ENABLE:
+    of_kitchens = dataset_class(cfg, "TRAIN") is Epickitchens and cfg.EPICKITCHENS.ANNOTATIONS_DIR
+    folder = "EPICKITCHENS.ANNOTATIONS_DIR" if of_kitchens else "DATA.PATH_TO_DATA_DIR"
+    if (cfg.TRAIN.ENABLE or cfg.TEST.ENABLE) and not os.path.isdir(get_value(cfg, folder)):
+        _fail(cfg, folder, "must be an existing folder with the lists")
+    if cfg.TRAIN.ENABLE and dataset_class(cfg, "TRAIN") is not Epickitchens:
         _check_class_count(cfg)
     without_file = {
         "TRAIN.CHECKPOINT_FILE_PATH": "start from VIT.PRETRAINED_WEIGHTS or, if VIT.IM_PRETRAINED "
@@ -174,6 +180,27 @@ def _check_data(cfg: CfgNode) -> None:
     if data.TRAIN_JITTER_SCALES[0] < crop and not data.USE_RANDOM_RESIZE_CROPS:
         least = f"at least DATA.TRAIN_CROP_SIZE ({crop})"
         _fail(cfg, "DATA.TRAIN_JITTER_SCALES", f"the short side must be {least}")
+
+
+def _check_labels(cfg: CfgNode) -> None:
+    """Check that both datasets, the loss and the other keys are for the same kind of labels."""
+    train, test = (dataset_class(cfg, part) for part in ("TRAIN", "TEST"))
+    if (train is Epickitchens) != (test is Epickitchens):
+        _fail(cfg, "TEST.DATASET", "must be Epickitchens if and only if TRAIN.DATASET is")
+    several, is_bce = cfg.DATA.MULTI_LABEL, cfg.MODEL.LOSS_FUNC.startswith("bce")
+    if several and train in (Epickitchens, Ssv2):
+        _fail(cfg, "DATA.MULTI_LABEL", f"must be False with {train.__name__}")
+    if Charades in (train, test) and not several:
+        _fail(cfg, "DATA.MULTI_LABEL", "must be True if TRAIN.DATASET or TEST.DATASET is Charades")
+    if several != is_bce:
+        losses = "bce_logit or bce with" if several else "cross_entropy without"
+        _fail(cfg, "MODEL.LOSS_FUNC", f"must be {losses} DATA.MULTI_LABEL")
+    if several and cfg.SOLVER.SMOOTHING:
+        _fail(cfg, "SOLVER.SMOOTHING", "must be 0 with DATA.MULTI_LABEL")
+    if several and "," in cfg.DATA.PATH_LABEL_SEPARATOR:
+        _fail(cfg, "DATA.PATH_LABEL_SEPARATOR", "must have no comma: it separates the labels")
+    if cfg.MODEL.HEAD_ACT == "sigmoid" and not several:
+        _fail(cfg, "MODEL.HEAD_ACT", "must be softmax without DATA.MULTI_LABEL")
 
 
 def _check_training(cfg: CfgNode) -> None:

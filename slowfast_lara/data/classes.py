@@ -1,7 +1,8 @@
-"""Class names from a JSON list, a JSON object {name: number}, or lines of text."""
+"""Class names from a JSON list, a JSON object {name: number}, lines of text, or EPIC-KITCHENS."""
 
 from __future__ import annotations
 
+import csv
 import os
 from typing import Any
 
@@ -15,7 +16,7 @@ DEFAULT_NAME = "classes.json"
 def class_names(path: str | None, count: int, data_dir: str) -> list[str]:
     """Read `count` names from `path`.
 
-    If `path` is None, read classes.json in `data_dir`, or return `numbered` names if it is missing.
+    If `path` is None, read the names in `data_dir`, or return `numbered` names if it has none.
     """
     if path is None:
         return names_in(data_dir, count) or numbered(count)
@@ -28,10 +29,35 @@ def numbered(count: int) -> list[str]:
 
 
 def names_in(data_dir: str, count: int) -> list[str] | None:
-    """Read `count` names from classes.json in `data_dir`; None if there is no such file."""
+    """Read `count` names from a file in `data_dir`; None if there is no such file.
+
+    The file is classes.json, or EPIC-KITCHENS' files of verbs and of nouns, in this order.
+    """
+    if not data_dir:  # it must not mean the working directory
+        return None
     path = os.path.join(data_dir, DEFAULT_NAME)
-    # An empty data_dir must not mean the working directory.
-    return _checked_names(path, count) if data_dir and os.path.isfile(path) else None
+    if os.path.isfile(path):
+        return _checked_names(path, count)
+    parts = [os.path.join(data_dir, f"EPIC_100_{part}_classes.csv") for part in ("verb", "noun")]
+    if not all(map(os.path.isfile, parts)):
+        return None
+    names = [name for part in parts for name in _kitchen_names(part)]
+    if len(names) != count:
+        found = f"{' and '.join(parts)} name {len(names)} classes"
+        raise DataError(f"{found}; the model has {count} verbs and nouns")
+    return names
+
+
+def _kitchen_names(path: str) -> list[str]:
+    """Names in a CSV file with the columns `id`, from 0 without gaps, and `key`."""
+    with open_text(path, newline="") as file:
+        try:
+            names = {int(row["id"]): row["key"] for row in csv.DictReader(file)}
+        except (csv.Error, KeyError, TypeError, ValueError):
+            raise DataError(f"{path}: expected a CSV file with the columns id and key") from None
+    if sorted(names) != list(range(len(names))):
+        raise DataError(f"{path}: the ids must be 0 to {len(names) - 1}")
+    return [names[number] for number in range(len(names))]
 
 
 def _checked_names(path: str, count: int) -> list[str]:

@@ -16,7 +16,7 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 from functools import partial
-from typing import NamedTuple
+from typing import NamedTuple, cast
 
 import numpy as np
 import torch
@@ -33,6 +33,7 @@ from slowfast_lara.data.timestamps import TimestampCache
 from slowfast_lara.data.video import ClipFrames, FrameIndexFn
 from slowfast_lara.data.views import crop_views
 from slowfast_lara.errors import DataError, DecodeError, UserError
+from slowfast_lara.labels import Label, label_kind
 
 MODES = ("train", "val", "test")
 MAX_ATTEMPTS = 10
@@ -44,7 +45,7 @@ class Sample(NamedTuple):
     """Training or validation clip [3, T, H, W]; None if a validation video does not decode."""
 
     clip: torch.Tensor | None
-    label: int
+    label: Label | np.ndarray  # see `VideoDataset.target`
     index: int  # type: ignore[assignment]  # shadows tuple.index
     failures: list[Failure]
 
@@ -53,7 +54,7 @@ class VideoViews(NamedTuple):
     """All views [clips * crops, 3, T, H, W] of a test video, or why it does not decode."""
 
     views: torch.Tensor | None
-    label: int
+    label: Label
     index: int  # type: ignore[assignment]  # shadows tuple.index
     path: str
     error: str | None
@@ -75,6 +76,8 @@ class VideoDataset(torch.utils.data.Dataset):
     may_flip = True
     # Whether a folder of images is accepted as a video.
     frames_in_folders = False
+    # The config key of the folder that relative paths refer to, for errors.
+    prefix_key = "DATA.PATH_PREFIX"
 
     def __init__(self, cfg: CfgNode, mode: str) -> None:
         if mode not in MODES:
@@ -84,18 +87,38 @@ class VideoDataset(torch.utils.data.Dataset):
         paths, labels = self.read_lists()
         self._check_lists(paths, labels)
         self.paths: Sequence[str] = StringArray.of(paths)
-        # One int object per class: as reference counts change, forked workers copy fewer pages.
-        classes = {label: int(label) for label in labels}
-        self.labels = [classes[label] for label in labels]
+        # One object per label: as reference counts change, forked workers copy fewer pages.
+        classes = {x: tuple(map(int, x)) if isinstance(x, tuple) else int(x) for x in labels}
+        self.labels: list[Label] = [classes[label] for label in labels]
         self._check_paths()
         data = cfg.DATA
         self._timestamps = TimestampCache(data.PATH_TO_DATA_DIR)
         self._normalize = transforms.Normalize(data.MEAN, data.STD, data.REVERSE_INPUT_CHANNEL)
         self._rand_augment = RandAugment(data.RAND_AUGMENT)
 
-    def read_lists(self) -> tuple[list[str], list[int]]:
+    def read_lists(self) -> tuple[list[str], list[Label]]:
         """Paths and labels of the videos of `self.mode`."""
         raise NotImplementedError
+
+    def list_or_val(self) -> str:
+        """Path of the list of `self.mode`; a test uses val.csv if there is no test.csv."""
+        folder = self.cfg.DATA.PATH_TO_DATA_DIR
+        path = os.path.join(folder, f"{self.mode}.csv")
+        is_missing = self.mode == "test" and not os.path.exists(path)
+        return os.path.join(folder, "val.csv") if is_missing else path
+
+    def target(self, index: int, draws: np.ndarray | None = None) -> Label | np.ndarray:
+        """The label of a video, or of its clip with these `draws`; multi-hot if it has several."""
+        label = self.clip_label(index, draws)
+        if not self.cfg.DATA.MULTI_LABEL:
+            return label
+        classes = np.zeros(self.cfg.MODEL.NUM_CLASSES, np.int64)
+        classes[list(cast(tuple[int, ...], label))] = 1
+        return classes
+
+    def clip_label(self, index: int, draws: np.ndarray | None) -> Label:
+        """The label of a video, or of its clip with these `draws` (see `clip_frames`)."""
+        return self.labels[index]
 
     def video_path(self, index: int) -> VideoPath:
         """Path of a video file, or paths of the image files of its frames."""
@@ -157,16 +180,15 @@ class VideoDataset(torch.utils.data.Dataset):
         options = {"default_fps": cfg.DATA.TARGET_FPS, "threads": threads}
         return read_frames(source, choose, crop, whole=cache is None, cache=cache, **options)
 
-    def _check_lists(self, paths: list[str], labels: list[int]) -> None:
+    def _check_lists(self, paths: list[str], labels: list[Label]) -> None:
         """Raise a DataError for lists of a user's class that would fail later, without a reason."""
         where = f"{type(self).__name__}.read_lists, {self.mode}"
         if not len(paths) == len(labels) > 0:
             raise DataError(f"{where}: {len(paths)} paths and {len(labels)} labels")
-        classes = range(self.cfg.MODEL.NUM_CLASSES)
+        kind = label_kind(self.cfg)
         for label in labels:
-            if not isinstance(label, (int, np.integer)) or label not in classes:
-                allowed = f"an integer from 0 to {classes[-1]} (MODEL.NUM_CLASSES)"
-                raise DataError(f"{where}: label is {label!r:.80}; must be {allowed}")
+            if not kind.has_label(label):
+                raise DataError(f"{where}: label is {label!r:.80}; must be {kind.description}")
 
     def _check_paths(self) -> None:
         """Raise a DataError if none of PATHS_CHECKED videos, spread over the list, exists.
@@ -177,8 +199,9 @@ class VideoDataset(torch.utils.data.Dataset):
         paths = [self.video_path(index) for index in indices]
         files = [path if isinstance(path, str) else path[0] for path in paths]
         if not any(os.path.exists(file) for file in files):
+            node, name = self.prefix_key.split(".")
             raise DataError(
-                f"DATA.PATH_PREFIX is {self.cfg.DATA.PATH_PREFIX!r}; with this prefix, none of "
+                f"{self.prefix_key} is {self.cfg[node][name]!r}; with this prefix, none of "
                 f"{len(files)} videos of the {self.mode} list exists; the first is {files[0]}"
             )
 
@@ -220,22 +243,23 @@ class VideoDataset(torch.utils.data.Dataset):
         try:
             pixels = self._read_clip(index, None, crop)
         except DecodeError as error:
-            return Sample(None, self.labels[index], index, [self._failure(index, error)])
+            return Sample(None, self.target(index), index, [self._failure(index, error)])
         clip = self._normalize(transforms.uniform_crop(pixels, size, 1))
-        return Sample(clip, self.labels[index], index, [])
+        return Sample(clip, self.target(index), index, [])
 
     def _train_sample(self, epoch: int, index: int, *repetition: int) -> Sample:
         rng = np.random.default_rng((self.cfg.RNG_SEED, epoch, index, *repetition))
         failures: list[Failure] = []
         video = index
         for _ in range(MAX_ATTEMPTS):
+            draws = rng.random(self.cfg.DATA.NUM_FRAMES)
             try:
-                clip = self._random_clip(video, rng)
+                clip = self._random_clip(video, draws, rng)
             except DecodeError as error:
                 failures.append(self._failure(video, error))
                 video = int(rng.integers(len(self)))
             else:
-                return Sample(clip, self.labels[video], index, failures)
+                return Sample(clip, self.target(video, draws), index, failures)
         raise DataError(
             f"{MAX_ATTEMPTS} videos in a row do not decode: "
             + "; ".join(f"{failure.path}: {failure.reason}" for failure in failures)
@@ -245,9 +269,8 @@ class VideoDataset(torch.utils.data.Dataset):
         path = self.paths[video]
         return Failure(path, str(error).removeprefix(f"{path}: "))
 
-    def _random_clip(self, video: int, rng: np.random.Generator) -> torch.Tensor:
+    def _random_clip(self, video: int, draws: np.ndarray, rng: np.random.Generator) -> torch.Tensor:
         data = self.cfg.DATA
-        draws = rng.random(data.NUM_FRAMES)
         crop_options = {"size": data.TRAIN_CROP_SIZE, "seed": int(rng.integers(2**63))}
         if data.USE_RANDOM_RESIZE_CROPS:
             crop = partial(transforms.resized_crop, **crop_options)

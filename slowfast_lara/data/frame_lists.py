@@ -1,4 +1,4 @@
-"""Lists of extracted frames in PySlowFast's form for Something-Something-v2: one line per frame."""
+"""Lists of extracted frames in PySlowFast's form, one line per frame, with or without labels."""
 
 from __future__ import annotations
 
@@ -16,7 +16,10 @@ HEADER = "original_vido_id video_id frame_id path labels"
 
 
 class FrameList(NamedTuple):
-    """`names` of the videos; `paths` has one string per video, with one frame path per line."""
+    """`names` of the videos; `paths` has one string per video, with one frame path per line.
+
+    If the list was read with labels, a line is the path, a space, and the labels of the frame.
+    """
 
     names: list[str]
     paths: StringArray
@@ -26,14 +29,14 @@ def has_header(list_file: str) -> bool:
     return next(read_lines(list_file), (1, ""))[1].startswith(HEADER.split()[0])
 
 
-def read_frame_list(list_file: str) -> FrameList:
+def read_frame_list(list_file: str, *, with_labels: bool = False) -> FrameList:
     """Read and check a list; all lines of one video must be consecutive."""
     if not has_header(list_file):
         raise DataError(
             f"{list_file}, line 1: expected the header {HEADER!r}; remove this file if "
             "the videos are DATA.PATH_PREFIX/ID.webm, not extracted frames"
         )
-    names, block, ends = _parse(list_file)
+    names, block, ends = _parse(list_file, with_labels)
     if not names:
         raise DataError(f"{list_file}: empty; expected lines of {HEADER!r}")
     if len(set(names)) < len(names):
@@ -42,7 +45,7 @@ def read_frame_list(list_file: str) -> FrameList:
     return FrameList(names, StringArray(block, np.array(ends)))
 
 
-def _parse(list_file: str) -> tuple[list[str], bytearray, list[int]]:
+def _parse(list_file: str, with_labels: bool) -> tuple[list[str], bytearray, list[int]]:
     """Names of the videos, one block with all paths as lines, and each video's end in the block.
 
     The loop works on bytes and does little per line, because lists have millions of lines.
@@ -67,7 +70,7 @@ def _parse(list_file: str) -> tuple[list[str], bytearray, list[int]]:
         for line_number, line in lines:
             try:
                 name, _, frame, rest = line.split(None, 3)
-                path, _ = rest.rsplit(None, 1)
+                path, labels = rest.rsplit(None, 1)
                 number = int(frame)
             except ValueError:
                 if not (text := line.decode(errors="replace").strip()):
@@ -80,7 +83,7 @@ def _parse(list_file: str) -> tuple[list[str], bytearray, list[int]]:
                 video, numbers, paths = name, [], []
                 names.append(name.decode())
             numbers.append(number)
-            paths.append(path)
+            paths.append(b"%b %b" % (path, labels) if with_labels else path)
         if video is not None:
             finish_video()
         block.decode()  # raises an error if a path is not UTF-8

@@ -1,4 +1,4 @@
-"""Kinetics, and any dataset with `path label` lists."""
+"""Kinetics, and any dataset with `path label` lists (with DATA.MULTI_LABEL, `path 3,17`)."""
 
 from __future__ import annotations
 
@@ -10,16 +10,20 @@ from fvcore.common.config import CfgNode
 from slowfast_lara.data.dataset import VideoDataset
 from slowfast_lara.data.lists import read_path_labels
 from slowfast_lara.data.sampling import clip_indices
+from slowfast_lara.labels import Label
 
 
 class Kinetics(VideoDataset):
     """Clips of NUM_FRAMES x SAMPLING_RATE from DATA.PATH_TO_DATA_DIR/{train,val,test}.csv."""
 
-    def read_lists(self) -> tuple[list[str], list[int]]:
+    def read_lists(self) -> tuple[list[str], list[Label]]:
         data = self.cfg.DATA
-        list_file = os.path.join(data.PATH_TO_DATA_DIR, f"{self.mode}.csv")
         return read_path_labels(
-            list_file, data.PATH_LABEL_SEPARATOR, self.cfg.MODEL.NUM_CLASSES, data.PATH_PREFIX
+            os.path.join(data.PATH_TO_DATA_DIR, f"{self.mode}.csv"),
+            data.PATH_LABEL_SEPARATOR,
+            self.cfg.MODEL.NUM_CLASSES,
+            data.PATH_PREFIX,
+            several=data.MULTI_LABEL,
         )
 
     @classmethod

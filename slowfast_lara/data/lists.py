@@ -7,6 +7,7 @@ from collections.abc import Iterator
 
 from slowfast_lara.data.text_files import open_text
 from slowfast_lara.errors import DataError
+from slowfast_lara.labels import Label
 
 VIDEO_SUFFIXES = (
     *(".mp4", ".mkv", ".webm", ".avi", ".mov", ".flv", ".m4v", ".mpg", ".mpeg", ".ts", ".wmv"),
@@ -15,14 +16,15 @@ VIDEO_SUFFIXES = (
 
 
 def read_path_labels(
-    list_file: str, separator: str, num_classes: int, prefix: str
-) -> tuple[list[str], list[int]]:
-    """Read the paths and labels of a list."""
+    list_file: str, separator: str, num_classes: int, prefix: str, *, several: bool = False
+) -> tuple[list[str], list[Label]]:
+    """Read the paths and labels of a list; with `several`, a line's labels are e.g. 3,17."""
     paths: list[str] = []
-    labels: list[int] = []
+    labels: list[Label] = []
+    parse = parse_labels if several else parse_label
     for where, path, label in read_entries(list_file, separator, prefix):
         paths.append(path)
-        labels.append(parse_label(label, num_classes, where))
+        labels.append(parse(label, num_classes, where))
     if not paths:
         raise DataError(f"{list_file}: empty; expected lines of 'path{separator}label'")
     return paths, labels
@@ -63,18 +65,24 @@ def read_lines(list_file: str) -> Iterator[tuple[int, str]]:
                 yield number, line.strip()
 
 
-def parse_label(text: str, num_classes: int, where: str) -> int:
-    """Parse and check a class number; error messages start with `where`."""
+def parse_label(text: str, num_classes: int, where: str, key: str = "MODEL.NUM_CLASSES") -> int:
+    """Parse and check a class number; errors name `where` and the key of the number of classes."""
     try:
         label = int(text)
     except ValueError:
         raise DataError(f"{where}: expected a class number as label, got {text!r:.60}") from None
     if not 0 <= label < num_classes:
         raise DataError(
-            f"{where}: label {text:.60}; must be 0 to {num_classes - 1}"
-            f" (MODEL.NUM_CLASSES is {num_classes})"
+            f"{where}: label {text:.60}; must be 0 to {num_classes - 1} ({key} is {num_classes})"
         )
     return label
+
+
+def parse_labels(text: str, num_classes: int, where: str) -> tuple[int, ...]:
+    """Parse class numbers separated by commas, as 3,17 or "3,17" in quotes; "" is no class."""
+    numbers = text.replace('"', "")
+    parts = numbers.split(",") if numbers else []
+    return tuple(sorted({parse_label(part, num_classes, where) for part in parts}))
 
 
 def fits_in_a_list(path: str) -> bool:

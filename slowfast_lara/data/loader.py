@@ -235,7 +235,7 @@ def collate(samples: list[Sample | WorkerError]) -> Batch | WorkerError:
         return WorkerError(no_shared_memory(first_line(error)))
     batch = Batch(
         clips,
-        torch.tensor([sample.label for sample in good], dtype=torch.int64),
+        torch.tensor(np.array([sample.label for sample in good], np.int64)),
         torch.tensor([sample.index for sample in good], dtype=torch.int64),
         [failure for sample in read for failure in sample.failures],
     )

@@ -13,15 +13,17 @@ import torch
 from fvcore.common.config import CfgNode
 from fvcore.common.registry import Registry
 
+from slowfast_lara.data.charades import Charades
 from slowfast_lara.data.dataset import VideoDataset
+from slowfast_lara.data.epickitchens import Epickitchens
 from slowfast_lara.data.kinetics import Kinetics
 from slowfast_lara.data.ssv2 import Ssv2
 from slowfast_lara.errors import ConfigError
 from slowfast_lara.user_code import OWN_CODE
 
 DATASETS = Registry("datasets")
-DATASETS.register(Kinetics)
-DATASETS.register(Ssv2)
+for known_class in (Kinetics, Ssv2, Epickitchens, Charades):
+    DATASETS.register(known_class)
 
 
 def dataset_class(cfg: CfgNode, part: str) -> type[VideoDataset]:

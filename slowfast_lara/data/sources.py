@@ -1,4 +1,4 @@
-"""Frame sources: a video file, image files, a folder of images, or frames in memory."""
+"""Frame sources: a video file, image files, a folder or range of images, or frames in memory."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ import numpy as np
 from PIL import Image
 
 from slowfast_lara.data.display import RgbConverter, check_size
+from slowfast_lara.data.frame_range import FrameRange
 from slowfast_lara.data.regions import CropFn, FrameBuffer
 from slowfast_lara.data.timestamps import TimestampCache
 from slowfast_lara.data.video import (
@@ -53,7 +54,7 @@ class FrameArray:
             raise DecodeError(f"frames in memory: {error}") from None
 
 
-# The path of a video file or of a folder of images, or the paths of image files.
+# The path of a video file, of a folder of images or of a `FrameRange`, or the paths of image files.
 VideoPath = str | Sequence[str]
 FrameSource = VideoPath | FrameArray
 
@@ -80,7 +81,7 @@ def read_frames(
         return _read_cropped(indices, source.pixels.__getitem__, crop)
     images = _image_files(source)
     if images is not None:
-        indices = choose(len(images), default_fps)
+        indices = choose(len(images), _fps_of(images, default_fps))
         return _read_cropped(indices, lambda index: read_image(images[index]), crop)
     read = read_whole if whole else partial(read_clip, cache=cache)
     return read(str(source), choose, crop, default_fps=default_fps, threads=threads)
@@ -116,6 +117,7 @@ def open_frames(
         return
     images = _image_files(source)
     if images is not None:
+        fps = float(_fps_of(images, default_fps))
         yield fps, at_constant_rate(map(read_image, images), fps)
         return
     with open_video(str(source)) as (container, stream):
@@ -158,7 +160,13 @@ def _image_files(source: VideoPath) -> Sequence[str] | None:
     """The image files of a source; None if the source is a video file."""
     if not isinstance(source, str):
         return source
-    return list_images(source) if os.path.isdir(source) else None
+    if os.path.isdir(source):
+        return list_images(source)
+    return None if os.path.exists(source) else FrameRange.parse(source)
+
+
+def _fps_of(images: Sequence[str], default_fps: float) -> float:
+    return (images.fps if isinstance(images, FrameRange) else None) or default_fps
 
 
 def list_images(folder: str) -> list[str]:

@@ -28,6 +28,7 @@ from slowfast_lara.data.sources import VideoPath
 from slowfast_lara.data.string_array import StringArray
 from slowfast_lara.data.text_files import load_json, open_text
 from slowfast_lara.errors import DataError
+from slowfast_lara.labels import Label
 
 PREFIX = "something-something-v2-"
 
@@ -39,15 +40,13 @@ class Ssv2(VideoDataset):
     may_flip = False
     frames_in_folders = True
 
-    def read_lists(self) -> tuple[list[str], list[int]]:
+    def read_lists(self) -> tuple[list[str], list[Label]]:
         data, num_classes = self.cfg.DATA, self.cfg.MODEL.NUM_CLASSES
         folder = data.PATH_TO_DATA_DIR
         # Paths of extracted frames, one string per video of the list; None for video files.
         self._frames: StringArray | None = None
         split = "train" if self.mode == "train" else "validation"
-        list_file = os.path.join(folder, f"{self.mode}.csv")
-        if self.mode == "test" and not os.path.exists(list_file):
-            list_file = os.path.join(folder, "val.csv")
+        list_file = self.list_or_val()
         has_list = os.path.exists(list_file)
         has_annotations = os.path.exists(os.path.join(folder, f"{PREFIX}labels.json"))
         if has_list and not has_annotations and not has_header(list_file):

@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 import os
 import time
+from collections.abc import Sequence
 from typing import Any, NamedTuple, cast
 
 import numpy as np
@@ -16,22 +17,26 @@ import torch
 from fvcore.common.config import CfgNode
 from slowfast.utils.logging import log_json_stats
 from torch import Tensor, nn
-from torch.nn import functional
 from torch.utils.data import DataLoader
 
+from slowfast_lara.data.bad_videos import Failure
 from slowfast_lara.data.dataset import VideoDataset, VideoViews
 from slowfast_lara.data.loader import TestVideos
 from slowfast_lara.engine.distributed import all_gather, all_reduce_sum, barrier, rank, unwrap_ddp
+from slowfast_lara.engine.metrics import metrics, per_class, score_loss
 from slowfast_lara.engine.score_files import ScoreFiles, VideoResult, scores_fingerprint
 from slowfast_lara.engine.signals import StopRequest
 from slowfast_lara.errors import RunError, Stopped
 from slowfast_lara.files import atomic_write, write_json
 from slowfast_lara.inference.scoring import autocast, score_views, to_device
+from slowfast_lara.labels import Label, LabelKind, label_kind, top_actions, top_classes
 from slowfast_lara.models.build import device_of
 from slowfast_lara.progress import progress_bar
-from slowfast_lara.runs.folder import TEST_RESULTS
+from slowfast_lara.runs.folder import TEST_METRICS, TEST_RESULTS
 
 logger = logging.getLogger(__name__)
+
+NOT_FINITE = "the scores of the model are not finite"
 
 
 class TestedWeights(NamedTuple):
@@ -42,60 +47,74 @@ class TestedWeights(NamedTuple):
     class_names: list[str] | None
 
 
-def count_correct(scores: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
-    """Count the top-1 and top-5 correct predictions; the counts stay on the device.
-
-    PySlowFast's `topks_correct` raises for more than one video: it calls `view` on a transposed
-    tensor, which PyTorch no longer allows.
-    """
-    top5 = scores.topk(min(5, scores.shape[1]), dim=1).indices
-    correct = top5 == labels[:, None]
-    return correct[:, 0].sum(), correct.sum()
-
-
 @torch.no_grad()
 def validate(
     model: nn.Module, loader: DataLoader, cfg: CfgNode, stop: StopRequest
 ) -> dict[str, Any] | None:
-    """Return the mean loss, the errors in percent and the video counts; None after a stop request.
+    """Return the mean loss, the errors or the mAP in percent, and the video counts.
 
-    The loss is the cross-entropy of the labels without smoothing.
+    The loss is that of the labels without smoothing. As in a test, a video with non-finite scores
+    counts as failed. The result is None after a stop request.
     """
     model = unwrap_ddp(model)
     model.eval()
-    device = device_of(cfg)
-    correct = torch.zeros(2, dtype=torch.int64, device=device)
-    loss = torch.zeros((), device=device)
-    count = failed = 0.0
+    device, kind = device_of(cfg), label_kind(cfg)
+    scores, labels = [torch.empty(0, kind.num_classes, device=device)], []
+    indices, failures = [torch.empty(0, dtype=torch.int64)], []
     for batch in stop.batches(loader):
         if stop.requested:
             break
-        failed += len(batch.failures)
-        for failure in batch.failures:
-            logger.warning("Ignoring a video: %s: %s", failure.path, failure.reason)
+        failures += batch.failures
         if batch.clips:
             with autocast(cfg, device):
-                scores = model([to_device(clip, device) for clip in batch.clips])
-            labels, scores = to_device(batch.labels, device), scores.float()
-            correct += torch.stack(count_correct(scores, labels))
-            # In eval mode the model returns probabilities; a tiny one may be rounded to 0.
-            log_scores = scores.clamp_min(torch.finfo(scores.dtype).tiny).log()
-            loss += functional.nll_loss(log_scores, labels, reduction="sum")
-            count += len(batch.labels)
+                scores.append(model([to_device(clip, device) for clip in batch.clips]).float())
+            labels.append(batch.labels)
+            indices.append(batch.indices)
     model.train()
-    local = [loss.item(), *correct.tolist(), count, failed, stop.requested]
-    total_loss, top1, top5, count, failed, stopped = all_reduce_sum(local)
-    if stopped:
+    own_scores, paths = torch.cat(scores).cpu(), cast(VideoDataset, loader.dataset).paths
+    finite = own_scores.isfinite().all(dim=1)
+    failures += [Failure(paths[index], NOT_FINITE) for index in torch.cat(indices)[~finite]]
+    for failure in failures:
+        logger.warning("Ignoring a video: %s: %s", *failure)
+    own_labels = torch.cat(labels)[finite] if labels else None
+    parts = all_gather((own_scores[finite], own_labels, failures, stop.requested))
+    if any(stopped for *_, stopped in parts):
         return None
-    if not count:
-        raise RunError("no video of the validation list could be decoded")
-    return {
-        "loss": total_loss / count,
-        "top1_err": 100.0 - 100.0 * top1 / count,
-        "top5_err": 100.0 - 100.0 * top5 / count,
-        "num_videos": int(count),
-        "num_failed": int(failed),
+    return _validation_stats(
+        torch.cat([part[0] for part in parts]),
+        [part[1] for part in parts if part[1] is not None],
+        [failure for part in parts for failure in part[2]],
+        kind,
+    )
+
+
+def _validation_stats(
+    scores: Tensor, labels: list[Tensor], failures: list[Failure], kind: LabelKind
+) -> dict[str, Any]:
+    """Metrics of the validation; accuracies become errors, as in PySlowFast's log."""
+    if not len(scores):
+        raise _nothing_scored("validation", failures)
+    all_labels = torch.cat(labels)
+    errors = {
+        key.replace("_acc", "_err"): 100.0 - value if key.endswith("_acc") else value
+        for key, value in metrics(scores, all_labels, kind).items()
     }
+    not_finite = sum(failure.reason == NOT_FINITE for failure in failures)
+    return {
+        "loss": score_loss(scores, all_labels, kind).item(),
+        **errors,
+        "num_videos": len(scores),
+        "num_failed": len(failures),
+        **({"num_not_finite": not_finite} if not_finite else {}),
+    }
+
+
+def _nothing_scored(split: str, failures: Sequence[Failure]) -> RunError:
+    first = failures[0]
+    return RunError(
+        f"none of the {len(failures)} {split} videos could be scored; the first: "
+        f"{first.path}: {first.reason}"
+    )
 
 
 def run_test(
@@ -108,7 +127,7 @@ def run_test(
     model = unwrap_ddp(model).eval()
     dataset = cast(VideoDataset, loader.dataset)
     fingerprint = scores_fingerprint(model, dataset.paths, dataset.labels, cfg)
-    files = ScoreFiles(cfg.OUTPUT_DIR, fingerprint, cfg.MODEL.NUM_CLASSES)
+    files = ScoreFiles(cfg.OUTPUT_DIR, fingerprint, label_kind(cfg).num_classes)
     results = _resume_test(files, loader)
     started, num_resumed = time.perf_counter(), len(results)
     with progress_bar(len(loader), "test", unit="video") as bar:
@@ -170,7 +189,7 @@ def _score(model: nn.Module, video: VideoViews, cfg: CfgNode, files: ScoreFiles)
             result = VideoResult(video.index, len(video.views), mean.numpy())
             files.add(result)
             return result
-        reason = "the scores of the model are not finite"
+        reason = NOT_FINITE
     logger.warning("Ignoring a video: %s: %s", video.path, reason)
     return VideoResult(video.index, reason=reason)
 
@@ -178,67 +197,81 @@ def _score(model: nn.Module, video: VideoViews, cfg: CfgNode, files: ScoreFiles)
 def _write_results(
     results: list[VideoResult], dataset: VideoDataset, cfg: CfgNode, weights: TestedWeights
 ) -> None:
-    scored, failed, rows, names = [], [], [], weights.class_names
-    for result in results:
-        label = dataset.labels[result.index]
-        video: dict[str, Any] = {"path": dataset.paths[result.index], "label": label}
-        video |= {"label_name": names[label]} if names else {}
-        if result.scores is None:
-            failed.append({**video, "reason": result.reason})
-            continue
-        order = np.argsort(-result.scores, kind="stable")[:5]
-        video |= {"top5": order.tolist(), "top5_scores": result.scores[order].tolist()}
-        video |= {"top5_names": [names[number] for number in order]} if names else {}
-        scored.append({**video, "num_views": result.num_views})
-        rows.append(result.scores)
+    kind, names = label_kind(cfg), weights.class_names
+    failed: list[dict[str, Any]] = [
+        {
+            "path": dataset.paths[result.index],
+            **_labelled(dataset.labels[result.index], kind, names),
+            "reason": result.reason,
+        }
+        for result in results
+        if result.scores is None
+    ]
+    scored = [result for result in results if result.scores is not None]
     if not scored:
-        raise RunError(
-            f"none of the {len(failed)} test videos could be scored; the first: "
-            f"{failed[0]['path']}: {failed[0]['reason']}"
-        )
-    scores, labels = np.stack(rows), [video["label"] for video in scored]
-    tensors = torch.from_numpy(scores), torch.tensor(labels)
-    top1, top5 = count_correct(*tensors)
-    summary = {
-        "top1_acc": 100.0 * top1.item() / len(scored),
-        "top5_acc": 100.0 * top5.item() / len(scored),
-        "num_videos": len(scored),
-        "num_failed": len(failed),
-    }
+        raise _nothing_scored("test", [Failure(video["path"], video["reason"]) for video in failed])
+    scores = torch.from_numpy(np.array([result.scores for result in scored]))
+    labels = torch.tensor(np.array([dataset.target(result.index) for result in scored]))
+    counts = {"num_videos": len(scored), "num_failed": len(failed)}
+    summary = {**metrics(scores, labels, kind), **counts}
+    videos = []
+    for result, row in zip(scored, scores):
+        entry = _ranking(row, dataset.labels[result.index], kind, names)
+        path = dataset.paths[result.index]
+        videos.append({"path": path, **entry, "num_views": result.num_views})
     content = {
         **summary,
         "checkpoint": weights.checkpoint,
         "weights": "moving average" if weights.averaged else "as trained",
-        "per_class": _per_class(*tensors, names),
-        "videos": scored,
+        "per_class": per_class(scores, labels, kind, names),
+        "videos": videos,
         "failed": failed,
     }
     path = os.path.join(cfg.OUTPUT_DIR, TEST_RESULTS)
     write_json(path, content)
     if cfg.TEST.SAVE_RESULTS_PATH:
-        # scores is [videos, classes]; the other arrays are [videos].
+        # scores is [videos, classes]; labels is [videos], [videos, 2] or multi-hot; see `labels`.
         scores_path = os.path.join(cfg.OUTPUT_DIR, cfg.TEST.SAVE_RESULTS_PATH)
-        paths, num_views = ([video[key] for video in scored] for key in ("path", "num_views"))
+        paths, num_views = ([video[key] for video in videos] for key in ("path", "num_views"))
         with atomic_write(scores_path) as temporary, open(temporary, "wb") as file:
             np.savez(file, scores=scores, paths=paths, labels=labels, num_views=num_views)
     logger.info("Wrote the results of all videos to %s", path)
     log_json_stats({"split": "test_final", **summary})
-    top5_text = f", top-5 {summary['top5_acc']:.2f} %" if scores.shape[1] > 5 else ""
-    failed_text = f"; {len(failed)} videos failed" if failed else ""
-    logger.info(
-        f"Test of {os.path.basename(weights.checkpoint)}: top-1 {summary['top1_acc']:.2f} %"
-        f"{top5_text} on {len(scored)} videos{failed_text}"
+    _log_summary(summary, os.path.basename(weights.checkpoint), scores.shape[1])
+
+
+def _log_summary(summary: dict[str, float], checkpoint: str, num_classes: int) -> None:
+    """Log the results of a test for people; the top-5 accuracy of five classes is always 100 %."""
+    found = ", ".join(
+        f"{name.removesuffix(' accuracy')} {summary[key]:.2f} %"
+        for key, name in TEST_METRICS.items()
+        if key in summary and (num_classes > 5 or "top5" not in key)
     )
+    num_failed = summary["num_failed"]
+    failed_text = f"; {num_failed} videos failed" if num_failed else ""
+    logger.info(f"Test of {checkpoint}: {found} on {summary['num_videos']} videos{failed_text}")
 
 
-def _per_class(
-    scores: Tensor, labels: Tensor, names: list[str] | None
-) -> dict[str, dict[str, float | str]]:
-    is_correct = scores.argmax(dim=1) == labels
-    result: dict[str, dict[str, float | str]] = {}
-    for label in labels.unique().tolist():
-        part = is_correct[labels == label]
-        name = {"name": names[label]} if names else {}
-        accuracy = 100.0 * part.double().mean().item()
-        result[str(label)] = {**name, "top1_acc": accuracy, "num_videos": len(part)}
-    return result
+def _labelled(label: Label, kind: LabelKind, names: Sequence[str] | None) -> dict[str, Any]:
+    """A label and, if the class names are known, its name."""
+    return {"label": label} | ({"label_name": kind.name_of(label, names)} if names else {})
+
+
+def _ranking(
+    scores: Tensor, label: Label, kind: LabelKind, names: Sequence[str] | None
+) -> dict[str, Any]:
+    """Label and best five classes of a video and their scores; also by part, if it is a pair."""
+    if kind.is_pair:
+        pairs, values = top_actions(scores, kind)
+        best: list[Label] = [(verb, noun) for verb, noun in pairs.tolist()]
+    else:
+        best = top_classes(scores).tolist()
+        values = scores[best]
+    entry = {**_labelled(label, kind, names), "top5": best, "top5_scores": values.tolist()}
+    entry |= {"top5_names": [kind.name_of(x, names) for x in best]} if names else {}
+    if isinstance(label, tuple) and kind.is_pair:
+        part_names = kind.split_names(names) if names else {}
+        for (part, part_scores), own in zip(kind.split(scores).items(), label):
+            part_kind = LabelKind({"": kind.parts[part]})
+            entry[part] = _ranking(part_scores, own, part_kind, part_names.get(part))
+    return entry

@@ -12,6 +12,8 @@ from fvcore.common.config import CfgNode
 
 import slowfast_lara
 from slowfast_lara.config.keys import all_keys, get_value
+from slowfast_lara.data.dataset import MODES
+from slowfast_lara.data.epickitchens import annotation_files
 from slowfast_lara.data.ssv2 import PREFIX
 from slowfast_lara.files import check_regular_file
 from slowfast_lara.user_code import imported
@@ -33,6 +35,10 @@ def run_fingerprint(cfg: CfgNode, world_size: int) -> dict[str, str]:
         "pyslowfast": metadata.version("pyslowfast"),
         **{key: repr(get_value(cfg, key)) for key in all_keys() if key not in MAY_DIFFER},
         **{name: _list_hash(Path(cfg.DATA.PATH_TO_DATA_DIR, name)) for name in LISTS},
+        **{
+            f"the annotations for {mode}": " ".join(map(_list_hash, annotation_files(cfg, mode)))
+            for mode in MODES
+        },
     }
 
 
@@ -68,10 +74,10 @@ def _imported_hashes() -> dict[str, str]:
     return hashes
 
 
-def _list_hash(path: Path) -> str:
+def _list_hash(path: str | Path) -> str:
     try:
         check_regular_file(path)
-        content = path.read_bytes()
+        content = Path(path).read_bytes()
     except OSError as error:  # not an error here: the loader raises one if it needs the file
         return f"unreadable ({error.strerror})"
     lines = content.count(b"\n")

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 from fvcore.common.config import CfgNode
@@ -89,7 +89,7 @@ class PendingIteration:
     """An iteration that is queued on the device and whose metrics the host has not read yet."""
 
     iteration: Iteration
-    metrics: AsyncScalars  # loss, top-1 and top-5 correct predictions, gradient norm
+    metrics: AsyncScalars  # loss, gradient norm, counts of `metrics.count_correct`
     indices: list[int]  # indices of the videos of the batch
     group_indices: list[int]  # indices of the videos of the group, including this batch
     times: dict[str, float]  # durations in seconds, by their keys in the log
@@ -101,8 +101,6 @@ class ExchangedTotals:
 
     # Sums for the pending iteration; 0 if no iteration is pending.
     loss: float
-    top1: float
-    top5: float
     count: float
     bad_losses: float
     bad_gradients: float
@@ -110,14 +108,19 @@ class ExchangedTotals:
     failures: float
     stop_requests: float
     stalled: float
+    # Correct predictions in the pending iteration; empty if no iteration is pending.
+    correct: list[float] = field(kw_only=True)
 
-    def mean_metrics(self) -> dict[str, float]:
-        """Return the mean loss and the errors in percent, by their keys in the log."""
-        return {
-            "loss": self.loss / world_size(),
-            "top1_err": 100 - 100 * self.top1 / self.count,
-            "top5_err": 100 - 100 * self.top5 / self.count,
+    def mean_metrics(self, names: Sequence[str]) -> dict[str, float]:
+        """Return the mean loss and the errors in percent, by their keys in the log.
+
+        `names` are the names of the counts in `correct`.
+        """
+        errors = {
+            f"{name}_err": 100 - 100 * correct / self.count
+            for name, correct in zip(names, self.correct)
         }
+        return {"loss": self.loss / world_size(), **errors}
 
 
 def exchange(
@@ -128,12 +131,10 @@ def exchange(
     This is a collective. If a rank fails before it gets here, its connections close, and the other
     ranks raise an error here.
     """
-    loss, top1, top5, grad_norm = pending.metrics.read() if pending else [0.0] * 4
+    loss, grad_norm, *correct = pending.metrics.read() if pending else [0.0] * 2
     finite_loss = math.isfinite(loss)
     local = [
         loss if finite_loss else 0.0,
-        top1,
-        top5,
         len(pending.indices) if pending else 0,
         not finite_loss,
         not math.isfinite(grad_norm),
@@ -141,7 +142,8 @@ def exchange(
         stop,
         stalled,
     ]
-    return ExchangedTotals(*all_reduce_sum([float(value) for value in local]))
+    totals = all_reduce_sum([float(value) for value in (*local, *correct)])
+    return ExchangedTotals(*totals[: len(local)], correct=totals[len(local) :])
 
 
 def check_finite(
@@ -154,7 +156,7 @@ def check_finite(
 
     The error lists the videos of the batch or, for a gradient, of all accumulated batches.
     """
-    loss, _, _, grad_norm = pending.metrics.read()
+    loss, grad_norm, *_ = pending.metrics.read()
     if totals.bad_losses:
         name, value, indices = "loss", loss, pending.indices
     elif totals.bad_gradients and not gradients_may_overflow:

@@ -5,22 +5,22 @@ rectangle of one clip by that of another clip, at the same position in all frame
 clips, clip i is mixed with clip B - 1 - i. All clips of a batch are mixed with the same random
 numbers, drawn on the host from the batch's seed, so that the host does not wait for the device.
 
-The loss is the mean of the cross-entropies for the two labels, weighted by the shares of the two
-clips. This equals the cross-entropy for the mixed label, with or without label smoothing, because
-cross-entropy is linear in the label. A prediction counts as correct if it is the label of the clip
+The loss is the mean of the losses for the two labels, weighted by the shares of the two clips. This
+equals the loss for the mixed label, with or without label smoothing, because (binary) cross-entropy
+is linear in the label. A prediction counts as correct if it is the label of the clip
 with the larger share, so that the training accuracy can reach 100 %.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import NamedTuple
 
 import numpy as np
 import torch
 from fvcore.common.config import CfgNode
 from torch import Tensor
-from torch.nn import functional
 
 
 class Mix(NamedTuple):
@@ -69,13 +69,11 @@ def mix_clips(clips: Tensor, mix: Mix) -> Tensor:
     return mixed
 
 
-def mixed_loss(logits: Tensor, labels: Tensor, mix: Mix, smoothing: float) -> Tensor:
-    """Return the cross-entropy for the mixed labels."""
-    loss = functional.cross_entropy(logits, labels, label_smoothing=smoothing)
+def mixed_loss(loss: Callable[[Tensor], Tensor], labels: Tensor, mix: Mix) -> Tensor:
+    """Return the loss for the mixed labels; `loss` computes it for one clip's labels each."""
     if mix.own == 1:
-        return loss
-    others = functional.cross_entropy(logits, labels.flip(0), label_smoothing=smoothing)
-    return mix.own * loss + (1 - mix.own) * others
+        return loss(labels)
+    return mix.own * loss(labels) + (1 - mix.own) * loss(labels.flip(0))
 
 
 def main_labels(labels: Tensor, mix: Mix) -> Tensor:

@@ -7,12 +7,13 @@ epoch as a whole epoch. Importing it also imports matplotlib, which takes a seco
 
 from __future__ import annotations
 
+import contextlib
 import datetime
 import logging
 import os
 import sys
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from decimal import Decimal
 from typing import Any, TypeVar
 
@@ -26,7 +27,9 @@ from slowfast_lara.data.dataset import Sample, VideoDataset
 from slowfast_lara.data.transforms import pixels_of
 from slowfast_lara.engine.distributed import rank
 from slowfast_lara.engine.iteration import PendingIteration
+from slowfast_lara.engine.metrics import main_metric
 from slowfast_lara.engine.wandb_run import start_wandb
+from slowfast_lara.labels import label_kind
 from slowfast_lara.progress import progress_bar
 
 logger = logging.getLogger(__name__)
@@ -36,8 +39,9 @@ T = TypeVar("T")
 class TrainProgress:
     """Mean loss, errors and times over the last LOG_PERIOD batches and over the epoch."""
 
-    def __init__(self, cfg: CfgNode, epoch_batches: int) -> None:
+    def __init__(self, cfg: CfgNode, epoch_batches: int, accuracies: Sequence[str]) -> None:
         self._cfg, self._epoch_batches = cfg, epoch_batches
+        self._errors = [f"{name}_err" for name in accuracies]
         self._data_seconds = 0.0
         self._summary: list[str] = []  # results of the current epoch
         self._writer: Any = None
@@ -55,7 +59,7 @@ class TrainProgress:
 
     def start_epoch(self, epoch: int, first_batch: int) -> None:
         self._epoch, self._batch = epoch, first_batch
-        names = ("loss", "top1_err", "top5_err", "dt", "dt_data")
+        names = ("loss", *self._errors, "dt", "dt_data")
         self._meters = {name: HistoryBuffer(self._cfg.LOG_PERIOD) for name in names}
         self._bar = progress_bar(
             self._epoch_batches,
@@ -85,9 +89,11 @@ class TrainProgress:
         self._batch, self._lr = pending.iteration.batch + 1, pending.iteration.lr
         if rank() != 0:
             return
+        # The last two errors are those of the class or, for EPIC-KITCHENS, of the action.
+        top1 = f"{100 - self._recent(self._errors[-2]):.1f}%" if self._errors else ""
         self._bar.set_postfix(
             loss=f"{self._recent('loss'):.3f}",
-            top1=f"{100 - self._recent('top1_err'):.1f}%",
+            **({"top1": top1} if top1 else {}),
             data=f"{self._recent('dt_data'):.3f}s",
             eta=self._eta(),
             refresh=False,
@@ -108,7 +114,8 @@ class TrainProgress:
         if rank() == 0:
             total = self._cfg.SOLVER.MAX_EPOCH
             log_json_stats({"_type": "val_epoch", "epoch": f"{epoch + 1}/{total}", **stats})
-            scalars = {key: stats[key] for key in ("loss", "top1_err", "top5_err")}
+            keys = ("loss", *self._errors, "map")
+            scalars = {key: stats[key] for key in keys if key in stats}
             self._write("val", scalars, (epoch + 1) * self._epoch_batches)
             self._summary += _summarize(stats, "val ")
 
@@ -143,7 +150,7 @@ class TrainProgress:
                 **_peak_memory(),
             }
         )
-        scalars = {key: values[key] for key in ("loss", "top1_err", "top5_err")}
+        scalars = {key: values[key] for key in ("loss", *self._errors)}
         step = self._epoch * self._epoch_batches + self._batch
         self._write(kind, {**scalars, "lr": self._lr}, step)
 
@@ -163,7 +170,11 @@ class TrainProgress:
 
 
 def _summarize(stats: dict[str, float], prefix: str = "") -> list[str]:
-    return [f"{prefix}loss {stats['loss']:.3f}", f"{prefix}top-1 {100 - stats['top1_err']:.1f} %"]
+    parts = [f"{prefix}loss {stats['loss']:.3f}"]
+    with contextlib.suppress(KeyError):  # a training with several classes has only a loss
+        name, error = main_metric(stats)
+        parts.append(f"{prefix}{name} {100 - error:.1f} %")
+    return parts
 
 
 def _peak_memory() -> dict[str, str]:
@@ -179,12 +190,14 @@ def _peak_memory() -> dict[str, str]:
 def write_clips(
     writer: Any, dataset: VideoDataset, class_names: list[str] | None, count: int = 4
 ) -> None:
-    """Write clips of up to `count` different classes to a SummaryWriter, frames side by side."""
-    first_of_class = {label: index for index, label in reversed([*enumerate(dataset.labels)])}
-    for index in sorted(first_of_class.values())[:count]:
+    """Write clips of up to `count` different labels to a SummaryWriter, frames side by side."""
+    kind = label_kind(dataset.cfg)
+    first_of_label = {label: index for index, label in reversed([*enumerate(dataset.labels)])}
+    for label, index in sorted(first_of_label.items(), key=lambda item: item[1])[:count]:
         sample = dataset[index]
         if isinstance(sample, Sample) and sample.clip is not None:
             frames = np.concatenate(list(pixels_of(sample.clip, dataset.cfg)), axis=1)
             # TensorBoard replaces special characters; the label keeps similar names distinct.
-            name = class_names[sample.label] if class_names else "class"
-            writer.add_image(f"clips/{sample.label}_{name}", frames, dataformats="HWC")
+            name = kind.name_of(label, class_names) if class_names else "class"
+            number = label if isinstance(label, int) else "_".join(map(str, label))
+            writer.add_image(f"clips/{number}_{name}", frames, dataformats="HWC")

@@ -22,6 +22,7 @@ from fvcore.common.config import CfgNode
 
 from slowfast_lara.config.keys import Affects
 from slowfast_lara.errors import CheckpointError
+from slowfast_lara.labels import Label
 from slowfast_lara.runs.checkpoint import TrainingPosition
 from slowfast_lara.runs.saved_config import (
     Change,
@@ -34,7 +35,7 @@ from slowfast_lara.runs.saved_config import (
 logger = logging.getLogger(__name__)
 
 
-def list_fingerprint(paths: Sequence[str], labels: Sequence[int]) -> str:
+def list_fingerprint(paths: Sequence[str], labels: Sequence[Label]) -> str:
     """A fingerprint of a list of videos that does not depend on their common parent folder."""
     common = os.path.commonprefix([os.path.dirname(path) + os.sep for path in paths])
     start = common.rfind(os.sep) + 1

@@ -15,6 +15,7 @@ from torch import nn
 from slowfast_lara.config import check_machine
 from slowfast_lara.data.classes import names_in
 from slowfast_lara.data.dataset import VideoDataset
+from slowfast_lara.data.epickitchens import annotations_folder
 from slowfast_lara.data.loader import test_loader, train_loader, val_loader
 from slowfast_lara.engine import resume_policy
 from slowfast_lara.engine.distributed import (
@@ -25,12 +26,14 @@ from slowfast_lara.engine.distributed import (
     world_size,
 )
 from slowfast_lara.engine.evaluate import TestedWeights, run_test
+from slowfast_lara.engine.metrics import main_metric
 from slowfast_lara.engine.run_logging import open_log, set_up_logging, write_records
 from slowfast_lara.engine.signals import StopRequest, shield_workers
 from slowfast_lara.engine.train import Trainer
 from slowfast_lara.engine.train_state import TrainState
 from slowfast_lara.errors import CheckpointError, ConfigError, DataError
 from slowfast_lara.files import remove_unfinished
+from slowfast_lara.labels import label_kind
 from slowfast_lara.locks import exclusive_lock
 from slowfast_lara.models import build_model
 from slowfast_lara.models.numerics import choose_gpu_arithmetic, choose_threads
@@ -120,11 +123,11 @@ def _read_tested_weights(
 
 def _class_names(cfg: CfgNode, content: dict[str, Any]) -> list[str] | None:
     """Return the class names in the checkpoint, else in the folder of the lists, else None."""
-    names, count = content.get("class_names"), cfg.MODEL.NUM_CLASSES
+    names, count = content.get("class_names"), label_kind(cfg).num_classes
     if type(names) is list and len(names) == count and {*map(type, names)} == {str}:
         return names
     with contextlib.suppress(DataError):  # not fatal: a test does not need the names
-        return names_in(cfg.DATA.PATH_TO_DATA_DIR, count)
+        return names_in(annotations_folder(cfg), count)
     return None
 
 
@@ -136,8 +139,9 @@ def _log_checkpoints(output_dir: str) -> None:
     folder, used = os.path.split(paths[-1])
     text, best = f"{used} (last)", checkpoint.best_path(output_dir)
     match checkpoint.peek_checkpoint(best):  # {} if there is none
-        case {"epoch": int(epoch), "val": {"top1_err": float(error)}}:
+        case {"epoch": int(epoch), "val": dict(stats)}:
             used = checkpoint.BEST_NAME
-            text += f", {used} (epoch {epoch + 1}, val top-1 {100 - error:.1f} %)"
+            name, error = main_metric(stats)
+            text += f", {used} (epoch {epoch + 1}, val {name} {100 - error:.1f} %)"
     logger.info("Checkpoints in %s: %s", folder, text)
     logger.info("`slowfast-lara predict %s VIDEO` uses %s", output_dir, used)

@@ -23,6 +23,7 @@ from torch import nn
 import slowfast_lara
 from slowfast_lara.errors import RunError
 from slowfast_lara.files import make_folder, remove_empty
+from slowfast_lara.labels import Label
 
 # Config nodes and keys that do not affect the scores: a test may resume with other values.
 _MAY_CHANGE = {"TRAIN", "SOLVER", "MIXUP", "TENSORBOARD", "DATA_LOADER", "OUTPUT_DIR", "LOG_PERIOD"}
@@ -41,14 +42,14 @@ class VideoResult(NamedTuple):
 
 
 def scores_fingerprint(
-    model: nn.Module, paths: Sequence[str], labels: Sequence[int], cfg: CfgNode
+    model: nn.Module, paths: Sequence[str], labels: Sequence[Label], cfg: CfgNode
 ) -> str:
     """Return a digest of all that determines the scores: weights, list, config, versions."""
     settings: dict[str, Any] = {key: cfg[key] for key in cfg if key not in _MAY_CHANGE}
     settings["TEST"] = {key: cfg.TEST[key] for key in cfg.TEST if key not in _MAY_CHANGE_IN_TEST}
     precision = cfg.SOLVER.USE_MIXED_PRECISION, cfg.SOLVER.PRECISION, cfg.NUM_GPUS > 0
     versions = slowfast_lara.__version__, torch.__version__
-    content = [settings, precision, versions, list(paths), [int(label) for label in labels]]
+    content = [settings, precision, versions, list(paths), list(labels)]
     digest = hashlib.sha256(json.dumps(content, sort_keys=True, default=str).encode())
     for name, state in model.state_dict().items():
         digest.update(f"{name} {state.dtype} {list(state.shape)}\n".encode())

@@ -42,7 +42,7 @@ from slowfast_lara.data.bad_videos import BadVideos, Failure
 from slowfast_lara.data.dataset import VideoDataset
 from slowfast_lara.data.loader import Batch, TrainBatches
 from slowfast_lara.engine.distributed import all_gather, rank, world_size
-from slowfast_lara.engine.evaluate import count_correct, validate
+from slowfast_lara.engine.evaluate import validate
 from slowfast_lara.engine.iteration import (
     AsyncScalars,
     Iteration,
@@ -51,6 +51,7 @@ from slowfast_lara.engine.iteration import (
     exchange,
     iteration_at,
 )
+from slowfast_lara.engine.metrics import accuracy_names, classification_loss, count_correct
 from slowfast_lara.engine.mixup import draw_mix, main_labels, mix_clips, mixed_loss
 from slowfast_lara.engine.optimizer import batch_lr_factor, set_lr, step_if_finite
 from slowfast_lara.engine.progress import TrainProgress
@@ -59,6 +60,7 @@ from slowfast_lara.engine.signals import StopRequest
 from slowfast_lara.engine.train_state import TrainState
 from slowfast_lara.errors import Stopped
 from slowfast_lara.inference.scoring import autocast, to_device
+from slowfast_lara.labels import label_kind
 from slowfast_lara.models.attention_config import display_name
 from slowfast_lara.models.build import device_of
 from slowfast_lara.runs.checkpoint import TrainingPosition
@@ -79,7 +81,9 @@ class Trainer:
         self.model, self.optimizer, self.scaler = state.model, state.optimizer, state.scaler
         self.step_batch = state.global_batch * cfg.SOLVER.ACCUMULATE_STEPS
         self.lr_factor = batch_lr_factor(cfg, self.step_batch)
-        self.progress = TrainProgress(cfg, len(train_loader))
+        self.kind = label_kind(cfg)
+        self.accuracies = accuracy_names(self.kind)
+        self.progress = TrainProgress(cfg, len(train_loader), self.accuracies)
         self.bad_videos = BadVideos(len(self.dataset), cfg.DATA.MAX_BAD_SHARE)
         # Whether any rank has received a signal; equal on all ranks.
         self.stopping = False
@@ -153,10 +157,10 @@ class Trainer:
             factor = torch.where(loss.detach().isfinite(), 1.0, math.nan)
             self.scaler.scale(loss * factor / iteration.group_size).backward()
         grad_norm = self._step(iteration) if iteration.ends_group else torch.zeros_like(loss)
-        return AsyncScalars([loss, *correct, grad_norm])
+        return AsyncScalars([loss, grad_norm, *correct])
 
-    def forward(self, batch: Batch, seed: int) -> tuple[Tensor, tuple[Tensor, Tensor]]:
-        """Return the loss and the numbers of top-1 and top-5 correct predictions, on the device."""
+    def forward(self, batch: Batch, seed: int) -> tuple[Tensor, list[Tensor]]:
+        """Return the loss and the numbers of correct predictions, on the device."""
         device = device_of(self.cfg)
         height, width = batch.clips[0].shape[-2:]
         mix = draw_mix(self.cfg.MIXUP, height, width, seed)
@@ -165,8 +169,14 @@ class Trainer:
         with autocast(self.cfg, device):
             logits = self.model(clips)
         logits = logits.float()
-        loss = mixed_loss(logits, labels, mix, self.cfg.SOLVER.SMOOTHING)
-        return loss, count_correct(logits.detach(), main_labels(labels, mix))
+        smoothing = self.cfg.SOLVER.SMOOTHING
+        loss = mixed_loss(
+            lambda labels: classification_loss(logits, labels, self.kind, smoothing), labels, mix
+        )
+        scores = logits.detach()
+        if self.kind.is_pair:  # actions are ranked by the product of two probabilities
+            scores = torch.cat([x.softmax(1) for x in self.kind.split(scores).values()], dim=1)
+        return loss, count_correct(scores, main_labels(labels, mix), self.kind)
 
     def _step(self, iteration: Iteration) -> Tensor:
         """Run the optimiser step of a group; return the gradient norm before clipping."""
@@ -192,7 +202,7 @@ class Trainer:
         if pending is not None:
             overflow = self.scaler.is_enabled()
             check_finite(pending, totals, self.dataset.paths, gradients_may_overflow=overflow)
-            self.progress.update(pending, totals.mean_metrics())
+            self.progress.update(pending, totals.mean_metrics(self.accuracies))
         if totals.failures:
             for failures_of_rank in all_gather(list(failures)):
                 self.bad_videos.add(failures_of_rank)
@@ -219,8 +229,8 @@ class Trainer:
     def _validation_stats(self) -> dict[str, Any] | None:
         """Return the validation results; None after a stop request.
 
-        With an EMA, these are the results of the EMA weights. Those of the raw weights are added as
-        `raw_loss`, `raw_top1_err` and `raw_top5_err`.
+        With an EMA, these are the results of the EMA weights. Those of the raw weights are added,
+        e.g. as `raw_loss` and `raw_top1_err`.
         """
         compute_stats = partial(validate, self.model, self.val_loader, self.cfg, self.stop)
         stats = compute_stats()
@@ -228,7 +238,7 @@ class Trainer:
             return stats
         with self.state.ema.swapped_in():
             ema_stats = compute_stats()
-        raw = {f"raw_{name}": stats[name] for name in ("loss", "top1_err", "top5_err")}
+        raw = {f"raw_{name}": x for name, x in stats.items() if not name.startswith("num_")}
         return None if ema_stats is None else {**ema_stats, **raw}
 
     def _save_within_epoch(self, at: Iteration) -> None:

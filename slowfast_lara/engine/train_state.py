@@ -11,6 +11,7 @@ import torch
 from fvcore.common.config import CfgNode
 
 from slowfast_lara.data.classes import names_in
+from slowfast_lara.data.epickitchens import annotations_folder
 from slowfast_lara.engine import resume_policy
 from slowfast_lara.engine.distributed import (
     barrier,
@@ -21,8 +22,10 @@ from slowfast_lara.engine.distributed import (
     world_size,
 )
 from slowfast_lara.engine.ema import ModelEMA
+from slowfast_lara.engine.metrics import main_metric
 from slowfast_lara.engine.optimizer import build_optimizer, load_optimizer, scales_loss
 from slowfast_lara.errors import CheckpointError, ConfigError, DataError, WeightsError, first_line
+from slowfast_lara.labels import label_kind
 from slowfast_lara.models import MODEL_REGISTRY, build_model
 from slowfast_lara.models.build import device_of
 from slowfast_lara.models.weights.pretrained import image_weights, load_pretrained
@@ -73,9 +76,14 @@ class TrainState:
         return path
 
     def save_if_best(self, position: TrainingPosition, stats: dict[str, Any]) -> None:
-        """Write best.pyth if the top-1 error in `stats` is below that of the existing best.pyth."""
+        """Write best.pyth if the main error in `stats` is below that of the existing best.pyth.
+
+        Errors are of the videos with finite scores, so a model that fails on hard videos would win.
+        """
         path = checkpoint.best_path(self.cfg.OUTPUT_DIR)
-        if rank() == 0 and stats["top1_err"] < _best_error(path):
+        if stats.get("num_not_finite"):
+            logger.warning("best.pyth is unchanged: the model has scores that are not finite")
+        elif rank() == 0 and main_metric(stats)[1] < _best_error(path):
             checkpoint.save(path, {**self._content(position), "val": stats})
 
     def _content(self, position: TrainingPosition) -> dict[str, Any]:
@@ -151,7 +159,7 @@ class TrainState:
 def _class_names(cfg: CfgNode) -> list[str] | None:
     """Return the class names from the folder of the lists; None if they are missing or invalid."""
     try:
-        return names_in(cfg.DATA.PATH_TO_DATA_DIR, cfg.MODEL.NUM_CLASSES)
+        return names_in(annotations_folder(cfg), label_kind(cfg).num_classes)
     except DataError as error:  # not fatal: training does not need the names
         logger.warning("Checkpoints will have no class names: %s", error)
         return None
@@ -198,8 +206,8 @@ def _adapted_weights(cfg: CfgNode, path: str) -> dict[str, Any]:
 
 
 def _best_error(path: str) -> float:
-    """Return the top-1 validation error in a checkpoint; infinity if it cannot be read."""
+    """Return the main validation error in a checkpoint; infinity if it cannot be read."""
     try:
-        return float(checkpoint.load(path)["val"]["top1_err"])
+        return main_metric(checkpoint.load(path)["val"])[1]
     except (WeightsError, KeyError, TypeError, ValueError):
         return math.inf

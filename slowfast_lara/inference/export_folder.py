@@ -14,6 +14,7 @@ from slowfast_lara.config.load import with_overrides
 from slowfast_lara.config.yaml_files import parse_yaml
 from slowfast_lara.errors import WeightsError
 from slowfast_lara.files import parse_json
+from slowfast_lara.labels import label_kind
 
 DESCRIPTION = "config.json"
 SAFETENSORS = "model.safetensors"
@@ -52,6 +53,7 @@ def description_of(cfg: CfgNode, class_names: list[str], export_format: str) -> 
             "fps": data.TARGET_FPS,
         },
         "class_names": class_names,
+        "class_counts": list(label_kind(cfg).parts.values()),
         "config": parse_yaml(cfg.dump(), "the config"),
     }
 

@@ -15,12 +15,14 @@ from slowfast_lara.config.load import Overrides, config_of, override_pairs, with
 from slowfast_lara.config.shipped import find_config
 from slowfast_lara.config.yaml_files import read_with_bases, to_yaml
 from slowfast_lara.data.classes import class_names, numbered
+from slowfast_lara.data.epickitchens import annotations_folder
 from slowfast_lara.errors import CheckpointError, ConfigError, DataError, InputError
 from slowfast_lara.inference import hub
 from slowfast_lara.inference.export_folder import DESCRIPTION, SAFETENSORS, read_description
 from slowfast_lara.inference.hugging_face import is_hub_folder, read_hub_folder
 from slowfast_lara.inference.model import TrainedModel, new_network
 from slowfast_lara.inference.scoring import views_at_a_time
+from slowfast_lara.labels import label_kind
 from slowfast_lara.models.weights.files import bare_names, read_weights
 from slowfast_lara.runs import checkpoint, saved_config
 from slowfast_lara.runs.folder import CONFIG
@@ -206,12 +208,12 @@ def _single_process(cfg: CfgNode, overrides: Overrides) -> CfgNode:
 
 
 def _class_names(source: ModelSource, cfg: CfgNode, classes: str | None) -> list[str]:
-    names, count = source.content.get("class_names"), cfg.MODEL.NUM_CLASSES
+    names, count = source.content.get("class_names"), label_kind(cfg).num_classes
     if classes is not None:
-        return class_names(classes, count, cfg.DATA.PATH_TO_DATA_DIR)
+        return class_names(classes, count, "")
     if names is None:
         with contextlib.suppress(DataError):  # as in training, ignore unsuitable names
-            return class_names(None, count, cfg.DATA.PATH_TO_DATA_DIR)
+            return class_names(None, count, annotations_folder(cfg))
         return numbered(count)
     if type(names) is not list or len(names) != count or {*map(type, names)} != {str}:
         raise CheckpointError(f"{source.path}: class_names must be a list of {count} names")

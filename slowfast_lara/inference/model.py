@@ -19,8 +19,14 @@ from slowfast_lara.data.registry import dataset_class
 from slowfast_lara.data.sources import FrameArray, FrameSource, at_constant_rate, open_frames
 from slowfast_lara.errors import ConfigError, DecodeError, InputError, first_line, printable
 from slowfast_lara.inference.prediction import Prediction
-from slowfast_lara.inference.scoring import view_outputs, views_at_a_time
+from slowfast_lara.inference.scoring import (
+    mean_of_views,
+    pool_scores,
+    view_outputs,
+    views_at_a_time,
+)
 from slowfast_lara.inference.stream import Window, WindowScorer
+from slowfast_lara.labels import label_kind
 from slowfast_lara.models import build_model
 from slowfast_lara.models.attention_config import chosen_estimator, display_name, resolve_attention
 from slowfast_lara.runs.checkpoint import TrainedAttention, load_weights
@@ -106,7 +112,7 @@ class TrainedModel:
         Raises:
             slowfast_lara.errors.DecodeError: `videos` is a single video that cannot be read.
         """
-        outputs, num_views = self._mean_outputs(videos, views, fps, self.network)
+        outputs, num_views = self._pooled_outputs(videos, views, fps, self.network, pool_scores)
         found = [
             self._prediction(video, scores, num_views)
             for video, scores in zip(_as_list(videos), outputs)
@@ -120,21 +126,26 @@ class TrainedModel:
         if isinstance(scores, DecodeError):
             reason = str(scores).removeprefix(f"{path}: ")
             return Prediction(np.empty(0, np.float32), (), 0, path, reason)
-        return Prediction(scores, self.class_names, num_views, path)
+        kind = label_kind(self.cfg)
+        return Prediction(scores, self.class_names, num_views, path, kind=kind)
 
     def predict_with_features(
         self, video: VideoInput, *, views: int | None = None
     ) -> tuple[Prediction, np.ndarray]:
         """Classify a video and compute its features, in one pass; see `__call__` and `features`."""
-        network = cast(Any, self.network)
+        network, sizes = cast(Any, self.network), [len(self.class_names), self.cfg.VIT.EMBED_DIM]
 
         def compute(clips: list[Tensor]) -> Tensor:
             features = network.forward_features(clips)
             return torch.cat((network.classify(features), features), dim=1)
 
-        (output,), num_views = self._mean_outputs(video, views, None, compute)
+        def pool(outputs: Tensor, cfg: CfgNode) -> Tensor:
+            scores, features = outputs.split(sizes, dim=1)
+            return torch.cat((pool_scores(scores, cfg), mean_of_views(features, cfg)))
+
+        (output,), num_views = self._pooled_outputs(video, views, None, compute, pool)
         assert isinstance(output, np.ndarray)  # the error of a single video is raised
-        scores, features = np.split(output, [len(self.class_names)])
+        scores, features = np.split(output, sizes[:1])
         return self._prediction(video, scores, num_views), features
 
     def features(
@@ -159,7 +170,7 @@ class TrainedModel:
             slowfast_lara.errors.DecodeError: `videos` is a single video that cannot be read.
         """
         compute = cast(Any, self.network).forward_features
-        outputs, _ = self._mean_outputs(videos, views, fps, compute)
+        outputs, _ = self._pooled_outputs(videos, views, fps, compute, mean_of_views)
         features = np.full((len(outputs), self.cfg.VIT.EMBED_DIM), np.nan, np.float32)
         for row, output in zip(features, outputs):
             if not isinstance(output, DecodeError):
@@ -247,14 +258,15 @@ class TrainedModel:
         network.load_state_dict(shared, strict=False, assign=True)
         return TrainedModel(network, cfg, self.class_names, self.path, self.averaged, from_seed)
 
-    def _mean_outputs(
+    def _pooled_outputs(
         self,
         videos: VideoInput | VideoInputs,
         views: int | None,
         fps: float | None,
         compute: Callable[..., Tensor],
+        pool: Callable[[Tensor, CfgNode], Tensor],
     ) -> tuple[list[np.ndarray | DecodeError], int]:
-        """Outputs of `compute`, averaged over the views of each video; and the number of views.
+        """Outputs of `compute`, pooled over the views of each video; and the number of views.
 
         A video of a list that cannot be read has its error instead; a single one raises it.
         """
@@ -265,7 +277,7 @@ class TrainedModel:
         sources = [_or_error(_source, video, fps) for video in _as_list(videos)]
         results: list[np.ndarray | DecodeError] = []
         for start in range(0, len(sources), videos_per_batch):
-            results += self._batch_outputs(sources[start:][:videos_per_batch], cfg, compute)
+            results += self._batch_outputs(sources[start:][:videos_per_batch], cfg, compute, pool)
         for error in [result for result in results if isinstance(result, DecodeError)]:
             if not isinstance(videos, (list, tuple)):
                 raise error
@@ -273,9 +285,13 @@ class TrainedModel:
         return results, num_views
 
     def _batch_outputs(
-        self, sources: list[FrameSource | DecodeError], cfg: CfgNode, compute: Callable[..., Tensor]
+        self,
+        sources: list[FrameSource | DecodeError],
+        cfg: CfgNode,
+        compute: Callable[..., Tensor],
+        pool: Callable[[Tensor, CfgNode], Tensor],
     ) -> list[np.ndarray | DecodeError]:
-        """Mean outputs of the videos of one batch, or why a video has none."""
+        """Pooled outputs of the videos of one batch, or why a video has none."""
         read_views = dataset_class(cfg, "TEST").read_views
         found = [
             source if isinstance(source, DecodeError) else _or_error(read_views, source, cfg)
@@ -290,9 +306,9 @@ class TrainedModel:
             if isinstance(views, DecodeError):
                 results.append(views)
                 continue
-            mean = next(outputs).mean(dim=0).float().numpy()
-            if np.isfinite(mean).all():
-                results.append(mean)
+            pooled = pool(next(outputs), cfg).numpy()
+            if np.isfinite(pooled).all():
+                results.append(pooled)
             else:
                 name = source if isinstance(source, str) else "the frames"
                 results.append(DecodeError(f"{name}: the model's outputs are not finite"))

@@ -13,7 +13,7 @@ from slowfast_lara.errors import UserError, printable
 from slowfast_lara.inference.model import TrainedModel
 from slowfast_lara.models.attention_config import chosen_estimator, display_name
 from slowfast_lara.runs import checkpoint, saved_config
-from slowfast_lara.runs.folder import CONFIG, TEST_PREFIX, RunRecord, read_run
+from slowfast_lara.runs.folder import CONFIG, TEST_METRICS, TEST_PREFIX, RunRecord, read_run
 
 # `engine.resume_policy.list_fingerprint` writes it; in a foreign checkpoint it may be any text.
 _FINGERPRINT = re.compile("[0-9]{1,9} videos, sha256 [0-9a-f]{1,64}")
@@ -33,7 +33,8 @@ scores = program(clip)  # clip float32 [batch, 3, frames, height, width]; see co
 ```""",
     "onnx": """`python example.py video.mp4` prints the top 5 classes. It needs only numpy, PyAV and
 onnxruntime. The input is a clip, float32 [batch, 3, frames, height, width], normalised with the
-mean and std in config.json. The output is the softmax scores of the classes.""",
+mean and std in config.json. The output is the scores of the classes, `class_counts` for each
+classifier.""",
 }
 
 
@@ -100,10 +101,13 @@ def _accuracy(model: TrainedModel) -> str:
         if _is_test_of(run, model):
             final = run.stats_of("test_final")[-1]
             failed = int(final.get("num_failed", 0))
-            return (
-                f"top-1 {float(final['top1_acc']):.2f} %, top-5 {float(final['top5_acc']):.2f} % "
-                f"on {int(final['num_videos'])} test videos"
-                + (f"; {failed} more could not be read" if failed else "")
+            metrics = [
+                f"{name.removesuffix(' accuracy')} {float(final[key]):.2f} %"
+                for key, name in TEST_METRICS.items()
+                if key in final
+            ]
+            return f"{', '.join(metrics)} on {int(final['num_videos'])} test videos" + (
+                f"; {failed} more could not be read" if failed else ""
             )
     return "not tested with these weights and settings"
 

@@ -102,5 +102,9 @@ if __name__ == "__main__":
     model = json.loads((FOLDER / "config.json").read_text(encoding="utf-8"))
     session = onnxruntime.InferenceSession(FOLDER / "model.onnx")
     (scores,) = session.run(None, {"clip": read_clip(sys.argv[1], model["input"])})
-    for label in np.argsort(-scores[0], kind="stable")[:5]:
-        print(f"{scores[0][label]:.6f}  {model['class_names'][label]}")
+    # One group of scores per classifier: the classes or, of a model of actions, verbs and nouns.
+    names = iter(model["class_names"])
+    for part in np.split(scores[0], np.cumsum(model["class_counts"])[:-1]):
+        part_names = list(islice(names, len(part)))
+        for label in np.argsort(-part, kind="stable")[:5]:
+            print(f"{part[label]:.6f}  {part_names[label]}")

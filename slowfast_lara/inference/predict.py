@@ -92,9 +92,14 @@ def _score_views(
         prediction, features = model.predict_with_features(video, views=views)
         arrays.add(video, prediction, features)
     print(printable(video))
-    for number, (_, name, score) in enumerate(zip(*prediction.top()), start=1):
-        print(f"  {number}. {score:6.1%}  {printable(name)}", flush=True)
-    out.add((video, prediction.num_views), prediction.top())
+    parts = prediction.top_parts()
+    rankings = {"action": prediction.top(), **parts} if parts else {"": prediction.top()}
+    for part, ranking in rankings.items():
+        if part:
+            print(f"  {part}")
+        for number, (_, name, score) in enumerate(zip(*ranking), start=1):
+            print(f"  {number}. {score:6.1%}  {printable(name)}", flush=True)
+    out.add((video, prediction.num_views), prediction.top(), parts)
 
 
 def _score_windows(

@@ -2,19 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple, overload
 
 import numpy as np
+import torch
 
 from slowfast_lara.errors import DecodeError, printable
+from slowfast_lara.labels import LabelKind, top_actions, top_classes
 
 
 class Ranking(NamedTuple):
-    """Class indices, names and scores in three lists, sorted by falling score."""
+    """Class indices, names and scores in three lists, sorted by falling score.
 
-    classes: list[int]
+    Of a model of verbs and nouns, a class is a pair of indices.
+    """
+
+    classes: list[Any]
     names: list[str]
     scores: list[float]
 
@@ -31,9 +37,17 @@ class ClassScore(NamedTuple):
     score: float
 
 
-def top_classes(scores: np.ndarray, names: Sequence[str], count: int = 5) -> Ranking:
-    best = np.argsort(-scores, kind="stable")[:count].tolist()
-    return Ranking(best, [names[i] for i in best], [float(scores[i]) for i in best])
+def rank_classes(
+    scores: np.ndarray, names: Sequence[str], count: int = 5, kind: LabelKind | None = None
+) -> Ranking:
+    """Rank the classes or, if `kind` is a pair, the actions."""
+    values = torch.from_numpy(scores)
+    if kind is None or not kind.is_pair:
+        best = top_classes(values, count)
+        return Ranking(best.tolist(), [names[i] for i in best], values[best].tolist())
+    pairs, products = top_actions(values, kind, count)
+    labels = [(verb, noun) for verb, noun in pairs.tolist()]
+    return Ranking(labels, [kind.name_of(x, names) for x in labels], products.tolist())
 
 
 def format_ranking(ranking: Ranking) -> str:
@@ -51,11 +65,13 @@ class Prediction(Sequence[ClassScore]):
     raises DecodeError.
 
     Attributes:
-        scores: float32 [classes], the softmax scores averaged over the views, as in a test.
+        scores: float32 [classes], the scores averaged over the views, as in a test; of a model of
+            verbs and nouns, the scores of the verbs, then those of the nouns.
         names: a name for each class.
         num_views: number of views (clips x crops) averaged.
         path: the path of the video; None for frames in memory.
         error: why the video of a list has no prediction; None if it has one.
+        kind: the kind of labels of the model; None: one class.
     """
 
     scores: np.ndarray
@@ -63,12 +79,26 @@ class Prediction(Sequence[ClassScore]):
     num_views: int
     path: str | None = None
     error: str | None = None
+    kind: LabelKind | None = None
 
     def top(self, count: int = 5) -> Ranking:
-        """The `count` classes with the highest scores: their indices, names and scores."""
+        """The `count` classes with the highest scores: their indices, names and scores.
+
+        Of a model of verbs and nouns, the actions with the highest products of two scores.
+        """
         if self.error is not None:
             raise DecodeError(f"{self.path or 'frames'}: {self.error}")
-        return top_classes(self.scores, self.names, count)
+        return rank_classes(self.scores, self.names, count, self.kind)
+
+    def top_parts(self, count: int = 5) -> dict[str, Ranking]:
+        """The best verbs and nouns as {"verb": ..., "noun": ...}; {} for other models."""
+        if self.kind is None or not self.kind.is_pair:
+            return {}
+        scores, names = self.kind.split(torch.from_numpy(self.scores)), self.names
+        return {
+            part: rank_classes(scores[part].numpy(), part_names, count)
+            for part, part_names in self.kind.split_names(names).items()
+        }
 
     def to_dict(self) -> dict[str, Any]:
         """A JSON object as `slowfast-lara predict --json` writes it for each video.
@@ -77,10 +107,14 @@ class Prediction(Sequence[ClassScore]):
         """
         if self.error is not None:
             return {"path": self.path, "error": self.error}
-        return {"path": self.path, "num_views": self.num_views, **self.top().to_dict()}
+        parts = {part: ranking.to_dict() for part, ranking in self.top_parts().items()}
+        return {"path": self.path, "num_views": self.num_views, **self.top().to_dict(), **parts}
 
     def __len__(self) -> int:
-        return len(self.scores)
+        return len(self.scores) if self.kind is None else math.prod(self.kind.parts.values())
+
+    def __iter__(self) -> Iterator[ClassScore]:  # one ranking, not one per class
+        return iter(self[:])
 
     @overload
     def __getitem__(self, index: int) -> ClassScore: ...

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import csv
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -56,6 +56,8 @@ class PredictionFiles:
     "top5_names": [...], "top5_scores": [...]}, ...], "failed": [{"path": ..., "reason": ...}]}.
     CSV: five lines (top 5 classes) per video or window, one line (error) per failed video. Text
     that a spreadsheet would run as a formula is quoted, see `csv_cell`.
+    A model of verbs and nouns: the top 5 are actions, with a class [verb, noun] ("3 17" in CSV);
+    the JSON objects of videos also have "verb" and "noun", each with its top 5.
     """
 
     def __init__(
@@ -90,14 +92,18 @@ class PredictionFiles:
         if self._json:
             self._json.write(text)
 
-    def add(self, values: Sequence[Any], ranking: Ranking) -> None:
+    def add(
+        self, values: Sequence[Any], ranking: Ranking, parts: Mapping[str, Ranking] | None = None
+    ) -> None:
         """Add a video or window: the values of the columns before "rank", and the top classes."""
-        row = {**dict(zip(self._columns, values)), **ranking.to_dict()}
+        by_part = {name: part.to_dict() for name, part in (parts or {}).items()}
+        row = {**dict(zip(self._columns, values)), **ranking.to_dict(), **by_part}
         self._write_json(self._separator + json.dumps(row))
         self._separator = ",\n"
         if self._csv:
-            for number, entry in enumerate(zip(*ranking), start=1):
-                self._csv.writerow(map(csv_cell, [*values, number, *entry, ""]))
+            for number, (label, *rest) in enumerate(zip(*ranking), start=1):
+                text = " ".join(map(str, label)) if isinstance(label, tuple) else label
+                self._csv.writerow(map(csv_cell, [*values, number, text, *rest, ""]))
 
     def fail(self, path: str, reason: str) -> None:
         self._failed.append({"path": path, "reason": reason})

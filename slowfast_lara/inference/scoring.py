@@ -53,10 +53,21 @@ def view_outputs(
     return torch.cat(outputs).cpu().double()  # first to the CPU: mps has no float64
 
 
+def mean_of_views(outputs: Tensor, cfg: CfgNode) -> Tensor:
+    return outputs.mean(dim=0).float()
+
+
+def pool_scores(outputs: Tensor, cfg: CfgNode) -> Tensor:
+    """The scores of a video, from those of its views, by DATA.ENSEMBLE_METHOD."""
+    if cfg.DATA.ENSEMBLE_METHOD == "max":
+        return outputs.amax(dim=0).float()
+    return mean_of_views(outputs, cfg)
+
+
 def score_views(model: nn.Module, views: Tensor, cfg: CfgNode) -> Tensor:
-    """Class scores of one video, float32 [classes]: the softmax averaged over its views.
+    """Class scores of one video, float32 [classes]: those of its views, averaged by default.
 
     A batch never has views of two videos, so the scores do not depend on how videos are
     distributed over processes.
     """
-    return view_outputs(model, views, cfg).mean(dim=0).float()
+    return pool_scores(view_outputs(model, views, cfg), cfg)

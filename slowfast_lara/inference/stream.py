@@ -19,8 +19,9 @@ from slowfast_lara.data.sources import TimedFrame
 from slowfast_lara.data.transforms import Normalize, test_crop, test_frame
 from slowfast_lara.data.video import MAX_FPS
 from slowfast_lara.errors import DecodeError
-from slowfast_lara.inference.prediction import Ranking, format_ranking, top_classes
+from slowfast_lara.inference.prediction import Ranking, format_ranking, rank_classes
 from slowfast_lara.inference.scoring import score_views
+from slowfast_lara.labels import LabelKind, label_kind
 
 
 class Window(NamedTuple):
@@ -29,9 +30,10 @@ class Window(NamedTuple):
     Attributes:
         start: start of the window, in seconds from the start of the video.
         end: end of the window, in seconds from the start of the video.
-        scores: float32 [classes], softmax scores.
+        scores: float32 [classes], as those of a `Prediction`.
         full: False if the window would begin before the video; `run` marks the last one as full.
         names: a name for each class.
+        kind: the kind of labels of the model; None: one class.
     """
 
     start: float
@@ -39,10 +41,11 @@ class Window(NamedTuple):
     scores: np.ndarray
     full: bool
     names: Sequence[str] = ()
+    kind: LabelKind | None = None
 
     def top(self, count: int = 5) -> Ranking:
-        """The `count` classes with the highest scores: their indices, names and scores."""
-        return top_classes(self.scores, self.names, count)
+        """The `count` classes or actions with the highest scores; see `Prediction.top`."""
+        return rank_classes(self.scores, self.names, count, self.kind)
 
     def __repr__(self) -> str:
         best = format_ranking(self.top()) if self.names else f"{len(self.scores)} scores"
@@ -128,4 +131,4 @@ class WindowScorer:
         start = self._recent[0][0]
         if start < end - self._window - self._half_frame:
             start = end - self._window
-        return Window(start, end, scores, is_full, self._names)
+        return Window(start, end, scores, is_full, self._names, label_kind(self._cfg))

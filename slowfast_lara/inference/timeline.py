@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import numpy as np
+import torch
 
 from slowfast_lara.drawing import lines_or_bars, plain_text, saved_figure
 from slowfast_lara.inference.stream import Window
+from slowfast_lara.labels import top_classes
 
 
 class Timeline:
@@ -40,7 +42,7 @@ class Timeline:
     def plot(self, path: str, names: Sequence[str], title: str, classes: int = 5) -> None:
         """Plot the scores of the classes with the highest maxima: lines, or bars for one point."""
         times, scores = self.points()
-        best = np.argsort(-scores.max(0), kind="stable")[:classes]
+        best = top_classes(torch.from_numpy(scores.max(0)), classes).tolist()
         with saved_figure(path, (9, 3.6)) as (_, (axis,)):
             axis.set_title(plain_text(title), fontsize=9)
             marker = "." if len(times) < 60 else ""

@@ -20,6 +20,7 @@ from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
 from slowfast_lara.attention import build_estimator, has_kernels
+from slowfast_lara.labels import label_kind
 from slowfast_lara.models.attention_config import chosen_estimator, estimator_settings
 from slowfast_lara.models.registry import MODEL_REGISTRY
 from slowfast_lara.models.space_time import ATTENTION_LAYERS, DIVIDED
@@ -126,7 +127,8 @@ class VisionTransformer(nn.Module):
     Without CLS, the classifier gets the mean of the patches.
 
     The input is a clip [B,3,T,H,W] or images [B,3,H,W], alone or in a list (PySlowFast's pathways).
-    The output is logits in training mode and softmax scores in eval mode.
+    The output is logits in training mode and softmax scores in eval mode; with `multi_label`,
+    sigmoid scores. Several `num_classes` make several classifiers, with concatenated outputs.
     """
 
     sincos: Tensor  # fixed position embeddings, [1,F*P,D]
@@ -134,7 +136,8 @@ class VisionTransformer(nn.Module):
     def __init__(
         self,
         *,
-        num_classes: int,
+        num_classes: int | Sequence[int],
+        multi_label: bool = False,
         attn_layer: str = "trajectory",
         estimator: str = "softmax",
         estimator_args: dict[str, Any] | None = None,
@@ -206,8 +209,15 @@ class VisionTransformer(nn.Module):
             layers = {"fc": nn.Linear(dim, dim), "act": ACTIVATIONS[head_act]()}
             self.pre_logits = nn.Sequential(OrderedDict(layers))
         self.head_drop = nn.Dropout(head_drop)
-        self.head = nn.Linear(dim, num_classes)
+        self.multi_label = multi_label
+        self.make_classifiers(dim, [num_classes] if isinstance(num_classes, int) else num_classes)
         self.initialise()
+
+    def make_classifiers(self, dim: int, counts: Sequence[int]) -> None:
+        # Motionformer's names: head, or head0 (verbs) and head1 (nouns).
+        self.heads = [f"head{i}" if len(counts) > 1 else "head" for i in range(len(counts))]
+        for head, count in zip(self.heads, counts):
+            self.add_module(head, nn.Linear(dim, count))
 
     def make_embeddings(self, dim: int, pos_embed: str) -> None:
         """Create the embeddings of patches, tokens and positions.
@@ -235,10 +245,11 @@ class VisionTransformer(nn.Module):
 
     @classmethod
     def from_config(cls, cfg: CfgNode) -> VisionTransformer:
-        vit = cfg.VIT
+        vit, kind = cfg.VIT, label_kind(cfg)
         name = chosen_estimator(cfg)
         return cls(
-            num_classes=cfg.MODEL.NUM_CLASSES,
+            num_classes=list(kind.parts.values()),
+            multi_label=kind.several,
             attn_layer=vit.ATTN_LAYER,
             estimator=name,
             estimator_args=estimator_settings(cfg, name),
@@ -276,7 +287,7 @@ class VisionTransformer(nn.Module):
         """Initialise the parameters, and freeze those that the model does not use."""
         # At width 768, a standard deviation of 0.02 preserves the scale of activations. At width
         # 96, every layer would shrink them to a third, and hundreds of steps would not train it.
-        linear_std = 0.02 * (768 / self.head.in_features) ** 0.5
+        linear_std = 0.02 * (768 / len(self.norm.weight)) ** 0.5
         for module in self.modules():
             if isinstance(module, (nn.Linear, nn.Conv2d, nn.Conv3d)):
                 std = linear_std if isinstance(module, nn.Linear) else 0.02
@@ -305,15 +316,21 @@ class VisionTransformer(nn.Module):
         first, *rest = name.split(".")
         if first == "blocks":
             return len(self.blocks) - int(rest[0])
-        return 0 if first in ("norm", "pre_logits", "head") else len(self.blocks) + 1
+        return 0 if first in ("norm", "pre_logits", *self.heads) else len(self.blocks) + 1
 
     def forward(self, x: Sequence[Tensor] | Tensor) -> Tensor:
         return self.classify(self.forward_features(x))
 
     def classify(self, features: Tensor) -> Tensor:
-        """Logits in training mode, softmax scores in eval mode: [B,D] -> [B,classes]."""
-        logits = self.head(self.head_drop(features))
-        return logits if self.training else logits.softmax(dim=-1)
+        """Logits in training mode, scores in eval mode: [B,D] -> [B,classes of all parts].
+
+        Scores are softmax of each part of the label or, with several classes per clip, sigmoid.
+        """
+        features = self.head_drop(features)
+        outputs = [getattr(self, head)(features) for head in self.heads]
+        if not self.training:
+            outputs = [x.sigmoid() if self.multi_label else x.softmax(dim=-1) for x in outputs]
+        return outputs[0] if len(outputs) == 1 else torch.cat(outputs, dim=-1)
 
     def forward_features(self, x: Sequence[Tensor] | Tensor) -> Tensor:
         """The input of the classifier, [B,D]."""

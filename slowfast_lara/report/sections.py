@@ -6,7 +6,7 @@ import json
 import os
 from collections.abc import Iterator
 from functools import partial
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 
@@ -15,7 +15,7 @@ from slowfast_lara.data.transforms import whole_frame
 from slowfast_lara.errors import DecodeError
 from slowfast_lara.models.attention_config import display_name
 from slowfast_lara.report.page import chart, document, embedded_image, escape, table, tile
-from slowfast_lara.runs.folder import RunRecord, TestedVideo
+from slowfast_lara.runs.folder import TEST_METRICS, RunRecord, TestedVideo
 
 # With more than this number of classes, the confusion matrix is an image instead of a table.
 MAX_TABLE_CLASSES = 25
@@ -30,9 +30,7 @@ def report(run: RunRecord) -> str:
     failed = table(("video", "reason"), run.failed, name="failed")
     sections = {
         "Learning curves": _curves(run),
-        "Confusion matrix": _confusion(run) if run.videos else "",
-        "Classes": _classes(run) if run.videos else "",
-        "Worst errors": _errors(run) if run.videos else "",
+        **_results(run),
         "Videos that could not be scored": failed if run.failed else "",
         "Speed and memory": table(("", ""), _speed(run)) if run.stats else "",
         "Environment": _environment(run),
@@ -45,6 +43,22 @@ def report(run: RunRecord) -> str:
         if content
     ]
     return document(f"{title}: report", parts)
+
+
+def _results(run: RunRecord) -> dict[str, str]:
+    """Sections with the results of a test, by the kind of its labels."""
+    if not run.videos:
+        return {}
+    if run.precisions:
+        names = ("class", "videos", "average precision, %")
+        rows = [(run.names[row.label], row.num_videos, row.percent) for row in run.precisions]
+        return {"Classes": table(names, rows, name="classes")}
+    sections = {}
+    for part, record in (run.parts or {"": run}).items():
+        of_part = f" of {part}s" if part else ""
+        sections[f"Confusion matrix{of_part}"] = _confusion(record)
+        sections[f"Classes{of_part}"] = _classes(record, name=f"{part}classes")
+    return {**sections, "Worst errors": _errors(run)}
 
 
 def _title(run: RunRecord) -> str:
@@ -71,18 +85,14 @@ def _summary(run: RunRecord) -> str:
     model = " · ".join(str(part) for part in parts if part)
     tiles = []
     if run.videos:
-        top1 = 100 * np.mean([video.correct for video in run.videos])
-        top5 = 100 * np.mean([video.label in video.top5 for video in run.videos])
-        tiles += [
-            tile(f"{top1:.2f} %", "top-1 accuracy"),
-            tile(f"{top5:.2f} %", "top-5 accuracy"),
-            tile(str(len(run.videos)), "videos tested"),
-            tile(str(len(run.failed)), "videos failed"),
-        ]
-    validation = run.curve("val_epoch", "top1_err")
-    if validation:
-        epoch, error = validation[-1]
-        tiles.append(tile(f"{100 - error:.2f} %", f"validation top-1, epoch {epoch:g}"))
+        tiles += [tile(f"{run.metrics[key]:.2f} %", TEST_METRICS[key]) for key in run.metrics]
+        tiles.append(tile(str(len(run.videos)), "videos tested"))
+        tiles.append(tile(str(len(run.failed)), "videos failed"))
+    for key, name in (("top1_err", "top-1"), ("action_top1_err", "action top-1"), ("map", "mAP")):
+        if validation := run.curve("val_epoch", key):
+            epoch, value = validation[-1]
+            percent = value if key == "map" else 100 - value
+            tiles.append(tile(f"{percent:.2f} %", f"validation {name}, epoch {epoch:g}"))
     return f'<p class="quiet">{escape(model)}</p><div class="tiles">{"".join(tiles)}</div>'
 
 
@@ -94,7 +104,8 @@ def _curves(run: RunRecord) -> str:
     keys = {"loss": "loss", "top-1 error, %": "top1_err", "top-5 error, %": "top5_err"}
     if len(run.names) <= 5:  # the top-5 error is always 0
         del keys["top-5 error, %"]
-    for title, key in keys.items():
+    keys |= {f"{part} top-1 error, %": f"{part}_top1_err" for part in ("action", "verb", "noun")}
+    for title, key in {**keys, "mean average precision, %": "map"}.items():
         lines = {"training": run.curve(kind, key), "validation": run.curve("val_epoch", key)}
         charts.append(chart(title, lines))
     charts.append(chart("learning rate", {"training": run.curve(kind, "lr")}))
@@ -140,21 +151,21 @@ def _confused_pairs(run: RunRecord, matrix: np.ndarray) -> str:
     return "<p>Most frequent errors</p>" + table(columns, rows) if rows else ""
 
 
-def _classes(run: RunRecord) -> str:
+def _classes(run: RunRecord, name: str) -> str:
     matrix = run.confusion()
     in_top5 = np.zeros(len(matrix), int)
     for video in run.videos:
-        in_top5[video.label] += video.label in video.top5
+        in_top5[cast(int, video.label)] += video.label in video.top5
     wrong = matrix - np.diag(matrix.diagonal())
     rows = []
-    for label, name in enumerate(run.names):
+    for label, class_name in enumerate(run.names):
         count = int(matrix[label].sum())
         if count:
             top1, top5 = (100.0 * int(n) / count for n in (matrix[label, label], in_top5[label]))
             confused = run.names[wrong[label].argmax()] if wrong[label].any() else ""
-            rows.append((name, count, top1, top5, confused))
+            rows.append((class_name, count, top1, top5, confused))
     columns = ("class", "videos", "top-1 %", "top-5 %", "most often confused with")
-    return table(columns, rows, name="classes")
+    return table(columns, rows, name=name)
 
 
 def _errors(run: RunRecord) -> str:
@@ -178,8 +189,8 @@ def _error_card(run: RunRecord, video: TestedVideo) -> str:
     own = [score for label, score in zip(video.top5, video.scores) if label == video.label]
     score = f"{own[0]:.1%}" if own else f"below {video.scores[-1]:.1%}"
     return (
-        f'<div class="error">{shown}<p><b>{escape(run.names[video.label])}</b> ({score}), '
-        f"predicted <b>{escape(run.names[video.top5[0]])}</b> ({video.scores[0]:.1%})</p>"
+        f'<div class="error">{shown}<p><b>{escape(run.name_of(video.label))}</b> ({score}), '
+        f"predicted <b>{escape(run.name_of(video.top5[0]))}</b> ({video.scores[0]:.1%})</p>"
         f'<p class="quiet">{escape(video.path)}</p></div>'
     )
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 import contextlib
 import math
 import os
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import numpy as np
 
@@ -15,6 +15,7 @@ from slowfast_lara.config.yaml_files import parse_yaml
 from slowfast_lara.data.classes import class_names
 from slowfast_lara.errors import InputError
 from slowfast_lara.files import parse_json
+from slowfast_lara.labels import Label
 
 # File names in OUTPUT_DIR; checkpoints are in checkpoints/ (see `checkpoint`). A training writes
 # CONFIG and ENVIRONMENT; a test writes the same files with the prefix TEST_PREFIX.
@@ -26,21 +27,40 @@ TEST_RESULTS = "test_results.json"
 # Limits the memory of the confusion matrix, [classes, classes].
 MAX_CLASSES = 10_000
 
+# Metrics of a test, in percent: key in TEST_RESULTS and in the log -> name for people.
+TEST_METRICS = {
+    "top1_acc": "top-1 accuracy",
+    "top5_acc": "top-5 accuracy",
+    "action_top1_acc": "action top-1 accuracy",
+    "action_top5_acc": "action top-5 accuracy",
+    "verb_top1_acc": "verb top-1 accuracy",
+    "noun_top1_acc": "noun top-1 accuracy",
+    "map": "mean average precision",
+}
+
 # PySlowFast's `log_json_stats` writes this before the JSON object.
 _JSON_MARK = "json_stats: "
 
 
 class TestedVideo(NamedTuple):
-    """Label, top 5 classes and their scores of a tested video."""
+    """Label, top 5 classes or actions, and their scores of a tested video."""
 
     path: str
-    label: int
-    top5: list[int]
+    label: Label
+    top5: list[Label]
     scores: list[float]
 
     @property
     def correct(self) -> bool:
         return self.top5[0] == self.label
+
+
+class ClassPrecision(NamedTuple):
+    """Average precision of a class in percent, and its number of videos."""
+
+    label: int
+    percent: float
+    num_videos: int
 
 
 class FailedVideo(NamedTuple):
@@ -61,6 +81,18 @@ class RunRecord:
     videos: list[TestedVideo] = field(default_factory=list)
     failed: list[FailedVideo] = field(default_factory=list)
     checkpoint: str = ""
+    metrics: dict[str, float] = field(default_factory=dict)  # those of TEST_METRICS
+    # Of a test of verbs and nouns: {"verb": ..., "noun": ...}, as if each was tested alone.
+    parts: dict[str, RunRecord] = field(default_factory=dict)
+    # Of a test of videos with several classes.
+    precisions: list[ClassPrecision] = field(default_factory=list)
+
+    def name_of(self, label: Label) -> str:
+        """The name of a class, or of an action of verb and noun."""
+        if isinstance(label, int):
+            return self.names[label]
+        parts = zip(self.parts.values(), label)
+        return " ".join(part.names[number] for part, number in parts)
 
     def setting(self, key: str, default: Any = None) -> Any:
         """Value of a dotted config key; `default` if the key is missing."""
@@ -86,7 +118,7 @@ class RunRecord:
         """Confusion matrix [classes, classes]: number of videos by label and top-1 class."""
         matrix = np.zeros((len(self.names), len(self.names)), int)
         for video in self.videos:
-            matrix[video.label, video.top5[0]] += 1
+            matrix[cast(int, video.label), cast(int, video.top5[0])] += 1
         return matrix
 
 
@@ -106,15 +138,37 @@ def read_run(folder: str, classes: str | None) -> RunRecord:
     run = RunRecord(folder, stats, config_text, config, json_object(environment, paths[1]), [])
     if results:
         _add_results(run, results, paths[2])
-    limits = {"MODEL.NUM_CLASSES": MAX_CLASSES, "TRAIN.BATCH_SIZE": 10**9, "NUM_SHARDS": 10**9}
+    limits = {"TRAIN.BATCH_SIZE": 10**9, "NUM_SHARDS": 10**9, **dict.fromkeys(_COUNTS, MAX_CLASSES)}
     for key, limit in limits.items():
         value = run.setting(key, 0)
         if type(value) is not int or not 0 <= value <= limit:
             raise InputError(f"{paths[0]}: {key} is {value!r:.80}; must be from 0 to {limit}")
-    used = max((max(video.label, *video.top5) + 1 for video in run.videos), default=0)
-    count = max(used, run.setting("MODEL.NUM_CLASSES", 0))
-    run.names = class_names(classes, count, str(run.setting("DATA.PATH_TO_DATA_DIR", "")))
+    _set_names(run, classes)
     return run
+
+
+_COUNTS = ("MODEL.NUM_CLASSES", "EPICKITCHENS.NUM_NOUNS")
+
+
+def _set_names(run: RunRecord, classes: str | None) -> None:
+    """Name the classes of the run, or of its verbs and nouns."""
+    records = [*run.parts.values()] or [run]
+    counts = []
+    for record, key in zip(records, _COUNTS):
+        used = [number for video in record.videos for number in _numbers(video)]
+        used += [row.label for row in record.precisions]
+        counts.append(max(max(used, default=-1) + 1, run.setting(key, 0)))
+    keys = ("EPICKITCHENS.ANNOTATIONS_DIR", "DATA.PATH_TO_DATA_DIR")
+    folder = next((str(run.setting(key)) for key in keys if run.setting(key)), "")
+    names = class_names(classes, sum(counts), folder)
+    for record, count in zip(records, counts):
+        record.names, names = names[:count], names[count:]
+
+
+def _numbers(video: TestedVideo) -> list[int]:
+    """All class numbers in the label and the top 5 of a video."""
+    labels = (video.label, *video.top5)
+    return [n for label in labels for n in ((label,) if isinstance(label, int) else label)]
 
 
 def _read(path: str) -> str:
@@ -136,18 +190,38 @@ def _add_results(run: RunRecord, text: str, path: str) -> None:
     results = json_object(text, path)
     try:
         run.checkpoint = str(results.get("checkpoint", ""))
+        run.metrics = {key: float(results[key]) for key in TEST_METRICS if key in results}
         for entry in results["videos"]:
-            label, top5 = int(entry["label"]), [int(number) for number in entry["top5"]]
-            scores = [float(score) for score in entry["top5_scores"]]
-            in_range = all(0 <= number < MAX_CLASSES for number in (label, *top5))
-            if not in_range or not len(top5) == len(scores) > 0 or not np.isfinite(scores).all():
-                raise ValueError(f"invalid entry of {entry['path']!s:.200}")
-            run.videos.append(TestedVideo(str(entry["path"]), label, top5, scores))
+            run.videos.append(_tested_video(entry, entry["path"]))
+            for part in {"verb", "noun"} & entry.keys():
+                record = run.parts.get(part) or replace(run, videos=[], parts={})
+                run.parts[part] = record
+                record.videos.append(_tested_video(entry[part], entry["path"]))
+        run.parts = {part: run.parts[part] for part in ("verb", "noun") if run.parts}
+        if "map" in results:
+            run.precisions = [
+                ClassPrecision(int(label), float(row["ap"]), int(row["num_videos"]))
+                for label, row in results["per_class"].items()
+            ]
+            if not all(0 <= row.label < MAX_CLASSES for row in run.precisions):
+                raise ValueError("invalid entry of per_class")
         for entry in results["failed"]:
             run.failed.append(FailedVideo(str(entry["path"]), str(entry["reason"])))
     except (AttributeError, KeyError, TypeError, ValueError, OverflowError) as error:
         reason = " ".join(repr(error).split())
         raise InputError(f"{path} does not contain test results: {reason:.300}") from None
+
+
+def _tested_video(entry: dict[str, Any], path: Any) -> TestedVideo:
+    def label(value: Any) -> Label:
+        return tuple(map(int, value)) if isinstance(value, list) else int(value)
+
+    top5, scores = [*map(label, entry["top5"])], [float(x) for x in entry["top5_scores"]]
+    video = TestedVideo(str(path), label(entry["label"]), top5, scores)
+    in_range = all(0 <= number < MAX_CLASSES for number in _numbers(video))
+    if not in_range or not len(top5) == len(scores) > 0 or not np.isfinite(scores).all():
+        raise ValueError(f"invalid entry of {path!s:.200}")
+    return video
 
 
 def read_stats(folder: str | os.PathLike[str]) -> list[dict[str, Any]]:

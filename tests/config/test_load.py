@@ -15,8 +15,11 @@ from slowfast_lara.errors import ConfigError
 
 
 def published(dataset, layer, crop, frames, rate):
-    """A config with the keys and values of Motionformer's published files."""
-    ssv2 = dataset == "Ssv2"
+    """A config with the keys and values of Motionformer's published files.
+
+    The files for Kinetics-600 are those for Kinetics-400 with 600 classes and without random crops.
+    """
+    ssv2, kitchens = dataset == "Ssv2", dataset == "Epickitchens"
     large = crop == 336 or frames == 32
     tree = {
         "TRAIN": {
@@ -37,11 +40,11 @@ def published(dataset, layer, crop, frames, rate):
             "MEAN": [0.5, 0.5, 0.5],
             "STD": [0.5, 0.5, 0.5],
             "PATH_TO_DATA_DIR": "data/here",
-            "USE_RAND_AUGMENT": ssv2,
+            "USE_RAND_AUGMENT": ssv2 or kitchens,
             "RE_PROB": 0.0,
             "USE_REPEATED_AUG": False,
-            "COLORJITTER": not ssv2,
-            "USE_RANDOM_RESIZE_CROPS": frames == 32 and not ssv2,
+            "COLORJITTER": dataset == "Kinetics",
+            "USE_RANDOM_RESIZE_CROPS": frames == 32 and dataset == "Kinetics",
             "GRAYSCALE": False,
             "GAUSSIAN": False,
         },
@@ -50,8 +53,8 @@ def published(dataset, layer, crop, frames, rate):
             "BASE_LR": "0.375e-4" if large else "1e-4",
             "LR_POLICY": "steps_with_relative_lrs",
             "LRS": [1, 0.1, 0.01],
-            "STEPS": [0, 20, 30],
-            "MAX_EPOCH": 35,
+            "STEPS": [0, 30, 40] if kitchens else [0, 20, 30],
+            "MAX_EPOCH": 50 if kitchens else 35,
             "MOMENTUM": 0.9,
             "WEIGHT_DECAY": "5e-2",
             "WARMUP_EPOCHS": 0.0,
@@ -82,7 +85,7 @@ def published(dataset, layer, crop, frames, rate):
             "ATTN_LAYER": layer,
         },
         "MODEL": {
-            "NUM_CLASSES": 174 if ssv2 else 400,
+            "NUM_CLASSES": {"Ssv2": 174, "Epickitchens": 97}.get(dataset, 400),
             "ARCH": "slow",
             "LOSS_FUNC": "cross_entropy",
             "MODEL_NAME": "VisionTransformer",
@@ -101,8 +104,9 @@ def published(dataset, layer, crop, frames, rate):
         "OUTPUT_DIR": ".",
         "TENSORBOARD": {"ENABLE": True},
     }
-    if ssv2:
+    if ssv2 or kitchens:
         tree["TRAIN"].update(CHECKPOINT_EPOCH_RESET=True, CHECKPOINT_FILE_PATH="there/x.pyth")
+    if ssv2:
         tree["DATA"].update(
             PATH_PREFIX="frames",
             INV_UNIFORM_SAMPLE=True,
@@ -132,10 +136,17 @@ VARIANTS = [
 
 
 @pytest.mark.parametrize(
-    "dataset, variant", list(itertools.product(["Kinetics", "Ssv2"], VARIANTS))
+    "dataset, variant",
+    list(itertools.product(["Kinetics", "K600", "Ssv2", "Epickitchens"], VARIANTS)),
 )
 def test_published_files_load_unchanged(tmp_path, dataset, variant):
-    tree = published(dataset, *variant)
+    """All twenty of Motionformer's files."""
+    layer, crop, frames, rate = variant
+    if crop == 336 and dataset != "Kinetics":
+        rate = 4
+    tree = published("Kinetics" if dataset == "K600" else dataset, layer, crop, frames, rate)
+    if dataset == "K600":
+        tree["MODEL"]["NUM_CLASSES"], tree["DATA"]["USE_RANDOM_RESIZE_CROPS"] = 600, False
     cfg = load_config(write(tmp_path / "x.yaml", tree))
     assert cfg.is_frozen()
     assert cfg.VIT.ATTN_LAYER == variant[0]
@@ -344,7 +355,15 @@ WRONG = {
     ("VIT.NUM_HEADS", "7"): ["VIT.EMBED_DIM is 768", "multiple", "(7)"],
     ("DATA.TRAIN_CROP_SIZE", "230"): ["is 230", "multiple of VIT.PATCH_SIZE"],
     ("DATA.NUM_FRAMES", "15"): ["is 15", "VIT.TEMPORAL_RESOLUTION * VIT.PATCH_SIZE_TEMP (16)"],
-    ("TRAIN.DATASET", "Epickitchens"): ["is 'Epickitchens'", "Kinetics, Ssv2"],
+    ("TRAIN.DATASET", "Ava"): ["is 'Ava'", "Kinetics, Ssv2, Epickitchens, Charades"],
+    ("TRAIN.DATASET", "Epickitchens"): ["TEST.DATASET is 'Kinetics'", "Epickitchens"],
+    ("TEST.DATASET", "epickitchens"): ["is 'epickitchens'", "TRAIN.DATASET"],
+    ("TEST.DATASET", "Charades"): ["DATA.MULTI_LABEL is False", "Charades"],
+    ("DATA.MULTI_LABEL", "True"): ["MODEL.LOSS_FUNC is 'cross_entropy'", "bce_logit"],
+    ("MODEL.LOSS_FUNC", "bce"): ["is 'bce'", "cross_entropy", "DATA.MULTI_LABEL"],
+    ("MODEL.HEAD_ACT", "sigmoid"): ["is 'sigmoid'", "DATA.MULTI_LABEL"],
+    ("DATA.ENSEMBLE_METHOD", "median"): ["is 'median'; must be one of sum, max"],
+    ("EPICKITCHENS.NUM_NOUNS", "0"): ["is 0", "at least 1"],
     ("TRAIN.BATCH_SIZE", "0"): ["is 0", "at least 1"],
     ("SHARD_ID", "4"): ["is 4", "below NUM_SHARDS (4)"],
     ("TEST.NUM_SPATIAL_CROPS", "2"): ["is 2", "one of 1, 3"],

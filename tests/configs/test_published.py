@@ -1,4 +1,4 @@
-"""The K400 and SSV2 configs: published settings, parameters, GFLOPs, a training step."""
+"""The K400, SSV2 and EK configs: published settings, parameters, GFLOPs, a training step."""
 
 from __future__ import annotations
 
@@ -136,7 +136,8 @@ def test_every_file_loads_and_builds(path):
     cfg = load_config(path, ["NUM_GPUS", 0])
     with torch.device("meta"):
         model = build_model(cfg)
-    assert model.head.out_features == cfg.MODEL.NUM_CLASSES
+    counts = [getattr(model, head).out_features for head in model.heads]
+    assert counts == ([97, 300] if path.parent.name == "EK" else [cfg.MODEL.NUM_CLASSES])
 
 
 @every_config
@@ -186,6 +187,39 @@ def test_settings(dataset, name, tmp_path):
         for part in key.split("."):
             node = node[part]
         assert node == value, key
+
+
+KITCHENS = ("motionformer_224_16x4", "joint_224_16x4", "divided_224_16x4")
+KITCHENS += ("motionformer_224_32x3", "motionformer_336_16x4", "lara_best_224_16x4")
+KITCHENS += ("merged_224_16x4",)
+
+
+def test_kitchens_table_has_every_file():
+    found = {path.stem for path in CONFIGS.glob("EK/*.yaml")}
+    assert found == {"base", *KITCHENS}
+
+
+@pytest.mark.parametrize("name", KITCHENS)
+def test_kitchens_settings(name):
+    """Those of Motionformer's files; the attention is that of the K400 config it starts from."""
+    cfg = load_config(CONFIGS / "EK" / f"{name}.yaml")
+    kinetics = load_config(CONFIGS / "K400" / f"{name.replace('336_16x4', '336_16x8')}.yaml")
+    last = f"checkpoints/checkpoint_epoch_{kinetics.SOLVER.MAX_EPOCH:05d}.pyth"
+    assert cfg.TRAIN.CHECKPOINT_FILE_PATH == f"{kinetics.OUTPUT_DIR}/{last}"
+    assert cfg.VIT == kinetics.VIT
+    large = "336" in name or "32x3" in name
+    assert cfg.TRAIN.BATCH_SIZE * cfg.NUM_SHARDS == (32 if large else 128)
+    assert cfg.SOLVER.BASE_LR == (0.375e-4 if large else 1e-4)
+    assert (cfg.SOLVER.STEPS, cfg.SOLVER.MAX_EPOCH) == ([0, 30, 40], 50)
+    assert (cfg.SOLVER.LRS, cfg.SOLVER.WEIGHT_DECAY) == ([1, 0.1, 0.01], 0.05)
+    frames, rate = (int(n) for n in name.split("_")[-1].split("x"))
+    assert (cfg.DATA.NUM_FRAMES, cfg.DATA.SAMPLING_RATE) == (frames, rate)
+    assert cfg.DATA.TRAIN_CROP_SIZE == cfg.DATA.TEST_CROP_SIZE == (336 if "336" in name else 224)
+    assert cfg.DATA.USE_RAND_AUGMENT and cfg.DATA.RANDOM_FLIP and not cfg.DATA.COLORJITTER
+    assert not cfg.DATA.USE_RANDOM_RESIZE_CROPS and not cfg.DATA.REVERSE_INPUT_CHANNEL
+    assert cfg.TRAIN.DATASET == cfg.TEST.DATASET == "Epickitchens"
+    assert (cfg.TEST.NUM_ENSEMBLE_VIEWS, cfg.TEST.NUM_SPATIAL_CROPS) == (10, 3)
+    assert cfg.TRAIN.CHECKPOINT_EPOCH_RESET and cfg.OUTPUT_DIR == f"runs/EK/{name}"
 
 
 @every_config

@@ -30,7 +30,7 @@ def test_names_in_any_case(name, expected):
 
 
 def test_unknown_name():
-    with pytest.raises(ConfigError, match="^TEST.DATASET is 'Ava'; .* Kinetics, Ssv2 .*--import"):
+    with pytest.raises(ConfigError, match="^TEST.DATASET is 'Ava'; .* Kinetics, Ssv2, .*--import"):
         dataset_class(config(TEST__DATASET="Ava"), "TEST")
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import itertools
 import json
 import os
 import random
@@ -17,10 +18,12 @@ from slowfast_lara.attention import ESTIMATORS
 from slowfast_lara.config import load_config
 from slowfast_lara.data import load_views
 from slowfast_lara.engine import evaluate
-from slowfast_lara.engine.evaluate import count_correct
+from slowfast_lara.engine.metrics import count_correct
 from slowfast_lara.errors import RunError
 from slowfast_lara.inference.scoring import score_views
+from slowfast_lara.labels import LabelKind, top_classes
 from slowfast_lara.models import build_model
+from slowfast_lara.models.motionformer import VisionTransformer
 from slowfast_lara.runs.checkpoint import load_weights
 from tests.helpers.commands import run as main
 from tests.helpers.launchers import start_nodes
@@ -177,8 +180,69 @@ def test_top_five_of_any_number_of_classes(classes):
     scores = torch.rand(20, classes, generator=torch.Generator().manual_seed(0))
     labels = torch.arange(20) % classes
     ranks = [(row > row[label]).sum().item() for row, label in zip(scores, labels)]
-    expected = (sum(r < 1 for r in ranks), sum(r < 5 for r in ranks))
-    assert count_correct(scores, labels) == expected
+    expected = [sum(r < 1 for r in ranks), sum(r < 5 for r in ranks)]
+    assert count_correct(scores, labels, LabelKind({"": classes})) == expected
+
+
+def test_equal_scores_have_one_order_everywhere(tmp_path, video_set, trained):
+    """All classes have the same score: accuracies and lists must agree that class 0 is first."""
+    content = load_checkpoint(trained.parent.parent, trained.name)
+    for name in ("head.weight", "head.bias"):
+        content["model_state"][name].zero_()
+    torch.save(content, tmp_path / "equal.pyth")
+    output, _ = run_test(tmp_path, video_set, tmp_path / "equal.pyth")
+    results = json.loads((output / "test_results.json").read_text())
+    assert all(video["top5"] == [0, 1, 2] for video in results["videos"])
+    first = [video["label"] == 0 for video in results["videos"]]
+    assert results["top1_acc"] == pytest.approx(100 * np.mean(first))
+    per_class = {label: row["top1_acc"] for label, row in results["per_class"].items()}
+    assert per_class == {"0": 100, "1": 0, "2": 0}
+
+
+@pytest.mark.parametrize("classes", [7, 40, 400])
+def test_equal_scores_are_ranked_by_class(classes):
+    """Few distinct values, so that most scores are equal; a stable sort is the reference."""
+    scores = torch.randint(0, 3, (50, classes), generator=torch.Generator().manual_seed(0)).float()
+    expected = np.argsort(-scores.numpy(), axis=1, kind="stable")[:, :5]
+    assert top_classes(scores).tolist() == expected.tolist()
+    labels = torch.arange(50) % classes
+    correct = expected == labels.numpy()[:, None]
+    counts = count_correct(scores, labels, LabelKind({"": classes}))
+    assert [int(count) for count in counts] == [correct[:, 0].sum(), correct.sum()]
+
+
+def bad_on_some_videos(monkeypatch, is_bad):
+    """In validation, the scores of clip number i are NaN if `is_bad(i)`."""
+    forward, counter = VisionTransformer.forward, itertools.count()
+
+    def broken(self, clips):
+        outputs = forward(self, clips)
+        if not self.training:
+            for row in outputs:
+                row[0] = torch.nan if is_bad(next(counter)) else row[0]
+        return outputs
+
+    monkeypatch.setattr(VisionTransformer, "forward", broken)
+
+
+def test_validation_refuses_scores_that_are_not_finite(tmp_path, video_set, monkeypatch):
+    """As in a test: such videos are reported as failed. The model cannot be the best one."""
+    changes = {"TRAIN__CHECKPOINT_BEST": True, "TEST__ENABLE": False, "TRAIN__EVAL_PERIOD": 1}
+    bad_on_some_videos(monkeypatch, lambda i: i in (1, 3))  # of the five of the first epoch
+    output, _ = run_test(tmp_path, video_set, "", TRAIN__ENABLE=True, **changes)
+    stats = [s for s in json_stats(output) if s.get("_type") == "val_epoch"]
+    assert [(s["num_videos"], s["num_failed"]) for s in stats] == [(3, 2), (5, 0)]
+    log = (output / "stdout.log").read_text()
+    assert log.count("val1.mp4: the scores of the model are not finite") == 1
+    assert log.count("val3.mp4: the scores of the model are not finite") == 1
+    assert load_checkpoint(output, "best.pyth")["epoch"] == 1
+
+
+def test_validation_without_finite_scores_is_an_error(tmp_path, video_set, monkeypatch, capsys):
+    bad_on_some_videos(monkeypatch, lambda i: True)
+    run_test(tmp_path, video_set, "", code=1, TRAIN__ENABLE=True, TEST__ENABLE=False)
+    (line,) = capsys.readouterr().err.splitlines()
+    assert "none of the 5 validation videos" in line and "not finite" in line
 
 
 # Interrupted tests resume

@@ -9,7 +9,9 @@ import pytest
 import torch
 
 from slowfast_lara.config import get_cfg
+from slowfast_lara.engine.metrics import classification_loss
 from slowfast_lara.engine.mixup import NOT_MIXED, Mix, draw_mix, main_labels, mix_clips, mixed_loss
+from slowfast_lara.labels import LabelKind
 from tests.helpers.mixup_reference import reference_clips
 
 SIZES = [(8, 8), (7, 12), (1, 5)]
@@ -37,6 +39,11 @@ def reference_loss(logits, labels, mix, smoothing):
     return total / len(labels)
 
 
+def cross_entropy(logits, smoothing):
+    kind = LabelKind({"": logits.shape[1]})
+    return lambda labels: classification_loss(logits, labels, kind, smoothing)
+
+
 @pytest.mark.parametrize("height, width", SIZES)
 @pytest.mark.parametrize("alphas", [(0.8, 0.0), (0.0, 1.0), (0.3, 2.0)])
 @pytest.mark.parametrize("batch", [2, 5])
@@ -56,7 +63,7 @@ def test_clips_and_loss_equal_the_reference(batch, alphas, height, width):
         assert torch.equal(clips, before)  # the batch of the loader is not changed
         logits, labels = 5 * torch.randn(batch, 4), torch.randint(4, (batch,))
         for smoothing in (0.0, 0.2):
-            found = mixed_loss(logits, labels, mix, smoothing).item()
+            found = mixed_loss(cross_entropy(logits, smoothing), labels, mix).item()
             assert found == pytest.approx(
                 reference_loss(logits, labels, mix, smoothing), rel=1e-5, abs=1e-6
             )
@@ -104,7 +111,7 @@ def test_an_unmixed_batch_is_unchanged_to_the_bit():
     clips, logits, labels = torch.randn(3, 3, 2, 4, 4), torch.randn(3, 5), torch.tensor([0, 4, 2])
     assert mix_clips(clips, NOT_MIXED) is clips
     plain = torch.nn.functional.cross_entropy(logits, labels, label_smoothing=0.1)
-    assert torch.equal(mixed_loss(logits, labels, NOT_MIXED, 0.1), plain)
+    assert torch.equal(mixed_loss(cross_entropy(logits, 0.1), labels, NOT_MIXED), plain)
     assert torch.equal(main_labels(labels, NOT_MIXED), labels)
 
 
@@ -118,7 +125,7 @@ def test_the_main_label_has_the_larger_share():
 def test_values_that_are_not_finite_stay_so():
     """The optimiser skips such a step: see engine/train.py."""
     logits = torch.full((2, 3), math.nan, requires_grad=True)
-    loss = mixed_loss(logits, torch.tensor([0, 1]), Mix(0.6), 0.1)
+    loss = mixed_loss(cross_entropy(logits, 0.1), torch.tensor([0, 1]), Mix(0.6))
     assert not loss.isfinite()
     clips = torch.zeros(2, 3, 1, 2, 2)
     clips[0] = math.inf

@@ -18,9 +18,8 @@ EVERY_ATTENTION = list(itertools.product(LAYERS, ESTIMATORS))
 
 def small(attn_layer="trajectory", estimator="softmax", **options):
     torch.manual_seed(0)
-    sizes = {"dim": 24, "depth": 2, "num_heads": 3, "num_frames": 2}
+    sizes = {"num_classes": 5, "dim": 24, "depth": 2, "num_heads": 3, "num_frames": 2}
     return VisionTransformer(
-        num_classes=5,
         attn_layer=attn_layer,
         estimator=estimator,
         estimator_args={"num_landmarks": 9},
@@ -192,3 +191,21 @@ def test_every_setting_of_the_config_reaches_the_model(tmp_path, head_act):
     assert model.pre_logits.act.__class__.__name__.lower() == head_act
     assert model.patch_embed_3d.proj.weight.shape == (24, 3, 4, 32, 32)
     assert model([clip(1, 8, 224, 224)]).shape == (1, 11)
+
+
+def test_verb_and_noun_classifiers():
+    """Motionformer's names; the outputs are concatenated, and scores are normalised by part."""
+    model = small(num_classes=[3, 5])
+    assert {"head0.weight", "head0.bias", "head1.weight", "head1.bias"} <= set(model.state_dict())
+    assert model.layers_after("head1.bias") == 0 and not hasattr(model, "head")
+    logits, features = model([clip()]), model.forward_features([clip()])
+    expected = torch.cat([model.head0(features), model.head1(features)], dim=1)
+    assert logits.shape == (2, 8) and torch.equal(logits, expected)
+    scores = torch.cat([logits[:, :3].softmax(1), logits[:, 3:].softmax(1)], dim=1)
+    assert_close(model.eval()([clip()]), scores, OUTPUT[torch.float32])
+
+
+def test_scores_of_several_classes_are_sigmoid():
+    model = small(multi_label=True)
+    logits = model([clip()])
+    assert_close(model.eval()([clip()]), logits.sigmoid(), OUTPUT[torch.float32])

@@ -144,6 +144,20 @@ def test_checkpoint_of_a_run_loads_completely(tmp_path, layer, pos_embed):
         assert torch.equal(x, source.state_dict()[name]), name
 
 
+def test_verb_and_noun_classifiers(tmp_path):
+    """A model of one classifier starts one of two, whose checkpoint then loads completely."""
+    one, two = build(), build(num_classes=[3, 4])
+    torch.save({"model_state": one.state_dict()}, tmp_path / "one.pyth")
+    heads = {f"head{i}.{name}" for i in (0, 1) for name in ("weight", "bias")}
+    report = load_pretrained(two, tmp_path / "one.pyth")
+    assert set(report.initialised) == heads and set(report.unused) == {"head.weight", "head.bias"}
+    torch.save({"model_state": two.state_dict()}, tmp_path / "two.pyth")
+    report = load_pretrained(build(num_classes=[3, 4]), tmp_path / "two.pyth")
+    assert not (report.adapted or report.initialised or report.unused)
+    report = load_pretrained(build(num_classes=[3, 6]), tmp_path / "two.pyth")
+    assert report.initialised == ["head1.weight", "head1.bias"]
+
+
 def test_checkpoint_with_other_numbers_of_frames_and_classes(tmp_path):
     source, target = build(num_frames=4), build(num_frames=8, num_classes=9)
     with torch.no_grad():

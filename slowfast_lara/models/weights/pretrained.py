@@ -44,7 +44,7 @@ INFLATIONS = ("centre", "average")
 _OPTIONAL_PART = re.compile(
     r"(?:blocks\.\d+\.)?(?:"
     r"(?P<trajectory>attn\.proj_(?:q|kv))|(?P<divided>timeattn|norm3)|"
-    r"(?P<estimator>attn\.estimator\.\w+)|(?P<hidden>pre_logits)|(?P<head>head)|"
+    r"(?P<estimator>attn\.estimator\.\w+)|(?P<hidden>pre_logits)|(?P<head>head\d*)|"
     r"(?P<time>temp_embed))\b.*"
 )
 # Parameters of the file that must not be ignored, because without them the file's network would
@@ -355,7 +355,7 @@ def _resize_time(times: Tensor, frames: int) -> Tensor:
 def _optional_part(name: str) -> str | None:
     """Name of the optional part that a parameter belongs to, or None."""
     match = _OPTIONAL_PART.fullmatch(name)
-    return (match["estimator"] or match.lastgroup) if match else None
+    return (match["estimator"] or match["head"] or match.lastgroup) if match else None
 
 
 def _without_index(name: str) -> str:

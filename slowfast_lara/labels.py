@@ -1,0 +1,111 @@
+"""Kinds of labels, and the ranking of classes by score.
+
+A clip has one class, several classes (DATA.MULTI_LABEL, as in Charades), or a verb and a noun
+(EPIC-KITCHENS). A model has one classifier per part of the label; its scores are one vector, the
+parts concatenated.
+
+Labels of a batch are int64: [B] for one class, [B, 2] for verb and noun, and multi-hot [B, classes]
+for several classes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import islice
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from fvcore.common.config import CfgNode
+from torch import Tensor
+
+# One class, a (verb, noun) pair, or the classes of a clip with several.
+Label = int | tuple[int, ...]
+
+
+class LabelKind(NamedTuple):
+    """Number of classes of each part of a label, and whether a clip has several classes."""
+
+    parts: dict[str, int]  # {"": classes}, or {"verb": verbs, "noun": nouns}
+    several: bool = False
+
+    @property
+    def num_classes(self) -> int:
+        """Number of scores per clip, over all parts."""
+        return sum(self.parts.values())
+
+    @property
+    def is_pair(self) -> bool:
+        return len(self.parts) > 1
+
+    @property
+    def description(self) -> str:
+        """The labels of this kind, for errors."""
+        if self.is_pair:
+            return f"a (verb, noun) tuple of integers, below {tuple(self.parts.values())}"
+        number = f"from 0 to {self.num_classes - 1} (MODEL.NUM_CLASSES)"
+        return f"a tuple of integers {number}" if self.several else f"an integer {number}"
+
+    def has_label(self, label: object) -> bool:
+        """Whether `label` is a label of this kind."""
+        if isinstance(label, tuple) != (self.is_pair or self.several):
+            return False
+        numbers = label if isinstance(label, tuple) else (label,)
+        limits = [self.num_classes] * len(numbers) if self.several else [*self.parts.values()]
+        return len(numbers) == len(limits) and all(
+            isinstance(number, (int, np.integer)) and 0 <= number < limit
+            for number, limit in zip(numbers, limits)
+        )
+
+    def split(self, scores: Tensor) -> dict[str, Tensor]:
+        """Scores of each part, [..., classes of the part]."""
+        return dict(zip(self.parts, scores.split(list(self.parts.values()), dim=-1)))
+
+    def split_names(self, names: Sequence[str]) -> dict[str, list[str]]:
+        """Names of the classes of each part; `names` has a name for each score."""
+        rest = iter(names)
+        return {part: list(islice(rest, size)) for part, size in self.parts.items()}
+
+    def name_of(self, label: Label, names: Sequence[str]) -> str:
+        """The name of a label; `names` has a name for each score."""
+        if isinstance(label, int):
+            return names[label]
+        if not self.is_pair:
+            return ", ".join(names[number] for number in label)
+        verb, noun = label
+        return f"{names[verb]} {names[self.parts['verb'] + noun]}"
+
+
+def label_kind(cfg: CfgNode) -> LabelKind:
+    """The kind of labels that a config trains on."""
+    classes = cfg.MODEL.NUM_CLASSES
+    if cfg.TRAIN.DATASET.lower() == "epickitchens":
+        return LabelKind(
+            {"verb": classes, "noun": cfg.get("EPICKITCHENS", {}).get("NUM_NOUNS", 300)}
+        )
+    return LabelKind({"": classes}, several=cfg.DATA.get("MULTI_LABEL", False))
+
+
+def top_classes(scores: Tensor, count: int = 5) -> Tensor:
+    """The classes with the highest scores, [..., count]; of equal scores, the lower class first.
+
+    All rankings use this function. (The order of `topk` is undefined for equal scores.)
+    """
+    return scores.sort(dim=-1, descending=True, stable=True).indices[..., :count]
+
+
+def top_actions(scores: Tensor, kind: LabelKind, count: int = 5) -> tuple[Tensor, Tensor]:
+    """The (verb, noun) pairs with the largest products of scores, [B, count, 2], and the products.
+
+    Of equal products, the pair with the lower verb comes first, then that with the lower noun. Each
+    of the best `count` pairs consists of one of the best `count` verbs and nouns.
+    """
+    verbs, nouns = kind.split(scores)["verb"], kind.split(scores)["noun"]
+    best_verbs, best_nouns = (top_classes(x, count).sort(dim=-1).values for x in (verbs, nouns))
+    products = (
+        verbs.gather(-1, best_verbs)[..., :, None] * nouns.gather(-1, best_nouns)[..., None, :]
+    )
+    order = top_classes(products.flatten(-2), count)
+    width = best_nouns.shape[-1]
+    pairs = best_verbs.gather(-1, order // width), best_nouns.gather(-1, order % width)
+    return torch.stack(pairs, dim=-1), products.flatten(-2).gather(-1, order)
