@@ -75,6 +75,20 @@ def test_motionformer_checkpoint_needs_no_config(exact, clips, tmp_path, caplog)
     assert not np.array_equal(lara, expected)
 
 
+def test_motionformer_checkpoint_of_verbs_and_nouns(clips, tmp_path):
+    config = small_config(APPROX_ATTN_TYPE="none")
+    for part in ("TRAIN", "TEST"):
+        config[part] = config.get(part, {}) | {"DATASET": "Epickitchens"}
+    kitchens = write_model(tmp_path / "kitchens", config)
+    assert {"head0.weight", "head1.weight"} <= {
+        *torch.load(kitchens.checkpoint, weights_only=True)["model_state"]
+    }
+    model = load(save(tmp_path / "m.pyth", kitchens, motionformer_config(tree_of(kitchens))))
+    expected, prediction = load(kitchens.cfg, kitchens.checkpoint)(clips[0]), model(clips[0])
+    np.testing.assert_array_equal(prediction.scores, expected.scores)
+    assert [*prediction.top_parts()] == ["verb", "noun"] and len(prediction.top().classes[0]) == 2
+
+
 @pytest.mark.parametrize("node", FOREIGN)
 def test_each_foreign_key_alone_does_not_matter(exact, tmp_path, node):
     tree = motionformer_config(tree_of(exact))
@@ -90,7 +104,7 @@ def test_each_foreign_key_alone_does_not_matter(exact, tmp_path, node):
     [
         ("MODEL", "MODEL_NAME", "SlowFast", "MODEL.MODEL_NAME is 'SlowFast'"),
         ("MODEL", "NUM_CLASSES", [97, 300], "MODEL.NUM_CLASSES.*must be an integer"),
-        ("TRAIN", "DATASET", "epickitchens", "TRAIN.DATASET is 'epickitchens'"),
+        ("TRAIN", "DATASET", "ava", "TRAIN.DATASET is 'ava'"),
         ("VIT", "DEPTH", 0, "VIT.DEPTH is 0"),
         ("VIT", "APPROX_ATTN_TYPE", "linformer", "VIT.APPROX_ATTN_TYPE is 'linformer'"),
         ("DATA", "NUM_FRAMES", 8, "DATA.NUM_FRAMES is 8"),
