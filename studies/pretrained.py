@@ -36,7 +36,7 @@ from slowfast_lara.analysis.tables import Cells
 from slowfast_lara.attention import ESTIMATORS, build_estimator
 from slowfast_lara.config import get_cfg
 from slowfast_lara.data import load_views
-from slowfast_lara.drawing import saved_figure
+from slowfast_lara.drawing import attention_styles, saved_figure
 from slowfast_lara.errors import InputError
 from slowfast_lara.inference.layers import LayerInputs
 from slowfast_lara.inference.videos import find_videos
@@ -82,11 +82,12 @@ class SwappedTable(MarkdownTable):
     def plot(self, path: str) -> None:
         with saved_figure(path, (11, 4.6), columns=2) as (figure, axes):
             for axis, kind in zip(axes, ("cls", "patches")):
-                for index, label in enumerate(dict.fromkeys(r.label for r in self.results)):
+                labels = [*dict.fromkeys(result.label for result in self.results)]
+                for label, style in zip(labels, attention_styles(labels)):
                     some = [result for result in self.results if result.label == label]
                     shares = [100 * result.share for result in some]
                     means = [1 - statistics.fmean(getattr(result, kind)) for result in some]
-                    axis.plot(shares, means, "o-" if index < 10 else "s-", label=label)
+                    axis.plot(shares, means, **style, label=label)
                 axis.set(xscale="log", yscale="log", xlabel="MACs, % of exact attention")
                 axis.set_ylabel(f"1 - cosine to exact attention, {kind}")
             axes[1].legend(fontsize=7)
