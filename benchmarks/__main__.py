@@ -26,29 +26,10 @@ def build_parser() -> CommandParser:
         prog="python -m benchmarks",
         description="Measure speed, memory and errors on this machine, or estimate GPU speed.",
     )
-    parser = root.add_command("crop", crop)
-    sizes = {"type": positive_int, "nargs": "+"}
-    parser.add_flag("--crops", "crop sizes", default=[224, 336, 448], metavar="PIXELS", **sizes)
-    parser.add_flag("--flops", "also count the GFLOPs of whole models", action="store_true")
-    _add_attention_flags(parser)
-
-    parser = root.add_command("stage", stage)
-    parser.add_flag("--crops", "crop sizes", default=[224, 336], metavar="PIXELS", **sizes)
-    groups = "groups of the keys of a frame, or keys that a query attends to exactly"
-    parser.add_flag("--groups", groups, type=positive_int, default=96)
-    _add_attention_flags(parser)
-
-    parser = root.add_command("length", length)
-    lengths = [1024, 2048, 3072, 4096, 8192]
-    parser.add_flag("--lengths", "sequence lengths", default=lengths, metavar="TOKENS", **sizes)
-    _add_attention_flags(parser)
-
-    parser = root.add_command("vjepa2", vjepa2)
-    frames = "tokens; a frame of 256 pixels has 256"
-    parser.add_flag("--tokens", frames, default=[2048, 8192], metavar="TOKENS", **sizes)
-    _add_attention_flags(parser)
+    _add_speed_commands(root)
 
     parser = root.add_command("errors", errors)
+    sizes = {"type": positive_int, "nargs": "+"}
     numbers = "numbers of landmarks or samples"
     parser.add_flag("--samples", numbers, default=[16, 32, 64, 128, 256], metavar="C", **sizes)
     parser.add_flag("--seeds", "seeds of random attentions", type=positive_int, default=5)
@@ -86,6 +67,31 @@ def build_parser() -> CommandParser:
     parser.add_flag("--archs", archs, type=int, nargs="+", default=[])
     add_table_flag(parser, "PATH.csv and PATH.md")
     return root
+
+
+def _add_speed_commands(root: CommandParser) -> None:
+    """Add the commands that time attentions on this machine."""
+    parser = root.add_command("crop", crop)
+    sizes = {"type": positive_int, "nargs": "+"}
+    parser.add_flag("--crops", "crop sizes", default=[224, 336, 448], metavar="PIXELS", **sizes)
+    parser.add_flag("--flops", "also count the GFLOPs of whole models", action="store_true")
+    _add_attention_flags(parser)
+
+    parser = root.add_command("stage", stage)
+    parser.add_flag("--crops", "crop sizes", default=[224, 336], metavar="PIXELS", **sizes)
+    groups = "groups of the keys of a frame, or keys that a query attends to exactly"
+    parser.add_flag("--groups", groups, type=positive_int, default=96)
+    _add_attention_flags(parser)
+
+    parser = root.add_command("length", length)
+    lengths = [1024, 2048, 3072, 4096, 8192]
+    parser.add_flag("--lengths", "sequence lengths", default=lengths, metavar="TOKENS", **sizes)
+    _add_attention_flags(parser)
+
+    parser = root.add_command("vjepa2", vjepa2)
+    frames = "tokens; a frame of 256 pixels has 256"
+    parser.add_flag("--tokens", frames, default=[2048, 8192], metavar="TOKENS", **sizes)
+    _add_attention_flags(parser)
 
 
 def _add_attention_flags(parser: CommandParser) -> None:
