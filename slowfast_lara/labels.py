@@ -19,7 +19,7 @@ import torch
 from fvcore.common.config import CfgNode
 from torch import Tensor
 
-# One class, a (verb, noun) pair, or the classes of a clip with several.
+# One class, a (verb, noun) pair, or all classes of a clip with several classes.
 Label = int | tuple[int, ...]
 
 
@@ -40,7 +40,7 @@ class LabelKind(NamedTuple):
 
     @property
     def description(self) -> str:
-        """The labels of this kind, for errors."""
+        """Description of the valid labels, for errors."""
         if self.is_pair:
             return f"a (verb, noun) tuple of integers, below {tuple(self.parts.values())}"
         number = f"from 0 to {self.num_classes - 1} (MODEL.NUM_CLASSES)"
@@ -97,8 +97,8 @@ def top_classes(scores: Tensor, count: int = 5) -> Tensor:
 def top_actions(scores: Tensor, kind: LabelKind, count: int = 5) -> tuple[Tensor, Tensor]:
     """The (verb, noun) pairs with the largest products of scores, [B, count, 2], and the products.
 
-    Of equal products, the pair with the lower verb comes first, then that with the lower noun. Each
-    of the best `count` pairs consists of one of the best `count` verbs and nouns.
+    Of equal products, the pair with the lower verb comes first, then that with the lower noun. The
+    best `count` pairs are among the combinations of the best `count` verbs and nouns.
     """
     verbs, nouns = kind.split(scores)["verb"], kind.split(scores)["noun"]
     best_verbs, best_nouns = (top_classes(x, count).sort(dim=-1).values for x in (verbs, nouns))

@@ -16,8 +16,8 @@ from slowfast_lara.data.transforms import by_frame, saturation
 GRAY_PROBABILITY = 0.2
 BLUR_PROBABILITY = 0.5
 BLUR_SIGMA = (0.1, 2.0)  # pixels
-ERASED_AREA = (0.02, 1 / 3)
-ERASED_ASPECT = (0.3, 1 / 0.3)
+ERASED_AREA = (0.02, 1 / 3)  # fraction of the frame
+ERASED_ASPECT = (0.3, 1 / 0.3)  # height / width
 
 
 def random_gray(clip: np.ndarray, rng: np.random.Generator) -> np.ndarray:

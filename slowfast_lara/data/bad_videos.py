@@ -10,7 +10,7 @@ from slowfast_lara.errors import TooManyBadVideos, printable
 
 logger = logging.getLogger(__name__)
 
-# This many bad videos never end a run, unless no bad video is allowed: 1 % of a small set is none.
+# Lower bound of the limit, unless max_share is 0: 1 % of a small set is less than one video.
 ALWAYS_ALLOWED = 5
 
 

@@ -66,6 +66,6 @@ class Charades(Kinetics):
         return [line.rsplit(" ", 1) for line in self._frames[index].split("\n")[:-1]]
 
     def _classes_of(self, index: int, frames: slice, where: str) -> tuple[int, ...]:
-        """The classes of some frames of a video."""
+        """The classes of the given frames of a video; errors name `where`."""
         texts = {text.strip('"') for _, text in self._lines(index)[frames]}
         return parse_labels(",".join(texts - {""}), self.cfg.MODEL.NUM_CLASSES, where)

@@ -1,4 +1,4 @@
-"""Class names from a JSON list, a JSON object {name: number}, lines of text, or EPIC-KITCHENS."""
+"""Class names from JSON (a list or {name: number}), lines of text, or EPIC-KITCHENS' CSV files."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def names_in(data_dir: str, count: int) -> list[str] | None:
 
     The file is classes.json, or EPIC-KITCHENS' files of verbs and of nouns, in this order.
     """
-    if not data_dir:  # it must not mean the working directory
+    if not data_dir:  # "" would mean the working directory
         return None
     path = os.path.join(data_dir, DEFAULT_NAME)
     if os.path.isfile(path):

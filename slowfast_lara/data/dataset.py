@@ -36,9 +36,8 @@ from slowfast_lara.errors import DataError, DecodeError, UserError
 from slowfast_lara.labels import Label, label_kind
 
 MODES = ("train", "val", "test")
-MAX_ATTEMPTS = 10
-# Before a run, the existence of this many videos of a list is checked.
-PATHS_CHECKED = 8
+MAX_ATTEMPTS = 10  # videos tried for one training sample
+PATHS_CHECKED = 8  # videos of a list whose existence the constructor checks
 
 
 class Sample(NamedTuple):
@@ -87,7 +86,7 @@ class VideoDataset(torch.utils.data.Dataset):
         paths, labels = self.read_lists()
         self._check_lists(paths, labels)
         self.paths: Sequence[str] = StringArray.of(paths)
-        # One object per label: as reference counts change, forked workers copy fewer pages.
+        # Share equal labels: fewer reference counts change, so forked workers copy fewer pages.
         classes = {x: tuple(map(int, x)) if isinstance(x, tuple) else int(x) for x in labels}
         self.labels: list[Label] = [classes[label] for label in labels]
         self._check_paths()
@@ -108,7 +107,7 @@ class VideoDataset(torch.utils.data.Dataset):
         return os.path.join(folder, "val.csv") if is_missing else path
 
     def target(self, index: int, draws: np.ndarray | None = None) -> Label | np.ndarray:
-        """The label of a video, or of its clip with these `draws`; multi-hot if it has several."""
+        """The label of a video, or of its clip with these `draws`; multi-hot for MULTI_LABEL."""
         label = self.clip_label(index, draws)
         if not self.cfg.DATA.MULTI_LABEL:
             return label
@@ -181,7 +180,7 @@ class VideoDataset(torch.utils.data.Dataset):
         return read_frames(source, choose, crop, whole=cache is None, cache=cache, **options)
 
     def _check_lists(self, paths: list[str], labels: list[Label]) -> None:
-        """Raise a DataError for lists of a user's class that would fail later, without a reason."""
+        """Raise a DataError if `read_lists` of a user's class returned invalid paths or labels."""
         where = f"{type(self).__name__}.read_lists, {self.mode}"
         if not len(paths) == len(labels) > 0:
             raise DataError(f"{where}: {len(paths)} paths and {len(labels)} labels")
@@ -209,9 +208,9 @@ class VideoDataset(torch.utils.data.Dataset):
         return len(self.paths)
 
     def __getitem__(self, key: int | tuple[int, ...]) -> Sample | VideoViews:
-        """`key` is (epoch, index), (epoch, index, repetition), or index for epoch 0."""
+        """Read an item; `key` is (epoch, index), (epoch, index, repetition), or index (epoch 0)."""
         epoch, index, *repetition = key if isinstance(key, tuple) else (0, key)
-        if not 0 <= index < len(self):  # an IndexError also ends a `for` loop
+        if not 0 <= index < len(self):  # `for` loops end at this IndexError
             raise IndexError(f"video index {index} is out of range for {len(self)} videos")
         if self.mode == "test":
             return self._test_views(index)

@@ -1,7 +1,7 @@
 """Decoded frames as a player displays them: RGB, upright, with square pixels.
 
-All readers of video files use `RgbConverter`, so that training, testing, streams and pictures see
-the same frames as a model that was trained on prepared videos.
+All readers of video files use `RgbConverter`, so that training, testing, streaming and
+visualization get upright frames with square pixels, like those of prepared videos.
 """
 
 from __future__ import annotations
@@ -113,10 +113,10 @@ class RgbConverter:
         self._orientation: Orientation | None = None
 
     def __call__(self, frame: Any) -> np.ndarray:
-        """uint8 RGB [H, W, 3]."""
+        """Convert a frame to uint8 RGB [H, W, 3]."""
         width, height = display_size(frame.width, frame.height, self._sample_aspect)
         is_scaled = (width, height) != (frame.width, frame.height)
-        # Bicubic as in `data prepare`. Without scaling, this filter would upsample the chroma.
+        # Bicubic as in `data prepare`. For unscaled frames, it would change the chroma upsampling.
         options = {"interpolation": Interpolation.BICUBIC} if is_scaled else {}
         rgb = self._reformatter.reformat(frame, width, height, "rgb24", **options, **ONE_THREAD)
         self._orientation = self._orientation or Orientation.of(frame)

@@ -3,7 +3,7 @@
 The annotations are the official CSV files, EPIC_100_train.csv and EPIC_100_validation.csv, in
 EPICKITCHENS.ANNOTATIONS_DIR. The frames are
 EPICKITCHENS.VISUAL_DATA_DIR/P01/rgb_frames/P01_101/frame_0000000001.jpg and so on. Motionformer's
-configs name the pickles of the same annotations, which are never read: they could run any code.
+configs name the pickles of the same annotations, which are never read: unpickling can run any code.
 """
 
 from __future__ import annotations
@@ -88,7 +88,7 @@ def _field(row: dict[str, str], column: str, where: str) -> str:
 
 
 def _frames_of(row: dict[str, str], folder: str, where: str) -> FrameRange:
-    """The frames of an action: those after `start_frame`, counted from 0, up to `stop_frame`."""
+    """The frames of an action: the files numbered `start_frame` + 1 to `stop_frame`."""
     video = _field(row, "video_id", where)
     participant = row.get("participant_id") or video.partition("_")[0]
     frames = FrameRange(os.path.join(folder, participant, "rgb_frames", video), 1, 1)
@@ -99,7 +99,7 @@ def _frames_of(row: dict[str, str], folder: str, where: str) -> FrameRange:
 
 
 def _frame_number(row: dict[str, str], side: str, fps: int | None, where: str) -> int:
-    """The frame number in the column SIDE_frame or, if there is none, of SIDE_timestamp."""
+    """The frame number in SIDE_frame or, if it is empty, computed from SIDE_timestamp."""
     text = row.get(f"{side}_frame")
     try:
         if text:

@@ -16,7 +16,7 @@ _PATH = re.compile(r"(?P<folder>.*)frame_(?P<first>\d{10})-(?P<last>\d{10})\.jpg
 
 
 class FrameRange(Sequence[str]):
-    """Paths of the frames `first` to `last` in a folder, which the video's name may end."""
+    """Paths of the frames `first` to `last` in a folder; `fps` depends on the folder's name."""
 
     def __init__(self, folder: str, first: int, last: int) -> None:
         self.folder, self.first, self.last = folder, first, last

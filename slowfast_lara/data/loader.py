@@ -178,7 +178,7 @@ class VideoLoader(DataLoader):
                 if isinstance(item, WorkerError):
                     raise RunError(item.reason)
                 yield item
-        # Raised by PyTorch, or by the connection over which a worker sends a batch.
+        # If a worker dies, PyTorch or the connection to the worker raises one of these.
         except (RuntimeError, OSError, EOFError) as error:
             workers = getattr(self._iterator, "_workers", ())
             reason = _death_reason(workers, first_line(error))
@@ -245,8 +245,8 @@ def collate(samples: list[Sample | WorkerError]) -> Batch | WorkerError:
 def _to_shared_memory(item: T, tensors: list[torch.Tensor | None]) -> T | WorkerError:
     """In a worker, move the tensors of `item` to shared memory.
 
-    Otherwise PyTorch would move them in a background thread. An error there would lose the item,
-    and the main process would wait for it forever.
+    Otherwise PyTorch would move them in a background thread. After an error in that thread, the
+    main process would wait for the item forever.
     """
     if torch.utils.data.get_worker_info() is not None:
         try:

@@ -40,7 +40,7 @@ def load_views(path: str | os.PathLike[str], cfg: CfgNode) -> torch.Tensor:
     """Read all test views of a video.
 
     Args:
-        path: a video file; with Ssv2 also a folder of extracted frames.
+        path: a video file; with Ssv2, Charades or Epickitchens also a folder of extracted frames.
         cfg: the config; the dataset class cfg.TEST.DATASET chooses the frames.
 
     Returns:

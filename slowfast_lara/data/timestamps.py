@@ -94,7 +94,8 @@ class TimestampCache:
         if abs(time.time_ns() - version[1]) < _SETTLED_NS:
             return
         if self._process != os.getpid():
-            self._process, self._pending = os.getpid(), {}  # the parent writes inherited entries
+            # In a forked process: the parent writes the entries that were pending at the fork.
+            self._process, self._pending = os.getpid(), {}
             Finalize(None, self.write, exitpriority=0)
         self._pending[os.path.abspath(path)] = (version, timestamps)
         is_due = time.monotonic() - self._last_write > _BATCH_SECONDS
@@ -143,7 +144,7 @@ class TimestampCache:
             return None
 
     def _connect(self, mode: str) -> sqlite3.Connection:
-        if os.path.islink(self._file):  # SQLite would create or fill the file that it leads to
+        if os.path.islink(self._file):  # SQLite would create or modify the target
             raise ValueError("is a symbolic link")
         uri = f"{Path(self._file).as_uri()}?mode={mode}"
         return sqlite3.connect(uri, uri=True, timeout=LOCK_TIMEOUT, isolation_level=None)

@@ -34,13 +34,13 @@ def whole_frame(height: int, width: int, short_side: int) -> Region:
 
 
 def test_frame(height: int, width: int, data: CfgNode) -> Region:
-    """The whole frame, scaled as a test requires by the node DATA of a config."""
+    """The whole frame, scaled for a test; `data` is the config node DATA."""
     region = whole_frame(height, width, data.TEST_SHORT_SIDE or data.TEST_CROP_SIZE)
     return region._replace(antialias=data.TEST_RESIZE == "pillow")
 
 
 def test_crop(pixels: np.ndarray, position: int, data: CfgNode) -> np.ndarray:
-    """Square crop of a test, by the node DATA of a config."""
+    """Square crop for a test (see `uniform_crop`); `data` is the config node DATA."""
     return uniform_crop(pixels, data.TEST_CROP_SIZE, position, data.TEST_RESIZE == "opencv")
 
 

@@ -1,8 +1,8 @@
 """Frames of video files, decoded with PyAV, cropped and resized as they arrive.
 
 The caller passes a function that chooses frame indices by the number of frames and the frame rate.
-The number is that of the packets, because headers are often wrong. The rate is that of the header
-if it is plausible, otherwise that of the timestamps.
+The number of frames is counted from the packets, because headers are often wrong. The frame rate
+is that of the header if it is plausible, otherwise it is computed from the timestamps.
 - `read_clip` (training) seeks to the key frame before the first wanted frame and stops after the
   last wanted frame. It identifies frames by their timestamps.
 - `read_whole` (testing) decodes the whole video and counts frames. If that count differs from the
@@ -38,8 +38,7 @@ CONTAINERS = (
 )
 # If the frame rate in the header is outside this range, the timestamps give the rate.
 PLAUSIBLE_FPS = (1, 240)
-# `check_length` allows this many frames per second: few cameras record more.
-MAX_FPS = 120
+MAX_FPS = 120  # limit of `check_length`; few cameras record more
 # Codecs whose decoder can skip non-reference frames. (HEVC is not listed: its frames of a higher
 # temporal sub-layer may refer to non-reference frames.)
 _SKIPS_NONREF = ("h264", "mpeg1video", "mpeg2video", "mpeg4")
@@ -105,7 +104,7 @@ def read_whole(
             raise DecodeError(f"{path}: no frame decodes")
         if count != expected:
             expected, indices = count, choose(count, fps)
-        # The frames chosen by a wrong number may include all that the right number chooses.
+        # The frames chosen by the wrong count may include all frames chosen by the right count.
         if np.isin(indices, wanted).all():
             return ClipFrames(pixels, np.searchsorted(wanted, indices))
     raise DecodeError(f"{path}: the number of frames differs between two decodes")
@@ -283,7 +282,7 @@ def count_frames(path: str) -> tuple[int, int]:
     count = 0
     with open_video(path) as (container, stream):
         for frame in decoded_frames(container, stream, errors):
-            display_size(frame.width, frame.height, stream.sample_aspect_ratio)
+            display_size(frame.width, frame.height, stream.sample_aspect_ratio)  # raises if invalid
             count += 1
     if not count:
         raise DecodeError(f"{path}: no frame decodes")

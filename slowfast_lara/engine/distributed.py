@@ -112,7 +112,7 @@ class _TensorUnpickler(pickle.Unpickler):
 def unwrap_ddp(model: nn.Module) -> nn.Module:
     """Return the model without its DDP wrapper, for checkpoints and for evaluation.
 
-    DDP would hang: its forward pass runs collectives, and ranks evaluate unequal numbers of videos.
+    DDP hangs in evaluation: its forward pass runs collectives, and ranks have unequal video counts.
     """
     return getattr(model, "module", model)
 

@@ -53,8 +53,8 @@ def validate(
 ) -> dict[str, Any] | None:
     """Return the mean loss, the errors or the mAP in percent, and the video counts.
 
-    The loss is that of the labels without smoothing. As in a test, a video with non-finite scores
-    counts as failed. The result is None after a stop request.
+    The loss uses no label smoothing. As in a test, a video with non-finite scores counts as
+    failed. The result is None after a stop request.
     """
     model = unwrap_ddp(model)
     model.eval()
@@ -241,7 +241,7 @@ def _write_results(
 
 
 def _log_summary(summary: dict[str, float], checkpoint: str, num_classes: int) -> None:
-    """Log the results of a test for people; the top-5 accuracy of five classes is always 100 %."""
+    """Log the results of a test in one line; omit top-5 if at most five classes make it 100 %."""
     found = ", ".join(
         f"{name.removesuffix(' accuracy')} {summary[key]:.2f} %"
         for key, name in TEST_METRICS.items()
@@ -260,7 +260,7 @@ def _labelled(label: Label, kind: LabelKind, names: Sequence[str] | None) -> dic
 def _ranking(
     scores: Tensor, label: Label, kind: LabelKind, names: Sequence[str] | None
 ) -> dict[str, Any]:
-    """Label and best five classes of a video and their scores; also by part, if it is a pair."""
+    """Label and best five classes of a video, with scores; for verb and noun, also of each part."""
     if kind.is_pair:
         pairs, values = top_actions(scores, kind)
         best: list[Label] = [(verb, noun) for verb, noun in pairs.tolist()]

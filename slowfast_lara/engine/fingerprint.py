@@ -22,7 +22,7 @@ from slowfast_lara.user_code import imported
 MAY_DIFFER = ("SHARD_ID", "DATA_LOADER.NUM_WORKERS", "DATA_LOADER.PIN_MEMORY", "IMPORTS")
 _SSV2 = (f"{PREFIX}{name}.json" for name in ("labels", "train", "validation"))
 LISTS = ("train.csv", "val.csv", "test.csv", *_SSV2)
-MAX_NAMED = 8
+MAX_NAMED = 8  # differences that an error lists
 
 
 def run_fingerprint(cfg: CfgNode, world_size: int) -> dict[str, str]:

@@ -23,7 +23,7 @@ from slowfast_lara.engine.shutdown import end_process
 from slowfast_lara.engine.signals import StopRequest
 from slowfast_lara.errors import FAILED, print_error
 
-PERIOD = 3.0
+PERIOD = 3.0  # seconds
 # A loss is detected after 7 periods, and all ranks read it at most 2 periods later: within 30 s.
 MISSED_BEATS = 7
 STORE = "the TCP store of the run"

@@ -217,7 +217,7 @@ def run_process(run: RunFunction, cfg: CfgNode, info: RankInfo | None = None) ->
     code = run_with_exit_code(work, os_error=FAILED)
     if code != DONE and (info is not None or multiprocessing.active_children()):
         end_process(code)
-    # Otherwise Python would wait for hanging workers at exit, and would not handle signals.
+    # At exit, Python would wait for hanging workers without handling signals.
     for worker in multiprocessing.active_children():
         worker.kill()
     atexit.register(ignore_signals)

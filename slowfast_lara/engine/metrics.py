@@ -33,9 +33,9 @@ def classification_loss(
 
 def score_loss(scores: Tensor, labels: Tensor, kind: LabelKind) -> Tensor:
     """`classification_loss` without smoothing, from the scores of a model in eval mode."""
-    if kind.several:  # clamps the logarithms
+    if kind.several:  # binary_cross_entropy clamps the logarithms itself
         return functional.binary_cross_entropy(scores, labels.to(scores.dtype))
-    # A tiny probability may be rounded to 0.
+    # A tiny probability may be rounded to 0, whose logarithm is -inf.
     log_scores = scores.clamp_min(torch.finfo(scores.dtype).tiny).log()
     return classification_loss(log_scores, labels, kind, smoothing=0.0)
 
@@ -56,7 +56,7 @@ def main_metric(stats: Mapping[str, Any]) -> tuple[str, float]:
 
 
 def correct_ranks(scores: Tensor, labels: Tensor, kind: LabelKind) -> dict[str, Tensor]:
-    """For each part of the label, whether rank 1 to 5 is the label: bool [B, 5]."""
+    """For each part of the label, whether the class at rank 1 to 5 is correct: bool [B, 5]."""
     if not kind.is_pair:
         return {"": top_classes(scores) == labels[:, None]}
     parts = kind.split(scores)
@@ -90,10 +90,10 @@ def metrics(scores: Tensor, labels: Tensor, kind: LabelKind) -> dict[str, float]
 
 
 def average_precisions(scores: np.ndarray, labels: np.ndarray) -> dict[int, float]:
-    """The average precision of each class that has a positive video; [videos, classes].
+    """The average precision of each class with a positive video; arguments are [videos, classes].
 
-    The sum over the thresholds of (increase in recall) * precision. Videos with equal scores share
-    a threshold, so that their order does not matter.
+    It is the sum over the thresholds of (increase in recall) * precision. Videos with equal scores
+    share a threshold, so that their order does not matter.
     """
     found = {}
     for label in np.flatnonzero(labels.any(axis=0)).tolist():
@@ -108,9 +108,9 @@ def average_precisions(scores: np.ndarray, labels: np.ndarray) -> dict[int, floa
 def per_class(
     scores: Tensor, labels: Tensor, kind: LabelKind, names: Sequence[str] | None
 ) -> dict[str, Any]:
-    """Accuracy or average precision, and number of videos, by class; of a pair, by part first.
+    """Accuracy or average precision, and number of videos, by class; for pairs, by part and class.
 
-    `names` has a name for each score; None: no names in the result.
+    `names` has a name for each score; if it is None, the result has no names.
     """
     if kind.several:
         by_class = average_precisions(scores.numpy(), labels.numpy().astype(bool))

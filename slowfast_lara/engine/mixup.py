@@ -70,7 +70,7 @@ def mix_clips(clips: Tensor, mix: Mix) -> Tensor:
 
 
 def mixed_loss(loss: Callable[[Tensor], Tensor], labels: Tensor, mix: Mix) -> Tensor:
-    """Return the loss for the mixed labels; `loss` computes it for one clip's labels each."""
+    """Return the loss for the mixed labels; `loss` computes the loss for unmixed labels."""
     if mix.own == 1:
         return loss(labels)
     return mix.own * loss(labels) + (1 - mix.own) * loss(labels.flip(0))

@@ -6,8 +6,8 @@ embeddings). PySlowFast 1.0 applies weight decay to these parameters, too, and h
 SOLVER.LAYER_DECAY (Clark et al. 2020, "ELECTRA") is a factor on the learning rate of a parameter,
 applied once for each layer between the parameter and the classifier.
 
-PyTorch's fused optimisers skip the step on the device if a gradient is not finite. The host then
-need not wait for the gradient.
+PyTorch's fused optimisers can skip a step on the device if a gradient is not finite, so that the
+host need not wait for the gradient (see `step_if_finite`).
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ def build_optimizer(model: nn.Module, cfg: CfgNode) -> torch.optim.Optimizer:
     """Build the optimiser SOLVER.OPTIMIZING_METHOD for a model without DDP wrapper."""
     solver = cfg.SOLVER
     groups = _parameter_groups(model, solver.WEIGHT_DECAY, solver.LAYER_DECAY)
-    # A loss scaler often skips the first step, and fused SGD then has no momentum buffer.
+    # If the loss scaler skips the first step, fused SGD leaves its momentum buffer uninitialised.
     # On mps, fused optimisers ignore `found_inf` (pytorch/pytorch#186360).
     fused = cfg.DEVICE != "mps" and (solver.OPTIMIZING_METHOD != "sgd" or not scales_loss(cfg))
     common: dict[str, Any] = {"lr": solver.BASE_LR, "fused": fused}

@@ -89,7 +89,7 @@ class TrainProgress:
         self._batch, self._lr = pending.iteration.batch + 1, pending.iteration.lr
         if rank() != 0:
             return
-        # The last two errors are those of the class or, for EPIC-KITCHENS, of the action.
+        # The last two errors are top-1 and top-5 of the class or, for EPIC-KITCHENS, of the action.
         top1 = f"{100 - self._recent(self._errors[-2]):.1f}%" if self._errors else ""
         self._bar.set_postfix(
             loss=f"{self._recent('loss'):.3f}",
@@ -120,7 +120,7 @@ class TrainProgress:
             self._summary += _summarize(stats, "val ")
 
     def log_epoch(self, epoch: int) -> None:
-        """Log the results of an epoch for people: those of its training and of its validation."""
+        """Log one line with the training and validation results of an epoch."""
         if self._summary:
             total = self._cfg.SOLVER.MAX_EPOCH
             logger.info("Epoch %d/%d: %s", epoch + 1, total, ", ".join(self._summary))
@@ -171,7 +171,7 @@ class TrainProgress:
 
 def _summarize(stats: dict[str, float], prefix: str = "") -> list[str]:
     parts = [f"{prefix}loss {stats['loss']:.3f}"]
-    with contextlib.suppress(KeyError):  # a training with several classes has only a loss
+    with contextlib.suppress(KeyError):  # with MULTI_LABEL, training has only a loss
         name, error = main_metric(stats)
         parts.append(f"{prefix}{name} {100 - error:.1f} %")
     return parts

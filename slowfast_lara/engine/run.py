@@ -105,7 +105,7 @@ def _build_tested_model(cfg: CfgNode) -> tuple[nn.Module, TestedWeights]:
 def _read_tested_weights(
     cfg: CfgNode,
 ) -> tuple[TestedWeights, dict[str, torch.Tensor], checkpoint.TrainedAttention]:
-    """Return the tested weights, and whether they were trained with the attention of `cfg`."""
+    """Return the description, the tensors and the `TrainedAttention` of the tested weights."""
     given = cfg.TEST.CHECKPOINT_FILE_PATH
     found = (given, checkpoint.load(given)) if given else checkpoint.newest(cfg.OUTPUT_DIR)
     if found is None:
@@ -115,7 +115,8 @@ def _read_tested_weights(
         )
     path, content = found
     attention = checkpoint.TrainedAttention.SAME
-    if given or not cfg.TRAIN.ENABLE:  # otherwise the training has checked the config
+    # If this run trained, it has already compared the saved config with `cfg`.
+    if given or not cfg.TRAIN.ENABLE:
         attention = saved_config.check_model(path, content, cfg, swap_attention=bool(given))
     states, averaged = checkpoint.weights_to_use(content, path, averaged=cfg.TEST.USE_EMA)
     return TestedWeights(path, averaged, _class_names(cfg, content)), states, attention
@@ -134,7 +135,7 @@ def _class_names(cfg: CfgNode, content: dict[str, Any]) -> list[str] | None:
 def _log_checkpoints(output_dir: str) -> None:
     """Log the checkpoints of a training, and which one other commands use."""
     paths = checkpoint.paths_in(output_dir)
-    if not paths:  # the training was complete in a checkpoint of another folder
+    if not paths:  # another process removed them
         return
     folder, used = os.path.split(paths[-1])
     text, best = f"{used} (last)", checkpoint.best_path(output_dir)

@@ -142,7 +142,7 @@ def _environment() -> dict[str, Any]:
 
 
 def _git_commit() -> str | None:
-    """Return the git commit of this package, with "-dirty" after local changes; None if unknown."""
+    """Return the git commit of this package, with "-dirty" if modified; None if unknown."""
     folder = os.path.dirname(os.path.abspath(slowfast_lara.__file__))
     command = ["git", "-C", folder, "describe", "--always", "--dirty", "--abbrev=40", "--exclude=*"]
     try:

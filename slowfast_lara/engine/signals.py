@@ -36,8 +36,7 @@ SIGNALS = tuple(
 _URGENT = (signal.SIGTERM, signal.SIGINT)
 # Signals within this time count once: one Ctrl-C may arrive directly and through the launcher.
 SAME_REQUEST_SECONDS = 0.3
-# After a signal, wait this long for the next batch.
-PATIENCE_SECONDS = 5.0
+PATIENCE_SECONDS = 5.0  # maximum wait for the next batch after a signal
 
 
 class _Stalled(BaseException):
@@ -107,7 +106,7 @@ class StopRequest:
         urgent_since: float | None = None
         while True:
             for number in receiver.recv(4096):
-                if number in SIGNALS:  # now: the main thread may run `_on_signal` much later
+                if number in SIGNALS:  # do not wait for `_on_signal`, which may run much later
                     self.request(signal.Signals(number).name)
                     if on_request is not None:
                         on_request()

@@ -280,11 +280,11 @@ class Trainer:
             logger.info("SOLVER.LAYER_DECAY %g: embeddings use %g times this rate", decay, lowest)
 
     def _left_out(self) -> str:
-        """The number of clips that each epoch leaves out, because they do not fill a batch."""
+        """Describe the clips that each epoch omits because they do not fill a batch; "" if none."""
         number = len(self.dataset) % self.state.global_batch
         if not number:
             return ""
-        return f"; {number} of {len(self.dataset)} clips (others in each epoch) are left out"
+        return f"; {number} of {len(self.dataset)} clips (different in each epoch) are left out"
 
 
 def batch_seed(*position: int) -> int:

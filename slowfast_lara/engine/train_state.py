@@ -78,7 +78,7 @@ class TrainState:
     def save_if_best(self, position: TrainingPosition, stats: dict[str, Any]) -> None:
         """Write best.pyth if the main error in `stats` is below that of the existing best.pyth.
 
-        Errors are of the videos with finite scores, so a model that fails on hard videos would win.
+        A model with non-finite scores is never the best: its error ignores the videos it failed on.
         """
         path = checkpoint.best_path(self.cfg.OUTPUT_DIR)
         if stats.get("num_not_finite"):
@@ -168,7 +168,7 @@ def _class_names(cfg: CfgNode) -> list[str] | None:
 def _find_start(
     cfg: CfgNode, train_list: str, global_batch: int
 ) -> tuple[str, dict[str, Any], bool] | None:
-    """Return (path, content, whether to resume) of the initial weights; None: random weights."""
+    """Return (path, content, whether to resume) of the initial weights; None for random weights."""
     if not cfg.TRAIN.AUTO_RESUME and checkpoint.paths_in(cfg.OUTPUT_DIR):
         # Otherwise the folder would mix checkpoints of two runs; the test would use the newest.
         raise ConfigError(

@@ -34,7 +34,7 @@ def start_wandb(cfg: CfgNode) -> Any:
             resume="allow",
             settings=wandb.Settings(console="off"),  # stdout.log has the console output
         )
-    except Exception as error:  # no API key, no network: W&B has many classes of errors
+    except Exception as error:  # no API key, no network, ...: W&B raises many exception types
         raise ConfigError(
             f"WANDB.ENABLE is True, but W&B does not start: {first_line(error)}; "
             "set the environment variable WANDB_MODE=offline to log without a server"

@@ -1,6 +1,6 @@
 """Search for bad videos before training, and their removal from lists.
 
-A video is bad if it has no frames or undecodable packets, or if it crashes the decoder.
+A video is bad if it has undecodable packets or no frames, or if decoding crashes or times out.
 OUT.progress records the checked videos; an interrupted check resumes from this file.
 """
 
@@ -71,7 +71,7 @@ def check_videos(
 
 
 def drop_bad(bad_file: str, lists: Sequence[str], *, separator: str, prefix: str) -> None:
-    """Remove the lines of the videos in `bad_file`, an OUT of `check_videos`, from lists."""
+    """Remove the videos in `bad_file` (written by `check_videos`) from the lists."""
     bad = {os.path.abspath(line.split("\t")[0]) for _, line in read_lines(bad_file)}
     lines, kept = {}, {}
     for name in lists:  # read and check all lists before one is written

@@ -116,7 +116,7 @@ def classes_of(folder: str) -> dict[str, list[str]]:
                 f"({', '.join(VIDEO_SUFFIXES)}) below it; expected at least 3, "
                 "for training, validation and test"
             )
-        for path in paths:  # by links, one file may be in two classes
+        for path in paths:  # links may put one file in two classes
             other, first_path = found.setdefault(os.path.realpath(path), (name, path))
             if other != name:
                 raise DataError(f"{first_path} and {path} are the same file in two classes")

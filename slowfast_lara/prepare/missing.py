@@ -54,7 +54,7 @@ def _scan(container: Any, stream: Any, errors: list[Exception]) -> tuple[int, fl
 
 
 def _check_readable(path: str) -> None:
-    """Read the file; raise DecodeError on a disk error, which FFmpeg takes for the end of file."""
+    """Read the file; raise DecodeError on a disk error, which FFmpeg treats as end of file."""
     try:
         with open(path, "rb") as file:
             while file.read(1 << 20):

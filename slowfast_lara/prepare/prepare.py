@@ -99,7 +99,7 @@ def prepare_set(
             write_lists(lists, results, out, separator)
             copy_class_files(videos, out)
             _report(len(tasks), done, failed, out)
-        except BrokenPipeError:  # from `print`
+        except BrokenPipeError:  # raised by `print`, not a disk error
             raise
         except OSError as error:
             raise RunError(

@@ -35,8 +35,8 @@ from slowfast_lara.prepare.missing import describe_missing
 from slowfast_lara.prepare.timing import Timing, frame_rate, mux, timing_of
 
 _UNSPECIFIED_COLORSPACE = 2
-# Colour matrices that have the same number in H.264 and in swscale. Decoders assume ITU-R BT.601 if
-# none is declared, and number it in several ways.
+# Colour matrices that have the same number in H.264 and in swscale. ITU-R BT.601 is not listed: it
+# has several numbers, and decoders assume it if none is declared.
 _CONVERTIBLE = (Colorspace.ITU709, Colorspace.FCC, Colorspace.SMPTE240M, Colorspace.BT2020)
 # No CABAC, no deblocking, few partition types; seven of eight frames are non-reference B-frames,
 # which a reader can skip. Compared with x264's defaults, reading takes a third of the time, files
@@ -255,7 +255,7 @@ class _Encoder:
         self._colors = first.colorspace, first.color_range
 
     def add(self, frame: Any, stream: Any) -> None:
-        display_size(frame.width, frame.height, stream.sample_aspect_ratio)  # checks it
+        display_size(frame.width, frame.height, stream.sample_aspect_ratio)  # raises if invalid
         if self._count == 0:
             self._start(frame, stream)
         options = {"interpolation": Interpolation.BICUBIC, **ONE_THREAD}

@@ -77,7 +77,7 @@ def render(
     bright = rng.integers(2)
     shapes = rng.permutation(SHAPES)
     video = np.repeat(_background(rng, size)[None], frames, axis=0)
-    for number in reversed(range(len(paths))):  # the moving object is last, on top
+    for number in reversed(range(len(paths))):  # the moving object is drawn last, on top
         low, high = (200, 255) if (number + bright) % 2 else (0, 55)
         color = [int(value) for value in rng.integers(low, high, size=3)]
         shape = outline(str(shapes[number]), rng)

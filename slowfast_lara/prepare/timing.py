@@ -8,8 +8,7 @@ from collections.abc import Sequence
 from fractions import Fraction
 from typing import Any, NamedTuple
 
-# Frame rate of a file that declares none, or an implausible one.
-_DEFAULT_RATE = Fraction(30)
+_DEFAULT_RATE = Fraction(30)  # if a file declares no frame rate or an implausible one
 # Limit of ticks per second: mp4 stores this number as an integer of limited size.
 _MAX_TICKS = 1_000_000
 

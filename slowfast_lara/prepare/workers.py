@@ -52,8 +52,8 @@ def in_processes(
                 process.start()
                 other_end.close()
                 running[connection] = _RunningItem(item, process, time.monotonic() + time_limit)
-                # The item is sent last: Ctrl-C before this line must not leave a busy process.
-                with contextlib.suppress(BrokenPipeError):  # crashed: see _receive
+                # Send the item last: a process that Ctrl-C keeps out of `running` must stay idle.
+                with contextlib.suppress(BrokenPipeError):  # it crashed: `_receive` reports it
                     connection.send(item)
             if not running:
                 return

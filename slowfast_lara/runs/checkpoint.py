@@ -122,8 +122,8 @@ def load(path: str) -> dict[str, Any]:
             # Print only strings and floats: in an untrusted file, other values may be huge.
             shown = f"{value!r:.40}" if type(value) in (str, float) else type(value).__name__
             raise CheckpointError(
-                f"cannot read checkpoint {path}: {key!r} must be an integer from {least} to 2**31, "
-                f"got {shown}"
+                f"cannot read checkpoint {path}: {key!r} must be an integer from {least} to "
+                f"2**31 - 1, got {shown}"
             )
     for key in ("optimizer_state", "scaler_state"):
         if not isinstance(content.get(key) or {}, dict):
@@ -193,8 +193,8 @@ def load_weights(
 ) -> list[str]:
     """Load the weights of a checkpoint into a model without DDP wrapper, all of them or none.
 
-    If the weights were trained with another attention, the estimator buffers of the model keep
-    their seeded values, and the weights of the other estimator are ignored.
+    If the weights were trained with another attention, the model's estimator buffers keep their
+    seeded values (drawn from RNG_SEED), and the weights of the other estimator are ignored.
 
     Returns:
         The names of the buffers that keep their seeded values.

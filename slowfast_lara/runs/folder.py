@@ -24,8 +24,7 @@ CONFIG = "config.yaml"
 ENVIRONMENT = "environment.json"
 TEST_PREFIX = "test_"
 TEST_RESULTS = "test_results.json"
-# Limits the memory of the confusion matrix, [classes, classes].
-MAX_CLASSES = 10_000
+MAX_CLASSES = 10_000  # limits the memory of the confusion matrix, [classes, classes]
 
 # Metrics of a test, in percent: key in TEST_RESULTS and in the log -> name for people.
 TEST_METRICS = {
@@ -43,7 +42,7 @@ _JSON_MARK = "json_stats: "
 
 
 class TestedVideo(NamedTuple):
-    """Label, top 5 classes or actions, and their scores of a tested video."""
+    """Label of a tested video, its top 5 classes or actions, and their scores."""
 
     path: str
     label: Label
@@ -82,9 +81,9 @@ class RunRecord:
     failed: list[FailedVideo] = field(default_factory=list)
     checkpoint: str = ""
     metrics: dict[str, float] = field(default_factory=dict)  # those of TEST_METRICS
-    # Of a test of verbs and nouns: {"verb": ..., "noun": ...}, as if each was tested alone.
+    # Only for verb and noun: {"verb": ..., "noun": ...}, records as if each was tested alone.
     parts: dict[str, RunRecord] = field(default_factory=dict)
-    # Of a test of videos with several classes.
+    # Only for videos with several classes.
     precisions: list[ClassPrecision] = field(default_factory=list)
 
     def name_of(self, label: Label) -> str:
@@ -151,7 +150,7 @@ _COUNTS = ("MODEL.NUM_CLASSES", "EPICKITCHENS.NUM_NOUNS")
 
 
 def _set_names(run: RunRecord, classes: str | None) -> None:
-    """Name the classes of the run, or of its verbs and nouns."""
+    """Set the class names of the run, or of its records for verb and noun."""
     records = [*run.parts.values()] or [run]
     counts = []
     for record, key in zip(records, _COUNTS):
@@ -231,7 +230,8 @@ def read_stats(folder: str | os.PathLike[str]) -> list[dict[str, Any]]:
         # Skip indented lines: they continue a message, which may contain the mark.
         text = "" if line[:1].isspace() else line.partition(_JSON_MARK)[2]
         with contextlib.suppress(ValueError):
-            content = parse_json(text, parse_constant=float)  # the loss may be NaN
+            # Accept NaN and infinities: a logged loss may be NaN.
+            content = parse_json(text, parse_constant=float)
             if isinstance(content, dict):
                 stats.append(content)
     return stats

@@ -95,7 +95,7 @@ def saved_config(content: dict[str, Any]) -> dict[str, Any] | None:
 
 
 def checkout_config(content: dict[str, Any]) -> dict[str, Any] | None:
-    """The unmodified config of a checkpoint of a PySlowFast checkout or of Motionformer."""
+    """The unmodified config in a checkpoint of a PySlowFast checkout or Motionformer; else None."""
     tree = _raw_config(content)
     return tree if isinstance(tree.get("VIT"), dict) and not is_pyslowfast_1(tree) else None
 
