@@ -75,7 +75,7 @@ def _warn(cfg: CfgNode) -> None:
 
 
 def add_keys(tree: CfgNode) -> None:
-    """Add the model's missing keys to a default config; ConfigError if an existing one conflicts."""
+    """Add the missing keys of the model to a default config; ConfigError if one conflicts."""
     missing = {}
     for key, ours in all_keys().items():
         if not key.startswith("VIT.") and key != "MODEL.ACT_CHECKPOINT":

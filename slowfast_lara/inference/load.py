@@ -150,7 +150,7 @@ def _with_config(path: str, content: dict[str, Any], run_config: str) -> ModelSo
 
 
 def _check_origin(path: str, content: dict[str, Any]) -> None:
-    """Raise an error or log a warning if the program that trained a checkpoint differs."""
+    """Raise an error or log a warning for settings of another program that differ here."""
     tree = saved_config.checkout_config(content)
     if tree is None:
         return

@@ -107,7 +107,7 @@ class WindowScorer:
         return self._score(frame.end) if self._position != before else None
 
     def _position_at(self, end: float) -> tuple[bool, int]:
-        """Whether a full window has ended by `end`, and the number of strides since then, or since 0."""
+        """Whether a full window has ended by `end`, and the strides since then, or since 0."""
         is_full = end + self._half_frame >= self._window
         seconds = end + self._half_frame - (self._window if is_full else 0)
         return is_full, int(seconds / self._stride)
