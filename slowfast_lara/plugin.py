@@ -45,7 +45,7 @@ def VisionTransformer(cfg: CfgNode) -> nn.Module:
 
 def check(cfg: CfgNode) -> None:
     """Raise ConfigError if a checkout's config has a value that this model does not support."""
-    # Of several pathways, the model would use only the first, which has fewer frames.
+    # The model would use only the first of several pathways, which has fewer frames.
     arch = cfg.MODEL.get("ARCH")
     if arch in cfg.MODEL.get("MULTI_PATHWAY_ARCH", ()):
         allowed = ", ".join(cfg.MODEL.SINGLE_PATHWAY_ARCH)
@@ -68,14 +68,14 @@ def _warn(cfg: CfgNode) -> None:
     decay, depth = cfg.SOLVER.get("LAYER_DECAY", 1.0), cfg.get("MVIT", {}).get("DEPTH")
     if decay != 1 and depth != cfg.VIT.DEPTH:
         logger.warning(
-            "SOLVER.LAYER_DECAY counts layers by MVIT.DEPTH, which is %s: set it to VIT.DEPTH (%d)",
+            "SOLVER.LAYER_DECAY counts layers by MVIT.DEPTH (%s): set MVIT.DEPTH to VIT.DEPTH (%d)",
             depth,
             cfg.VIT.DEPTH,
         )
 
 
 def add_keys(tree: CfgNode) -> None:
-    """Add missing keys of the model to a default config; add none if an existing key conflicts."""
+    """Add the missing keys of the model to a default config; ConfigError if one conflicts."""
     missing = {}
     for key, ours in all_keys().items():
         if not key.startswith("VIT.") and key != "MODEL.ACT_CHECKPOINT":

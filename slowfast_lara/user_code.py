@@ -15,8 +15,8 @@ from collections.abc import Iterable
 
 from slowfast_lara.errors import InputError, first_line
 
-# Files and modules, separated as in PATH. `--import` extends it, so that it also reaches the
-# processes that a command starts.
+# Environment variable that lists files and modules, separated as in PATH. `--import` extends it, so
+# that child processes import them too.
 VARIABLE = "SLOWFAST_LARA_IMPORT"
 OWN_CODE = "--import FILE.py adds your own"
 
@@ -45,8 +45,8 @@ def _import(name: str, is_file: bool) -> None:
         folder, file = os.path.split(name)
         module = file.removesuffix(".py")
         if folder not in sys.path:
-            # Not first: the other files of the folder must not hide installed packages. Loader
-            # workers that do not fork get this path and import the module of a dataset by name.
+            # Append: other files of the folder must not shadow installed packages. DataLoader
+            # workers that are not forked get this path and import a dataset's module by name.
             sys.path.append(folder)
     try:
         found = importlib.import_module(module).__file__
@@ -58,7 +58,7 @@ def _import(name: str, is_file: bool) -> None:
 
 def _reason(error: BaseException, module: str) -> str:
     if isinstance(error, ModuleNotFoundError) and error.name == module.partition(".")[0]:
-        return f"no module {module!r} is installed; the name of a file ends with .py"
+        return f"no module {module!r} is installed; a file name must end with .py"
     frames = [x for x in traceback.extract_tb(error.__traceback__) if "importlib" not in x.filename]
     place = (error.filename, error.lineno) if isinstance(error, SyntaxError) else frames[-1][:2]
     return f"{type(error).__name__}: {first_line(error)} ({place[0]}, line {place[1]})"

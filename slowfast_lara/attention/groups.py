@@ -9,7 +9,7 @@ shares of a group add up to 1), and the group acts as one key, value and bias:
 b_c is the entropy of the shares: 0 for a single key, log(size) for equal shares. By Jensen's
 inequality q_n.k_c / sqrt(d) + b_c never exceeds the true log-mass log sum_p exp(q_n.k_p / sqrt(d))
 of the group, whatever the shares. Both are equal for the query r if s_p is proportional to
-exp(r.k_p / sqrt(d)); `merged` takes the mean query as r. Equal shares belong to r = 0.
+exp(r.k_p / sqrt(d)); `merged` takes the mean query as r. With r = 0 the shares are equal.
 
 The error is bounded. For a query q, let delta be the largest difference of (q - r).k_p / sqrt(d)
 between two keys of a group. Then the log-mass is too small by at most delta^2 / 8 (Hoeffding's
@@ -18,7 +18,7 @@ the largest distance between two of them. If the errors of the log-masses of a f
 of length e, the output differs by at most the largest error of a v_c plus tanh(e / 4) times the
 largest distance between two values. So equal keys merge without an error.
 
-The groups carry no gradient. All else does, the shares and r included.
+The groups carry no gradient. Everything else does, including the shares and r.
 
 Shapes: B batch, h heads, N queries, F frames, P tokens of a frame, m groups of a frame, d head
 size.
@@ -79,14 +79,14 @@ def group_softmax(logits: Tensor, groups: Tensor, num_groups: int) -> Tensor:
 
 
 def group_entropies(shares: Tensor, groups: Tensor, num_groups: int) -> Tensor:
-    """b_c of shares [B,h,F,P]: [B,h,F,m]."""
+    """The entropy b_c of the shares [B,h,F,P] in each group: [B,h,F,m]."""
     return group_sums((-shares * shares.log()).unsqueeze(-1), groups, num_groups).squeeze(-1)
 
 
 def group_sums(x: Tensor, groups: Tensor, num_groups: int) -> Tensor:
     """Sums over the keys of each group: [...,P,e] and [...,P] -> [...,m,e].
 
-    The sums have a fixed order on every device. On a GPU index_add would not: it uses atomics.
+    The order of summation is fixed on every device. On a GPU, index_add uses atomics in any order.
     """
     if x.device.type != "cpu" or is_exporting():
         numbers = torch.arange(num_groups, device=x.device).unsqueeze(-1)
@@ -112,7 +112,7 @@ def attend(q: Tensor, means: Tensor, biases: Tensor) -> Tensor:
 
 
 def _attend_by_components(q: Tensor, k: Tensor, v: Tensor, biases: Tensor) -> Tensor:
-    """The biases as components of the head: no mask, and their gradient is one of the keys'."""
+    """`attend` with biases as extra components of the keys: no mask, and biases get gradients."""
     d, frames = q.shape[-1], k.shape[2]
     queries = append_units(q.permute(2, 0, 1, 3)).flatten(1, 2).transpose(0, 1)  # [B*h,N,d']
     keys = append_biases(k, biases * d**0.5)

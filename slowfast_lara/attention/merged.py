@@ -9,23 +9,23 @@ centre. A group acts as one key, value and bias, with the mean query r as in gro
     V_c = Var(q) sum_p s_p |k_p - k_c|^2 / d
 
 Var(q) is the mean variance of a component of the queries. V_c is then the variance of the group's
-logits, averaged over queries with this variance in every direction: the second-order term of the
-group's log-mass. The groups and V_c carry no gradient, all else does.
+logits, averaged over queries with this variance in every direction, and V_c / 2 the second-order
+term of the group's log-mass. The groups and V_c carry no gradient.
 
 Merging changes the output by the spread of logits and values within a group. So tokens are compared
 by keys and values, in one vector of length d: the key plus `values` times the value, both
-standardised. Such a sum keeps |k - k'|^2 + values^2 |v - v'|^2 up to a cross term, which is small
-because the bases of keys and values are unrelated. It costs half of a concatenation.
+standardised. The sum preserves |k - k'|^2 + values^2 |v - v'|^2 up to a cross term, which is small
+because the bases of keys and values are unrelated. It costs half as much as a concatenation.
 
-Choice of centres: the token nearest the mean comes first. Then, in `rounds` rounds of equal size,
-the tokens farthest from all centres. Of twice as many candidates, a round takes those that are also
-far from every candidate before them; otherwise it would take several tokens of one outlying region.
-A round is a few batched operations. More rounds approach the sequential farthest-point search.
+Choice of centres: the first is the token nearest the mean. Each of `rounds` rounds of equal size
+then adds the tokens farthest from all centres. Of twice as many candidates, a round takes those
+that are also far from every candidate before them; otherwise it would take several tokens of one
+outlying region. With more rounds, the choice approaches the sequential farthest-point search.
 
 Related work: EVA (Zheng et al., ICLR 2023) treats the keys of a local window exactly and summarises
 the others by fixed blocks. Token merging (Bolya et al., ICLR 2023) merges tokens of the whole
 network pairwise. Clustered attention (Vyas et al., NeurIPS 2020) groups queries. Here the data
-decide which keys stay apart, and queries, values and shapes of the network stay as they are.
+determine which keys stay apart, and queries, values and shapes of the network stay as they are.
 
 With m >= P the result is exact. Shapes: see groups.py.
 
@@ -72,7 +72,7 @@ def merged_attention(
     values: float = 0.7,
     kernels: choice.Kernels = "auto",
 ) -> Tensor:
-    """q [B,h,N,d]; k, v [B,h,F*P,d] -> [B,h,N,F,d]."""
+    """Merged-key attention: q [B,h,N,d]; k, v [B,h,F*P,d] -> [B,h,N,F,d]."""
     keys = split_frames(k, num_frames).shape[3]
     if num_groups >= keys:
         return softmax_attention(q, k, v, num_frames=num_frames)
@@ -81,7 +81,7 @@ def merged_attention(
         if k.shape != v.shape:
             unsupported = unsupported or "values with a shape different from the keys'"
         if q.dtype == torch.float32 and not interpreted():
-            unsupported = unsupported or "merged keys in float32"  # the tiles would spill
+            unsupported = unsupported or "merged keys in float32"  # would spill registers
         if choice.uses_triton(kernels, q, unsupported):
             k, v = k.to(q.dtype), v.to(q.dtype)
             return triton_merged(q, k, v, num_frames, num_groups, rounds, values)[0]
@@ -94,7 +94,7 @@ def merged_attention(
 
 
 def _head_chunks(k: Tensor) -> list[slice]:
-    """Slices of heads that are processed at a time: all, or on a CPU, as CPU_CHUNK allows."""
+    """Slices of heads to process one after another: one or, on a CPU, as CPU_CHUNK requires."""
     size = h = k.shape[1]
     if k.device.type == "cpu" and not is_exporting():
         size = max(1, CPU_CHUNK * h // max(1, k.numel()))
@@ -104,7 +104,7 @@ def _head_chunks(k: Tensor) -> list[slice]:
 def _merge(
     q: Tensor, pairs: Tensor, num_groups: int, rounds: int, values: float
 ) -> tuple[Tensor, Tensor]:
-    """k_c and v_c [B,h,F,m,2d], and b_c [B,h,F,m].
+    """Merge the keys of each frame: k_c and v_c [B,h,F,m,2d], and b_c [B,h,F,m].
 
     `pairs` are keys and values, side by side [B,h,F,P,2d].
     """
@@ -143,7 +143,7 @@ def _squares(x: Tensor) -> Tensor:
 
 
 def choose_groups(x: Tensor, num_groups: int, rounds: int) -> Tensor:
-    """Group tokens with features x [...,P,e], whose mean is 0: [...,P], from 0 to num_groups - 1.
+    """Group index [...,P] of each token, from 0 to num_groups - 1; features x [...,P,e] of mean 0.
 
     x_p.z - |z|^2 / 2 is largest for the centre z nearest to token p. Ties go to the lower index.
     """
@@ -159,13 +159,13 @@ def choose_groups(x: Tensor, num_groups: int, rounds: int) -> Tensor:
         groups = torch.where(scores > nearness, nearest + taken, groups)
         nearness = torch.maximum(nearness, scores)
         centres = torch.cat((centres, chosen), dim=-1)
-    # A centre belongs to its own group, even if an equal token is a centre too: no group is empty.
+    # A centre is in its own group, even if another centre is equal, so that no group is empty.
     own = torch.arange(num_groups, device=x.device).expand_as(centres)
     return groups.scatter(-1, centres, own)
 
 
 def _nearest(x: Tensor, norms: Tensor, centres: Tensor) -> tuple[Tensor, Tensor]:
-    """Score and number of the nearest of some centres [...,c], for every token: [...,P] each."""
+    """Score and index of each token's nearest centre in `centres` [...,c]: [...,P] each."""
     scores = x @ _take(x, centres).mT
     return (scores - norms.gather(-1, centres).unsqueeze(-2) / 2).max(-1)
 
@@ -208,9 +208,9 @@ class MergedAttention(Estimator):
         *,
         head_dim: int,
         num_landmarks: int,
-        rounds: Annotated[int, "rounds of the choice of centres"] = 4,
+        rounds: Annotated[int, "rounds in which the centres are chosen"] = 4,
         values: Annotated[
-            float, "weight of the values where tokens are compared; 0: the keys alone"
+            float, "weight of the values when tokens are compared; 0: only keys count"
         ] = 0.7,
         kernels: choice.Kernels = "auto",
     ) -> None:

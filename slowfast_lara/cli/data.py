@@ -49,7 +49,7 @@ def add_commands(root: CommandParser) -> None:
     parser.add_flag("--group", group, type=regular_expression, default="", metavar="REGEX")
 
     parser = data.add_command("check", check)
-    parser.add_argument("out", metavar="OUT", help="the file for the bad videos")
+    parser.add_argument("out", metavar="OUT", help="the file to list bad videos in")
     sources = "lists (.csv, .txt), folders or videos"
     parser.add_argument("sources", nargs="+", metavar="SOURCE", help=sources)
     _add_separator(parser)

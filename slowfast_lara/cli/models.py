@@ -61,7 +61,7 @@ examples:
 {RUN_OR_CHECKPOINT}
 Only this machine can open the page, unless --host is another address. The page sends no data to
 other servers, and requests of other sites are refused. An uploaded file is removed as soon as it
-has been read; files that wait to be read may take five times --megabytes.
+has been read; files that wait to be read may take five times --megabytes in total.
 The demo needs Gradio: pip install 'slowfast_lara[demo]'.
 """
 SWAP_EPILOG = """\
@@ -96,7 +96,7 @@ def add_commands(root: CommandParser) -> None:
     host = "address to listen on; by default, only this machine can connect"
     parser.add_flag("--host", host, default="127.0.0.1")
     parser.add_flag("--port", "TCP port", type=int, default=7860)
-    names = "further names under which clients may open the page, e.g. of a proxy"
+    names = "further host names under which clients may open the page, e.g. of a proxy"
     parser.add_flag("--allow-host", names, nargs="+", default=[], metavar="NAME")
     number = {"type": positive_int, "metavar": "N"}
     parser.add_flag("--megabytes", "largest file to accept", default=200, **number)
@@ -162,7 +162,7 @@ def _add_predict(root: CommandParser) -> None:
     seconds = {"type": float, "metavar": "SECONDS"}
     window = "length of a window (default: the time span of a clip; 4 for Ssv2 models)"
     parser.add_flag("--window", window, **seconds)
-    parser.add_flag("--stride", "time from window to window (default: half a window)", **seconds)
+    parser.add_flag("--stride", "time between window starts (default: half a window)", **seconds)
     plot = "with --stream: also plot the scores over time"
     parser.add_flag("--plot", plot, metavar="FILE.png|FOLDER")
 
@@ -174,7 +174,7 @@ def _add_visualize(root: CommandParser) -> None:
     point = "the query point, in pixels of the centre crop that the model sees"
     parser.add_flag("--point", point, metavar="X,Y")
     parser.add_flag("--frame", "frame of the clip, from 0 (default: the middle one)", type=int)
-    moving = "instead of --point: the K patches of the frame with the most motion (default: 1)"
+    moving = "instead of --point: the K patches with the most motion in the frame (default: 1)"
     parser.add_flag("--moving", moving, type=int, metavar="K")
     parser.add_flag("--layer", "layer, from 0 (default: the last)", type=int)
     parser.add_flag("--head", "attention head, from 0 (default: the mean of all heads)", type=int)
@@ -184,8 +184,8 @@ def _add_visualize(root: CommandParser) -> None:
 
 def _add_numbers_flag(parser: CommandParser, flag: str, default: list[int]) -> None:
     meaning = (
-        "numbers of landmarks or samples to try, or of groups of a frame's keys; numbers above "
-        "those of the tokens are skipped"
+        "numbers of landmarks, samples or groups of a frame's keys to try; those above the "
+        "number of tokens are skipped"
     )
     parser.add_flag(flag, meaning, type=positive_int, nargs="+", default=default, metavar="C")
 

@@ -51,7 +51,7 @@ def add_commands(root: CommandParser) -> None:
     add_size_flags(parser)
     precisions = {"choices": PRECISIONS, "default": list(PRECISIONS), "nargs": "+"}
     parser.add_flag("--precisions", "precisions to time", **precisions)
-    parser.add_flag("--repeats", "rounds; the fastest counts", type=positive_int, default=10)
+    parser.add_flag("--repeats", "timings; the fastest counts", type=positive_int, default=10)
     add_table_flag(parser, "PATH.csv and PATH.json")
 
 

@@ -1,4 +1,4 @@
-"""Configs of PySlowFast git checkouts and of Motionformer: recognition, and their shared keys."""
+"""Configs of PySlowFast git checkouts and of Motionformer: detection, checks and shared keys."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ _REQUIRED = {
     "MODEL.HEAD_ACT": "softmax",
     "DETECTION.ENABLE": False,
     "MASK.ENABLE": False,
-    "MULTIGRID.LONG_CYCLE": False,  # other numbers of frames
-    "MULTIGRID.SHORT_CYCLE": False,  # crops that are no multiple of a patch
+    "MULTIGRID.LONG_CYCLE": False,  # varies the number of frames
+    "MULTIGRID.SHORT_CYCLE": False,  # crop sizes need not be multiples of a patch
 }
 
 
@@ -29,12 +29,12 @@ def is_pyslowfast_1(tree: Mapping[str, Any]) -> bool:
 
 
 def is_motionformer(tree: Mapping[str, Any]) -> bool:
-    """Whether a config is of Motionformer; PySlowFast's key is TRAIN.MIXED_PRECISION."""
+    """Whether a config is of Motionformer; in PySlowFast this key is TRAIN.MIXED_PRECISION."""
     return _value(tree, "SOLVER.USE_MIXED_PRECISION") is not None and not is_pyslowfast_1(tree)
 
 
 def check_checkout(tree: Mapping[str, Any]) -> None:
-    """Raise ConfigError if a checkout uses the model for more than to classify clips."""
+    """Raise ConfigError if a checkout's config enables more than the classification of clips."""
     if is_motionformer(tree):  # its model does not read these keys
         return
     for key, required in _REQUIRED.items():
@@ -45,7 +45,7 @@ def check_checkout(tree: Mapping[str, Any]) -> None:
 
 
 def shared_part(tree: Mapping[str, Any]) -> dict[str, Any]:
-    """The keys and values that have the same meaning in this package.
+    """The part of a checkout's config whose keys have the same meaning in this package.
 
     The other keys affect neither the model nor its input, except those that `check_checkout` and
     `differences` examine.
@@ -59,22 +59,22 @@ def shared_part(tree: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def differences(tree: Mapping[str, Any]) -> list[str]:
-    """Settings of a checkout with which its scores differ from those of this package."""
+    """Settings of a checkout that make its scores differ from those of this package."""
     known = shared_part(tree)["VIT"]
     found = [f"VIT.{key:.80} is unknown" for key in tree["VIT"] if key not in known]
     if _value(tree, "DATA.USE_OFFSET_SAMPLING"):
-        found.append("DATA.USE_OFFSET_SAMPLING True selects other frames")
+        found.append("DATA.USE_OFFSET_SAMPLING True selects different frames")
     scales, crop = _value(tree, "DATA.TRAIN_JITTER_SCALES"), _value(tree, "DATA.TEST_CROP_SIZE")
     one_crop = _value(tree, "TEST.NUM_SPATIAL_CROPS") == 1 and not is_motionformer(tree)
     if one_crop and isinstance(scales, list) and scales[:1] != [crop]:
         found.append(
-            "with TEST.NUM_SPATIAL_CROPS 1 the short side is DATA.TRAIN_JITTER_SCALES[0], here "
-            "DATA.TEST_CROP_SIZE"
+            "with TEST.NUM_SPATIAL_CROPS 1 the short side is DATA.TRAIN_JITTER_SCALES[0], in "
+            "slowfast_lara DATA.TEST_CROP_SIZE"
         )
     if _value(tree, "TEST.SHUFFLE_FRAMES"):
         found.append("TEST.SHUFFLE_FRAMES True shuffles the frames")
     if (method := _value(tree, "DATA.ENSEMBLE_METHOD")) not in (None, "sum"):
-        found.append(f"DATA.ENSEMBLE_METHOD is {method!r:.20}, here the average")
+        found.append(f"DATA.ENSEMBLE_METHOD is {method!r:.20}; slowfast_lara averages")
     return found
 
 

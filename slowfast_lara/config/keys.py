@@ -84,7 +84,7 @@ class Key(NamedTuple):
 
 
 def shared(default: Any, affects: Affects, allowed: Rule | Option, meaning: str) -> Key:
-    """A key of the model, its input or test with the same meaning in checkouts (see `Key`)."""
+    """A key of the model, its input or its test that checkouts share (see `Key.shared`)."""
     return Key(default, affects, allowed, meaning, shared=True)
 
 
@@ -199,7 +199,7 @@ KEYS = {
     "VIT.CLS_TOKEN": shared(True, MODEL, ANY,
         "classify by the CLS token (False: by the mean of the patches)"),
     "VIT.NUM_REGISTERS": shared(0, MODEL, AT_LEAST_0, "register tokens after CLS, as in DINOv2"),
-    "VIT.GELU": shared("exact", WEIGHTS, one_of(*GELUS), "GELU of the MLPs: exact, or by tanh"),
+    "VIT.GELU": shared("exact", WEIGHTS, one_of(*GELUS), "GELU: exact, or its tanh approximation"),
     "VIT.NORM_EPS": shared(1e-6, WEIGHTS, POSITIVE, "epsilon of the layer norms of blocks"),
     "VIT.FINAL_NORM_EPS": shared(1e-6, WEIGHTS, POSITIVE,
         "epsilon of the layer norm before the classifier"),
@@ -247,7 +247,7 @@ KEYS = {
     "DATA.RAND_AUGMENT": Key("rand-m20-n2-mstd0.5-inc", TRAINING, RAND_AUGMENT,
         "magnitude m, operations n, standard deviation mstd; inc: strength rises with magnitude"),
     "DATA.MAX_BAD_SHARE": Key(0.01, NOTHING, BELOW_1,
-        "stop training if more than 5 videos and this fraction of them do not decode (0: if any)"),
+        "stop training if more than 5 videos and more than this fraction fail to decode (0: any)"),
     "DATA.GRAYSCALE": Key(False, TRAINING, ANY, "greyscale for a fifth of the training clips"),
     "DATA.GAUSSIAN": Key(False, TRAINING, ANY, "blur half of the clips, sigma 0.1 to 2 pixels"),
     "DATA.RE_PROB": Key(0.0, TRAINING, PROBABILITY,
@@ -260,7 +260,7 @@ KEYS = {
     "EPICKITCHENS.ANNOTATIONS_DIR": Key("", NOTHING, ANY,
         "folder of the annotations (empty: DATA.PATH_TO_DATA_DIR)"),
     "EPICKITCHENS.TRAIN_LIST": Key("EPIC_100_train.csv", NOTHING, ANY,
-        "training annotations; for a name ending in .pkl, the .csv of that name"),
+        "training annotations; if the name ends in .pkl, the .csv file of that name"),
     "EPICKITCHENS.VAL_LIST": Key("EPIC_100_validation.csv", NOTHING, ANY, "as TRAIN_LIST"),
     "EPICKITCHENS.TEST_LIST": Key("EPIC_100_validation.csv", NOTHING, ANY, "as TRAIN_LIST"),
     "EPICKITCHENS.TEST_SPLIT": Key("validation", NOTHING, ANY, "no effect"),
@@ -317,7 +317,7 @@ KEYS = {
     "RNG_SEED": shared(..., TRAINING, AT_LEAST_0, "seed of all random numbers"),
     "OUTPUT_DIR": Key(..., NOTHING, ANY, "folder of the run"),
     "IMPORTS": Key([], NOTHING, ANY,
-        "files and modules that --import named; a record: nothing is imported from a config"),
+        "record of the arguments of --import; they are never imported from a config"),
     "LOG_PERIOD": Key(..., NOTHING, AT_LEAST_1, "iterations between log lines"),
     "TENSORBOARD.ENABLE": Key(False, NOTHING, ANY, "write TensorBoard logs"),
     "TENSORBOARD.LOG_DIR": Key("", NOTHING, ANY, "log folder (empty: OUTPUT_DIR/tensorboard)"),

@@ -66,7 +66,7 @@ def config_of(tree: dict[str, Any], where: str, opts: Overrides = ()) -> CfgNode
 
 
 def _without_user_code(tree: dict[str, Any], where: str) -> dict[str, Any]:
-    """A config without its record of imports, and without options of attentions that lack here.
+    """A config without IMPORTS, and without the options of attentions that are not registered.
 
     Raises ConfigError if the config uses an attention or dataset that has to be imported.
     """
@@ -169,13 +169,13 @@ def _suggestion(key: str) -> str:
 
 
 def _attention_hint(node: str) -> str:
-    """For the options of an unknown attention: the nearest one, or how to import one's own."""
+    """Hint for options of an unknown attention: a similar name, or how to import one's own."""
     near = difflib.get_close_matches(node, [name.upper() for name in ESTIMATORS], n=1)
     return f"; did you mean VIT.{near[0]}?" if near else f"; {OWN_CODE}"
 
 
 def _parse(text: str) -> Any:
-    """A Python literal, or `true`, `null` or a list in YAML; other text is returned unchanged."""
+    """Parse a Python literal, or a YAML boolean, null or list; return other text unchanged."""
     with contextlib.suppress(ValueError, SyntaxError, RecursionError, MemoryError):
         return ast.literal_eval(text)
     with contextlib.suppress(ConfigError):
@@ -193,7 +193,7 @@ def _convert(value: Any, typical: Any, words: Collection[str], where: str) -> An
     if value in words:
         return value
     if isinstance(value, str) and not isinstance(typical, str):
-        # Not only for the command line: PyYAML parses 1e-4 as a string.
+        # Values from files need this too: PyYAML parses 1e-4 as a string.
         value = _parse(value)
     if isinstance(value, int) and value.bit_length() > 63:
         raise ConfigError(f"{where} is an integer of more than 63 bits")

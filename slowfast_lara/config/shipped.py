@@ -23,7 +23,7 @@ def shipped_names() -> list[str]:
 
 
 def find_config(name_or_path: str | os.PathLike[str], folder: str = "") -> str:
-    """The path of a config file, given its path below `folder` or the name of a shipped config."""
+    """The path of a config file, given its path relative to `folder` or a shipped config's name."""
     given = os.fspath(name_or_path)
     path = os.path.join(folder, os.path.expanduser(given))
     if os.path.isfile(path):
@@ -31,7 +31,7 @@ def find_config(name_or_path: str | os.PathLike[str], folder: str = "") -> str:
     files, name = _files(), given.removesuffix(".yaml")
     if name in files:
         return str(files[name])
-    if os.path.exists(path):  # a folder: the error is raised when it is read
+    if os.path.exists(path):  # not a regular file: reading it raises the error
         return path
     parent, here = os.path.dirname(path), os.path.dirname(given)
     siblings = os.listdir(parent or ".") if os.path.isdir(parent or ".") else []

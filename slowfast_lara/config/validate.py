@@ -82,7 +82,7 @@ def check_machine(cfg: CfgNode) -> None:
         _fail(cfg, "TENSORBOARD.ENABLE", "the package tensorboard is not installed")
     if cfg.TRAIN.ENABLE and cfg.WANDB.ENABLE:
         spec = find_spec("wandb")
-        # W&B names its folders of logs `wandb`; one in the working directory looks like a package.
+        # W&B names its log folders `wandb`; find_spec also finds one in the working directory.
         if spec is None or spec.origin is None:
             problem = "the package wandb is not installed; pip install 'slowfast_lara[wandb]'"
             _fail(cfg, "WANDB.ENABLE", problem)
@@ -152,7 +152,7 @@ def _check_attention(cfg: CfgNode) -> None:
     if name == "none":
         return
     if vit.KERNELS == "triton" and estimator_has_kernel:
-        with torch.device("meta"):  # no memory, no random numbers
+        with torch.device("meta"):  # allocates no memory, draws no random numbers
             head_dim = vit.EMBED_DIM // vit.NUM_HEADS
             estimator = build_estimator(name, head_dim=head_dim, **estimator_settings(cfg, name))
         if estimator.unsupported:
@@ -198,7 +198,7 @@ def _check_labels(cfg: CfgNode) -> None:
     if several and cfg.SOLVER.SMOOTHING:
         _fail(cfg, "SOLVER.SMOOTHING", "must be 0 with DATA.MULTI_LABEL")
     if several and "," in cfg.DATA.PATH_LABEL_SEPARATOR:
-        _fail(cfg, "DATA.PATH_LABEL_SEPARATOR", "must have no comma: it separates the labels")
+        _fail(cfg, "DATA.PATH_LABEL_SEPARATOR", "must have no comma: commas separate labels")
     if cfg.MODEL.HEAD_ACT == "sigmoid" and not several:
         _fail(cfg, "MODEL.HEAD_ACT", "must be softmax without DATA.MULTI_LABEL")
 

@@ -9,7 +9,7 @@
     with hf.replace_sdpa("merged", groups=96, prefix=1):   # a model that calls PyTorch's SDPA
         features = timm_model(images)
 
-Importing this package needs torch and numpy alone. `use`, `report` and `compare` need transformers.
+Importing this package needs only torch and numpy. `use`, `report` and `compare` need transformers.
 """
 
 from slowfast_lara.hf.comparison import Comparison, compare

@@ -11,10 +11,10 @@ from torch import Tensor, nn
 
 from slowfast_lara.lazy import check_installed
 
-# Registered names are this, a purpose, "_on_", and the name of the model's own implementation.
-# Models test for parts of the latter ("flash").
+# A registered name is this prefix, a purpose, "_on_" and the model's own implementation, because
+# models search the name for parts such as "flash".
 _NAME = "slowfast_lara_"
-# Arguments of attention functions that do not change the result, or that estimators implement.
+# Arguments of attention functions that do not change the result, or that estimators support.
 _KNOWN = {
     "scaling",
     "dropout",
@@ -72,7 +72,7 @@ def register(purpose: str, implementation: str, function: Callable[..., Any]) ->
 
 
 def _mask(own_mask: Callable[..., Tensor | None], **kwargs: Any) -> Tensor | None:
-    """A model's own mask; none if no token is masked.
+    """A model's own mask; None if no token is masked.
 
     In torch.export, transformers would build a mask of ones, and attention would be exact.
     """
@@ -83,10 +83,10 @@ def _mask(own_mask: Callable[..., Tensor | None], **kwargs: Any) -> Tensor | Non
 
 
 def exact_function(module: nn.Module, implementation: str) -> Callable[..., tuple[Tensor, Any]]:
-    """The attention function of an implementation."""
+    """The model's own attention function, by the name of its implementation."""
     from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
-    if implementation == "eager":  # every modeling file has its own
+    if implementation == "eager":  # each modeling file defines its own
         return unwrap(type(module).forward).__globals__["eager_attention_forward"]
     return ALL_ATTENTION_FUNCTIONS[implementation]
 
@@ -119,5 +119,5 @@ def obstacle(
 
 
 def repeat_heads(x: Tensor, heads: int) -> Tensor:
-    """Repeat the heads of grouped-query attention: [B,h',N,d] -> [B,h,N,d]."""
+    """Repeat the key or value heads of grouped-query attention: [B,h',N,d] -> [B,h,N,d]."""
     return x if x.shape[1] == heads else x.repeat_interleave(heads // x.shape[1], dim=1)

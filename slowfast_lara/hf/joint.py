@@ -24,7 +24,7 @@ DEFAULT_NUMBER = 128  # as in build_estimator
 
 
 class JointEstimator(nn.Module):
-    """An estimator by name, with `number` landmarks, samples or groups if it has any."""
+    """The estimator `name` over a whole sequence; `number`: landmarks, samples or groups."""
 
     def __init__(
         self, name: str, layout: TokenLayout, number: int | None = None, **arguments: Any
@@ -62,7 +62,7 @@ class JointEstimator(nn.Module):
 
 
 def _swap_axes(x: Tensor, prefix: int, axes: tuple[int, int]) -> Tensor:
-    """Order patches with these two axes by the second axis first; the prefix stays."""
+    """Transpose the patches, a flattened grid with the shape `axes`; the prefix stays."""
     if 1 in axes:
         return x
     patches = x[:, :, prefix:].unflatten(2, axes).transpose(2, 3).flatten(2, 3)

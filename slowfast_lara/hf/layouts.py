@@ -11,11 +11,11 @@ from typing import Any, NamedTuple
 
 
 class TokenLayout(NamedTuple):
-    """Number of prefix tokens, and the number of frames or of patches of a frame."""
+    """Number of prefix tokens, and number of frames or of patches per frame."""
 
     prefix: int = 0
     frames: int = 1
-    patches_of_frame: int = 0  # if not 0, the length of the sequence determines the frames
+    patches_of_frame: int = 0  # if not 0, it determines the number of frames
 
     def frames_of(self, tokens: int) -> int:
         """Number of frames in a sequence; 1 if its length does not fit the layout."""

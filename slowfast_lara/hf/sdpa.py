@@ -62,7 +62,7 @@ class replace_sdpa(TorchFunctionMode):
     def __exit__(self, kind: Any, *rest: Any) -> None:
         super().__exit__(kind, *rest)
         if kind is None and not self.replaced:
-            reasons = ", ".join(self.exact) or "it was not called, or inside torch.compile"
+            reasons = ", ".join(self.exact) or "it was not called, or only in torch.compile"
             raise RuntimeError(f"no call of scaled_dot_product_attention was replaced: {reasons}")
 
     def __torch_function__(

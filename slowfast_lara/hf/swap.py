@@ -3,7 +3,7 @@
 Models of transformers look up their attention function by name (`config._attn_implementation`) and
 call it with the attention layer as first argument. `use` adds an estimator to every such layer as a
 submodule, so that copies, devices, precisions and exports treat it as part of the model, and sets
-the name of a function of this file. Calls that an estimator cannot handle use the model's own
+the name to that of a function here. Calls that an estimator cannot handle use the model's own
 attention function; `report` lists the reason.
 """
 
@@ -32,7 +32,7 @@ CHILD = "slowfast_lara"
 
 
 class SwappedAttention(nn.Module):
-    """The estimator of one attention layer, and the attention of its last call."""
+    """The estimator of one attention layer; `status` describes the layer's last call."""
 
     def __init__(self, joint: JointEstimator, implementation: str) -> None:
         super().__init__()
@@ -67,11 +67,11 @@ def use(
         groups, num_landmarks: number of groups, landmarks or samples: two names of one argument.
         prefix, frames: number of tokens before the patches, and of temporal tokens. Default: from
             the model's config. Prefix tokens attend exactly, and all tokens attend to them.
-        seed: seed of random draws in eval mode; every layer has its own.
+        seed: seed of random draws in eval mode; layer i uses seed + i.
         kernels, options: as in `build_estimator`.
 
     Raises:
-        ValueError: no attention layer dispatches, or a value is not allowed.
+        ValueError: no layer looks up its attention function by name, or a value is not allowed.
         TypeError: an option is unknown, or both `groups` and `num_landmarks` are given.
     """
     number = one_number(groups, num_landmarks)
@@ -98,7 +98,7 @@ def use(
 
 
 def replaceable_layers(model: nn.Module) -> dict[str, Any]:
-    """Attention layers by path that dispatch and are not causal; ValueError if there are none."""
+    """Non-causal layers that look up their attention function, by path; ValueError if none do."""
     layers = {
         path: layer
         for path, layer in attention_layers(model)
@@ -136,7 +136,7 @@ def _attention(
     attention_mask: Tensor | None,
     **kwargs: Any,
 ) -> tuple[Tensor, Any]:
-    """The estimator of a layer, or the model's own `implementation`."""
+    """Attention by the layer's estimator or, if it cannot, by the model's `implementation`."""
     child: SwappedAttention | None = getattr(module, CHILD, None)
     reason = "no estimator"
     if child is not None:

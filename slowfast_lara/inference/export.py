@@ -171,11 +171,11 @@ def example_clips(model: TrainedModel, count: int) -> Tensor:
 def compare(
     program: Callable[[Tensor], Tensor], network: nn.Module, model: TrainedModel
 ) -> tuple[str, str]:
-    """Compare scores and speed with those of the model; a RunError if scores differ too much.
+    """Compare an exported program with the model; RunError if their scores differ too much.
 
     Returns:
-        The result for the scores and, separately, that for the speed: it depends on the load of
-        this machine, so it is not for the model card.
+        Two texts: the result for the scores, and the speed, which is not for the model card because
+        it depends on the load of this machine.
     """
     largest = 0.0
     for count in _BATCH_SIZES:

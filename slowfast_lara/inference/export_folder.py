@@ -59,7 +59,7 @@ def description_of(cfg: CfgNode, class_names: list[str], export_format: str) -> 
 
 
 def without_paths(cfg: CfgNode) -> CfgNode:
-    """The config with the default values of all keys that hold paths."""
+    """A copy of the config in which all keys that hold paths have their defaults."""
     defaults = get_cfg()
     opts: list[Any] = []
     for key in _PATHS:

@@ -1,6 +1,6 @@
 """Models on the Hugging Face Hub: download and upload of folders.
 
-huggingface_hub reads the user's token itself; it is never passed, printed or stored here.
+huggingface_hub reads the user's token; this module never passes, prints or stores the token.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from slowfast_lara.lazy import check_installed
 
 SCHEME = "hf://"
 _REPOSITORY = re.compile(r"[A-Za-z0-9_][\w.-]*/[A-Za-z0-9_][\w.-]*", re.ASCII)
-# What `load` reads; a repository may hold much more.
+# Files that `load` reads; a repository may hold much more.
 _FILES = ["*.json", "*.safetensors"]
 
 
@@ -53,7 +53,7 @@ def push(folder: str, repository: str) -> str:
 
 
 def check_repository(name: str) -> str:
-    """A name USER/MODEL; InputError if it is another, or if huggingface_hub is not installed."""
+    """Return `name`; InputError if it is not USER/MODEL, or huggingface_hub is not installed."""
     if not _REPOSITORY.fullmatch(name):
         raise InputError(f"repository is {name!r:.100}; must be USER/MODEL")
     check_installed("huggingface_hub", "hf")

@@ -2,7 +2,7 @@
 
 A folder has config.json, model.safetensors (or shards with an index) and preprocessor_config.json.
 The functions here turn it into a config and weights of this package. transformers is not needed.
-Nothing in these files is trusted: values of wrong types or sizes raise WeightsError in one line.
+Nothing in these files is trusted: values of wrong types or sizes raise a one-line WeightsError.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ PREPROCESSOR = "preprocessor_config.json"
 WEIGHTS = "model.safetensors"
 INDEX = "model.safetensors.index.json"
 _MAX_CHARACTERS = 10_000_000
-_MAX_SIZE = 2**20  # of one number in config.json, and of the tokens of a clip
+_MAX_SIZE = 2**20  # largest size in config.json, and largest number of tokens in a clip
 _GELUS = {
     "gelu": "exact",
     "gelu_python": "exact",
@@ -42,7 +42,7 @@ _PROCESSORS: dict[str, dict[str, Any]] = {
     "videomae": {"size": 224, "mean": 0.5, "std": 0.5},
     "timesformer": {"size": 224, "mean": [0.485, 0.456, 0.406], "std": [0.229, 0.224, 0.225]},
 }
-_BILINEAR = 2  # Pillow's number
+_BILINEAR = 2  # PIL.Image.Resampling.BILINEAR
 
 
 class HubFile:
@@ -99,7 +99,7 @@ class HubFile:
 
 
 def is_hub_folder(folder: str) -> bool:
-    """Whether a folder has a config.json with a `model_type`, as all of transformers do."""
+    """Whether a folder has a config.json with a `model_type`, as in transformers."""
     path = os.path.join(folder, CONFIG)
     if not os.path.isfile(path):
         return False
@@ -110,7 +110,7 @@ def is_hub_folder(folder: str) -> bool:
 
 
 def read_hub_folder(folder: str) -> tuple[str, dict[str, Any], dict[str, Tensor], list[str]]:
-    """The path of the weights, the config, the weights and the class names of a model."""
+    """Read a model: the path of its weights, its config, its weights and its class names."""
     tree = config_tree(folder)
     path, weights = _read_weights(folder)
     try:
@@ -122,7 +122,7 @@ def read_hub_folder(folder: str) -> tuple[str, dict[str, Any], dict[str, Tensor]
 
 
 def config_tree(folder: str) -> dict[str, Any]:
-    """The config of the model in a folder."""
+    """The config of the model in a folder, with this package's keys."""
     file = HubFile(os.path.join(folder, CONFIG))
     kind = file.content.get("model_type")
     if not isinstance(kind, str) or kind not in _VIT_KEYS:
@@ -145,7 +145,7 @@ def _class_names(file: HubFile) -> list[str]:
         return [f"LABEL_{number}" for number in range(file.size("num_labels", 2))]
     valid = isinstance(labels, dict) and all(isinstance(x, str) for x in labels.values())
     if not valid or set(labels) != {str(number) for number in range(len(labels))} or not labels:
-        raise file.fail("id2label", "an object with a name for every number from 0")
+        raise file.fail("id2label", "an object with a class name for each index from 0")
     return [labels[str(number)] for number in range(len(labels))]
 
 
@@ -179,7 +179,7 @@ def _model_tree(file: HubFile, kind: str, num_classes: int) -> dict[str, Any]:
     vit["TEMPORAL_RESOLUTION"] = frames // vit["PATCH_SIZE_TEMP"]
     if vit["TEMPORAL_RESOLUTION"] * (size // vit["PATCH_SIZE"]) ** 2 > _MAX_SIZE:
         raise file.fail("image_size", f"so small that a clip has at most {_MAX_SIZE} tokens")
-    # Frames apart and test clips in the papers. TimeSformer's clips span about 256 frames.
+    # Sampling rate and test clips of the papers. TimeSformer's clips span about 256 frames.
     apart, clips = {"videomae": (4, 5), "vivit": (2, 4)}.get(kind, (max(1, 256 // frames), 1))
     return {
         "VIT": vit,
@@ -246,12 +246,12 @@ _VIT_KEYS: dict[str, Callable[[HubFile], dict[str, Any]]] = {
     "videomae": _videomae,
     "timesformer": _timesformer,
 }
-# `num_frames` if config.json has none.
+# Default values of `num_frames`.
 _FRAMES = {"vivit": 32, "videomae": 16, "timesformer": 8}
 
 
 def _preprocessing(folder: str, kind: str, image_size: int) -> dict[str, Any]:
-    """Keys of the processor: resizing, cropping and normalisation."""
+    """The DATA keys for the processor's resizing, cropping and normalisation."""
     path, defaults = os.path.join(folder, PREPROCESSOR), _PROCESSORS[kind]
     if not os.path.isfile(path):
         logger.warning("%s is missing: using the defaults of transformers for %s", path, kind)
@@ -285,7 +285,7 @@ def _preprocessing(folder: str, kind: str, image_size: int) -> dict[str, Any]:
 
 
 def _edge(file: HubFile, key: str, default: int) -> int:
-    """A size as a number or object: the shorter edge for `size`, a square for `crop_size`."""
+    """The shorter edge (`size`) or the side of a square (`crop_size`), in pixels."""
     value = file.content.get(key)
     value = default if value is None else value
     if isinstance(value, dict):

@@ -42,7 +42,7 @@ def check_layer(layer: int, cfg: CfgNode) -> None:
 def layer_inputs(
     model: nn.Module, view: Tensor, cfg: CfgNode, layers: Sequence[int]
 ) -> list[LayerInputs]:
-    """Run the model on a view [3,T,H,W] and capture what the estimators of `layers` receive."""
+    """Run the model on a view [3,T,H,W] and capture the inputs of the estimators of `layers`."""
     if cfg.VIT.ATTN_LAYER != "trajectory":
         raise InputError(f"VIT.ATTN_LAYER is {cfg.VIT.ATTN_LAYER!r}; must be 'trajectory'")
     captured: dict[int, LayerInputs] = {}

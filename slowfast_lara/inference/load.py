@@ -31,7 +31,7 @@ logger = logging.getLogger(__name__)
 
 
 class ModelSource(NamedTuple):
-    """Path and content of a checkpoint; the config of the model, and where it was read."""
+    """Path and content of a checkpoint, and the model's config with the path it was read from."""
 
     path: str
     content: dict[str, Any]
@@ -139,7 +139,7 @@ def _read_checkpoint(path: str) -> dict[str, Any]:
 
 
 def _with_config(path: str, content: dict[str, Any], run_config: str) -> ModelSource:
-    """Use the config in the checkpoint, or that of the run for checkpoints of version 0.1."""
+    """Use the config in the checkpoint or, if it has none (version 0.1), that of the run."""
     tree = saved_config.saved_config(content)
     if tree is not None:
         _check_origin(path, content)
@@ -150,7 +150,7 @@ def _with_config(path: str, content: dict[str, Any], run_config: str) -> ModelSo
 
 
 def _check_origin(path: str, content: dict[str, Any]) -> None:
-    """Check and log the settings of another program that this package does not have."""
+    """Raise an error or log a warning for settings of another program that differ here."""
     tree = saved_config.checkout_config(content)
     if tree is None:
         return

@@ -36,8 +36,7 @@ logger = logging.getLogger(__name__)
 MAX_VIEWS = 30
 _MAX_NUMBER = 1e6  # largest frame rate, and largest window or stride in seconds
 
-# One video: its path, or its frames, uint8 RGB [T,H,W,3]. If the model's dataset is stored as
-# extracted frames, the path of a video is a folder of images.
+# A video's frames, uint8 RGB [T,H,W,3], or its path: a file, or a folder of extracted frames.
 VideoInput = str | os.PathLike[str] | np.ndarray | Tensor
 VideoInputs = list[Any] | tuple[Any, ...]
 T = TypeVar("T")
@@ -144,7 +143,7 @@ class TrainedModel:
             return torch.cat((pool_scores(scores, cfg), mean_of_views(features, cfg)))
 
         (output,), num_views = self._pooled_outputs(video, views, None, compute, pool)
-        assert isinstance(output, np.ndarray)  # the error of a single video is raised
+        assert isinstance(output, np.ndarray)  # for a single video, an error is raised
         scores, features = np.split(output, sizes[:1])
         return self._prediction(video, scores, num_views), features
 
@@ -187,7 +186,7 @@ class TrainedModel:
     ) -> Iterator[Window]:
         """Classify sliding windows of a video of any length, in constant memory.
 
-        Times are those of the frames' timestamps, also with a variable frame rate.
+        Times are the frames' timestamps, also if the frame rate varies.
 
         Args:
             video: a path, frames uint8 RGB [T,H,W,3], or an iterable of frames [H,W,3].
@@ -268,7 +267,7 @@ class TrainedModel:
     ) -> tuple[list[np.ndarray | DecodeError], int]:
         """Outputs of `compute`, pooled over the views of each video; and the number of views.
 
-        A video of a list that cannot be read has its error instead; a single one raises it.
+        The output of a video that cannot be read is its error; a single video raises it.
         """
         check_positive("fps", fps)
         cfg = with_views(self.cfg, views)
@@ -291,7 +290,7 @@ class TrainedModel:
         compute: Callable[..., Tensor],
         pool: Callable[[Tensor, CfgNode], Tensor],
     ) -> list[np.ndarray | DecodeError]:
-        """Pooled outputs of the videos of one batch, or why a video has none."""
+        """The pooled output of each video of one batch, or the error of a video that has none."""
         read_views = dataset_class(cfg, "TEST").read_views
         found = [
             source if isinstance(source, DecodeError) else _or_error(read_views, source, cfg)
@@ -377,7 +376,8 @@ def _source(video: VideoInput, fps: float | None) -> FrameSource:
 def _as_array(frames: Any) -> np.ndarray:
     try:
         return frames.detach().cpu().numpy() if isinstance(frames, Tensor) else np.asarray(frames)
-    except (TypeError, ValueError, RuntimeError):  # sparse tensor, dtype not in NumPy, ragged
+    except (TypeError, ValueError, RuntimeError):
+        # Sparse tensors, dtypes that NumPy lacks, ragged lists.
         raise _invalid_video(frames) from None
 
 

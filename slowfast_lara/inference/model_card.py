@@ -15,7 +15,7 @@ from slowfast_lara.models.attention_config import chosen_estimator, display_name
 from slowfast_lara.runs import checkpoint, saved_config
 from slowfast_lara.runs.folder import CONFIG, TEST_METRICS, TEST_PREFIX, RunRecord, read_run
 
-# `engine.resume_policy.list_fingerprint` writes it; in a foreign checkpoint it may be any text.
+# Format of `engine.resume_policy.list_fingerprint`; a foreign checkpoint may hold any text.
 _FINGERPRINT = re.compile("[0-9]{1,9} videos, sha256 [0-9a-f]{1,64}")
 
 _USAGE = {

@@ -43,7 +43,7 @@ def video_stream(container):
 
 
 def frame_rate(video, default):
-    """Frames per second by the header or, if that is implausible, by the timestamps."""
+    """Frames per second from the header or, if that is implausible, from the timestamps."""
     with av.open(video) as container:
         stream = video_stream(container)
         rate = float(stream.average_rate or 0)
@@ -102,7 +102,7 @@ if __name__ == "__main__":
     model = json.loads((FOLDER / "config.json").read_text(encoding="utf-8"))
     session = onnxruntime.InferenceSession(FOLDER / "model.onnx")
     (scores,) = session.run(None, {"clip": read_clip(sys.argv[1], model["input"])})
-    # One group of scores per classifier: the classes or, of a model of actions, verbs and nouns.
+    # One group of scores per classifier; a model of actions has two, for verbs and nouns.
     names = iter(model["class_names"])
     for part in np.split(scores[0], np.cumsum(model["class_counts"])[:-1]):
         part_names = list(islice(names, len(part)))

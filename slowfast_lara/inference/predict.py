@@ -110,7 +110,7 @@ def _score_windows(
     plot: str | None,
     out: PredictionFiles,
 ) -> None:
-    """Score the windows of a video in one pass: printed lines, rows of `out`, copy and plot."""
+    """Score the windows of a video in one pass; print them, write rows, the copy and the plot."""
     timeline, ranking = Timeline(), Ranking([], [], [])
     with ExitStack() as stack:
         # Open the output before the video: an error of the output must not count as a bad video.

@@ -17,7 +17,7 @@ from slowfast_lara.labels import LabelKind, top_actions, top_classes
 class Ranking(NamedTuple):
     """Class indices, names and scores in three lists, sorted by falling score.
 
-    Of a model of verbs and nouns, a class is a pair of indices.
+    For a model of verbs and nouns, a class is a pair of indices.
     """
 
     classes: list[Any]
@@ -25,7 +25,7 @@ class Ranking(NamedTuple):
     scores: list[float]
 
     def to_dict(self) -> dict[str, Any]:
-        """The five best classes, with the names in JSON files."""
+        """The five best classes, with the keys of the JSON files."""
         classes, names, scores = self
         return {"top5": classes[:5], "top5_names": names[:5], "top5_scores": scores[:5]}
 
@@ -40,7 +40,7 @@ class ClassScore(NamedTuple):
 def rank_classes(
     scores: np.ndarray, names: Sequence[str], count: int = 5, kind: LabelKind | None = None
 ) -> Ranking:
-    """Rank the classes or, if `kind` is a pair, the actions."""
+    """The `count` best classes or, for a model of verbs and nouns, the best actions."""
     values = torch.from_numpy(scores)
     if kind is None or not kind.is_pair:
         best = top_classes(values, count)
@@ -65,13 +65,13 @@ class Prediction(Sequence[ClassScore]):
     raises DecodeError.
 
     Attributes:
-        scores: float32 [classes], the scores averaged over the views, as in a test; of a model of
+        scores: float32 [classes], the scores averaged over the views, as in a test; for a model of
             verbs and nouns, the scores of the verbs, then those of the nouns.
         names: a name for each class.
         num_views: number of views (clips x crops) averaged.
         path: the path of the video; None for frames in memory.
         error: why the video of a list has no prediction; None if it has one.
-        kind: the kind of labels of the model; None: one class.
+        kind: the kind of labels of the model; None: one class per video.
     """
 
     scores: np.ndarray
@@ -84,7 +84,7 @@ class Prediction(Sequence[ClassScore]):
     def top(self, count: int = 5) -> Ranking:
         """The `count` classes with the highest scores: their indices, names and scores.
 
-        Of a model of verbs and nouns, the actions with the highest products of two scores.
+        For a model of verbs and nouns, the best actions; a score is the product of two scores.
         """
         if self.error is not None:
             raise DecodeError(f"{self.path or 'frames'}: {self.error}")
@@ -113,7 +113,7 @@ class Prediction(Sequence[ClassScore]):
     def __len__(self) -> int:
         return len(self.scores) if self.kind is None else math.prod(self.kind.parts.values())
 
-    def __iter__(self) -> Iterator[ClassScore]:  # one ranking, not one per class
+    def __iter__(self) -> Iterator[ClassScore]:  # ranks once, not once per class
         return iter(self[:])
 
     @overload

@@ -27,7 +27,7 @@ class PredictionArrays:
 
     def __enter__(self) -> PredictionArrays:
         self._files = contextlib.ExitStack()
-        # Open the file now: an unwritable path must not be found after hours.
+        # Open the file now, so that an unwritable path is reported at once.
         temporary = self._files.enter_context(atomic_write(self._path))
         self._file = self._files.enter_context(open(temporary, "wb"))
         return self
@@ -56,7 +56,7 @@ class PredictionFiles:
     "top5_names": [...], "top5_scores": [...]}, ...], "failed": [{"path": ..., "reason": ...}]}.
     CSV: five lines (top 5 classes) per video or window, one line (error) per failed video. Text
     that a spreadsheet would run as a formula is quoted, see `csv_cell`.
-    A model of verbs and nouns: the top 5 are actions, with a class [verb, noun] ("3 17" in CSV);
+    For verbs and nouns, the top 5 are actions, whose class is [verb, noun] ("3 17" in CSV);
     the JSON objects of videos also have "verb" and "noun", each with its top 5.
     """
 

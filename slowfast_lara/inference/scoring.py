@@ -58,7 +58,7 @@ def mean_of_views(outputs: Tensor, cfg: CfgNode) -> Tensor:
 
 
 def pool_scores(outputs: Tensor, cfg: CfgNode) -> Tensor:
-    """The scores of a video, from those of its views, by DATA.ENSEMBLE_METHOD."""
+    """Combine the scores of a video's views as DATA.ENSEMBLE_METHOD requires."""
     if cfg.DATA.ENSEMBLE_METHOD == "max":
         return outputs.amax(dim=0).float()
     return mean_of_views(outputs, cfg)

@@ -33,7 +33,7 @@ class Window(NamedTuple):
         scores: float32 [classes], as those of a `Prediction`.
         full: False if the window would begin before the video; `run` marks the last one as full.
         names: a name for each class.
-        kind: the kind of labels of the model; None: one class.
+        kind: the kind of labels of the model; None: one class per video.
     """
 
     start: float
@@ -107,7 +107,7 @@ class WindowScorer:
         return self._score(frame.end) if self._position != before else None
 
     def _position_at(self, end: float) -> tuple[bool, int]:
-        """Whether full windows have ended before `end`, and the number of strides since."""
+        """Whether a full window has ended by `end`, and the strides since then, or since 0."""
         is_full = end + self._half_frame >= self._window
         seconds = end + self._half_frame - (self._window if is_full else 0)
         return is_full, int(seconds / self._stride)
@@ -116,7 +116,7 @@ class WindowScorer:
         region = test_frame(image.shape[0], image.shape[1], self._cfg.DATA)
         scaled = np.empty((region.out_height, region.out_width, 3), np.uint8)
         region.cut(image, scaled)
-        # A view would keep the frame in memory.
+        # A NumPy view would keep the whole frame in memory.
         return test_crop(scaled, 1, self._cfg.DATA).copy()
 
     def _score(self, end: float) -> Window:
@@ -127,7 +127,7 @@ class WindowScorer:
         scores = score_views(self._model, clip[None], self._cfg).numpy()
         if not np.isfinite(scores).all():
             raise DecodeError(f"the scores at {end:.2f} seconds are not finite")
-        # The first frame may have been shown since long before the window.
+        # The display time of the first frame may start long before the window.
         start = self._recent[0][0]
         if start < end - self._window - self._half_frame:
             start = end - self._window

@@ -38,7 +38,7 @@ def _walk(folder: str, frames_in_folders: bool) -> Iterator[str]:
 
 
 def output_paths(target: str | None, videos: Sequence[str], suffix: str) -> list[str | None]:
-    """The output path of each video: `target` itself if it ends in `suffix`, else a file in it."""
+    """Output path of each video: `target` if it ends in `suffix`, else a file in that folder."""
     if target is None:
         return [None] * len(videos)
     if not target.lower().endswith(suffix):

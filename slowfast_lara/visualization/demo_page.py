@@ -159,7 +159,7 @@ def build(page: DemoPage) -> gr.Blocks:
 
 
 def _example_videos(cfg: CfgNode, count: int = 4) -> list[str]:
-    """Videos of the test list, each of another class; none if the list is not on this machine."""
+    """Videos of the test list, each of a different class; none if this machine lacks the list."""
     try:
         dataset = dataset_class(cfg, "TEST")(cfg, "test")
     except (UserError, OSError):

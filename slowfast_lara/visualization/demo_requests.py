@@ -19,7 +19,7 @@ _POLICY = (
     "base-uri 'self'; form-action 'self'"
 )
 _HEADERS = [(b"content-security-policy", _POLICY.encode()), (b"referrer-policy", b"no-referrer")]
-# Requests other than uploads carry a click or a slider position.
+# Limit of requests other than uploads, which carry only a click or a slider position.
 _MAX_BODY_BYTES = 1_000_000
 Message = MutableMapping[str, Any]
 
@@ -28,7 +28,7 @@ class AllowedHosts:
     """Names and addresses that a request may give as its Host.
 
     A page of another site can make its own name resolve to this server (DNS rebinding). The
-    browser then treats the server as a part of that site, but sends its name as Host.
+    browser then treats the server as a part of that site, but sends that site's name as Host.
     """
 
     def __init__(self, bound: str, names: Collection[str]) -> None:
@@ -48,7 +48,7 @@ class AllowedHosts:
                 return False
             if name in self._names:
                 return True
-            # An address cannot be rebound.
+            # DNS rebinding needs a name; an IP address is safe.
             return self._any_address and bool(ipaddress.ip_address(name))
         except ValueError:
             return False
@@ -81,10 +81,10 @@ class RequestChecks:
                 await self._app(scope, answer, send_with_headers)
 
     async def _answer(self, scope: Message, receive: Any) -> Response | Callable[..., Any]:
-        """The response to a request, or the `receive` with which Gradio shall answer it."""
+        """The response to a request, or the `receive` to pass on to Gradio."""
         self._check_site(scope)
         path = scope["path"].rstrip("/")
-        if path.endswith("/upload_progress"):  # Gradio does not know of the uploads
+        if path.endswith("/upload_progress"):  # uploads bypass Gradio: none is pending
             return Response('data: {"msg": "done"}\n\n', media_type="text/event-stream")
         if scope["method"] in ("GET", "HEAD", "OPTIONS"):
             return receive

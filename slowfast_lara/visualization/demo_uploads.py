@@ -25,9 +25,9 @@ from slowfast_lara.errors import InputError
 
 # Uploads that wait to be read may take this many times the size of the largest allowed file.
 TOTAL_FILES = 5
-# An upload that nobody has asked to read is removed after this time, when the next one arrives.
+# An upload that is not read within this time is removed when the next one arrives.
 LIFETIME_SECONDS = 3600
-# A request has a few hundred bytes in addition to the file.
+# Allowance for the multipart headers of a request, a few hundred bytes.
 _MULTIPART_BYTES = 10_000
 
 

@@ -2,7 +2,7 @@
 
     out_nf = sum_c p_ncf v_cf,   p_ncf = softmax_c(q_n.k_cf / sqrt(d) + b_cf)
 
-A tile holds all groups of a frame, so no statistics of the softmax are kept. In the backward pass,
+A tile holds all groups of a frame, so softmax needs no running statistics. In the backward pass,
 
     dp_ncf = dout_nf.v_cf,   dlogit_ncf = p_ncf (dp_ncf - sum_c p_ncf dp_ncf)
     dk_cf = sum_n dlogit_ncf q_n / sqrt(d),   dv_cf = sum_n p_ncf dout_nf
@@ -94,7 +94,7 @@ def attend_backward_groups(
     ce, mask_ce = fc[:, None] * D + e[None, :], (c < C)[:, None] & (e < D)[None, :]
     tl.store(dkc_ptr + ce, (b_dk * scale).to(dkc_ptr.dtype.element_ty), mask=mask_ce)
     tl.store(dvc_ptr + ce, b_dv.to(dvc_ptr.dtype.element_ty), mask=mask_ce)
-    # The programs of the other components have the same sum.
+    # All programs of a frame compute this sum; the one with the first components stores it.
     tl.store(dbiases_ptr + fc, b_db, mask=(c < C) & (tl.min(e, 0) == 0))
 
 

@@ -7,7 +7,7 @@ For one frame, with the shares s_p of the keys and the mean r and variance Var(q
 
 `query_moments` sums the queries and their squares in QUERY_PARTS parts, which the other kernels
 add up. `choose_groups` (triton_groups.py) calls `write_means`. The second term of b_c has no
-gradient. The gradients of the others, with t_p = dk_c.k_p + dv_c.v_p - db_c log s_p, are
+gradient. The other gradients, with t_p = dk_c.k_p + dv_c.v_p - db_c log s_p, are
 
     dlogit_p = s_p (t_p - sum_{p' in c} s_p' t_p'),   dk_p = s_p dk_c + dlogit_p r / sqrt(d)
     dv_p = s_p dv_c,   dr = sum_p dlogit_p k_p / sqrt(d)
@@ -56,7 +56,7 @@ def query_moments(
 
 @triton.jit
 def mean_query(moments_ptr, bh, N, D: tl.constexpr, BLOCK_D: tl.constexpr):
-    """r, and the mean square of each component."""
+    """The mean query r, and the mean square of each component of the queries."""
     d, part = tl.arange(0, BLOCK_D), tl.arange(0, QUERY_PARTS)
     p_moments = moments_ptr + (bh * QUERY_PARTS + part[:, None]) * 2 * D + d[None, :]
     mask = (d < D)[None, :]
@@ -77,7 +77,7 @@ def write_means(
     D: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
     PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """k_c, v_c and b_c of a block of groups of a frame."""
+    """Write k_c, v_c and b_c of a block of groups of a frame."""
     p_k, p_v, k_stride_n, v_stride_n = tokens
     c = first + tl.arange(0, BLOCK_M)
     d, i = tl.arange(0, BLOCK_D), tl.arange(0, BLOCK_N)
@@ -96,7 +96,7 @@ def write_means(
         b_v = load_rows(p_v, v_stride_n, p, p < P, D, BLOCK_D)
         b_vc += dot_split_left(hi, lo, b_v, PRECISION)
         entropy -= tl.sum(weights * tl.log(shares)[None, :], 1)
-        # |k_p - k_c|^2 by distances from the mean, to avoid cancellation.
+        # The sum of s_p |k_p - k_c|^2 is computed from centred keys, to avoid cancellation.
         centred = b_k.to(tl.float32) - mean_k[None, :]
         spread += tl.sum(weights * tl.sum(centred * centred, 1)[None, :], 1)
     centred = b_kc - mean_k[None, :]
@@ -111,7 +111,7 @@ def write_means(
 def write_group_means(
     groups_ptr, shares_ptr, t_ptr, means_ptr, P, C, BLOCK_C: tl.constexpr, BLOCK_I: tl.constexpr
 ):  # fmt: skip
-    """sum_{p in c} s_p t_p of each group c."""
+    """Write sum_{p in c} s_p t_p of each group c."""
     c, i = tl.arange(0, BLOCK_C), tl.arange(0, BLOCK_I)
     means = tl.zeros([BLOCK_C], tl.float32)
     for start in range(0, P, BLOCK_I):
@@ -161,7 +161,7 @@ def group_means_backward(
         c = tl.load(p_groups + p, mask=p < P, other=0)
         shares = tl.load(p_shares + p, mask=p < P, other=0.0)[:, None]
         b_k = load_rows(p_k, k_stride_n, p, p < P, D, BLOCK_D).to(tl.float32)
-        # The weight of a key with a smaller logit is constant.
+        # The weights of keys with smaller logits are clamped, so they are constant.
         varies = tl.sum(b_k * r[None, :], 1) - top >= MIN_LOG_WEIGHT
         dlogits = tl.load(p_t + p, mask=p < P, other=0.0)
         dlogits -= tl.load(p_means + c, mask=p < P, other=0.0)

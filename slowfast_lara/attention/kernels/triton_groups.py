@@ -8,10 +8,10 @@ With the keys k_p, the values v_p and the mean query r (equations: attention/mer
 A program owns a frame. It chooses the centres in rounds, by the rules of `merged.choose_groups`,
 and writes the group and the share s_p of each key, then the means of the groups
 (triton_group_means.py). It computes x_p from k_p and v_p in each of its passes over the frame. The
-nearness of p is the largest x_p.z - |z|^2/2 over the centres z. For a centre it is infinite: a
-centre is not chosen again and stays in its own group.
+nearness of p is the largest x_p.z - |z|^2/2 over the centres z. For a centre it is infinite, so
+that a centre is not chosen again and stays in its own group.
 
-Values that one thread stores and another one loads are in memory, separated by a barrier. NaN
+Values that one thread stores and another loads are in global memory, with a barrier between. NaN
 counts as the lowest distance, so that every index is in range. k and v only need a last stride of
 1; all other tensors are contiguous.
 
@@ -40,7 +40,7 @@ def frame_statistics(
     tokens, r, logits_ptr, values, scale, P,
     D: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_N: tl.constexpr,
 ):  # fmt: skip
-    """Write the logits of r; return the largest one, and `standard`."""
+    """Write the logits r.k_p / sqrt(d); return the largest one, and `standard`."""
     p_k, p_v, k_stride_n, v_stride_n = tokens
     i, mask_d = tl.arange(0, BLOCK_N), tl.arange(0, BLOCK_D) < D
     mean_k = tl.zeros([BLOCK_D], tl.float32)
@@ -72,7 +72,7 @@ def frame_statistics(
 
 @triton.jit
 def features(tokens, standard, rows, mask_rows, D: tl.constexpr, BLOCK_D: tl.constexpr):
-    """x_p of some tokens, rounded to the dtype of the keys; 0 out of range."""
+    """x_p of the tokens `rows`, rounded to the dtype of the keys; 0 out of range."""
     p_k, p_v, k_stride_n, v_stride_n = tokens
     mean_k, mean_v, factor_k, factor_v = standard
     b_k = load_rows(p_k, k_stride_n, rows, mask_rows, D, BLOCK_D)
@@ -87,7 +87,7 @@ def first_centre(
     tokens, standard, norms_ptr, nearness_ptr, groups_ptr, P,
     D: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_N: tl.constexpr,
 ):  # fmt: skip
-    """Choose the token nearest the mean; write norms, nearness and groups."""
+    """Make the token nearest the mean the first centre; write norms, nearness and groups."""
     i = tl.arange(0, BLOCK_N)
     smallest, first = float("inf"), 0
     for start in range(0, P, BLOCK_N):
@@ -121,11 +121,11 @@ def distances_from_centres(norms_ptr, nearness_ptr, p, mask):
 def farthest(norms_ptr, nearness_ptr, chosen_ptr, candidates, P, BLOCK_P: tl.constexpr):
     """Write the indices of the tokens farthest from the centres, in the order of the indices.
 
-    `least`, the smallest of their distances, is found bit by bit.
+    A search bit by bit finds `least`, the smallest of their distances.
     """
     p = tl.arange(0, BLOCK_P)
     distances = distances_from_centres(norms_ptr, nearness_ptr, p, p < P)
-    # Integers in the order of the distances; -0.0 counts as 0.0.
+    # Integers with the same order as the distances; -0.0 counts as 0.0.
     bits = tl.where(distances == 0, 0.0, distances).to(tl.int32, bitcast=True)
     keys = tl.where(bits < 0, bits ^ 0x7FFFFFFF, bits).to(tl.int64) + 2**31
     keys = tl.where(p < P, keys, -1)
@@ -136,7 +136,7 @@ def farthest(norms_ptr, nearness_ptr, chosen_ptr, candidates, P, BLOCK_P: tl.con
         least = tl.where(number >= candidates, trial, least)
     larger = (keys > least).to(tl.int32)
     equal = (keys == least).to(tl.int32)
-    # Of equal distances, the lower indices fill the remaining places.
+    # Of the tokens at the distance `least`, those with the lowest indices fill the rest.
     fills = (tl.cumsum(equal, 0) <= candidates - tl.sum(larger, 0)).to(tl.int32)
     taken = larger + equal * fills
     tl.store(chosen_ptr + tl.cumsum(taken, 0) - 1, p, mask=taken == 1)
@@ -144,7 +144,7 @@ def farthest(norms_ptr, nearness_ptr, chosen_ptr, candidates, P, BLOCK_P: tl.con
 
 @triton.jit
 def positions(x, i):
-    """Position of each element in a stable descending sort; elements are compared by index i."""
+    """Position of each element in a descending sort; equal elements are in the order of i."""
     larger = x[None, :] > x[:, None]
     equal = (x[None, :] == x[:, None]) & (i[None, :] < i[:, None])
     return tl.sum((larger | equal).to(tl.int32), 1)
@@ -178,7 +178,7 @@ def join_nearest(
     D: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_Z: tl.constexpr,
     PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """Move each token to the nearest of the new centres, if it is nearer than all before."""
+    """Move each token to the nearest new centre if that is nearer than all earlier centres."""
     i, c = tl.arange(0, BLOCK_N), tl.arange(0, BLOCK_Z)
     mask_c = c < number
     rows = tl.load(chosen_ptr + c, mask=mask_c, other=0)
@@ -262,7 +262,7 @@ def choose_groups(
         )  # fmt: skip
         taken += number
     tl.debug_barrier()
-    # The distances are no longer needed, so their memory holds the totals.
+    # The nearness is no longer needed, so its memory holds the totals.
     write_shares(p_shares, p_groups, p_nearness, top, P, C, BLOCK_P, BLOCK_C, BLOCK_I)
     tl.debug_barrier()
     tl.store(top_ptr + frame, top)

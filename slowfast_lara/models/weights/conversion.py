@@ -1,14 +1,14 @@
 """Conversion of other projects' weights to this package's names.
 
 - Hugging Face: ViT, DINOv2 with and without registers, ViViT, VideoMAE and TimeSformer. Separate
-  projections to q, k and v are concatenated. VideoMAE's keys have no bias: it is zero.
+  projections to q, k and v are concatenated. VideoMAE has no key bias: zeros are used.
   TimeSformer's `temporal_dense` is folded into the output projection of its temporal attention.
 - timm and Meta: DINOv2 and DeiT III.
-- LayerScale multiplies the output of a linear layer by `gamma`; it is folded into that layer.
-- Position embeddings without one of CLS get a zero for CLS.
+- LayerScale multiplies the output of a linear layer by `gamma`; gamma is folded into that layer.
+- Position embeddings that lack CLS get zeros for CLS.
 
-Names that are not known are kept, but those of a block get the prefix `blocks.N.`, so that a loader
-that refuses unknown parameters of blocks refuses them.
+Unknown names are kept. Those of a block get the prefix `blocks.N.`, so that a loader that refuses
+unknown parameters of blocks also refuses these.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ import re
 import torch
 from torch import Tensor
 
-# Names of Hugging Face: "dinov2.encoder.layer.0.norm1.weight", without the model in base models.
+# Names of Hugging Face: "dinov2.encoder.layer.0.norm1.weight"; base models lack "dinov2.".
 _HF_BLOCK = re.compile(r"(?:[a-z0-9_]+\.)?(?:encoder\.)?layers?\.(\d+)\.(.+)")
 _HF_TOP = re.compile(r"(?:[a-z0-9_]+\.)?(embeddings\..+|layernorm\.(?:weight|bias))")
 _TENSORS = {
@@ -58,7 +58,7 @@ _GAMMA = re.compile(r"(blocks\.\d+\.)(?:ls([12])\.(?:gamma|lambda1)|gamma_([12])
 
 
 def to_own_names(weights: dict[str, Tensor]) -> dict[str, Tensor]:
-    """Convert the names and layouts above; ValueError if shapes contradict each other."""
+    """Convert weights as described above; ValueError if their shapes are inconsistent."""
     if any("embeddings.patch_embeddings." in name for name in weights):
         weights = _from_hugging_face(weights)
     weights = {_TENSORS.get(name, name): x for name, x in weights.items()}

@@ -229,8 +229,8 @@ class _Loader:
         frames, base, dim = self.model.num_frames, self.model.base_grid, own.shape[2]
         space, time = self.file.get("pos_embed"), self.file.get("temp_embed")
         if given is not None and space is None:
-            # ViViT's file does not have the side length of its grid: it is the model's, or the
-            # number of frames is the model's.
+            # ViViT's file does not store the side length of its grid. Either this or the number of
+            # frames is the same as in the model.
             tokens = given.shape[1] - 1 if _is_sequence(given, dim) else 0
             side = base if tokens % base**2 == 0 else math.isqrt(tokens // frames)
             space = given[:, : 1 + side**2]
@@ -246,7 +246,7 @@ class _Loader:
                     expected = f"[1, frames, {dim}]"
                     raise ValueError(f"temp_embed is {_shape(time)}, expected {expected}")
                 patches = patches + _resize_time(time, frames).transpose(0, 1)
-                note, source = f"from pos_embed and temp_embed, in {frames} frames", "temp_embed"
+                note, source = f"from pos_embed and temp_embed, for {frames} frames", "temp_embed"
         else:
             tokens = given.shape[1] - 1 if _is_sequence(given, dim) else 0
             if tokens < 1 or tokens % grid**2:
@@ -260,7 +260,7 @@ class _Loader:
         self.use("st_embed", value, note, source)
 
     def use(self, name: str, value: Tensor, note: str | None, source: str) -> None:
-        """Set the new value of a tensor; `note` says how the value was adapted, or is None."""
+        """Set the new value of a tensor; `note` describes its adaptation, or is None."""
         if not torch.isfinite(value).all():
             self.problems.append(f"{source} has values that are not finite")
         self.values[name] = value
