@@ -134,7 +134,7 @@ def test_differences_are_logged(checkout, caplog):
     assert not caplog.records
     cfg.SOLVER.LAYER_DECAY = 0.75
     build(cfg)
-    assert "MVIT.DEPTH, which is 16: set it to VIT.DEPTH (2)" in caplog.text
+    assert "MVIT.DEPTH (16): set MVIT.DEPTH to VIT.DEPTH (2)" in caplog.text
     caplog.clear()
     cfg.MVIT.DEPTH = 2
     build(cfg)
