@@ -130,7 +130,7 @@ def key_features(centred: Tensor, values: float) -> Tensor:
     d = centred.shape[-1] // 2
     wide = torch.promote_types(centred.dtype, torch.float32)
     squares = centred.square().mean(-2, keepdim=True, dtype=wide).unflatten(-1, (2, d)).mean(-1)
-    # The mean square over tokens and components becomes 1. Equal tokens stay at 0.
+    # Keys and values each get a mean square of 1. If all tokens are equal, they stay at 0.
     factors = squares.clamp(min=torch.finfo(wide).tiny).rsqrt().to(centred.dtype)
     keys, others = centred.split(d, dim=-1)
     return keys * factors[..., :1] + others * (values * factors[..., 1:])

@@ -27,7 +27,7 @@ from slowfast_lara.attention.tensors import largest, without_autocast
 def tome_attention(
     q: Tensor, k: Tensor, v: Tensor, *, num_groups: int, num_frames: int = 1
 ) -> Tensor:
-    """Attention over m groups of keys: q [B,h,N,d]; k, v [B,h,F*P,d] -> [B,h,N,F,d]."""
+    """Attention over `num_groups` groups of each frame's keys: q [B,h,N,d] -> [B,h,N,F,d]."""
     if num_groups >= k.shape[2] // num_frames:
         return softmax_attention(q, k, v, num_frames=num_frames)
     dtype = q.dtype

@@ -54,7 +54,9 @@ def _kitchen_names(path: str) -> list[str]:
         try:
             names = {int(row["id"]): row["key"] for row in csv.DictReader(file)}
         except (csv.Error, KeyError, TypeError, ValueError):
-            raise DataError(f"{path}: expected a CSV file with the columns id and key") from None
+            raise DataError(
+                f"{path}: expected a CSV file with the columns id (integers) and key"
+            ) from None
     if sorted(names) != list(range(len(names))):
         raise DataError(f"{path}: the ids must be 0 to {len(names) - 1}")
     return [names[number] for number in range(len(names))]

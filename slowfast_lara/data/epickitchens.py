@@ -44,7 +44,7 @@ class Epickitchens(Kinetics):
                 noun_label = parse_label(noun, nouns, where, "EPICKITCHENS.NUM_NOUNS")
                 labels.append((parse_label(verb, verbs, where), noun_label))
         if not paths:
-            raise DataError(f"{path}: empty; expected a header and one line per action")
+            raise DataError(f"{path}: no actions; expected a header and one line per action")
         return paths, labels
 
     def video_path(self, index: int) -> VideoPath:

@@ -173,7 +173,7 @@ def _has_close_key_frames(packets: list[Any], options: Options) -> bool:
 
 
 def _copy(source: str, method: str) -> _Content:
-    """Remux a video or link to it; raise DecodeError if the video is damaged."""
+    """Return the remuxed video, or no bytes for a link; raise DecodeError if it is damaged."""
     timing, damage = _decode(source)
     if damage:
         raise DecodeError(f"{source}: {damage}")

@@ -80,7 +80,7 @@ def config_changes(content: dict[str, Any], cfg: CfgNode, least: Affects) -> lis
 
 
 def saved_value(content: dict[str, Any], key: str) -> Any:
-    """The value of a key in a checkpoint's config; None if the checkpoint has no config."""
+    """The value of a key in a checkpoint's config, or its default; None if there is no config."""
     tree = saved_config(content)
     return None if tree is None else _value(tree, key, get_cfg())
 

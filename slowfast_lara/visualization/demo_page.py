@@ -170,7 +170,7 @@ def _example_videos(cfg: CfgNode, count: int = 4) -> list[str]:
 
 
 def _nothing(message: str) -> tuple[Any, ...]:
-    """Outputs of `DemoPage.upload` without a video."""
+    """Outputs of `DemoPage.upload` without a usable video."""
     return message, None, None, gr.Slider(visible=False), None, None
 
 

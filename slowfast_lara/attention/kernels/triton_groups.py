@@ -262,7 +262,7 @@ def choose_groups(
         )  # fmt: skip
         taken += number
     tl.debug_barrier()
-    # The nearness is no longer needed, so its memory holds the totals.
+    # p_nearness is no longer needed: write_shares stores the sum of each group's weights there.
     write_shares(p_shares, p_groups, p_nearness, top, P, C, BLOCK_P, BLOCK_C, BLOCK_I)
     tl.debug_barrier()
     tl.store(top_ptr + frame, top)
