@@ -160,7 +160,7 @@ class _LogAlpha(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, ...]:
-        """Gradients of the inputs; y_nc = grad_nc / alpha_nc (0 if clamped), s_n = sum_c gain_c y_nc.
+        """Input gradients; y_nc = grad_nc / alpha_nc or 0 if clamped, s_n = sum_c gain_c y_nc.
 
         The gradient of r_nc is dr_nc = gain_c y_nc - shares_c s_n, that of its logit is
         r_nc (dr_nc - column_c), column_c = sum_n r_nc dr_nc. To save memory, z = r y overwrites y.
