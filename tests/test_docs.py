@@ -41,6 +41,12 @@ def test_links_lead_to_files(page):
     assert missing == []
 
 
+def test_readme_lists_all_pages():
+    text = (ROOT / "README.md").read_text(encoding="utf-8")
+    pages = [page_id(path) for path in sorted((ROOT / "docs").glob("*.md"))]
+    assert [page for page in pages if f"]({page})" not in text] == []
+
+
 @pytest.mark.parametrize("page", PAGES, ids=page_id)
 def test_python_blocks_compile(page):
     for block in re.findall(r"```python\n(.*?)```", page.read_text("utf-8"), re.DOTALL):
