@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import ast
 import builtins
+import inspect
+import pkgutil
 import re
 import shutil
 import subprocess
@@ -39,6 +41,12 @@ def test_links_lead_to_files(page):
     targets = re.findall(r'(?:\]\(|src=")([^)\s"#:]+)[)#"]', text)
     missing = [target for target in targets if not (page.parent / target).exists()]
     assert missing == []
+
+
+def test_readme_lists_all_pages():
+    text = (ROOT / "README.md").read_text(encoding="utf-8")
+    pages = [page_id(path) for path in sorted((ROOT / "docs").glob("*.md"))]
+    assert [page for page in pages if f"]({page})" not in text] == []
 
 
 @pytest.mark.parametrize("page", PAGES, ids=page_id)
@@ -85,6 +93,18 @@ def test_example_runs_are_made_before_they_are_used(page):
         uses = [match.start() for match in re.finditer(name, text)]
         making = text.find(f"data synthetic {name}")
         assert not uses or (first and first.start() <= uses[0] + 200) or 0 < making < uses[0] + 16
+
+
+def test_docstrings_of_the_api_page_name_parameters():
+    """One per line: `make docs` refuses others."""
+    page = (ROOT / "docs" / "api.md").read_text(encoding="utf-8")
+    for path in re.findall(r"^::: (\S+)", page, re.MULTILINE):
+        documented = pkgutil.resolve_name(path)
+        sections = re.split(r"^(\w+):$", inspect.getdoc(documented) or "", flags=re.MULTILINE)
+        if "Args" in sections:
+            lines = sections[sections.index("Args") + 1]
+            names = re.findall(r"^    (\S[^:]*):", lines, re.MULTILINE)
+            assert names and set(names) <= set(inspect.signature(documented).parameters), path
 
 
 def test_weights_have_an_address():

@@ -98,8 +98,8 @@ class ModelErrorTable(ResultTable):
                 row.setting.number or "",
                 f"{row.macs:.0f}",
                 f"{100 * self.share(row):.1f}",
-                f"{row.error:.4f}",
-                f"{row.moving_error:.4f}",
+                f"{row.error:.4g}",
+                f"{row.moving_error:.4g}",
                 "*" if self.is_pareto_optimal(row) else "",
             ]
             for row in self.rows
@@ -132,7 +132,7 @@ class ModelErrorTable(ResultTable):
                 f"smallest moving error with {limit}:": best_moving,
             }
         for what, row in chosen.items():
-            figures = f"error {row.error:.4f}, moving {row.moving_error:.4f}"
+            figures = f"error {row.error:.4g}, moving {row.moving_error:.4g}"
             cost = f"{100 * self.share(row):.1f} % of the MACs"
             lines.append(f"{what} {_with_number(row.setting)} ({figures}, {cost})")
             lines.append(config_lines(row.setting))

@@ -82,7 +82,8 @@ def compare(
         clips: the model's main input, or a mapping with all inputs.
         attentions: names of estimators; default: all but RA, which is quadratic.
         numbers: numbers of groups, landmarks or samples.
-        prefix, frames: as in `use`.
+        prefix: as in `use`.
+        frames: as in `use`.
     """
     names = list(attentions or (name for name in ESTIMATORS if name not in ("softmax", "ra")))
     settings = [

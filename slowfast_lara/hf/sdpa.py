@@ -24,8 +24,9 @@ class replace_sdpa(TorchFunctionMode):
     model then ran with exact attention; torch.compile is the usual reason.
 
     Args:
-        name, groups, num_landmarks, seed, kernels, options: as in `slowfast_lara.hf.use`.
-        prefix, frames: number of tokens before the patches, and of temporal tokens.
+        name: as in `slowfast_lara.hf.use`, like the arguments not listed here.
+        prefix: number of tokens before the patches.
+        frames: number of temporal tokens.
         training: whether random attentions draw new samples in every call.
     """
 

@@ -64,11 +64,14 @@ def use(
     Args:
         model: a model that dispatches its attention by `config._attn_implementation`.
         name: a key of `slowfast_lara.attention.ESTIMATORS`; "exact" restores the model's own.
-        groups, num_landmarks: number of groups, landmarks or samples: two names of one argument.
-        prefix, frames: number of tokens before the patches, and of temporal tokens. Default: from
-            the model's config. Prefix tokens attend exactly, and all tokens attend to them.
+        groups: number of groups, landmarks or samples.
+        num_landmarks: another name of `groups`.
+        prefix: number of tokens before the patches; default: from the model's config. They attend
+            exactly, and all tokens attend to them.
+        frames: number of temporal tokens; default: from the model's config.
         seed: seed of random draws in eval mode; layer i uses seed + i.
-        kernels, options: as in `build_estimator`.
+        kernels: as in `build_estimator`.
+        options: as in `build_estimator`.
 
     Raises:
         ValueError: no layer looks up its attention function by name, or a value is not allowed.
