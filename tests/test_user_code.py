@@ -202,7 +202,7 @@ BROKEN = {
         "class Mine(Estimator):\n    def __init__(self, *, scale): pass\n",
         "option scale of mine has no default",
     ),
-    "no_such_module": (None, "no module 'no_such_module'.*ends with .py"),
+    "no_such_module": (None, "no module 'no_such_module'.*end with .py"),
     "./needs.py": ("import no_such_module", "no_such_module.*line 1"),
 }
 
