@@ -139,7 +139,7 @@ def test_invalid_rows(tmp_path, change, words):
     "content, words",
     [
         (b"", "empty"),
-        (b"video_id,verb_class\n", "empty"),
+        (b"video_id,verb_class\n", "no actions"),
         (b"\xff\xfe\x00", "UTF-8"),
         (b"something,else\n1,2\n", "line 2.*EPIC_100_train.csv"),
         (b"video_id\n" + b"x" * 200_000, "line 2"),
