@@ -5,13 +5,15 @@ from __future__ import annotations
 import argparse
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from slowfast_lara.cli import run_command
 from slowfast_lara.cli.parser import (
     CommandParser,
     add_size_flags,
     add_table_flag,
+    crop_size,
+    positive_float,
     positive_int,
     print_table,
 )
@@ -52,14 +54,7 @@ def build_parser() -> CommandParser:
     parser.add_flag("--start", "start method of the workers", choices=methods, default="fork")
     _add_checkout_flags(parser)
 
-    parser = root.add_command("roofline", roofline)
-    parser.add_flag("--device", "the GPU: A100, H100, B200 or L4", default="A100")
-    add_size_flags(parser)
-    frames = "temporal tokens of a clip"
-    parser.add_flag("--frames", frames, type=positive_int, nargs="+", default=[8])
-    parser.add_flag("--landmarks", "landmarks or samples", type=positive_int, default=128)
-    parser.add_flag("--groups", "groups of a frame's keys", type=positive_int, default=96)
-    add_table_flag(parser)
+    _add_estimates(root)
 
     parser = root.add_command("kernels", kernels)
     parser.add_flag("--kernels", "kernels (default: all)", nargs="+", metavar="NAME", default=[])
@@ -69,28 +64,66 @@ def build_parser() -> CommandParser:
     return root
 
 
+def _add_estimates(root: CommandParser) -> None:
+    """Add the commands that count kernels instead of running them."""
+    parser = root.add_command("roofline", roofline)
+    parser.add_flag("--device", "the GPU: A100, H100, B200 or L4", default="A100")
+    add_size_flags(parser)
+    frames = "temporal tokens of a clip"
+    parser.add_flag("--frames", frames, type=positive_int, nargs="+", default=[8])
+    _add_landmark_flags(parser)
+    add_table_flag(parser)
+
+    parser = root.add_command("joint", joint)
+    devices = "GPUs: A100, H100, B200, L4"
+    parser.add_flag("--devices", devices, nargs="+", default=["A100", "H100"], metavar="GPU")
+    parser.add_flag("--clips", "batch size", type=positive_int, default=4)
+    _add_landmark_flags(parser)
+    add_table_flag(parser, "PATH.csv and PATH.md")
+
+    parser = root.add_command("scale", scale)
+    parser.add_flag("--device", "the GPUs: A100 or H100", default="A100")
+    number = {"type": positive_int, "nargs": "+", "metavar": "N"}
+    parser.add_flag("--gpus", "numbers of GPUs", default=[1, 8, 64], **number)
+    add_size_flags(parser, clips=("most clips a GPU", 32))
+    parser.add_flag("--frames", "frames of a clip", default=[8, 16, 32, 64], **number)
+    share = "share of the roofline that kernels reach; an assumption"
+    parser.add_flag("--efficiency", share, type=positive_float, default=0.5)
+    decode = "milliseconds to decode 16 frames on one core, by `slowfast-lara data speed`"
+    parser.add_flag("--decode-ms", decode, type=positive_float, default=13.3)
+    add_table_flag(parser, "PATH.csv and PATH.md")
+
+
+def _add_landmark_flags(parser: CommandParser) -> None:
+    parser.add_flag("--landmarks", "landmarks or samples", type=positive_int, default=128)
+    parser.add_flag("--groups", "groups of a frame's keys", type=positive_int, default=96)
+
+
 def _add_speed_commands(root: CommandParser) -> None:
     """Add the commands that time attentions on this machine."""
     parser = root.add_command("crop", crop)
-    sizes = {"type": positive_int, "nargs": "+"}
-    parser.add_flag("--crops", "crop sizes", default=[224, 336, 448], metavar="PIXELS", **sizes)
+    # Every clip has at least as many tokens as landmarks.
+    sizes = {"type": at_least(64, crop_size), "nargs": "+", "metavar": "PIXELS"}
+    parser.add_flag("--crops", "crop sizes", default=[224, 336, 448], **sizes)
     parser.add_flag("--flops", "also count the GFLOPs of whole models", action="store_true")
     _add_attention_flags(parser)
 
     parser = root.add_command("stage", stage)
-    parser.add_flag("--crops", "crop sizes", default=[224, 336], metavar="PIXELS", **sizes)
+    parser.add_flag("--crops", "crop sizes", default=[224, 336], **sizes)
     groups = "groups of the keys of a frame, or keys that a query attends to exactly"
     parser.add_flag("--groups", groups, type=positive_int, default=96)
     _add_attention_flags(parser)
 
+    sizes = {"type": at_least(16), "nargs": "+", "metavar": "TOKENS"}
     parser = root.add_command("length", length)
     lengths = [1024, 2048, 3072, 4096, 8192]
-    parser.add_flag("--lengths", "sequence lengths", default=lengths, metavar="TOKENS", **sizes)
+    parser.add_flag("--lengths", "sequence lengths", default=lengths, **sizes)
     _add_attention_flags(parser)
 
+    sizes["type"] = at_least(129)
     parser = root.add_command("vjepa2", vjepa2)
     frames = "tokens; a frame of 256 pixels has 256"
-    parser.add_flag("--tokens", frames, default=[2048, 8192], metavar="TOKENS", **sizes)
+    parser.add_flag("--tokens", frames, default=[2048, 8192], **sizes)
     _add_attention_flags(parser)
 
 
@@ -103,6 +136,18 @@ def _add_attention_flags(parser: CommandParser) -> None:
 def _add_checkout_flags(parser: CommandParser) -> None:
     parser.add_flag("--before", "also measure an earlier checkout", metavar="CHECKOUT")
     add_table_flag(parser, "PATH.csv")
+
+
+def at_least(least: int, parse: Callable[[str], int] = positive_int) -> Callable[[str], int]:
+    """Argument type: a number of at least `least`."""
+
+    def checked(text: str) -> int:
+        number = parse(text)
+        if number < least:
+            raise argparse.ArgumentTypeError(f"expected at least {least}, got {text!r}")
+        return number
+
+    return checked
 
 
 def existing_file(text: str) -> str:
@@ -178,6 +223,21 @@ def roofline(args: argparse.Namespace) -> None:
     sizes = args.crops, args.frames, args.clips, args.landmarks, args.groups
     table = roofline(args.device, *sizes)
     print_table(table, args.out)
+
+
+def joint(args: argparse.Namespace) -> None:
+    """Estimate a layer of other video transformers with our attentions; needs no GPU."""
+    from benchmarks.joint import joint_costs
+
+    print_table(joint_costs(args.devices, args.clips, args.landmarks, args.groups), args.out)
+
+
+def scale(args: argparse.Namespace) -> None:
+    """Estimate training speed and memory by model, clip and number of GPUs; needs no GPU."""
+    from benchmarks.scale import scale
+
+    sizes = args.gpus, args.crops, args.frames, args.clips
+    print_table(scale(args.device, *sizes, args.efficiency, args.decode_ms), args.out)
 
 
 def kernels(args: argparse.Namespace) -> None:

@@ -1,7 +1,10 @@
-"""Ahead-of-time compilation of the kernels: registers, spills, shared memory.
+"""Ahead-of-time compilation of the kernels that a model launches: registers, spills, shared memory.
 
-Triton can compile for a GPU that is not present, and ships NVIDIA's assembler ptxas, which reports
-the resources of a kernel. The kernels are compiled, not run.
+A model runs on the meta device. Its operators compute the grids and arguments of their kernels, and
+a recorder takes the place of the launches. Triton compiles a kernel anew for each *form*: the types
+of its arguments, which of them are 1 or multiples of 16, and the compile-time constants. Triton can
+compile for a GPU that is not present, and ships NVIDIA's assembler ptxas, which reports the
+resources of a kernel.
 """
 
 from __future__ import annotations
@@ -10,108 +13,38 @@ import functools
 import re
 import subprocess
 import tempfile
-from importlib import import_module
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from slowfast_lara.attention.kernels.tiles import FRAME_GROUP, block_size, tile
+from torch._library.custom_ops import OPDEFS
+from torch.utils._python_dispatch import TorchDispatchMode
 
-ARCHS = (80, 90, 100)
-# Smallest limit of the supported GPUs (compute capability 8.6, 8.9 and 12.0), in bytes per program.
-SHARED_MEMORY = 101376
-DTYPES = {"bf16": 2, "fp16": 2, "fp32": 4}
+from benchmarks.kernel_counts import GpuAttention
+from benchmarks.kernel_traffic import OPERATORS
+from slowfast_lara.attention.kernels import launch as launching
 
-_COMBINE = ("forward", "backward_queries", "backward_samples", "backward_means")
-# Kernel name in tiles.py -> (triton_*.py file, Triton function if its name differs, its constants).
-KERNELS: dict[str, tuple[str, str, dict[str, Any]]] = {
-    "segment_sums": ("landmarks", "", {"MEANS": True}),
-    "farthest_of_segment": ("landmarks", "", {}),
-    "segment_backward": ("landmarks", "", {"MEANS": True}),
-    "proposals_forward": ("proposals", "", {"NOISE": True, "PRECISION": "ieee"}),
-    "proposals_backward": (
-        "proposals",
-        "",
-        {"NOISE": True, "LANDMARKS": True, "PRECISION": "ieee"},
-    ),
-    "key_stats_forward": ("key_stats", "", {"VALUES": True, "NORMS": True}),
-    "query_normaliser": ("key_stats", "key_stats_forward", {"VALUES": False, "NORMS": False}),
-    "key_stats_backward_keys": ("key_stats", "", {"VALUES": True, "NORMS": True, "TIED": False}),
-    "key_stats_backward_tied": (
-        "key_stats",
-        "key_stats_backward_keys",
-        {"VALUES": True, "NORMS": False, "TIED": True, "F": 1},
-    ),
-    "query_normaliser_backward": (
-        "key_stats",
-        "key_stats_backward_keys",
-        {"VALUES": False, "NORMS": False, "TIED": False},
-    ),
-    "key_stats_backward_samples": ("key_stats", "", {"NORMS": True}),
-    "combine_forward": ("combine", "", {"ALIGNED": True}),
-    "combine_backward_queries": ("combine", "", {"ALIGNED": True}),
-    "combine_backward_samples": ("combine", "", {"ALIGNED": True}),
-    "combine_backward_means": ("combine", "", {"ALIGNED": True, "GROUP": FRAME_GROUP}),
-    "query_moments": ("group_means", "", {}),
-    "choose_groups": ("groups", "", {"BLOCK_P": 1024, "BLOCK_R": 64, "BLOCK_Z": 32}),
-    "group_means_backward": ("group_means", "", {}),
-    "attend_forward": ("group_attention", "", {}),
-    "attend_backward_groups": ("group_attention", "", {}),
-    "attend_backward_queries": ("group_attention", "", {}),
-    "temporal_scores": ("temporal", "", {"PROJECT": True, "EPILOGUE": "softmax"}),
-    "temporal_pool": ("temporal", "", {"BIAS": True}),
-    "temporal_sum": ("temporal", "", {}),
-    "temporal_backward_tokens": ("temporal", "", {"PROJECT": True}),
-    "temporal_backward_weight": ("temporal", "", {}),
-}
-# The kernels of `merged`, which support neither float32 nor more than 128 groups.
-GROUP_KERNELS = (
-    "query_moments",
-    "choose_groups",
-    "group_means_backward",
-    "attend_forward",
-    "attend_backward_groups",
-    "attend_backward_queries",
-)
-# Further variants to compile: the kernel, and its constants that differ from KERNELS.
-VARIANTS: list[tuple[str, dict[str, Any]]] = [
-    ("segment_sums", {"MEANS": False}),
-    ("segment_backward", {"MEANS": False}),
-    ("proposals_forward", {"NOISE": False}),
-    ("proposals_backward", {"NOISE": False, "LANDMARKS": False}),
-    ("key_stats_forward", {"NORMS": False, "F": 1}),
-    ("key_stats_backward_samples", {"NORMS": False, "F": 1}),
-    *((f"combine_{name}", {"ALIGNED": False}) for name in _COMBINE),
-    *((f"combine_{name}", {"F": 1}) for name in _COMBINE),
-    ("combine_backward_samples", {"BLOCK_F": 32}),
-    ("combine_backward_samples", {"BLOCK_F": 64}),
-    ("choose_groups", {"BLOCK_P": 256}),
-    ("choose_groups", {"F": 1}),
-    ("temporal_scores", {"EPILOGUE": "gradient"}),
-    ("temporal_scores", {"EPILOGUE": "gradient", "PROJECT": False}),
-    *(
-        ("temporal_scores", {"BLOCK_F": 32, "EPILOGUE": epilogue})
-        for epilogue in ("softmax", "gradient", "")
-    ),
-    ("temporal_scores", {"BLOCK_F": 32, "EPILOGUE": "gradient", "PROJECT": False}),
-    ("temporal_pool", {"BIAS": False}),
-    ("temporal_backward_tokens", {"PROJECT": False}),
-]
-# Arguments that point to float32 tensors, whatever the dtype of q, k and v.
-_WIDE = re.compile(
-    r"d?(w|L|landmarks|columns|scores)_ptr"
-    r"|(log_z|peak|balance|gain|shares|stats|partial|minus_R|attention|coeffs|sums)_ptr"
-    r"|mean_sums_ptr"
-    r"|d?biases_ptr|(moments|top|means|norms|nearness|dr|t)_ptr"
-)
-# (kernel, argument): the argument points to a float32 tensor in this kernel, but not in others.
-_WIDE_IN_KERNEL = {
-    ("segment_sums", "out_ptr"),
-    ("farthest_of_segment", "out_ptr"),
-    ("segment_backward", "grad_ptr"),
-    ("temporal_scores", "out_ptr"),
-    ("combine_backward_queries", "dq_ptr"),
-    ("query_normaliser_backward", "dv_ptr"),
-}
+# Shared memory of a program, in bytes, by compute capability without the point.
+SHARED_MEMORY = {80: 166912, 86: 101376, 89: 101376, 90: 232448, 100: 232448, 120: 101376}
+ARCHS = tuple(SHARED_MEMORY)
+
+
+class Launch(NamedTuple):
+    """A launch of the Triton function FILE.FUNCTION; the constants include the options."""
+
+    kernel: str
+    args: tuple[Any, ...]
+    constants: dict[str, Any]
+
+
+class Form(NamedTuple):
+    """A kernel with all that its compiled code depends on."""
+
+    kernel: str
+    signature: tuple[tuple[str, str], ...]
+    constants: tuple[tuple[str, Any], ...]  # constants of the source, and arguments that are 1
+    multiples: tuple[str, ...]  # arguments that are multiples of 16
+    options: tuple[tuple[str, int], ...]  # warps and stages
 
 
 class Usage(NamedTuple):
@@ -122,51 +55,89 @@ class Usage(NamedTuple):
     shared: int
 
 
-def usage(name: str, arch: int, dtype: str, *, d: int = 0, C: int = 0, **changes: Any) -> Usage:
-    """Resources of a kernel compiled for `arch` (80 is sm_80); `changes` override its constants."""
+class _OwnOperators(TorchDispatchMode):
+    """Runs the code of this package's operators instead of their fake implementations."""
+
+    def __torch_dispatch__(
+        self, function: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        name = function._schema.name
+        run = OPDEFS[name]._init_fn if name in OPERATORS else function
+        return run(*args, **(kwargs or {}))
+
+
+class _Recorder:
+    """Takes the place of a Triton function."""
+
+    def __init__(self, kernel: str, arg_names: list[str], launches: list[Launch]) -> None:
+        self.kernel, self.arg_names, self.launches = kernel, arg_names, launches
+
+    def __getitem__(self, grid: tuple[int]) -> Callable[..., None]:
+        return lambda *args, **constants: self.launches.append(Launch(self.kernel, args, constants))
+
+
+def recorded_launches(function: Callable[[], Any]) -> list[Launch]:
+    """The launches of a function of meta tensors, which takes the code paths of a GPU."""
+    launches: list[Launch] = []
+    original = launching.triton_function
+    launching.triton_function = lambda kernel: _Recorder(
+        kernel, original(kernel).arg_names, launches
+    )
+    try:
+        with GpuAttention(), _OwnOperators():
+            function()
+    finally:
+        launching.triton_function = original
+    return launches
+
+
+def forms(launches: Iterable[Launch], arch: int = 80) -> list[Form]:
+    """The different forms of launches, sorted; `arch` 80 is compute capability 8.0."""
+    return sorted({_form(launch, arch) for launch in launches}, key=str)
+
+
+def _form(launch: Launch, arch: int) -> Form:
+    from triton.backends.compiler import GPUTarget
+    from triton.compiler import make_backend
+    from triton.runtime.jit import create_function_from_signature
+
+    function = launching.triton_function(launch.kernel)
+    backend = make_backend(GPUTarget("cuda", arch, 32))
+    bind = create_function_from_signature(function.signature, function.params, backend)
+    given = {**launch.constants, "debug": False, "instrumentation_mode": ""}
+    bound, specialization, chosen = bind(*launch.args, **given)
+    packed = function._pack_args(backend, given, bound, specialization, chosen)
+    _, signature, constants, attributes = packed
+    names = function.arg_names
+    return Form(
+        launch.kernel,
+        tuple(signature.items()),
+        tuple((names[index], value) for (index,), value in constants.items()),
+        tuple(names[index] for (index,), value in attributes.items() if value),
+        tuple((key, launch.constants[key]) for key in ("num_warps", "num_stages")),
+    )
+
+
+@functools.cache
+def usage(form: Form, arch: int) -> Usage:
+    """Resources of a form compiled for a compute capability (80 is sm_80)."""
     import triton
     from triton.backends.compiler import GPUTarget
     from triton.compiler import ASTSource
 
-    function = _function(name)
-    chosen = tile(name, element_size=DTYPES[dtype], d=d, C=C)
-    options = {key: chosen.pop(key) for key in ("num_warps", "num_stages")}
-    sizes = {"D": d, "BLOCK_D": block_size(d), "BLOCK_F": 16}
-    precision = "ieee" if dtype == "fp32" else "tf32"
-    constants = {**sizes, "PRECISION": precision, **chosen, **KERNELS[name][2], **changes}
-    constants = {key: value for key, value in constants.items() if key in function.arg_names}
-    signature = {
-        key: "constexpr" if key in constants else _type(name, key, dtype)
-        for key in function.arg_names
-    }
-    # As in a real launch, pointers, strides and C are multiples of 16.
-    aligned = {
-        (i,): [["tt.divisibility", 16]]
-        for i, key in enumerate(function.arg_names)
-        if key not in constants and (key.endswith("_ptr") or "_" in key or key == "C")
-    }
-    source = ASTSource(fn=function, signature=signature, constexprs=constants, attrs=aligned)
-    compiled = triton.compile(source, target=GPUTarget("cuda", arch, 32), options=options)
+    function = launching.triton_function(form.kernel)
+    index = {name: i for i, name in enumerate(function.arg_names)}
+    source = ASTSource(
+        fn=function,
+        signature=dict(form.signature),
+        constexprs={(index[name],): value for name, value in form.constants},
+        attrs={(index[name],): [["tt.divisibility", 16]] for name in form.multiples},
+    )
+    target = GPUTarget("cuda", arch, 32)
+    compiled = triton.compile(source, target=target, options=dict(form.options))
     return Usage(*_assembled(compiled.asm["ptx"], arch), compiled.metadata.shared)
 
 
-def _function(name: str) -> Any:
-    file, other_name, _ = KERNELS[name]
-    module = import_module(f"slowfast_lara.attention.kernels.triton_{file}")
-    return getattr(module, other_name or name)
-
-
-def _type(kernel: str, key: str, dtype: str) -> str:
-    if not key.endswith("_ptr"):
-        return "fp32" if key in ("scale", "global_share", "values") else "i32"
-    if key in ("chosen_ptr", "groups_ptr"):
-        return "*i32"
-    wide = kernel.startswith("proposals") or bool(_WIDE.fullmatch(key))
-    wide |= (kernel, key) in _WIDE_IN_KERNEL
-    return "*fp32" if wide else f"*{dtype}"
-
-
-@functools.cache
 def _assembled(ptx: str, arch: int) -> tuple[int, int]:
     """Assemble PTX code; returns registers per thread and spilled bytes."""
     import triton

@@ -1,52 +1,59 @@
-"""Registers, spills and shared memory of the GPU kernels, compiled without a GPU."""
+"""Registers, spills and shared memory of the GPU kernels, compiled without a GPU.
+
+The kernels are exactly those that a training step of each shipped config launches if its operators
+use Triton.
+"""
 
 from __future__ import annotations
 
+import contextlib
 import os
-from collections.abc import Iterator, Sequence
+from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib.metadata import version
 from importlib.util import find_spec
-from typing import Any, NamedTuple
+from typing import NamedTuple
+
+import torch
+from fvcore.common.config import CfgNode
 
 from benchmarks.ahead_of_time import (
     ARCHS,
-    GROUP_KERNELS,
-    KERNELS,
     SHARED_MEMORY,
-    VARIANTS,
+    Form,
+    Launch,
     Usage,
+    forms,
+    recorded_launches,
     usage,
 )
 from benchmarks.tables import markdown_table
 from slowfast_lara.analysis.tables import Cells, ResultTable
-from slowfast_lara.attention.kernels.merged import MAX_GROUPS
-from slowfast_lara.errors import InputError
+from slowfast_lara.config import load_config
+from slowfast_lara.config.shipped import find_config, shipped_names
+from slowfast_lara.errors import ConfigError, InputError
 from slowfast_lara.files import write_text
+from slowfast_lara.models import MODEL_REGISTRY
+from slowfast_lara.progress import print_progress
 
-COLUMNS = ("kernel", "GPU", "precision", "d", "C", "registers", "spills", "shared memory")
-HEAD_SIZES = (64, 128)
-SAMPLES = (64, 128, 256)
-HALF = ("bf16", "fp16")
+COLUMNS = ("kernel", "configs", "GPU", "registers", "spills", "shared memory", "constants")
 
 
 class CompiledKernel(NamedTuple):
-    kernel: str
+    form: Form
+    configs: int  # number of shipped configs whose training step launches the form
     arch: int
-    dtype: str
-    d: int
-    C: int
-    changes: dict[str, Any]
     usage: Usage
 
     def fits(self) -> bool:
-        return self.usage.spills == 0 and self.usage.shared <= SHARED_MEMORY
+        return self.usage.spills == 0 and self.usage.shared <= SHARED_MEMORY[self.arch]
 
     def cells(self) -> list[str]:
-        changes = [f"{key}={value}" for key, value in self.changes.items()]
-        sizes = [str(size) if size else "any" for size in (self.d, self.C)]
-        target = (f"sm_{self.arch}", self.dtype)
-        return [" ".join((self.kernel, *changes)), *target, *sizes, *map(str, self.usage)]
+        constants = [*self.form.options, *self.form.constants]
+        shown = " ".join(f"{key}={value}" for key, value in constants)
+        numbers = (str(self.configs), f"sm_{self.arch}", *map(str, self.usage))
+        return [self.form.kernel.split(".")[1], *numbers, shown]
 
 
 @dataclass
@@ -71,57 +78,49 @@ class KernelTable(ResultTable):
         write_text(f"{path}.md", lines + "\n")
 
 
-def compiled_kernels(kernels: Sequence[str] = (), archs: Sequence[int] = ()) -> KernelTable:
-    """Compile kernels for architectures; an empty argument selects all.
+def configs_with_kernels(names: Sequence[str] = ()) -> dict[str, CfgNode]:
+    """The shipped configs for GPUs that support Triton, with one block each."""
+    found = {}
+    for name in names or shipped_names():
+        with contextlib.suppress(ConfigError):
+            cfg = load_config(find_config(name), {"VIT.DEPTH": 1, "VIT.KERNELS": "triton"})
+            if cfg.NUM_GPUS:
+                found[name] = cfg
+    return found
 
-    bfloat16 and float16 are compiled for all HEAD_SIZES and SAMPLES. float32 and the VARIANTS are
-    compiled only for ViT-B's head size and 128 samples.
-    """
+
+def step_launches(cfg: CfgNode, dtype: torch.dtype = torch.bfloat16) -> list[Launch]:
+    """The launches of a training step of a config with VIT.KERNELS triton."""
+    with torch.device("meta"):
+        model = MODEL_REGISTRY.get(cfg.MODEL.MODEL_NAME).from_config(cfg).to(dtype)
+        batch, crop = cfg.TRAIN.BATCH_SIZE // cfg.NUM_GPUS, cfg.DATA.TRAIN_CROP_SIZE
+        clip = torch.empty(batch, 3, cfg.DATA.NUM_FRAMES, crop, crop, dtype=dtype)
+    return recorded_launches(lambda: model([clip]).sum().backward())
+
+
+def compiled_kernels(kernels: Sequence[str] = (), archs: Sequence[int] = ()) -> KernelTable:
+    """Compile the kernels of all shipped configs in bfloat16; an empty argument selects all."""
     if find_spec("triton") is None:
         raise InputError("compiling the kernels requires the package triton")
-    unknown = [name for name in kernels if name not in KERNELS]
-    if unknown:
-        raise InputError(f"--kernels is {unknown[0]!r}; must be one of {', '.join(KERNELS)}")
     unknown_archs = [arch for arch in archs if arch not in ARCHS]
     if unknown_archs:
         known = ", ".join(map(str, ARCHS))
         raise InputError(f"--archs is {unknown_archs[0]}; must be one of {known}")
-    rows = [
-        CompiledKernel(
-            name, arch, dtype, d, C, changes, usage(name, arch, dtype, d=d, C=C, **changes)
-        )
-        for name in kernels or KERNELS
-        for arch in archs or ARCHS
-        for dtype, d, C, changes in _variants(name)
+    used: Counter[Form] = Counter()
+    for cfg in configs_with_kernels().values():
+        used.update(forms(step_launches(cfg)))
+    names = sorted({form.kernel.split(".")[1] for form in used})
+    if unknown := [name for name in kernels if name not in names]:
+        raise InputError(f"--kernels is {unknown[0]!r}; must be one of {', '.join(names)}")
+    chosen = [
+        form
+        for form in sorted(used, key=str)
+        if form.kernel.split(".")[1] in kernels or not kernels
     ]
+    rows = []
+    for number, form in enumerate(chosen, start=1):
+        for arch in archs or ARCHS:
+            rows.append(CompiledKernel(form, used[form], arch, usage(form, arch)))
+        print_progress(f"{number} of {len(chosen)}: {form.kernel}")
     unit = "registers per thread; spills and shared memory in bytes"
-    return KernelTable(f"triton {version('triton')}: {unit}", rows)
-
-
-def _variants(kernel: str) -> Iterator[tuple[str, int, int, dict[str, Any]]]:
-    """Yield dtype, d, C and changed constants; 0 for d or C if the kernel does not depend on it."""
-    for dtype in HALF:
-        for d, C in _sizes(kernel):
-            yield dtype, d, C, {}
-    d = 0 if kernel.startswith("temporal") else HEAD_SIZES[0]
-    C = SAMPLES[1] if _has_samples(kernel) else 0
-    if kernel not in GROUP_KERNELS:
-        yield "fp32", d, C, {}
-    for name, changes in VARIANTS:
-        if name == kernel:
-            yield HALF[0], d, C, changes
-
-
-def _has_samples(kernel: str) -> bool:
-    with_samples = kernel.startswith(("key_stats", "query_normaliser", "combine"))
-    return with_samples or kernel in GROUP_KERNELS[1:]
-
-
-def _sizes(kernel: str) -> Iterator[tuple[int, int]]:
-    if kernel.startswith("temporal"):  # the tile does not depend on the sizes
-        yield 0, 0
-        return
-    for d in HEAD_SIZES:
-        for C in SAMPLES if _has_samples(kernel) else (0,):
-            if kernel not in GROUP_KERNELS or C <= MAX_GROUPS:
-                yield d, C
+    return KernelTable(f"triton {version('triton')}: bfloat16, {unit}", rows)

@@ -50,23 +50,35 @@ class Kernel(NamedTuple):
 def count_kernels(function: Callable[[], Any]) -> tuple[list[Kernel], Any]:
     """Call a function of meta tensors; returns its kernels and its result."""
     counter = _Counter()
-    with _GpuAttention(), counter:
+    with GpuAttention(), counter:
         result = function()
     return counter.kernels, result
 
 
-class _GpuAttention(TorchFunctionMode):
+class GpuAttention(TorchFunctionMode):
     """Replaces scaled_dot_product_attention by the operator that it calls on a GPU."""
 
     def __torch_function__(
         self, function: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         if function is functional.scaled_dot_product_attention:
-            return _attention(*args, **(kwargs or {}))
+            return gpu_attention(*args, **(kwargs or {}))
         return function(*args, **(kwargs or {}))
 
 
-def _attention(
+def gpu_backend(q: Tensor, k: Tensor, v: Tensor, attn_mask: Tensor | None = None) -> str:
+    """The backend that PyTorch chooses on an NVIDIA GPU without cuDNN: flash, efficient or math."""
+    if any(x.ndim != 4 or x.stride(-1) != 1 for x in (q, k, v)):
+        return "math"
+    if q.dtype in HALF and attn_mask is None and q.shape[-1] == v.shape[-1] <= 256:
+        return "flash"
+    aligned = 8 if q.dtype in HALF else 4
+    if q.shape[-1] % aligned or v.shape[-1] % aligned or q.dtype not in (*HALF, torch.float32):
+        return "math"
+    return "efficient"
+
+
+def gpu_attention(
     q: Tensor,
     k: Tensor,
     v: Tensor,
@@ -74,14 +86,15 @@ def _attention(
     dropout_p: float = 0.0,
     scale: float | None = None,
 ) -> Tensor:
-    if q.dtype in HALF and attn_mask is None and q.shape[-1] == v.shape[-1]:
+    """scaled_dot_product_attention by the operator of `gpu_backend`."""
+    backend = gpu_backend(q, k, v, attn_mask)
+    if backend == "flash":
         scale = q.shape[-1] ** -0.5 if scale is None else scale
         width = v.shape[-1]
         q, k, v = (functional.pad(x, (0, -width % 8)) if width % 8 else x for x in (q, k, v))
         out = aten._scaled_dot_product_flash_attention(q, k, v, dropout_p, False, scale=scale)[0]
         return out[..., :width]
-    aligned = 8 if q.dtype in HALF else 4
-    if q.shape[-1] % aligned or v.shape[-1] % aligned:
+    if backend == "math":
         return functional.scaled_dot_product_attention(q, k, v, attn_mask, dropout_p, scale=scale)
     if attn_mask is not None:
         attn_mask = attn_mask.expand(*q.shape[:3], k.shape[2])

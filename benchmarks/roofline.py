@@ -22,12 +22,11 @@ from torch import Tensor, nn
 from benchmarks.kernel_counts import Kernel, count_kernels
 from benchmarks.roofline_table import PassCost, RooflineTable
 from slowfast_lara.attention import ESTIMATORS, Estimator, build_estimator, has_kernels
-from slowfast_lara.attention.kernels.merged import MAX_KEYS
-from slowfast_lara.errors import InputError
+from slowfast_lara.attention.temporal import temporal_attention
+from slowfast_lara.errors import InputError, counted
 from slowfast_lara.models.attention_config import RECOMMENDED, display_name
 from slowfast_lara.models.motionformer import Block
 from slowfast_lara.models.space_time import SpaceTimeAttention
-from slowfast_lara.models.temporal import temporal_attention
 
 WIDTH, HEADS = 768, 12
 LAUNCH = 5e-6  # seconds
@@ -56,10 +55,19 @@ class Sizes(NamedTuple):
     clips: int
     landmarks: int
     groups: int = 96  # of a frame's keys
+    width: int = WIDTH
+    heads: int = HEADS
+    patch: int = 16
+    joint: bool = False  # attention over the keys of all frames, without a temporal stage
 
     @property
     def tokens(self) -> int:
-        return self.frames * (self.crop // 16) ** 2
+        return self.frames * (self.crop // self.patch) ** 2
+
+    @property
+    def key_frames(self) -> int:
+        """Frames whose keys each query attends to separately."""
+        return 1 if self.joint else self.frames
 
 
 def seconds(kernels: Sequence[Kernel], device: Device) -> float:
@@ -83,7 +91,7 @@ def roofline(
     if device not in DEVICES:
         raise InputError(f"--device is {device!r}; must be one of {', '.join(DEVICES)}")
     table = RooflineTable(
-        f"estimated for one layer of ViT-B on an {device}: {clips} clips, bfloat16, "
+        f"estimated for one layer of ViT-B on an {device}: {counted(clips, 'clip')}, bfloat16, "
         f"{landmarks} landmarks or samples, {groups} groups of a frame's keys; counted, not "
         "measured"
     )
@@ -112,40 +120,40 @@ def block_parts(sizes: Sizes) -> Iterator[tuple[str, Callable[[], Counts]]]:
     settings += [(name, f"{name}, recommended", opts) for name, opts in RECOMMENDED.values()]
     for name, shown, options in settings:
         yield shown, partial(spatial_counts, name, sizes, **options)
-        if has_kernels(name) and not _unsupported(name, sizes, options):
+        if has_kernels(name) and not unsupported(name, sizes, options):
             yield f"{shown}, fused", partial(spatial_counts, name, sizes, **options, **fused)
     yield TEMPORAL, partial(temporal_counts, sizes)
     yield f"{TEMPORAL}, fused", partial(temporal_counts, sizes, **fused)
-    yield REST, partial(_block_counts, sizes)
+    yield REST, partial(rest_counts, sizes)
 
 
-def _unsupported(name: str, sizes: Sizes, options: dict[str, Any]) -> bool:
+def unsupported(name: str, sizes: Sizes, options: dict[str, Any]) -> bool:
     """Whether the Triton kernels of an estimator do not support these sizes."""
-    estimator = _estimator(name, sizes, **options)
-    too_long = estimator.counts_keys_of_a_frame and sizes.tokens // sizes.frames > MAX_KEYS
-    return bool(too_long or estimator.unsupported)
+    keys = sizes.tokens // sizes.key_frames
+    return bool(_estimator(name, sizes, **options).unsupported(keys))
 
 
 def _estimator(name: str, sizes: Sizes, **options: Any) -> Estimator:
     has_groups = ESTIMATORS[name].counts_keys_of_a_frame
     landmarks = sizes.groups if has_groups else min(sizes.landmarks, sizes.tokens)
-    heads: dict[str, Any] = {"head_dim": WIDTH // HEADS, "num_heads": HEADS}
+    heads: dict[str, Any] = {"head_dim": sizes.width // sizes.heads, "num_heads": sizes.heads}
     return build_estimator(name, **heads, num_landmarks=landmarks, **options).to("meta")
 
 
 def spatial_counts(name: str, sizes: Sizes, **options: Any) -> Counts:
     """Count the kernels of an estimator; q, k, v are views of the qkv projection's output."""
     estimator = _estimator(name, sizes, **options)
-    projected = _leaf(sizes.clips, 1 + sizes.tokens, 3 * WIDTH)
-    q, k, v = projected.unflatten(2, (3, HEADS, -1)).permute(2, 0, 3, 1, 4)[:, :, :, 1:]
-    forward, out = count_kernels(lambda: estimator(q, k, v, num_frames=sizes.frames))
+    projected = _leaf(sizes.clips, 1 + sizes.tokens, 3 * sizes.width)
+    q, k, v = projected.unflatten(2, (3, sizes.heads, -1)).permute(2, 0, 3, 1, 4)[:, :, :, 1:]
+    forward, out = count_kernels(lambda: estimator(q, k, v, num_frames=sizes.key_frames))
     return forward, _backward(out, [projected])
 
 
 def temporal_counts(sizes: Sizes, **options: Any) -> Counts:
-    q = _leaf(sizes.clips, sizes.tokens, HEADS, WIDTH // HEADS)
-    x = _leaf(sizes.clips, sizes.frames, sizes.tokens, WIDTH)
-    weight, bias = _leaf(2 * WIDTH, WIDTH), _leaf(2 * WIDTH)
+    width = sizes.width
+    q = _leaf(sizes.clips, sizes.tokens, sizes.heads, width // sizes.heads)
+    x = _leaf(sizes.clips, sizes.frames, sizes.tokens, width)
+    weight, bias = _leaf(2 * width, width), _leaf(2 * width)
     forward, out = count_kernels(lambda: temporal_attention(q, x, weight, bias, False, **options))
     return forward, _backward(out, [q, x, weight, bias])
 
@@ -160,11 +168,12 @@ def _backward(out: Tensor, inputs: Sequence[Tensor]) -> list[Kernel]:
 
 
 class _Projections(SpaceTimeAttention):
-    """A trajectory layer with its projections, but without attention."""
+    """A layer with its projections, but without attention."""
 
-    def __init__(self) -> None:
-        super().__init__(WIDTH, HEADS, build_estimator("softmax", head_dim=64), True, 0.0)
-        self.proj_q = nn.Linear(WIDTH, WIDTH)
+    def __init__(self, sizes: Sizes) -> None:
+        exact = build_estimator("softmax", head_dim=sizes.width // sizes.heads)
+        super().__init__(sizes.width, sizes.heads, exact, True, 0.0)
+        self.proj_q = nn.Identity() if sizes.joint else nn.Linear(sizes.width, sizes.width)
 
     def forward(self, x: Tensor, num_frames: int) -> Tensor:
         q, _, _ = self.queries_keys_values(x)
@@ -172,8 +181,10 @@ class _Projections(SpaceTimeAttention):
         return self.project(q[:, :, :1], own)
 
 
-def _block_counts(sizes: Sizes) -> Counts:
-    block = Block(WIDTH, _Projections(), None, 4.0, 0.0, 0.0).to("meta", torch.bfloat16)
-    x = _leaf(sizes.clips, 1 + sizes.tokens, WIDTH)
+def rest_counts(sizes: Sizes) -> Counts:
+    """Count the kernels of a block without attention: projections, MLP, norms."""
+    layer = _Projections(sizes)
+    block = Block(sizes.width, layer, None, 4.0, 0.0, 0.0).to("meta", torch.bfloat16)
+    x = _leaf(sizes.clips, 1 + sizes.tokens, sizes.width)
     forward, out = count_kernels(lambda: block(x, sizes.frames))
     return forward, _backward(out, [x, *block.parameters()])

@@ -25,8 +25,8 @@ from slowfast_lara.errors import RunError
 from slowfast_lara.files import atomic_write
 
 INK, PAPER, ACCENT = (24, 28, 34), (255, 255, 255), (255, 138, 0)
-# Colours of the attentions in all figures: indices in matplotlib's map tab20, which has pairs of a
-# dark and a light colour.
+# Colour of each attention in all figures, as an index into matplotlib's colormap tab20. An even
+# index is a dark colour; the next index is its light shade.
 _ATTENTION_COLOURS = {
     "softmax": 0,
     "lara": 2,
@@ -40,12 +40,12 @@ _ATTENTION_COLOURS = {
     "pooled": 16,
     "eva": 18,
 }
-_OTHER_COLOURS = (1, 5, 7, 9, 11, 13, 15, 17, 19)  # for estimators of users, and baselines
+_OTHER_COLOURS = (1, 5, 7, 9, 11, 13, 15, 17, 19)  # for attentions not listed above
 _ALIASES = {"exact": "softmax", "none": "softmax", "nyströmformer": "nystrom"}
 
 
 def attention_colour(label: str) -> tuple[int, int, int]:
-    """The RGB colour of an attention; `label` starts with its name, as in "lara (as trained)"."""
+    """The RGB colour of an attention; `label` starts with its name, e.g. "lara (as trained)"."""
     word = re.split("[ ,_(]", label.lower())[0]
     is_recommended = re.match("lara.*recommended", label.lower())
     word = "lara-recommended" if is_recommended else _ALIASES.get(word, word)
@@ -55,7 +55,7 @@ def attention_colour(label: str) -> tuple[int, int, int]:
 
 
 def attention_styles(labels: Sequence[str]) -> list[dict[str, Any]]:
-    """Arguments of `Axes.plot` for each label: the attention's colour, and a line of its own.
+    """Arguments of `Axes.plot` for each label: colour, line style and marker.
 
     Variants of one attention have the same colour and differ in line style and marker.
     """
@@ -75,10 +75,8 @@ def attention_styles(labels: Sequence[str]) -> list[dict[str, Any]]:
 def saved_figure(
     path: str | os.PathLike[str], size: tuple[float, float], columns: int = 1
 ) -> Iterator[tuple[Figure, Sequence[Axes]]]:
-    """Yield a figure and its axes, side by side; write the figure to `path` when the context ends.
-
-    A figure created without pyplot needs no display and need not be closed.
-    """
+    """Yield a figure with a row of axes; write the figure to `path` when the context ends."""
+    # Without pyplot, a figure needs no display and need not be closed.
     figure = Figure(figsize=size, layout="constrained")
     axes = figure.subplots(1, columns, squeeze=False)[0]
     for axis in axes:
@@ -138,7 +136,7 @@ class VideoWriter:
             stream.pix_fmt = "yuv420p"
             self._stream = stream
         size = (stream.width, stream.height)
-        if (image.shape[1], image.shape[0]) != size:  # an odd size, or not that of the first image
+        if (image.shape[1], image.shape[0]) != size:  # odd size, or not that of the first image
             image = cv2.resize(image, size, interpolation=cv2.INTER_AREA)
         frame = av.VideoFrame.from_ndarray(np.ascontiguousarray(image), format="rgb24")
         with self._one_line_errors():
@@ -183,7 +181,7 @@ def text_lines(lines: Sequence[str], width: int, size: int, *, right: bool = Fal
 def score_panel(
     names: Sequence[str], scores: Sequence[float], rows: int, width: int, size: int
 ) -> np.ndarray:
-    """Draw the name of each class on a bar as long as its score: RGB [H, width, 3]."""
+    """Draw one bar per class, with the class name on it; a score of 1 fills the width. RGB."""
     step = round(size * 1.5)
     image = Image.new("RGB", (width, step * rows + size // 2), INK)
     draw = ImageDraw.Draw(image)

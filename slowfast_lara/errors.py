@@ -9,6 +9,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import io
 import logging
@@ -27,10 +28,12 @@ logger = logging.getLogger(__name__)
 
 # Environment variable with the directory that a launcher shares with the ranks it starts.
 LAUNCH_DIR = "SLOWFAST_LARA_LAUNCH_DIR"
+# File in this directory: the ranks have joined those of all nodes.
+JOINED = "joined"
 
 
 class UserError(Exception):
-    """Base class of the errors that are reported by their message, without a traceback."""
+    """Base class of errors for which only the message is printed, without a traceback."""
 
     exit_code = FAILED
 
@@ -58,11 +61,15 @@ class WeightsError(InputError):
 
 
 class CheckpointError(WeightsError):
-    """Unusable checkpoint of this package."""
+    """Unusable checkpoint of a training run."""
 
 
 class RunError(UserError):
     """Failure during a run."""
+
+
+class ConnectionLost(RunError):
+    """Lost connection to another rank, whose own error may be the cause."""
 
 
 class TooManyBadVideos(RunError):
@@ -119,6 +126,19 @@ def print_error(message: str) -> None:
     """Print an error to stderr, and log it if logging is set up."""
     print(f"error: {printable(message, keep=LINES)}", file=sys.stderr, flush=True)
     _log(message)
+    if folder := os.environ.get(LAUNCH_DIR):
+        with contextlib.suppress(OSError):
+            Path(folder, f"error-{os.getpid()}").write_text(message, "utf-8", "replace")
+
+
+def reported_error(launch_dir: str, pid: int | None) -> str:
+    """Return one line of the last error that process `pid` printed, from its LAUNCH_DIR."""
+    # A rank does not repeat an error that another rank has printed: then use any rank's error.
+    for path in (Path(launch_dir, f"error-{pid}"), *Path(launch_dir).glob("error-*")):
+        with contextlib.suppress(OSError):
+            lines = path.read_text("utf-8").strip().splitlines() or [""]
+            return printable(lines[-1 if lines[0].startswith("Traceback") else 0][:200])
+    return "it printed no error"
 
 
 def _log(message: str) -> None:
@@ -129,8 +149,9 @@ def _log(message: str) -> None:
 def _is_printed_by_another_rank(message: str) -> bool:
     """Whether another rank of the same launch has printed this message.
 
-    All ranks may find the same bad input. The first rank to report it creates a marker file in the
-    directory of the launch: LAUNCH_DIR, or under torchrun two levels above a rank's error file.
+    All ranks may find the same bad input. The first rank to report it creates a marker file in a
+    folder that all ranks share: LAUNCH_DIR or, under torchrun, the folder two levels above the
+    rank's error file.
     """
     folder = os.environ.get(LAUNCH_DIR)
     if not folder and (error_file := os.environ.get("TORCHELASTIC_ERROR_FILE")):
@@ -166,7 +187,13 @@ def printable(text: str, keep: str = "") -> str:
     )
 
 
+def counted(number: int, noun: str) -> str:
+    """A number and its noun: "1 video", "2 videos", "3 classes"."""
+    plural = f"{noun}es" if noun.endswith(("s", "ch")) else f"{noun}s"
+    return f"{number} {noun if number == 1 else plural}"
+
+
 def first_line(error: BaseException) -> str:
-    """First line of an exception's message, at most 200 characters; its type if there is none."""
+    """First line of an exception's message, at most 200 characters; if empty, its type."""
     lines = str(error).strip().splitlines()
     return lines[0][:200] if lines else type(error).__name__

@@ -17,10 +17,10 @@ _TEMPORARY = ".writing-"
 
 @contextlib.contextmanager
 def atomic_write(path: str | os.PathLike[str]) -> Iterator[str]:
-    """Yield a temporary name to write to; rename it to `path` on success, else remove it.
+    """Yield a temporary path to write to; rename the file to `path` on success, else remove it.
 
-    The temporary name has the suffix of `path`, because writers choose a format by suffix. The rest
-    is different, because PySlowFast loads any file with "checkpoint" in its name.
+    The temporary name has the suffix of `path`, because writers choose a format by suffix. It has
+    no other part of the name, because PySlowFast loads any file with "checkpoint" in its name.
     """
     folder, name = os.path.split(os.path.abspath(path))
     os.makedirs(folder, exist_ok=True)
@@ -31,7 +31,7 @@ def atomic_write(path: str | os.PathLike[str]) -> Iterator[str]:
             _sync(temporary, os.O_RDWR)
         os.replace(temporary, path)
     except OSError as error:
-        error.filename = error.filename or os.fspath(path)  # not set if the disk is full
+        error.filename = error.filename or os.fspath(path)  # unset if the disk is full
         raise
     finally:
         with contextlib.suppress(FileNotFoundError):
@@ -76,14 +76,14 @@ def atomic_text(path: str | os.PathLike[str], errors: str = "strict") -> Iterato
 
 
 def open_in_place(path: str, flags: int) -> int:
-    """`os.open` for a file with a fixed name that is not written atomically; an `opener` of `open`.
+    """Open a file to write in place, not atomically; usable as `opener` of the builtin `open`.
 
-    Raise OSError for links, FIFOs and devices: under a known name, they may have been placed there
-    to redirect the write to another file.
+    Raise OSError if the path is a link, FIFO or device. The file names are predictable, so another
+    user may have placed a link there to redirect the write to another file.
     """
     if os.path.islink(path):
         raise OSError(errno.ELOOP, "is a symbolic link; remove it", path)
-    # O_NONBLOCK: a FIFO without a reader must not block. Windows has neither flag.
+    # O_NONBLOCK: a FIFO without a reader must not block. Windows lacks both of these flags.
     flags |= getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0)
     descriptor = os.open(path, flags & ~os.O_TRUNC, 0o666)
     status = os.fstat(descriptor)
@@ -106,9 +106,9 @@ def write_json(path: str | os.PathLike[str], content: Any, indent: int | None = 
 
 
 def csv_cell(value: object) -> object:
-    """Return the value for a CSV file; text that a spreadsheet takes for a formula gets a quote.
+    """Prefix text with a quote if a spreadsheet would evaluate it as a formula.
 
-    Full-width signs start a formula in some locales.
+    Other values are returned unchanged. In some locales, full-width signs also start a formula.
     """
     if not isinstance(value, str):
         return value
@@ -128,8 +128,8 @@ def check_regular_file(path: str | os.PathLike[str]) -> None:
 def parse_json(text: str, **hooks: Any) -> Any:
     """Parse JSON; raise a one-line ValueError for NaN, infinities and integers beyond 63 bits.
 
-    `hooks` are arguments of `json.loads`. Longer integers do not fit into a tensor, and Python
-    refuses to print very long ones.
+    `hooks` are arguments of `json.loads`. Integers beyond 63 bits do not fit into a tensor, and
+    Python refuses to print integers of more than 4,300 digits.
     """
     hooks = {"parse_int": _parse_int, "parse_constant": _reject_constant, **hooks}
     try:
@@ -179,7 +179,7 @@ def _temporary_name(folder: str, suffix: str = "") -> str:
 
 
 def _sync(path: str, access: int) -> None:
-    """fsync a file or folder, opened with `access`; Windows syncs only files open for writing."""
+    """fsync a file or folder; `access` is O_RDWR for files (Windows requires it), else O_RDONLY."""
     # Windows cannot open folders; some network file systems cannot sync folders.
     with contextlib.suppress(PermissionError, IsADirectoryError):
         descriptor = os.open(path, access)

@@ -40,7 +40,7 @@ class LabelKind(NamedTuple):
 
     @property
     def description(self) -> str:
-        """Description of the valid labels, for errors."""
+        """Description of the valid labels, for error messages."""
         if self.is_pair:
             return f"a (verb, noun) tuple of integers, below {tuple(self.parts.values())}"
         number = f"from 0 to {self.num_classes - 1} (MODEL.NUM_CLASSES)"
@@ -58,16 +58,16 @@ class LabelKind(NamedTuple):
         )
 
     def split(self, scores: Tensor) -> dict[str, Tensor]:
-        """Scores of each part, [..., classes of the part]."""
+        """Split scores into the parts of the label, each [..., classes of the part]."""
         return dict(zip(self.parts, scores.split(list(self.parts.values()), dim=-1)))
 
     def split_names(self, names: Sequence[str]) -> dict[str, list[str]]:
-        """Names of the classes of each part; `names` has a name for each score."""
+        """Split class names, given in the order of the scores, into the parts of the label."""
         rest = iter(names)
         return {part: list(islice(rest, size)) for part, size in self.parts.items()}
 
     def name_of(self, label: Label, names: Sequence[str]) -> str:
-        """The name of a label; `names` has a name for each score."""
+        """The name of a label; `names` are the class names in the order of the scores."""
         if isinstance(label, int):
             return names[label]
         if not self.is_pair:
@@ -87,9 +87,9 @@ def label_kind(cfg: CfgNode) -> LabelKind:
 
 
 def top_classes(scores: Tensor, count: int = 5) -> Tensor:
-    """The classes with the highest scores, [..., count]; of equal scores, the lower class first.
+    """The classes with the highest scores, [..., count]; ties go to the lower class index.
 
-    All rankings use this function. (The order of `topk` is undefined for equal scores.)
+    All rankings use this function, because the order of ties in `topk` is undefined.
     """
     return scores.sort(dim=-1, descending=True, stable=True).indices[..., :count]
 
@@ -97,8 +97,8 @@ def top_classes(scores: Tensor, count: int = 5) -> Tensor:
 def top_actions(scores: Tensor, kind: LabelKind, count: int = 5) -> tuple[Tensor, Tensor]:
     """The (verb, noun) pairs with the largest products of scores, [B, count, 2], and the products.
 
-    Of equal products, the pair with the lower verb comes first, then that with the lower noun. The
-    best `count` pairs are among the combinations of the best `count` verbs and nouns.
+    Ties go to the lower verb index, then to the lower noun index. Only the best `count` verbs and
+    the best `count` nouns are combined: these pairs always include the best `count` pairs.
     """
     verbs, nouns = kind.split(scores)["verb"], kind.split(scores)["noun"]
     best_verbs, best_nouns = (top_classes(x, count).sort(dim=-1).values for x in (verbs, nouns))

@@ -25,10 +25,10 @@ LOCK = ".lock"
 
 @contextlib.contextmanager
 def exclusive_lock(folder: str, name: str, error: type[InputError] = InputError) -> Iterator[None]:
-    """Hold the lock of a folder within the context; then remove created folders that are empty.
+    """Hold the exclusive lock of a folder within the context.
 
     Args:
-        folder: created if missing.
+        folder: created if missing, with its parents. New folders that stay empty are removed again.
         name: the config key or argument that error messages use for the folder.
         error: raised if another process holds the lock or the folder is not writable.
     """
@@ -47,7 +47,8 @@ def exclusive_lock(folder: str, name: str, error: type[InputError] = InputError)
         yield
     finally:
         with contextlib.suppress(OSError):
-            os.remove(path)  # before the lock is released: see _acquire
+            # Before the lock is released: afterwards, another process may have locked this file.
+            os.remove(path)
         os.close(lock)
         if fcntl is None:  # Windows cannot remove open files
             with contextlib.suppress(OSError):
@@ -56,11 +57,11 @@ def exclusive_lock(folder: str, name: str, error: type[InputError] = InputError)
 
 
 def _acquire(path: str) -> int:
-    """Open and lock the lock file; raise BlockingIOError that names the holder if it is locked.
+    """Open and lock the lock file; if already locked, raise BlockingIOError with the holder.
 
     The system releases a POSIX lock when its process ends, and forked DataLoader workers do not
-    inherit the lock. The lock works across nodes on NFS and CIFS (NFS 4 releases the locks of a
-    dead node after about 90 s), on Lustre if mounted with `flock`, and on BeeGFS if configured.
+    inherit the lock. Locks work across nodes on NFS and CIFS, on Lustre if mounted with `flock`,
+    and on BeeGFS if locks are enabled. NFS 4 releases the locks of a dead node after about 90 s.
     """
     while True:
         file = open_in_place(path, os.O_RDWR | os.O_CREAT)
@@ -90,7 +91,7 @@ def _lock(file: int) -> None:
         return
     import msvcrt
 
-    # Lock one byte far behind the text: on Windows, other processes cannot read locked bytes.
+    # Lock one byte far beyond the text: on Windows, other processes cannot read locked bytes.
     os.lseek(file, 2**30, os.SEEK_SET)
     try:
         msvcrt.locking(file, msvcrt.LK_NBLCK, 1)

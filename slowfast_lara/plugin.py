@@ -38,7 +38,7 @@ def VisionTransformer(cfg: CfgNode) -> nn.Module:
         if cfg.VIT.PRETRAINED_WEIGHTS != all_keys()["VIT.PRETRAINED_WEIGHTS"].default:
             report = load_pretrained(model, image_weights(cfg), inflate=cfg.VIT.INFLATE)
             logger.info("%s", report.table())
-        else:  # not an error: PySlowFast may load a checkpoint next, or only count FLOPs
+        else:  # only a warning: PySlowFast may load a checkpoint next, or only count FLOPs
             logger.warning("VIT.PRETRAINED_WEIGHTS is not set: the model has random weights")
     return model
 
@@ -60,7 +60,7 @@ def check(cfg: CfgNode) -> None:
 
 
 def _warn(cfg: CfgNode) -> None:
-    """Log what PySlowFast computes differently for this model than for its own."""
+    """Log warnings about PySlowFast options that give wrong results for this model."""
     if cfg.get("LOG_MODEL_INFO"):
         logger.warning(
             "LOG_MODEL_INFO does not count fused attention: do not compare attentions by its FLOPs"
@@ -75,7 +75,7 @@ def _warn(cfg: CfgNode) -> None:
 
 
 def add_keys(tree: CfgNode) -> None:
-    """Add the missing keys of the model to a default config; ConfigError if one conflicts."""
+    """Add the model's keys to a default config; raise ConfigError if an existing key conflicts."""
     missing = {}
     for key, ours in all_keys().items():
         if not key.startswith("VIT.") and key != "MODEL.ACT_CHECKPOINT":
@@ -88,7 +88,7 @@ def add_keys(tree: CfgNode) -> None:
         elif type(theirs) is not type(ours.default) or ours.allowed.problem(theirs):
             raise ConfigError(
                 f"{key} has the default {theirs!r} in this checkout of PySlowFast and "
-                f"{ours.default!r} in slowfast_lara: the meanings differ"
+                f"{ours.default!r} in slowfast_lara: the key's meanings differ"
             )
     for key, default in missing.items():
         set_value(tree, key, copy.deepcopy(default))
@@ -118,22 +118,22 @@ def _import_from_checkout(name: str) -> ModuleType:
 
 
 def _unsupported(tree: CfgNode) -> str | None:
-    """The program to which a default config belongs, and a remedy; None if it is supported."""
+    """Why a checkout is not supported, and a fix; None if it is supported."""
     if is_pyslowfast_1(tree):
         return (
-            "pyslowfast 1.0, not to a git checkout: put the checkout's folder first on "
+            "it is from pyslowfast 1.0, not from a git checkout: put the checkout first on "
             "PYTHONPATH, or `pip uninstall pyslowfast` (without a checkout, `slowfast-lara run` "
             "needs no plugin)"
         )
     if is_motionformer(tree):
         return (
-            "Motionformer, which has this model itself: without the plugin, `slowfast-lara run` "
-            "trains its configs and slowfast_lara.load reads its checkpoints"
+            "it is from Motionformer, which has this model itself: without the plugin, "
+            "`slowfast-lara run` trains its configs and slowfast_lara.load reads its checkpoints"
         )
     if "MIXED_PRECISION" not in tree.TRAIN:
         return (
-            "an early checkout of PySlowFast, without TRAIN.MIXED_PRECISION, which the plugin "
-            "does not support: update the checkout"
+            "it is from an early checkout of PySlowFast, without TRAIN.MIXED_PRECISION, which the "
+            "plugin requires: update the checkout"
         )
     return None
 
@@ -141,7 +141,7 @@ def _unsupported(tree: CfgNode) -> str | None:
 def _register() -> None:
     defaults = _import_from_checkout("slowfast.config.defaults")
     if problem := _unsupported(defaults._C):
-        raise ImportError(f"{defaults.__file__} belongs to {problem}")
+        raise ImportError(f"cannot add the model to {defaults.__file__}: {problem}")
     registry = _import_from_checkout("slowfast.models.build").MODEL_REGISTRY
     add_keys(defaults._C)
     add_model(registry)

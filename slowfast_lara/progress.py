@@ -1,4 +1,4 @@
-"""Progress of long commands: bars on the terminal of rank 0, lines on stderr."""
+"""Progress of long commands: bars (on rank 0, in a terminal) and lines on stderr."""
 
 from __future__ import annotations
 

@@ -15,19 +15,22 @@ from collections.abc import Iterable
 
 from slowfast_lara.errors import InputError, first_line
 
-# Environment variable that lists files and modules, separated as in PATH. `--import` extends it, so
-# that child processes import them too.
+# Environment variable with the files and modules to import, separated as in PATH. `--import` adds
+# its arguments, so that child processes import them too.
 VARIABLE = "SLOWFAST_LARA_IMPORT"
 OWN_CODE = "--import FILE.py adds your own"
 
 
 def imported() -> list[str]:
-    """The absolute paths of files and the names of modules to import, in their order."""
+    """The files (absolute paths) and modules to import, in import order."""
     return [name for name in os.environ.get(VARIABLE, "").split(os.pathsep) if name]
 
 
 def import_user_code(names: Iterable[str] = ()) -> None:
-    """Import the files and modules in VARIABLE and in `names`, and add `names` to VARIABLE."""
+    """Import the files and modules in the environment variable VARIABLE and in `names`.
+
+    Adds `names` to VARIABLE, so that child processes import them too.
+    """
     done: list[str] = []
     for name in [*imported(), *names]:
         is_file = name.endswith(".py") or os.path.dirname(name) != ""
@@ -46,7 +49,7 @@ def _import(name: str, is_file: bool) -> None:
         module = file.removesuffix(".py")
         if folder not in sys.path:
             # Append: other files of the folder must not shadow installed packages. DataLoader
-            # workers that are not forked get this path and import a dataset's module by name.
+            # workers that are not forked inherit sys.path and import the dataset's module by name.
             sys.path.append(folder)
     try:
         found = importlib.import_module(module).__file__

@@ -11,6 +11,10 @@ from slowfast_lara.cli import run_command
 from slowfast_lara.cli.parser import CommandParser, add_jobs_flag, positive_int
 from slowfast_lara.errors import INTERRUPTED, STOPPED, print_error
 
+# Not results/: a short trial must not overwrite the published tables of the checkout.
+_OUT = "runs/results"
+_PUBLISHED = "; the published ones are in results/"
+
 
 def main(argv: Sequence[str] | None = None) -> int:
     return run_command(build_parser(), sys.argv[1:] if argv is None else argv)
@@ -56,7 +60,15 @@ def build_parser() -> CommandParser:
     numbers = "numbers of landmarks, samples or groups"
     parser.add_flag("--numbers", numbers, type=positive_int, nargs="+", default=[32, 64, 96, 128])
     parser.add_flag("--attentions", "attentions (default: all but RA)", nargs="+", metavar="NAME")
-    parser.add_flag("--out", "prefix of the results", default="results/pretrained")
+    parser.add_flag("--out", f"prefix of the results{_PUBLISHED}", default=f"{_OUT}/pretrained")
+
+    parser = root.add_command("videos", videos)
+    parser.add_argument("model", metavar="MODEL", help="Hugging Face folder of DINOv2 ViT-S/14")
+    parser.add_argument("videos", metavar="VIDEOS", help="folder with one folder per class")
+    group = "regular expression for the path below a class folder; equal matches share a fold"
+    parser.add_flag("--group", group, default="", metavar="REGEX")
+    parser.add_flag("--folds", "folds of the cross-validation", type=positive_int, default=3)
+    _add_study_flags(parser, "runs/videos")
     return root
 
 
@@ -64,7 +76,7 @@ def _add_study_flags(parser: CommandParser, work: str) -> None:
     parser.add_flag("--rows", "run only these rows", nargs="+", metavar="ROW")
     add_jobs_flag(parser, "parallel runs, each with one thread")
     parser.add_flag("--work", "folder for the runs and videos", default=work)
-    parser.add_flag("--out", "folder for the results", default="results")
+    parser.add_flag("--out", f"folder for the results{_PUBLISHED}", default=_OUT)
     overrides = "config overrides for all runs; must come last"
     parser.add_flag("--opts", overrides, nargs=argparse.REMAINDER, default=[], metavar="KEY VALUE")
 
@@ -91,6 +103,13 @@ def pretrained(args: argparse.Namespace) -> None:
     from studies.pretrained import study_pretrained
 
     _run(lambda: study_pretrained(**vars(args)))
+
+
+def videos(args: argparse.Namespace) -> None:
+    """Fine-tune an image model on real videos with several attentions, cross-validated."""
+    from studies.real_videos import study_videos
+
+    _run(lambda: study_videos(**vars(args)))
 
 
 def _run(study: Callable[[], str]) -> None:

@@ -20,8 +20,8 @@ from typing import NamedTuple
 import torch
 
 from slowfast_lara.analysis.measure import best_times
-from slowfast_lara.analysis.model_errors import SettingError, has_landmarks, measure_settings
-from slowfast_lara.analysis.settings import Setting
+from slowfast_lara.analysis.model_errors import SettingError, measure_settings
+from slowfast_lara.analysis.settings import Setting, has_landmarks
 from slowfast_lara.analysis.swap import test_models
 from slowfast_lara.analysis.tables import Cells, csv_text
 from slowfast_lara.data.lists import read_path_labels

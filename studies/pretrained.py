@@ -37,7 +37,7 @@ from slowfast_lara.attention import ESTIMATORS, build_estimator
 from slowfast_lara.config import get_cfg
 from slowfast_lara.data import load_views
 from slowfast_lara.drawing import attention_styles, saved_figure
-from slowfast_lara.errors import InputError
+from slowfast_lara.errors import InputError, counted
 from slowfast_lara.inference.layers import LayerInputs
 from slowfast_lara.inference.videos import find_videos
 from slowfast_lara.models.attention_config import EXACT, RECOMMENDED
@@ -113,7 +113,8 @@ def study_pretrained(
     views = [load_views(found[index], cfg)[0] for index in some]  # each [3,T,H,W]
     tokens = (crop // cfg.VIT.PATCH_SIZE) ** 2
     named = _settings(attentions or [*ATTENTIONS, *RECOMMENDED], numbers, tokens)
-    what = f"{Path(model).name}, {crop} pixels, {len(views)} clips of {frames} frames"
+    sizes = f"{counted(len(views), 'clip')} of {counted(frames, 'frame')}"
+    what = f"{Path(model).name}, {crop} pixels, {sizes}"
     notes: list[str] = []
     settings = [Setting(EXACT, {}), *(setting for _, setting in named)]
     rows = measure_samples(_samples(network, views, cfg), len(views), settings, cfg, 3, notes)

@@ -16,6 +16,7 @@ from slowfast_lara.errors import (
     DecodeError,
     RunError,
     TooManyBadVideos,
+    counted,
     print_error,
     printable,
     run_with_exit_code,
@@ -142,3 +143,9 @@ def test_output_of_report(tmp_path, capsys):
     assert report([str(folder)]) == 0
     printed = capsys.readouterr().out
     assert is_printable(printed) and "\\x1b[31mrun" in printed
+
+
+def test_counted_nouns():
+    texts = [counted(number, noun) for noun in ("video", "class", "batch") for number in (0, 1, 2)]
+    videos, classes = ["0 videos", "1 video", "2 videos"], ["0 classes", "1 class", "2 classes"]
+    assert texts == [*videos, *classes, "0 batches", "1 batch", "2 batches"]

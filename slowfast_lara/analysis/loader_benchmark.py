@@ -23,7 +23,7 @@ from slowfast_lara.data.loader import Batch, collate, train_loader
 from slowfast_lara.data.rand_augment import RandAugment
 from slowfast_lara.data.timestamps import TimestampCache
 
-# The stages of loading a sample, and the functions whose times add up to the time of a stage.
+# Stages of loading a sample. The time of a stage is the sum over its functions.
 STAGES: dict[str, Sequence[Callable[..., Any]]] = {
     "look up the timestamps": [TimestampCache.get],
     "open the container": [video.open_container],
@@ -94,9 +94,9 @@ def loader_speed(
     cfg.defrost()
     batch_size = max(cfg.TRAIN.BATCH_SIZE // max(cfg.NUM_GPUS, 1), 1)
     cfg.DATA_LOADER.NUM_WORKERS = 0
-    # Training reads the timestamps of each video only once. This first profile measures that time;
-    # the later ones use only videos with known timestamps.
-    loader = train_loader(cfg, batch_size=batch_size)
+    # Training reads the timestamps of each video only once and caches them. The first profile
+    # measures these reads. Later measurements use only videos whose timestamps are cached.
+    loader = train_loader(cfg, batch_size=batch_size, raw=cfg.NUM_GPUS > 0)
     first = _profile(loader, batch_size, seconds)
     calls, demux = first.calls.get(_code_key(video.read_timestamps), (0, 0.0))
     known = _Subset(loader.dataset, sorted({index for _, index, *_ in first.keys}))
@@ -169,7 +169,7 @@ def _stage_times(
 
 
 def _clips_per_second(cfg: CfgNode, dataset: _Subset, batch_size: int, seconds: float) -> float:
-    """Measure clips per second from the first batch on, when all workers have started."""
+    """Measure clips per second; the clock starts at the first batch, when workers are running."""
     loader: Any = train_loader(cfg, batch_size=batch_size, dataset=dataset)
     clips = epoch = 0
     start: float | None = None

@@ -8,12 +8,16 @@ import os
 import platform
 import time
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
+from slowfast_lara.attention.kernels.measure import elapsed_ms
+
 Job = Callable[[], Any]
+# Untimed runs of a job: the first runs compile kernels, choose algorithms and fill caches.
+WARM_UP = 10
 
 
 def environment() -> dict[str, str]:
@@ -53,6 +57,41 @@ def best_times(jobs: Mapping[str, Job], repeats: int) -> dict[str, float]:
             if number:
                 best[name] = min(best[name], time.perf_counter() - start)
     return best
+
+
+class CallTimes(NamedTuple):
+    """Device seconds per run of a job, in back-to-back runs; host seconds until a run returns."""
+
+    device: float
+    host: float
+
+
+def call_times(job: Job, device: torch.device, seconds: float, batches: int = 5) -> CallTimes:
+    """Return the shortest measured device and host time per run of `job`, after a warm-up.
+
+    The device time is from the fastest of `batches` batches of runs. All batches together take
+    about `seconds`. On a GPU, CUDA events time a batch, so synchronisation is not included. If
+    device and host time are close, Python limits the speed.
+    """
+    for _ in range(WARM_UP):
+        job()
+    single = _batch_seconds(job, 1, device)
+    calls = max(1, min(1000, int(seconds / batches / max(single, 1e-9))))
+    best = min(_batch_seconds(job, calls, device) / calls for _ in range(batches))
+    return CallTimes(best, min(_host_seconds(job) for _ in range(batches)))
+
+
+def _batch_seconds(job: Job, calls: int, device: torch.device) -> float:
+    _synchronize()
+    return elapsed_ms(job, calls, device) / 1e3
+
+
+def _host_seconds(job: Job) -> float:
+    """Host time of one run, started on an idle device: a full launch queue would block Python."""
+    _synchronize()
+    begin = time.perf_counter()
+    job()
+    return time.perf_counter() - begin
 
 
 def _synchronize() -> None:

@@ -15,7 +15,6 @@ of the spatial stage.
 
 from __future__ import annotations
 
-import inspect
 import sys
 import time
 from collections.abc import Iterable, Iterator, Sequence
@@ -30,13 +29,19 @@ from torch import Tensor
 from torch.nn import functional
 
 from slowfast_lara.analysis.measure import count_macs
-from slowfast_lara.analysis.settings import Setting, fitting_numbers, token_counts, vary
+from slowfast_lara.analysis.settings import (
+    Setting,
+    fitting_numbers,
+    has_landmarks,
+    token_counts,
+    vary,
+)
 from slowfast_lara.analysis.tables import Cells, ResultTable
 from slowfast_lara.attention import ESTIMATORS, softmax_attention
 from slowfast_lara.config.yaml_files import to_yaml
 from slowfast_lara.data.registry import dataset_class
 from slowfast_lara.drawing import attention_styles, plain_text, saved_figure
-from slowfast_lara.errors import DecodeError, InputError, first_line
+from slowfast_lara.errors import DecodeError, InputError, counted, first_line
 from slowfast_lara.inference.layers import LayerInputs, check_layer, layer_inputs, middle_view
 from slowfast_lara.inference.load import load
 from slowfast_lara.inference.model import TrainedModel
@@ -49,7 +54,7 @@ VARIED = ("proposal", "landmarks", "biased")
 
 
 class SettingError(NamedTuple):
-    """MACs of a setting in one layer for one clip, and relative squared errors in each layer."""
+    """A setting, its MACs in one layer for one clip, and its relative squared error per layer."""
 
     setting: Setting
     macs: float
@@ -70,7 +75,7 @@ class ModelErrorTable(ResultTable):
     """The errors of all settings; the first row is exact attention."""
 
     layers: Sequence[int]
-    budget: float  # the largest cost to recommend, as a share of the MACs of exact attention
+    budget: float  # maximum cost of a recommendation, relative to the MACs of exact attention
     rows: list[SettingError]
 
     def head(self) -> list[str]:
@@ -186,7 +191,7 @@ def errors_in_model(
 ) -> ModelErrorTable:
     """Measure all settings on the middle view of some videos, in one layer or all layers.
 
-    `number` is the largest number of videos; they are evenly spaced over the given ones.
+    At most `number` videos are used, evenly spaced over the given ones.
     """
     names = list(dict.fromkeys([EXACT, *map(resolve_estimator, attentions or ESTIMATORS)]))
     model = load(*model_files, overrides=overrides)
@@ -200,14 +205,14 @@ def errors_in_model(
         check_layer(index, model.cfg)
     _check_readable(paths, model.cfg)
     print(
-        f"measuring {len(settings)} settings in {len(layers)} layers on {len(paths)} of "
-        f"{len(found)} videos",
+        f"measuring {counted(len(settings), 'setting')} in {counted(len(layers), 'layer')} on "
+        f"{len(paths)} of {counted(len(found), 'video')}",
         file=sys.stderr,
     )
     rows = measure_settings(model, settings, paths, layers, seeds, notes)
     title = (
         "squared error relative to the square of exact attention: "
-        f"{model.path}, {len(layers)} layers, {len(paths)} videos"
+        f"{model.path}, {counted(len(layers), 'layer')}, {counted(len(paths), 'video')}"
     )
     return ModelErrorTable(title, layers, budget, rows, notes=notes)
 
@@ -215,7 +220,10 @@ def errors_in_model(
 def all_settings(
     names: Sequence[str], samples: Sequence[int], tokens: int, num_frames: int
 ) -> tuple[list[Setting], list[str]]:
-    """All combinations of attention, options in VARIED and valid number; notes on other numbers."""
+    """Settings for all combinations of attention, options in VARIED and number of landmarks.
+
+    Also returns a note for each attention for which a number of landmarks is too large.
+    """
     settings, notes = [], []
     for name in names:
         numbers: Sequence[int | None] = [None]
@@ -229,17 +237,15 @@ def all_settings(
         ]
     wanted = [name for name in names if has_landmarks(name)]
     if wanted and not any(setting.number for setting in settings):
-        limit = f"a clip has {tokens} tokens, and a frame has {tokens // num_frames}"
-        raise InputError(f"--samples is {min(samples)}; must be smaller: {limit}")
+        raise InputError(
+            f"--samples is {min(samples)}; must be smaller: a clip has {tokens} tokens, "
+            f"a frame has {tokens // num_frames}"
+        )
     return settings, notes
 
 
-def has_landmarks(name: str) -> bool:
-    return "num_landmarks" in inspect.signature(ESTIMATORS[name]).parameters
-
-
 def _check_readable(paths: Sequence[str], cfg: CfgNode) -> None:
-    """Raise DecodeError if no video can be read; `measure_settings` skips single ones."""
+    """Raise DecodeError if no video can be read; `measure_settings` skips unreadable videos."""
     for index, path in enumerate(paths, start=1):
         try:
             middle_view(path, cfg)
@@ -257,9 +263,9 @@ def measure_settings(
     seeds: int,
     notes: list[str],
 ) -> list[SettingError]:
-    """Measure settings on the middle view of each video, as `measure_samples` does.
+    """Call `measure_samples` on the middle view of each video.
 
-    Adds a note for a video that cannot be read.
+    Adds a note for each video that cannot be read.
     """
 
     def samples() -> Iterator[tuple[Tensor, list[LayerInputs]] | None]:
@@ -287,8 +293,8 @@ def measure_samples(
 ) -> list[SettingError]:
     """Measure costs and errors of settings.
 
-    Adds a note for a setting that cannot be built. Prints an estimate of the time after the first
-    clip.
+    Adds a note for each setting that cannot be built. After the first clip, prints an estimate of
+    the remaining time.
 
     Args:
         samples: for each of `number` clips, the token weights [2,N] and the inputs of each layer,
@@ -341,7 +347,7 @@ def token_weights(view: Tensor, cfg: CfgNode) -> Tensor:
 def setting_macs(
     settings: Sequence[Setting], inputs: LayerInputs, cfg: CfgNode, notes: list[str]
 ) -> list[tuple[Setting, float]]:
-    """Each setting with its MACs for all queries; for a setting that cannot be built, a note."""
+    """Pairs of a setting and its MACs for all queries; adds a note for each invalid setting."""
     # Run on the CPU, because FlopCounterMode cannot count inside GPU kernels.
     inputs = inputs._replace(q=inputs.q.cpu(), k=inputs.k.cpu(), v=inputs.v.cpu())
     q, k, v, num_frames, _ = inputs
@@ -362,7 +368,10 @@ def setting_macs(
 def _weighted_sums(
     settings: Sequence[Setting], inputs: LayerInputs, weights: Tensor, cfg: CfgNode, seeds: int
 ) -> Tensor:
-    """[settings, rows of `weights`, (sum of squared errors, sum of exact attention's squares)]."""
+    """Weighted sums of squared errors and of squared exact outputs: [settings, rows, 2].
+
+    `weights` has one row per kind of error.
+    """
     exact = softmax_attention(*inputs[:3], num_frames=inputs.num_frames)
     norms = exact.square().sum((0, 1, 3, 4))
     sums = []

@@ -24,7 +24,8 @@ class Setting(NamedTuple):
 
     name: str
     options: dict[str, Any]
-    number: int | None = None  # None: as in the config, or not applicable
+    # Landmarks or samples. None: the config's number, or the attention has neither.
+    number: int | None = None
 
     @property
     def label(self) -> str:
@@ -49,7 +50,7 @@ class Setting(NamedTuple):
     def squared_errors(
         self, inputs: LayerInputs, exact: Tensor, cfg: CfgNode, seeds: int
     ) -> Tensor:
-        """Squared error of each measured query [queries]; mean over seeds for random attentions."""
+        """Squared error of each measured query, mean over seeds if the attention is random."""
         q, k, v, num_frames, _ = inputs
         some = self.queries(q.shape[2])
         is_random = "seed" in inspect.signature(ESTIMATORS[self.name]).parameters
@@ -80,13 +81,18 @@ def token_counts(cfg: CfgNode) -> tuple[int, int]:
     return frames * (cfg.DATA.TEST_CROP_SIZE // cfg.VIT.PATCH_SIZE) ** 2, frames
 
 
+def has_landmarks(name: str) -> bool:
+    """Whether an attention has a number of landmarks, groups or samples (VIT.APPROX_ATTN_DIM)."""
+    return "num_landmarks" in inspect.signature(ESTIMATORS[name]).parameters
+
+
 def fitting_numbers(
     name: str, samples: Sequence[int], tokens: int, num_frames: int
 ) -> tuple[list[int], str]:
-    """The numbers of landmarks that an attention can have, and a note about the others, or "".
+    """The `samples` that are valid numbers of landmarks, and a note on the invalid ones, or "".
 
-    A clip cannot have more landmarks than tokens. A frame must have fewer groups of keys than keys,
-    because one group per key is exact attention.
+    A clip cannot have more landmarks than tokens. A frame must have fewer groups than keys, because
+    one group per key is exact attention.
     """
     most = None
     if ESTIMATORS[name].counts_keys_of_a_frame:

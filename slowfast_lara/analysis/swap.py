@@ -12,13 +12,13 @@ import torch
 from torch import Tensor
 
 from slowfast_lara.analysis.measure import best_times
-from slowfast_lara.analysis.settings import fitting_numbers, token_counts
+from slowfast_lara.analysis.settings import fitting_numbers, has_landmarks, token_counts
 from slowfast_lara.analysis.tables import Cells, ResultTable
-from slowfast_lara.attention import ESTIMATORS, estimator_options
+from slowfast_lara.attention import ESTIMATORS
 from slowfast_lara.data.dataset import VideoViews
 from slowfast_lara.data.registry import dataset_class
 from slowfast_lara.drawing import attention_styles, plain_text, saved_figure
-from slowfast_lara.errors import CheckpointError, ConfigError, InputError, RunError
+from slowfast_lara.errors import CheckpointError, ConfigError, InputError, RunError, counted
 from slowfast_lara.inference.load import load
 from slowfast_lara.inference.model import TrainedModel, with_views
 from slowfast_lara.inference.scoring import score_views, view_outputs, views_at_a_time
@@ -33,7 +33,7 @@ class SwapResult(NamedTuple):
     """Accuracy in % and speed of a model with one attention."""
 
     attention: str
-    landmarks: int | None  # or samples; None if not applicable
+    landmarks: int | None  # number of landmarks or samples; None if the attention has neither
     top1: float
     top5: float
     same_top1: float  # % of videos with the same top-1 class as with the trained attention
@@ -42,7 +42,7 @@ class SwapResult(NamedTuple):
 
 @dataclass
 class SwapTable(ResultTable):
-    """Results with each attention; the first result is of the trained attention."""
+    """Results of each attention; the first row is the trained attention."""
 
     results: list[SwapResult] = field(default_factory=list)
 
@@ -84,7 +84,7 @@ def swap(
     model = load(*model_files, overrides=overrides)
     kind = label_kind(model.cfg)
     if kind.several:
-        raise InputError("swap compares the best class of each video; the model has several")
+        raise InputError("swap needs one class per video; this model predicts several")
     model.cfg = with_views(model.cfg, views)
     table = SwapTable(f"{model.path} with attentions that it was not trained with")
     models = _swapped_models(model, attentions or [*ESTIMATORS], landmarks, table.notes)
@@ -111,17 +111,16 @@ def _top5(scores: Tensor, kind: LabelKind) -> np.ndarray:
 def _swapped_models(
     model: TrainedModel, attentions: Sequence[str], landmarks: Sequence[int], notes: list[str]
 ) -> dict[tuple[str, int | None], TrainedModel]:
-    """(attention, landmarks) -> model, the trained one first; a note for each invalid pair."""
+    """Models by (attention, number of landmarks), the trained model first.
+
+    Adds a note to `notes` for each invalid pair.
+    """
     as_trained = f"{display_name(chosen_estimator(model.cfg))} (as trained)"
     models: dict[tuple[str, int | None], TrainedModel] = {(as_trained, None): model}
     estimators = {name: resolve_attention(name)[0] for name in attentions}
     for name, estimator in estimators.items():
-        # APPROX_ATTN_DIM has no effect on exact attention, nor on RA, which uses NUM_SAMPLES.
-        has_number = not ESTIMATORS[estimator].exact and "num_samples" not in estimator_options(
-            estimator
-        )
         counts: Sequence[int | None] = [None]
-        if has_number:
+        if has_landmarks(estimator):
             counts, note = fitting_numbers(estimator, landmarks, *token_counts(model.cfg))
             notes += [note] if note else []
         for count in counts:
@@ -153,7 +152,7 @@ def test_models(
     with progress_bar(len(some), "swap", unit="video") as bar:
         for index in some.round().astype(int).tolist():
             video = dataset[index]
-            assert isinstance(video, VideoViews)  # the dataset is in test mode
+            assert isinstance(video, VideoViews)  # the type of samples in test mode
             bar.update()
             if video.views is None:
                 notes.append(f"not counted: {video.path}: {video.error}")
@@ -162,7 +161,7 @@ def test_models(
             scores.append([score_views(m.network, views, m.cfg).numpy() for m in models.values()])
             labels.append(video.label)
     if not labels:
-        raise RunError(f"none of the {len(some)} test videos could be read")
+        raise RunError(f"none of {counted(len(some), 'test video')} could be read")
     return np.stack(scores, axis=1), np.array(labels), views[: views_at_a_time(cfg)]
 
 

@@ -65,7 +65,7 @@ def csv_text(rows: Iterable[Sequence[object]], head: Sequence[str] = ()) -> str:
 
 
 def aligned_table(rows: Cells) -> str:
-    """Rows as aligned text: columns of numbers to the right, others to the left."""
+    """Rows as text, with columns of numbers right-aligned and others left-aligned."""
     columns = [[str(cell) for cell in column] for column in zip(*rows)]
     widths = [max(map(len, column)) for column in columns]
     signs = [">" if any(_starts_number(cell) for cell in c[1:]) else "<" for c in columns]

@@ -1,4 +1,4 @@
-"""Biases of attention logits as extra components of the head.
+"""Biases of attention logits as extra components of queries and keys.
 
 Fused attention takes a bias of its logits only as a mask [N,M], which some kernels do not support
 and which needs memory traffic for every query. A bias that depends on the key alone fits into extra
@@ -18,27 +18,27 @@ UNIT = 256.0
 
 
 def append_units(x: Tensor) -> Tensor:
-    """[...,d] -> [...,d']: append `UNIT`, the factor of the components from `append_biases`."""
+    """Queries [...,d] -> [...,d']: append `UNIT`, the factor of the biases in the keys."""
     more = 2 + -(x.shape[-1] + 2) % 8
     return torch.cat((x, x.new_full((), UNIT).expand(*x.shape[:-1], more)), dim=-1)
 
 
 def append_biases(x: Tensor, biases: Tensor) -> Tensor:
-    """x [...,M,d] and biases [...,M] -> [...,M,d']: append the biases, as split components.
+    """Keys x [...,M,d] and biases [...,M] -> [...,M,d']: append each bias as two components.
 
-    A dot product with a vector from `append_units` then adds the bias to the logit. The largest
-    bias is subtracted first, because a shift of all M biases cancels in the softmax over them.
+    A dot product with a query from `append_units` then adds the bias to the logit. The largest
+    bias is subtracted first: a constant added to all M biases cancels in the softmax.
     """
     biases = biases - biases.detach().amax(-1, keepdim=True)
     return append_split(x, biases.unsqueeze(-1) / UNIT)
 
 
 def append_split(x: Tensor, biases: Tensor) -> Tensor:
-    """[...,d] and [...,1] -> [...,d']: append the rounded biases, their remainders and zeros."""
+    """x [...,d], biases [...,1] -> [...,d']: append rounded biases, rounding errors and zeros."""
     rounded = biases.detach().to(x.dtype)
     return append_zeros(x, -(x.shape[-1] + 2) % 8, rounded, (biases - rounded).to(x.dtype))
 
 
 def append_zeros(x: Tensor, number: int, *between: Tensor) -> Tensor:
-    """Append `between` and zeros in one pass over memory; cat and pad would be two passes."""
+    """Append `between`, then `number` zeros, in one copy; `cat` and `pad` would copy twice."""
     return torch.cat((x, *between, x.new_zeros(()).expand(*x.shape[:-1], number)), dim=-1)

@@ -7,9 +7,9 @@ exactly to the keys of its own window, and to one summary of each chunk c outsid
     k_c = mean of the chunk's keys,   b_c = log(size of c)
     v_c = sum_p xi(k_p, w_c) v_p / sum_p xi(k_p, w_c),   log xi(x, w) = w.x - |x|^2/2
 
-with a sample w_c ~ N(mean query + mean key of the chunk, I), or this mean in eval mode; all in the
-scaled space (samples.py). The paper learns k_c and needs no b_c. In a frame, a query attends to
-about m/2 keys of its window and about m/2 summaries. With m >= P the result is exact.
+The sample w_c ~ N(mean query + mean key of the chunk, I) is this mean in eval mode. All vectors
+are in the scaled space (samples.py). The paper learns k_c and needs no b_c. In a frame, a query
+attends to about m/2 keys of its window and about m/2 summaries. With m >= P the result is exact.
 
 Shapes: N = F*P queries, which must be the tokens of the keys (self-attention); C chunks of a frame.
 """
@@ -39,8 +39,8 @@ def eva_attention(
 ) -> Tensor:
     """EVA attention: q, k, v [B,h,F*P,d] -> [B,h,F*P,F,d].
 
-    `num_keys` is m, the number of keys and chunks that a query attends to in a frame. `noise`
-    [B,h,F,C,d] is standard normal; if it is None, the samples are the means.
+    `num_keys` is m, the total number of keys and summaries that a query attends to in a frame.
+    `noise` [B,h,F,C,d] is standard normal. If it is None, each sample w_c is its mean.
     """
     tokens = k.shape[2] // num_frames
     if num_keys >= tokens:
@@ -86,7 +86,7 @@ def windows_and_chunks(tokens: int, num_keys: int) -> tuple[list[int], list[int]
 def _summaries(
     q: Tensor, pairs: Tensor, chunks: Sequence[int], noise: Tensor | None
 ) -> tuple[Tensor, Tensor]:
-    """k_c and v_c of all chunks [B,h,F,C,2d], and b_c [C]."""
+    """Summaries of all chunks: k_c and v_c, concatenated [B,h,F,C,2d], and b_c [C]."""
     d, number = q.shape[-1], max(chunks) + 1
     sizes = index_tensor([chunks.count(c) for c in range(number)], q.device).to(pairs.dtype)
     index = index_tensor(chunks, q.device)

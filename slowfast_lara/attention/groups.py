@@ -1,24 +1,25 @@
 """Exact attention over groups of keys, the common form of `merged`, `tome` and `pooled`.
 
-The keys of a frame are divided into m groups. A key p of group c has a share s_p of its group (the
-shares of a group add up to 1), and the group acts as one key, value and bias:
+The keys of a frame are divided into m groups. Each key p has a weight s_p, and the weights of a
+group sum to 1. A group c acts as one key, value and bias:
 
     k_c = sum_p s_p k_p,   v_c = sum_p s_p v_p,   b_c = -sum_p s_p log s_p
     out_n = sum_c softmax_c(q_n.k_c / sqrt(d) + b_c) v_c
 
-b_c is the entropy of the shares: 0 for a single key, log(size) for equal shares. By Jensen's
-inequality q_n.k_c / sqrt(d) + b_c never exceeds the true log-mass log sum_p exp(q_n.k_p / sqrt(d))
-of the group, whatever the shares. Both are equal for the query r if s_p is proportional to
-exp(r.k_p / sqrt(d)); `merged` takes the mean query as r. With r = 0 the shares are equal.
+b_c is the entropy of the weights: 0 for a single key, log(size) for equal weights. By Jensen's
+inequality, for any weights, the logit q_n.k_c / sqrt(d) + b_c is at most the exact log-mass of the
+group, log sum_p exp(q_n.k_p / sqrt(d)). Both are equal for a reference query r if s_p is
+proportional to exp(r.k_p / sqrt(d)). In `merged`, r is the mean query. `tome` and `pooled` have
+equal weights, which corresponds to r = 0.
 
 The error is bounded. For a query q, let delta be the largest difference of (q - r).k_p / sqrt(d)
-between two keys of a group. Then the log-mass is too small by at most delta^2 / 8 (Hoeffding's
-lemma), and v_c differs from the exact mean of the group's values by at most tanh(delta / 4) times
-the largest distance between two of them. If the errors of the log-masses of a frame lie in a range
-of length e, the output differs by at most the largest error of a v_c plus tanh(e / 4) times the
-largest distance between two values. So equal keys merge without an error.
+between two keys of a group. Then the logit of the group is below its log-mass by at most
+delta^2 / 8 (Hoeffding's lemma). v_c differs from the exact mean of the group's values by at most
+tanh(delta / 4) times the largest distance between two of these values. If the logit errors of all
+groups of a frame lie in a range of length e, the output error is at most the largest error of a v_c
+plus tanh(e / 4) times the largest distance between two values. So merging equal keys is exact.
 
-The groups carry no gradient. Everything else does, including the shares and r.
+No gradient flows through the choice of groups. All other terms have gradients, including s_p and r.
 
 Shapes: B batch, h heads, N queries, F frames, P tokens of a frame, m groups of a frame, d head
 size.
@@ -30,26 +31,27 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.nn import functional
 
 from slowfast_lara.attention.components import append_biases, append_units
+from slowfast_lara.attention.sdpa import fused_attention
 from slowfast_lara.attention.softmax import frames_first, frames_last
 from slowfast_lara.attention.tensors import is_exporting, split_frames, to_float32
 
-# Smallest log-weight relative to the largest of the frame, so that no weight underflows in float32.
+# Lower limit of a logit minus the largest logit of its frame, so that exp does not underflow.
 MIN_LOG_WEIGHT = -60.0
 _SDPA_DTYPES = (torch.float16, torch.bfloat16, torch.float32)
 
 
 def sdpa_supports(x: Tensor) -> bool:
-    """Whether a GPU has fused attention for the dtype of x; the meta device counts as a GPU."""
+    """Whether x is on a GPU, or on the meta device, and fused GPU attention supports its dtype."""
     return x.device.type in ("cuda", "meta") and x.dtype in _SDPA_DTYPES
 
 
 def keys_and_values(q: Tensor, k: Tensor, v: Tensor, num_frames: int) -> tuple[Tensor, Tensor]:
-    """q [B,h,N,d], and keys and values side by side [B,h,F,P,2d], in the dtype of the computation.
+    """Convert q, k and v to the compute dtype; return q and the pairs (k, v) [B,h,F,P,2d].
 
-    That is the dtype of q on a GPU, and at least float32 elsewhere and in exported programs.
+    A pair is a key and its value, concatenated. The compute dtype is the dtype of q on a GPU.
+    Elsewhere and in exported programs it is at least float32.
     """
     if not sdpa_supports(q) or is_exporting():
         q = to_float32(q)
@@ -57,11 +59,11 @@ def keys_and_values(q: Tensor, k: Tensor, v: Tensor, num_frames: int) -> tuple[T
 
 
 def attend_to_groups(q: Tensor, pairs: Tensor, groups: Tensor, num_groups: int) -> Tensor:
-    """Attention over groups with equal shares: q [B,h,N,d] -> [B,h,N,F,d].
+    """Attention over groups, with equal weights in a group: q [B,h,N,d] -> [B,h,N,F,d].
 
     Args:
-        pairs: keys and values, side by side [B,h,F,P,2d].
-        groups: group of each key [B,h,F,P], from 0 to num_groups - 1; no group may be empty.
+        pairs: concatenated keys and values [B,h,F,P,2d].
+        groups: group index of each key [B,h,F,P], from 0 to num_groups - 1; no group may be empty.
     """
     ones = torch.ones_like(groups, dtype=torch.promote_types(pairs.dtype, torch.float32))
     sizes = group_sums(ones.unsqueeze(-1), groups, num_groups)
@@ -79,14 +81,17 @@ def group_softmax(logits: Tensor, groups: Tensor, num_groups: int) -> Tensor:
 
 
 def group_entropies(shares: Tensor, groups: Tensor, num_groups: int) -> Tensor:
-    """The entropy b_c of the shares [B,h,F,P] in each group: [B,h,F,m]."""
+    """Entropy b_c of the weights `shares` in each group c: [B,h,F,P] -> [B,h,F,m].
+
+    The weights of a group sum to 1.
+    """
     return group_sums((-shares * shares.log()).unsqueeze(-1), groups, num_groups).squeeze(-1)
 
 
 def group_sums(x: Tensor, groups: Tensor, num_groups: int) -> Tensor:
-    """Sums over the keys of each group: [...,P,e] and [...,P] -> [...,m,e].
+    """Sums of x over the keys of each group: x [...,P,e], groups [...,P] -> [...,m,e].
 
-    The order of summation is fixed on every device. On a GPU, index_add uses atomics in any order.
+    The sums are deterministic on every device. On a GPU, index_add would not be: it uses atomics.
     """
     if x.device.type != "cpu" or is_exporting():
         numbers = torch.arange(num_groups, device=x.device).unsqueeze(-1)
@@ -99,7 +104,10 @@ def group_sums(x: Tensor, groups: Tensor, num_groups: int) -> Tensor:
 
 
 def attend(q: Tensor, means: Tensor, biases: Tensor) -> Tensor:
-    """Attention over k_c, v_c [B,h,F,m,2d] with biases [B,h,F,m]: q [B,h,N,d] -> [B,h,N,F,d]."""
+    """Attention over groups: q [B,h,N,d] -> [B,h,N,F,d].
+
+    `means` are k_c and v_c, concatenated [B,h,F,m,2d]; `biases` are b_c [B,h,F,m].
+    """
     k, v = means.split(q.shape[-1], dim=-1)
     if sdpa_supports(q) and not is_exporting():
         return _attend_by_components(q, k, v, biases)
@@ -112,22 +120,20 @@ def attend(q: Tensor, means: Tensor, biases: Tensor) -> Tensor:
 
 
 def _attend_by_components(q: Tensor, k: Tensor, v: Tensor, biases: Tensor) -> Tensor:
-    """`attend` with biases as extra components of the keys: no mask, and biases get gradients."""
+    """`attend` with biases as extra components of the keys, so that no mask is needed."""
     d, frames = q.shape[-1], k.shape[2]
     queries = append_units(q.permute(2, 0, 1, 3)).flatten(1, 2).transpose(0, 1)  # [B*h,N,d']
     keys = append_biases(k, biases * d**0.5)
     keys, values = (x.permute(2, 0, 1, 3, 4).flatten(1, 2) for x in (keys, v))
     queries = queries.expand(frames, -1, -1, -1)
-    out = functional.scaled_dot_product_attention(queries, keys, values, scale=d**-0.5)
+    out = fused_attention(queries, keys, values, scale=d**-0.5)
     return frames_last(out, q.shape[1])
 
 
 def _masked_attention(q: Tensor, k: Tensor, v: Tensor, biases: Tensor) -> Tensor:
     """q [B*h,N,d]; k, v [F,B*h,m,d]; biases [F,B*h,m] -> [F,B*h,N,d]."""
     mask = biases.unsqueeze(2).expand(-1, -1, q.shape[1], -1)
-    return functional.scaled_dot_product_attention(
-        q.expand(len(k), -1, -1, -1), k, v, attn_mask=mask
-    )
+    return fused_attention(q.expand(len(k), -1, -1, -1), k, v, attn_mask=mask)
 
 
 class _AttendOnCpu(torch.autograd.Function):

@@ -67,7 +67,7 @@ def log_xi(x: Tensor, w: Tensor) -> Tensor:
 
 
 def add_matmul(x: Tensor, left: Tensor, right: Tensor) -> Tensor:
-    """x + left @ right, without allocating left @ right; x is broadcast."""
+    """Compute x + left @ right without a temporary for left @ right; x is broadcast."""
     batch = left.shape[:-2]
     shape = (*batch, left.shape[-2], right.shape[-1])
     parts = (x.expand(shape), left, right.expand(*batch, *right.shape[-2:]))
@@ -81,13 +81,13 @@ def estimate(
     v: Tensor,
     *given: Any,
     num_frames: int,
-    kernels: choice.Kernels = "auto",
+    kernels: choice.Kernels = "torch",
 ) -> Tensor:
     """Importance-sampling estimate: q [B,h,N,d]; k, v [B,h,F*P,d] -> [B,h,N,F,d], in q's dtype.
 
-    `make_samples(k, triton, *given)` returns the samples. `triton` is whether it may use Triton
-    kernels; `given` are tensors [B,h,C,...], of which all but the first may be None. On a CPU,
-    `make_samples` is called for a few heads at a time.
+    `make_samples(k, triton, *given)` returns the samples. If `triton` is True, it may use Triton
+    kernels. `given` are tensors [B,h,C,...]; all except the first may be None. On a CPU, each
+    evaluation of `make_samples` covers only a few heads.
     """
     with without_autocast(q.device.type):
         given = tuple(map(to_float32, given))
@@ -95,7 +95,7 @@ def estimate(
         unsupported = choice.unsupported_sizes(q.shape[-1], C)
         if k.shape != v.shape:
             unsupported = unsupported or "values with a shape different from the keys'"
-        if choice.uses_triton(kernels, q, unsupported):
+        if choice.uses_triton(kernels, "estimate", (q, k, v), unsupported=unsupported):
             return _by_triton(q, k, v, make_samples(k, True, *given), num_frames)
         if sdpa_supports(q) and not is_exporting():
             return estimate_by_sdpa(q, k, v, make_samples(k, False, *given), num_frames)
@@ -133,7 +133,7 @@ def statistics(q: Tensor, k: Tensor, v: Tensor, samples: Samples, num_frames: in
     logits = log_xi(k_frames, w.unsqueeze(2).expand(-1, -1, num_frames, -1, -1))  # [B,h,F,C,P]
     weights = logits.softmax(-1)
     means = weights @ v_frames
-    # log_sums is logsumexp_p(logits): the largest weight is 1 / sum_p exp(logit_p - max logit).
+    # This is logsumexp_p(logits): the largest weight is 1 / sum_p exp(logit_p - max logit).
     log_sums = logits.amax(-1) - weights.amax(-1).log()
     if samples.log_weights is not None:
         log_sums = log_sums + samples.log_weights.unsqueeze(2)
@@ -141,7 +141,7 @@ def statistics(q: Tensor, k: Tensor, v: Tensor, samples: Samples, num_frames: in
 
 
 def alpha(q: Tensor, weights: QueryWeights) -> Tensor:
-    """alpha_nc [B,h,N,C] before the clamp, for q in the scaled space."""
+    """Unclamped alpha_nc [B,h,N,C]; q must be multiplied by d**-0.25."""
     landmarks, *columns = weights
     balance, gain, shares = (x.unsqueeze(-2) for x in columns)  # [B,h,1,C]
     r = (q @ landmarks.mT).softmax(-2)
@@ -212,13 +212,13 @@ class _CombineFrames(torch.autograd.Function):
 
 
 def _head_groups(groups: tuple[Tensor, ...], x: Tensor) -> Iterator[tuple[Tensor, ...]]:
-    """Yield scores, log_sums, means and the slice of x [B,h,...] for each group of heads."""
+    """Yield (scores, log_sums, means, slice of x [B,h,...]) for each group of heads."""
     parts = x.split([scores.shape[1] for scores in groups[::3]], dim=1)
     return zip(groups[::3], groups[1::3], groups[2::3], parts)
 
 
 def _cache_chunks(scores: Tensor) -> Iterator[tuple[slice, slice]]:
-    """Yield slices (clip, heads) that hold at most CPU_CHUNK elements of `scores`, or one head."""
+    """Yield slices (clip, heads) of `scores`, of at most CPU_CHUNK elements or of one head."""
     B, h, N, C = scores.shape
     size = max(1, CPU_CHUNK // (N * C))
     for b in range(B):

@@ -1,13 +1,15 @@
 """Importance sampling on a GPU as fused attention, in the dtype of q.
 
+The estimate
+
     sum_c softmax_c(log alpha_nc + q_n.w_c + L_cf) M_cf
 
 (notation of importance_sampling.py and samples.py) is attention with the samples w_c as keys, the
 means M_cf as values and log alpha_nc as a mask. L_cf does not depend on the query, so extra
 components of the keys hold it. L_cf and M_cf are also results of attention, with the samples as
 queries and the frame's keys as keys. The normalisers of r_nc are results of attention with the
-landmarks as queries and q as keys. Memory traffic dominates the time on a GPU: only the mask and
-its terms have the size [N,C]. Weights that do not depend on the query need no mask.
+landmarks as queries and q as keys. Memory traffic dominates the time on a GPU, so only the mask and
+its terms have the shape [N,C]. Weights that do not depend on the query need no mask.
 
 Half precision rounds the samples and landmarks. All terms use the same rounded values, so rounding
 only replaces the samples by slightly different ones; no rounding error enters an exponential. L_cf,
@@ -34,23 +36,25 @@ from slowfast_lara.attention.components import (
     append_zeros,
 )
 from slowfast_lara.attention.samples import MIN_ALPHA, Samples
+from slowfast_lara.attention.sdpa import fused_attention
 from slowfast_lara.attention.softmax import frames_last
 from slowfast_lara.attention.tensors import scaled, split_frames
 
 _DTYPES = (torch.float16, torch.bfloat16, torch.float32)
-# Factor of alpha, whose minimum 1e-8 underflows in float16. It cancels in the softmax over samples.
+# alpha is multiplied by this factor, because its minimum 1e-8 underflows in float16. The factor
+# cancels in the softmax over samples.
 _ALPHA_UNIT = 1024.0
 
 
 def sdpa_supports(x: Tensor) -> bool:
-    """Whether PyTorch has the operator that `_attention` calls for the device and dtype of x."""
+    """Whether the operator that `_attention` calls supports the device and dtype of x."""
     return x.device.type in ("cuda", "meta") and x.dtype in _DTYPES
 
 
 def estimate_by_sdpa(q: Tensor, k: Tensor, v: Tensor, samples: Samples, num_frames: int) -> Tensor:
     """The estimate in the dtype of q: q [B,h,N,d]; k, v [B,h,F*P,d] -> [B,h,N,F,d]."""
     k, v = k.to(q.dtype), v.to(q.dtype)
-    # q and k are not scaled in this file; the samples carry the factor d**-0.25 instead.
+    # q and k are not scaled in this file; the samples include their factor d**-0.25 instead.
     w = scaled(samples.w).to(q.dtype).flatten(0, 1)  # [B*h,C,d]
     log_sums, means = _key_stats(k, v, w, num_frames)
     if samples.log_weights is not None:
@@ -63,7 +67,7 @@ def estimate_by_sdpa(q: Tensor, k: Tensor, v: Tensor, samples: Samples, num_fram
         weights = (scaled(landmarks), *(x.unsqueeze(-1) for x in columns))
         mask = _LogAlpha.apply(queries, *(x.to(q.dtype) for x in weights))
         mask = mask.expand(num_frames, -1, -1, -1)
-    out = functional.scaled_dot_product_attention(
+    out = fused_attention(
         queries.expand(num_frames, -1, -1, -1),
         append_biases(w.unsqueeze(1).expand(-1, num_frames, -1, -1), log_sums).transpose(0, 1),
         means.transpose(0, 1),
@@ -74,21 +78,22 @@ def estimate_by_sdpa(q: Tensor, k: Tensor, v: Tensor, samples: Samples, num_fram
 
 
 def _attention(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
-    """Attention without a scale, and the log-sum-exp of each query's logits, without a gradient.
+    """Unscaled attention, and the log-sum-exp of each query's logits, which has no gradient.
 
-    Call the operators behind `scaled_dot_product_attention`, which does not return the log-sum-exp.
+    This calls the operators behind `scaled_dot_product_attention`, because that function does not
+    return the log-sum-exp.
     """
     aten = torch.ops.aten
-    if q.device.type == "cpu":  # for tests
+    if q.device.type == "cpu":  # used only by tests
         return aten._scaled_dot_product_flash_attention_for_cpu(q, k, v, scale=1.0)
     out, sums, *_ = aten._scaled_dot_product_efficient_attention(q, k, v, None, True, scale=1.0)
-    return out, sums[..., : q.shape[2]]  # the operator pads the log-sums
+    return out, sums[..., : q.shape[2]]  # remove the padding of the log-sum-exp
 
 
 def _key_stats(k: Tensor, v: Tensor, w: Tensor, num_frames: int) -> tuple[Tensor, Tensor]:
-    """L_cf up to a constant per frame, [B*h,F,C], and M_cf [B*h,F,C,d].
+    """Key statistics: L_cf up to a constant per frame [B*h,F,C], and M_cf [B*h,F,C,d].
 
-    k, v [B,h,F*P,d] are not scaled; w [B*h,C,d] carries the factor d**-0.25 of k.
+    k, v [B,h,F*P,d] are not scaled; w [B*h,C,d] includes the factor d**-0.25 of k.
     """
     d = k.shape[-1]
     k, v = (split_frames(x, num_frames) for x in (k, v))
@@ -139,15 +144,15 @@ class _HalfNorms(torch.autograd.Function):
 class _LogAlpha(torch.autograd.Function):
     """log(_ALPHA_UNIT * alpha_nc), [B*h,N,C].
 
-    Inputs: queries [B*h,N,d'] from `append_units`; landmarks [B*h,C,d]; balance, gain and shares
-    [B*h,C,1]. Balance and gain are already multiplied by _ALPHA_UNIT.
+    Inputs: queries [B*h,N,d'] from `append_units`; landmarks [B*h,C,d]; `balance`, `gain` and
+    `shares` [B*h,C,1], of which `balance` and `gain` are already multiplied by _ALPHA_UNIT.
     """
 
     @staticmethod
     def forward(ctx: Any, queries: Tensor, *weights: Tensor) -> Tensor:
         landmarks, balance, gain, shares = weights
         padded = append_zeros(landmarks, queries.shape[-1] - landmarks.shape[-1])
-        # The attention of the landmarks over the queries: sum_n r_nc q_n, and r's log-normalisers.
+        # Landmarks attend to the queries: mean_q = sum_n r_nc q_n, sums = log-normalisers of r_nc.
         mean_q, sums = (x[0] for x in _attention(padded[None], queries[None], queries[None]))
         r = (queries @ append_split(landmarks, -sums.unsqueeze(-1) / UNIT).mT).exp_()
         rbar = r @ shares
@@ -160,20 +165,22 @@ class _LogAlpha(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, ...]:
-        """Input gradients; y_nc = grad_nc / alpha_nc or 0 if clamped, s_n = sum_c gain_c y_nc.
+        """Gradients of the inputs. To save memory, z_nc = r_nc y_nc overwrites y_nc.
 
-        The gradient of r_nc is dr_nc = gain_c y_nc - shares_c s_n, that of its logit is
-        r_nc (dr_nc - column_c), column_c = sum_n r_nc dr_nc. To save memory, z = r y overwrites y.
+        alpha_nc:       y_nc = grad_nc / alpha_nc, or 0 if clamped;   s_n = sum_c gain_c y_nc
+        r_nc:           dr_nc = gain_c y_nc - shares_c s_n
+        logit of r_nc:  r_nc (dr_nc - column_c),   column_c = sum_n r_nc dr_nc
         """
         saved = (*ctx.saved_tensors, grad)
-        if grad.dtype == torch.float16:  # 1 / alpha would overflow
+        if grad.dtype == torch.float16:  # 1 / alpha would overflow in float16
             saved = tuple(x.float() for x in saved)
         queries, landmarks, gain, shares, mean_q, r, rbar, alpha, grad = saved
         y = grad / functional.threshold(alpha, MIN_ALPHA * _ALPHA_UNIT, math.inf)
-        y_sums = y.mT @ functional.pad(rbar, (0, 1), value=1.0)  # sum_n y_nc rbar_n, sum_n y_nc
+        y_sums = y.mT @ functional.pad(rbar, (0, 1), value=1.0)  # sum_n y_nc (rbar_n, 1)
         s = y @ gain
         z = y.mul_(r)
-        # The last component of q_n is UNIT: the last columns are sum_n z_nc, sum_n r_nc s_n.
+        # The last component of each query is UNIT. So the last columns of `z_sums` and `r_sums` are
+        # UNIT sum_n z_nc and UNIT sum_n r_nc s_n.
         z_sums, r_sums = z.mT @ queries, r.mT @ (s * queries)
         z_sum, r_sum = (x[..., -1:] / UNIT for x in (z_sums, r_sums))
         column = gain * z_sum - shares * r_sum

@@ -32,7 +32,7 @@ def farthest_tokens(x: Tensor, num_landmarks: int, *, num_frames: int = 1) -> Te
     chosen = []
     for part, total in zip(parts, sums):
         reference = (total / part.shape[3]).unsqueeze(3).lerp(mean, GLOBAL_MEAN_SHARE)
-        # Distances are float32, as in the Triton kernel; half precision could select other tokens.
+        # Distances are float32, as in the Triton kernel; in half precision the choice could differ.
         distances = torch.linalg.vector_norm(part.detach() - reference, dim=-1, keepdim=True)
         farthest = distances.argmax(3, keepdim=True)
         chosen.append(gather_tokens(part, farthest).squeeze(3).to(wide))

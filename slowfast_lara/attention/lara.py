@@ -2,9 +2,9 @@
 
 Zheng et al., "Linear Complexity Randomized Self-attention Mechanism", ICML 2022, sec. 4 and
 appendix G.3. The C proposals q_c are built from landmarks q~_c of the queries and k~_c of the keys.
-One sample w_c of each proposal is shared by all queries and frames. Multiple importance sampling
-weights the samples for each query: in the scaled space, the estimate of importance_sampling.py has
-the weights
+One sample w_c of each proposal is shared by all queries and frames. Each query gives the samples
+weights of its own (multiple importance sampling). In the scaled space, the weights in the estimate
+of importance_sampling.py are
 
     a'_nc = alpha_nc N(w_c;0,I) / q_c(w_c)
 
@@ -25,7 +25,6 @@ import torch
 from torch import Tensor, nn
 
 from slowfast_lara.attention.importance_sampling import estimate, log_xi
-from slowfast_lara.attention.kernels import choice
 from slowfast_lara.attention.kernels.choice import Kernels
 from slowfast_lara.attention.kernels.key_stats import key_stats
 from slowfast_lara.attention.kernels.landmarks import landmarks as triton_landmarks
@@ -60,7 +59,7 @@ def lara_attention(
     weighting: Weighting = "decoupled",
     beta: float = 1.0,
     noise: Tensor | None = None,
-    kernels: Kernels = "auto",
+    kernels: Kernels = "torch",
 ) -> Tensor:
     """LARA with proposals N(q~_c + k~_c, I).
 
@@ -93,7 +92,7 @@ def lara_mixture_attention(
     beta: float = 1.0,
     uniform: Tensor | None = None,
     noise: Tensor | None = None,
-    kernels: Kernels = "auto",
+    kernels: Kernels = "torch",
 ) -> Tensor:
     """LARA with the Gaussian mixtures sum_m softmax_m(q~_c.k_m) N(q~_c + k_m, I) over all keys m.
 
@@ -205,14 +204,15 @@ class LaraAttention(Estimator):
 
     def forward(self, q: Tensor, k: Tensor, v: Tensor, *, num_frames: int = 1) -> Tensor:
         with without_autocast(q.device.type):
-            triton = choice.uses_triton(self.kernels, q, self.unsupported)
+            kernels = self.chosen_kernels(q, k, v, num_frames)
+            triton = kernels == "triton"
             q_landmarks = self._query_landmarks(q, num_frames, triton)
             noise = torch.randn_like(q_landmarks) * self.noise if self.training else None
             options: dict[str, Any] = {
                 "num_frames": num_frames,
                 "weighting": self.weighting,
                 "beta": self.beta,
-                "kernels": self.kernels,
+                "kernels": kernels,
             }
             if self.proposal in ("mixture", "single"):
                 uniform = torch.rand_like(q_landmarks[..., :1]) if self.training else None

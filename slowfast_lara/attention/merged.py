@@ -1,31 +1,34 @@
 """Merged-key attention: exact attention over groups of similar keys.
 
 For each frame and head, m of its P keys become centres, and every other key joins its nearest
-centre. A group acts as one key, value and bias, with the mean query r as in groups.py:
+centre. As in groups.py, a group c acts as one key, value and bias. r is the mean query:
 
     out_n = sum_c softmax_c(q_n.k_c / sqrt(d) + b_c) v_c
-    s_p proportional to exp(r.k_p / sqrt(d)) in a group,
+    s_p proportional to exp(r.k_p / sqrt(d)), with sum 1 in each group
     k_c = sum_p s_p k_p,   v_c = sum_p s_p v_p,   b_c = -sum_p s_p log s_p + V_c / 2
     V_c = Var(q) sum_p s_p |k_p - k_c|^2 / d
 
-Var(q) is the mean variance of a component of the queries. V_c is then the variance of the group's
-logits, averaged over queries with this variance in every direction, and V_c / 2 the second-order
-term of the group's log-mass. The groups and V_c carry no gradient.
+Var(q) is the variance of a query component, averaged over the components. V_c is the variance of
+(q - r).k_p / sqrt(d) in the group, averaged over queries with variance Var(q) in every direction.
+V_c / 2 is the second-order term of the group's log-mass. The choice of groups and V_c have no
+gradient.
 
-Merging changes the output by the spread of logits and values within a group. So tokens are compared
-by keys and values, in one vector of length d: the key plus `values` times the value, both
-standardised. The sum preserves |k - k'|^2 + values^2 |v - v'|^2 up to a cross term, which is small
-because the bases of keys and values are unrelated. It costs half as much as a concatenation.
+The error of merging grows with the spread of logits and values in a group. So the distance between
+tokens depends on keys and values. It is computed on vectors of length d: the key plus `values`
+times the value, both standardised. This sum preserves |k - k'|^2 + values^2 |v - v'|^2 up to a
+cross term, which is small because the bases of keys and values are unrelated. A concatenation of
+key and value would cost twice as much.
 
-Choice of centres: the first is the token nearest the mean. Each of `rounds` rounds of equal size
-then adds the tokens farthest from all centres. Of twice as many candidates, a round takes those
-that are also far from every candidate before them; otherwise it would take several tokens of one
-outlying region. With more rounds, the choice approaches the sequential farthest-point search.
+The first centre is the token nearest the mean. The other centres are chosen in `rounds` rounds of
+equal size. The candidates of a round are the tokens farthest from all centres, twice as many as
+needed. The round chooses those that are also far from the candidates before them; otherwise it
+would choose several tokens of one outlying region. With more rounds, the choice approaches
+sequential farthest-point search.
 
 Related work: EVA (Zheng et al., ICLR 2023) treats the keys of a local window exactly and summarises
 the others by fixed blocks. Token merging (Bolya et al., ICLR 2023) merges tokens of the whole
-network pairwise. Clustered attention (Vyas et al., NeurIPS 2020) groups queries. Here the data
-determine which keys stay apart, and queries, values and shapes of the network stay as they are.
+network pairwise. Clustered attention (Vyas et al., NeurIPS 2020) groups queries. Here the keys of
+each head are grouped by similarity; the queries and the tokens of the network are unchanged.
 
 With m >= P the result is exact. Shapes: see groups.py.
 
@@ -34,7 +37,7 @@ On NVIDIA GPUs, Triton kernels compute all of this in half precision (kernels/me
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Any
 
 import torch
 from torch import Tensor
@@ -54,10 +57,10 @@ from slowfast_lara.attention.registry import Estimator, register
 from slowfast_lara.attention.softmax import softmax_attention
 from slowfast_lara.attention.tensors import is_exporting, largest, split_frames, without_autocast
 
-# A round compares this many candidates for every centre that it chooses.
+# Candidates per chosen centre in each round.
 CANDIDATES = 2
-# On a CPU, keys are grouped for a few heads at a time: at most this many elements of keys, so that
-# they stay in the cache.
+# On a CPU, a few heads are processed at a time, with at most this many elements of k, so that the
+# keys stay in the cache.
 CPU_CHUNK = 2**19
 
 
@@ -81,8 +84,10 @@ def merged_attention(
         if k.shape != v.shape:
             unsupported = unsupported or "values with a shape different from the keys'"
         if q.dtype == torch.float32 and not interpreted():
-            unsupported = unsupported or "merged keys in float32"  # would spill registers
-        if choice.uses_triton(kernels, q, unsupported):
+            unsupported = unsupported or "merged keys in float32"  # kernels would spill registers
+        options: dict[str, Any] = {"num_groups": num_groups, "num_frames": num_frames}
+        options |= {"rounds": rounds, "values": values}
+        if choice.uses_triton(kernels, "merged", (q, k, v), options, unsupported):
             k, v = k.to(q.dtype), v.to(q.dtype)
             return triton_merged(q, k, v, num_frames, num_groups, rounds, values)[0]
         parts = []
@@ -94,7 +99,10 @@ def merged_attention(
 
 
 def _head_chunks(k: Tensor) -> list[slice]:
-    """Slices of heads to process one after another: one or, on a CPU, as CPU_CHUNK requires."""
+    """Slices of heads that are processed one at a time.
+
+    On a CPU, CPU_CHUNK limits their size. Elsewhere, one slice covers all heads.
+    """
     size = h = k.shape[1]
     if k.device.type == "cpu" and not is_exporting():
         size = max(1, CPU_CHUNK * h // max(1, k.numel()))
@@ -104,9 +112,10 @@ def _head_chunks(k: Tensor) -> list[slice]:
 def _merge(
     q: Tensor, pairs: Tensor, num_groups: int, rounds: int, values: float
 ) -> tuple[Tensor, Tensor]:
-    """Merge the keys of each frame: k_c and v_c [B,h,F,m,2d], and b_c [B,h,F,m].
+    """Merge the keys of each frame into m groups.
 
-    `pairs` are keys and values, side by side [B,h,F,P,2d].
+    `pairs` are concatenated keys and values [B,h,F,P,2d]. Returns k_c and v_c, concatenated
+    [B,h,F,m,2d], and b_c [B,h,F,m].
     """
     d = q.shape[-1]
     mean = pairs.mean(-2, keepdim=True)
@@ -130,7 +139,7 @@ def key_features(centred: Tensor, values: float) -> Tensor:
     d = centred.shape[-1] // 2
     wide = torch.promote_types(centred.dtype, torch.float32)
     squares = centred.square().mean(-2, keepdim=True, dtype=wide).unflatten(-1, (2, d)).mean(-1)
-    # Keys and values each get a mean square of 1. If all tokens are equal, they stay at 0.
+    # Scale keys and values to a mean square of 1. If all tokens are equal, both remain 0.
     factors = squares.clamp(min=torch.finfo(wide).tiny).rsqrt().to(centred.dtype)
     keys, others = centred.split(d, dim=-1)
     return keys * factors[..., :1] + others * (values * factors[..., 1:])
@@ -143,9 +152,10 @@ def _squares(x: Tensor) -> Tensor:
 
 
 def choose_groups(x: Tensor, num_groups: int, rounds: int) -> Tensor:
-    """Group index [...,P] of each token, from 0 to num_groups - 1; features x [...,P,e] of mean 0.
+    """Choose centres and assign each token to its nearest centre.
 
-    x_p.z - |z|^2 / 2 is largest for the centre z nearest to token p. Ties go to the lower index.
+    x [...,P,e] are features with mean 0 over the tokens. Returns group indices [...,P].
+    The nearest centre z of token p maximises x_p.z - |z|^2 / 2. Ties go to the lower index.
     """
     norms = _squares(x)
     centres = norms.argmin(-1, keepdim=True)
@@ -159,13 +169,16 @@ def choose_groups(x: Tensor, num_groups: int, rounds: int) -> Tensor:
         groups = torch.where(scores > nearness, nearest + taken, groups)
         nearness = torch.maximum(nearness, scores)
         centres = torch.cat((centres, chosen), dim=-1)
-    # A centre is in its own group, even if another centre is equal, so that no group is empty.
+    # Put each centre into its own group, even if it equals another centre: no group may be empty.
     own = torch.arange(num_groups, device=x.device).expand_as(centres)
     return groups.scatter(-1, centres, own)
 
 
 def _nearest(x: Tensor, norms: Tensor, centres: Tensor) -> tuple[Tensor, Tensor]:
-    """Score and index of each token's nearest centre in `centres` [...,c]: [...,P] each."""
+    """Score and index of the centre nearest to each token, [...,P] each.
+
+    `centres` [...,c] are token indices.
+    """
     scores = x @ _take(x, centres).mT
     return (scores - norms.gather(-1, centres).unsqueeze(-2) / 2).max(-1)
 
@@ -173,8 +186,9 @@ def _nearest(x: Tensor, norms: Tensor, centres: Tensor) -> tuple[Tensor, Tensor]
 def _far_apart(x: Tensor, norms: Tensor, distances: Tensor, number: int, candidates: int) -> Tensor:
     """Indices [...,number] of tokens that are far from the centres and from each other.
 
-    The candidates are the tokens with the largest distances from the centres, in this order. Each
-    is compared with the candidates before it. Those whose smallest distance is largest are chosen.
+    The candidates are the tokens with the largest distances from the centres, in descending order.
+    The score of a candidate is its smallest distance from the centres and from the candidates
+    before it. The candidates with the largest scores are chosen.
     """
     far, indices = largest(distances, candidates)
     if candidates == number:
@@ -217,11 +231,11 @@ class MergedAttention(Estimator):
         super().__init__()
         self.num_landmarks, self.rounds, self.values = num_landmarks, rounds, values
         self.kernels, self.head_dim = kernels, head_dim
-        self.kernel_sizes = (head_dim, num_landmarks)
 
-    @property
-    def unsupported(self) -> str:
-        return unsupported_groups(self.head_dim, self.num_landmarks, self.rounds)
+    def unsupported(self, keys: int = 0) -> str:
+        if 0 < keys <= self.num_landmarks:
+            return ""  # the result is exact attention, which needs no kernel
+        return unsupported_groups(self.head_dim, self.num_landmarks, self.rounds, keys)
 
     def forward(self, q: Tensor, k: Tensor, v: Tensor, *, num_frames: int = 1) -> Tensor:
         return merged_attention(

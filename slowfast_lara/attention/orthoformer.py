@@ -34,7 +34,7 @@ def orthoformer_attention(
 ) -> Tensor:
     """Orthoformer attention: q [B,h,N,d]; k, v [B,h,F*P,d] -> [B,h,N,F,d].
 
-    `first_landmark` is the index of a query; if it is None, the query is drawn at random.
+    `first_landmark` is the index of the first query to select; None: drawn at random.
     """
     # detach, not no_grad: torch.export fails at a no_grad region inside an autocast region.
     chosen = orthogonal_tokens(q.detach(), num_landmarks, first_landmark)

@@ -1,9 +1,10 @@
 """Performer: random feature attention (RFA) with positive features.
 
-Choromanski et al., "Rethinking Attention with Performers", ICLR 2021. It is computed as
-self-normalised importance sampling with the proposal N(0, I) (LARA paper, eq. 2). Each head has S
-samples, shared by all queries and frames. As in appendix G.1 of the LARA paper, every training step
-draws new samples, eval mode uses one fixed set, and by default the samples are not orthogonal.
+Choromanski et al., "Rethinking Attention with Performers", ICLR 2021. RFA is self-normalised
+importance sampling with the proposal N(0, I) (LARA paper, eq. 2), and is computed in this form.
+Each head has S samples, shared by all queries and frames. As in appendix G.1 of the LARA paper,
+every training step draws new samples, eval mode uses one fixed set, and by default the samples are
+not orthogonal.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ def performer_attention(
     projection: Tensor,
     *,
     num_frames: int = 1,
-    kernels: Kernels = "auto",
+    kernels: Kernels = "torch",
 ) -> Tensor:
     """Performer: q [B,h,N,d]; k, v [B,h,F*P,d]; samples `projection` [h,S,d] -> [B,h,N,F,d]."""
     w = projection.expand(*q.shape[:2], *projection.shape[-2:])
@@ -78,4 +79,5 @@ class PerformerAttention(Estimator):
                 samples = orthogonalise(samples)
         if self.features == "hyperbolic":
             samples = torch.cat((samples, -samples), dim=-2)
-        return performer_attention(q, k, v, samples, num_frames=num_frames, kernels=self.kernels)
+        kernels = self.chosen_kernels(q, k, v, num_frames)
+        return performer_attention(q, k, v, samples, num_frames=num_frames, kernels=kernels)

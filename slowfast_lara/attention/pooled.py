@@ -33,14 +33,14 @@ def pooled_attention(
 
 
 def grid_blocks(tokens: int, most: int) -> list[int]:
-    """Divide a square grid into as many blocks as possible, at most `most`: block of each token.
+    """Divide a square grid of tokens into at most `most` blocks; returns each token's block index.
 
-    If the number of tokens is not a square, the blocks are segments.
+    If the number of tokens is not a square number, the blocks are `most` runs of adjacent tokens.
     """
     side = math.isqrt(tokens)
     if side * side != tokens:
         return [token * most // tokens for token in range(tokens)]
-    # Of the divisions with the most blocks, take the one whose blocks are nearest to squares.
+    # Among the divisions with the largest number of blocks, choose the one closest to squares.
     shapes = [(rows, min(side, most // rows)) for rows in range(1, min(side, most) + 1)]
     rows, columns = max(shapes, key=lambda shape: (shape[0] * shape[1], -abs(shape[0] - shape[1])))
     return [

@@ -27,9 +27,10 @@ from torch.nn import functional
 
 from slowfast_lara.attention.registry import Estimator, register
 from slowfast_lara.attention.samples import Noise, draw_components, noise_scale, seeded_normal
+from slowfast_lara.attention.sdpa import fused_attention
 from slowfast_lara.attention.tensors import at_least_float32, gather_tokens, scaled, split_frames
 
-Draw = Callable[[Tensor], Tensor]  # standard normal numbers in the shape of the argument
+Draw = Callable[[Tensor], Tensor]  # returns standard normal numbers with the shape of its argument
 
 
 def ra_attention(
@@ -69,11 +70,11 @@ def ra_with_draws(
     draw: Draw | None,
     noise: float = 1.0,
 ) -> Tensor:
-    """`ra_attention` with eps = noise * draw(q), or eps = 0 if `draw` is None (biased only)."""
+    """`ra_attention` with eps = noise * draw(q). If `biased`, draw=None means eps = 0."""
     q, k = scaled(q), scaled(k)
-    # `sample_attention` appends the norms to the d components of the keys. On a GPU, zeros pad the
-    # head size to a multiple of 8, which the fused kernels require; without them, PyTorch would
-    # materialise the N x P matrix. A CPU does not need zeros, which would take 10 % more time.
+    # `sample_attention` appends the norms to the d components of the keys. On a GPU, the head size
+    # is padded with zeros to a multiple of 8: otherwise no fused kernel supports it, and PyTorch
+    # materialises the N x P matrix. A CPU needs no padding, which would take 10 % more time.
     zeros = 0 if q.device.type == "cpu" else -(q.shape[-1] + 1) % 8
     frames = zip(split_frames(k, num_frames).unbind(2), split_frames(v, num_frames).unbind(2))
     out = []
@@ -85,7 +86,7 @@ def ra_with_draws(
         estimates = []
         for _ in range(num_samples):
             if not biased:
-                assert draw is not None  # only the biased estimate works without noise
+                assert draw is not None  # draw=None is allowed only if `biased`
                 uniform = torch.special.ndtr(draw(q[..., :1]))
                 centre = gather_tokens(k_frame, draw_components(probabilities, uniform))
             samples = q + centre
@@ -99,21 +100,18 @@ def ra_with_draws(
 
 def _expected_key(q: Tensor, k: Tensor) -> Tensor:
     """Expected key of each query, sum_p softmax_p(q_n.k_p) k_p: q [B,h,N,d]; k [B,h,P,d]."""
-    d = k.shape[-1]
-    if q.device.type != "cpu" and d % 8:  # fused GPU kernels require a multiple of 8
-        q, k = (functional.pad(x, (0, -d % 8)) for x in (q, k))
-    return functional.scaled_dot_product_attention(q, k, k, scale=1.0)[..., :d]
+    return fused_attention(q, k, k, scale=1.0)
 
 
 def sample_attention(samples: Tensor, k: Tensor, v: Tensor, zeros: int) -> Tensor:
     """f(w) = sum_p softmax_p(w.k_p - |k_p|^2/2) v_p: samples w [B,h,N,d]; k, v [B,h,P,d].
 
-    The norms |k_p|^2/2 are an extra component of the keys, followed by `zeros` zeros. They are not
-    a mask, because the fused kernels compute gradients of keys, but not of a mask.
+    The norms |k_p|^2/2 are an extra component of the keys, followed by `zeros` zeros. A mask could
+    not hold the norms, because the fused kernels compute no gradient of a mask.
     """
     half_norms = k.square().sum(-1, keepdim=True) / 2
     minus = samples.new_full((*samples.shape[:-1], 1 + zeros), -1.0)
-    out = functional.scaled_dot_product_attention(
+    out = fused_attention(
         torch.cat((samples, minus), dim=-1),
         torch.cat((k, functional.pad(half_norms, (0, zeros))), dim=-1),
         functional.pad(v, (0, 1 + zeros)),
@@ -148,7 +146,8 @@ class RandomizedAttention(Estimator):
             options["num_samples"] = 1
             return ra_with_draws(q, k, v, biased=True, draw=None, **options)
         # All clips of a batch use the same random numbers, so that the result of a clip does not
-        # depend on the rest of the batch. The factor keeps layers apart, whose seeds differ by 1.
+        # depend on the rest of the batch. A forward pass uses consecutive seeds, and the seeds of
+        # two layers may differ by 1. The factor prevents an overlap.
         seeds = itertools.count(self.seed * 1_000_003)
 
         def draw(like: Tensor) -> Tensor:

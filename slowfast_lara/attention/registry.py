@@ -9,8 +9,8 @@ each frame. It scales the logits by 1/sqrt(d) itself.
 
 The model passes the constructor arguments in `MODEL_ARGUMENTS`. Every other argument is an option:
 it must have a default, and it becomes the config key VIT.<ESTIMATOR>.<OPTION>. The annotation
-Annotated[type, "meaning"] documents the option. The type Literal lists the allowed values;
-float | Literal["word"] allows a word in place of a number.
+Annotated[type, "meaning"] documents the option. A Literal type lists the allowed values;
+float | Literal["word"] allows a number or this string.
 """
 
 from __future__ import annotations
@@ -20,9 +20,10 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_type_hints
 
-from torch import nn
+from torch import Tensor, nn
 
-from slowfast_lara.attention.kernels.choice import KERNELS, unsupported_sizes
+from slowfast_lara.attention.kernels import choice
+from slowfast_lara.attention.kernels.choice import KERNELS, Kernels, unsupported_sizes
 
 # Constructor arguments that the model passes to every estimator that has them.
 MODEL_ARGUMENTS = ("head_dim", "num_heads", "num_landmarks", "dropout", "seed", "kernels")
@@ -35,31 +36,48 @@ class Estimator(nn.Module):
 
     # Whether this is exact softmax attention. Only then may the CLS token be one of the keys.
     exact = False
-    # Whether landmarks are tokens or means of tokens: there cannot be more landmarks than tokens.
+    # True if landmarks are tokens or means of tokens, so that C is at most the number of tokens.
     landmarks_are_tokens = False
-    # Whether `num_landmarks` counts keys or groups of keys of each frame, not of the whole clip.
+    # True if `num_landmarks` is the number of keys or groups of keys per frame, not per clip.
     # Such an estimator is exact if a frame has at most `num_landmarks` keys.
     counts_keys_of_a_frame = False
-    # Head size and number of samples in the Triton kernels; None if there are no kernels.
+    # Head size and number of samples for the Triton kernels; None if there are no kernels.
     kernel_sizes: tuple[int, int] | None = None
-    # Constructor arguments, for `repr`; set by `build_estimator`.
+    # Value of the option `kernels`; "torch" for estimators without Triton kernels.
+    kernels: Kernels = "torch"
+    name = ""  # key in ESTIMATORS; set by `register`
+    # Constructor arguments; set by `build_estimator`.
     settings: Mapping[str, Any] = {}
 
     def __repr__(self) -> str:
         settings = ", ".join(f"{key}={value!r}" for key, value in self.settings.items())
         return f"{type(self).__name__}({settings})"
 
-    @property
-    def unsupported(self) -> str:
-        """Description of the size that the Triton kernels do not support, or an empty string."""
+    def unsupported(self, keys: int = 0) -> str:
+        """Description of a size that the Triton kernels do not support, "" if none.
+
+        `keys` is the number of keys per frame; 0 if unknown.
+        """
         return "" if self.kernel_sizes is None else unsupported_sizes(*self.kernel_sizes)
+
+    def chosen_kernels(self, q: Tensor, k: Tensor, v: Tensor, num_frames: int) -> Kernels:
+        """Kernels for these inputs: "triton" or "torch"."""
+        options = {key: x for key, x in self.settings.items() if key not in ("seed", "kernels")}
+        options["num_frames"] = num_frames
+        unsupported = self.unsupported()
+        if k.shape != v.shape:
+            unsupported = unsupported or "values with a shape different from the keys'"
+        tensors = (q, k, v)
+        triton = choice.uses_triton(self.kernels, self.name, tensors, options, unsupported)
+        return "triton" if triton else "torch"
 
 
 @dataclass(frozen=True)
 class Option:
     """An option of an estimator.
 
-    If `choices` is not empty, it lists the allowed values. `words` are allowed instead of a number.
+    If `choices` is not empty, it lists the allowed values. If `words` is not empty, the option is a
+    number or one of these strings.
     """
 
     default: Any
@@ -68,7 +86,7 @@ class Option:
     words: tuple[str, ...] = ()
 
     def problem(self, value: Any) -> str | None:
-        """The rule that a value violates ("must be ..."), or None."""
+        """Error message "must be ..." if a value is not allowed, otherwise None."""
         if self.choices:
             return None if value in self.choices else f"must be one of {_joined(self.choices)}"
         if value in self.words:
@@ -83,13 +101,13 @@ class Option:
 
 
 def register(name: str) -> Callable[[type[Estimator]], type[Estimator]]:
-    """Class decorator that adds an estimator to the registry.
+    """Return a class decorator that adds an estimator to the registry.
 
-    A class of one's own may be registered again, as by a notebook cell that runs twice.
+    A user's class may be registered again, e.g. by a notebook cell that runs twice.
     """
 
     def add(cls: type[Estimator]) -> type[Estimator]:
-        if not name.isidentifier():  # it becomes part of config keys
+        if not name.isidentifier():  # the name becomes part of config keys
             raise ValueError(f"name of estimator is {name!r}; must be an identifier")
         old = ESTIMATORS.get(name)
         is_own = old is not None and not old.__module__.startswith("slowfast_lara.")
@@ -98,7 +116,7 @@ def register(name: str) -> Callable[[type[Estimator]], type[Estimator]]:
         for key, parameter in inspect.signature(cls).parameters.items():
             if key not in MODEL_ARGUMENTS and parameter.default is parameter.empty:
                 raise ValueError(f"option {key} of {name} has no default")
-        ESTIMATORS[name] = cls
+        ESTIMATORS[name], cls.name = cls, name
         return cls
 
     return add
@@ -151,16 +169,17 @@ def build_estimator(
     Args:
         name: a key of ESTIMATORS.
         head_dim: head size d.
-        num_heads: number of heads with separate samples (Performer); 1: all heads share samples.
-        num_landmarks: number of landmarks C of the clip; for Performer, of samples S; for an
-            estimator with `counts_keys_of_a_frame`, of keys or groups of keys in each frame.
+        num_heads: number of heads with samples of their own; 1: all heads use the same samples
+            (Performer only).
+        num_landmarks: number of landmarks C per clip. For Performer: number of samples S. For
+            estimators with `counts_keys_of_a_frame`: number of keys or groups of keys per frame.
         dropout: dropout of the attention weights (exact attention only).
         seed: seed of the random draws in eval mode.
         kernels: "auto", "torch" or "triton" (kernels/choice.py).
         options: options of this estimator, as listed by `estimator_options`.
 
     Raises:
-        ValueError: a name or value is not allowed, or kernels="triton" does not support it.
+        ValueError: a name or value is invalid, or kernels="triton" does not support the sizes.
         TypeError: an option is unknown.
     """
     known = estimator_options(name)
@@ -184,8 +203,8 @@ def build_estimator(
     estimator = ESTIMATORS[name](**arguments, **options)
     defaults = {key: option.default for key, option in known.items()}
     settings = {**arguments, **defaults, **options}
-    estimator.settings = {key: settings[key] for key in wanted}  # in the order of the signature
-    unsupported = estimator.unsupported if "kernels" in wanted else name
+    estimator.settings = {key: settings[key] for key in wanted}  # in signature order
+    unsupported = estimator.unsupported() if "kernels" in wanted else name
     if kernels == "triton" and unsupported:
         raise ValueError(f"kernels='triton' does not support {unsupported}; use 'auto' or 'torch'")
     return estimator

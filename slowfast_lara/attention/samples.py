@@ -30,10 +30,10 @@ Noise = Annotated[
 
 
 class QueryWeights(NamedTuple):
-    """The terms of alpha_nc, for weights that depend on the query."""
+    """The terms of alpha_nc, for sample weights that depend on the query."""
 
     landmarks: Tensor  # q~_c, [B,h,C,d]
-    balance: Tensor  # [B,h,C], like gain and shares
+    balance: Tensor  # [B,h,C], like `gain` and `shares`
     gain: Tensor
     shares: Tensor
 
@@ -64,9 +64,9 @@ def _(like: Tensor, seed: int) -> Tensor:
 
 
 def draw_components(probabilities: Tensor, uniform: Tensor) -> Tensor:
-    """Draw indices [...,1] from probabilities [...,M] by inverting the CDF at uniform [...,1]."""
+    """Draw indices [...,1] from probabilities [...,M] by inverting the CDF at `uniform`."""
     cdf = probabilities.detach().cumsum(-1)
-    # Because of rounding, the last entry of the CDF is close to 1, but not exactly 1.
+    # Rounding makes the last entry of the CDF slightly different from 1.
     target = (uniform * cdf[..., -1:]).contiguous()
     index = torch.searchsorted(cdf, target, right=True)
     return index.clamp(max=probabilities.shape[-1] - 1)

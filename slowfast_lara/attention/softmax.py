@@ -1,7 +1,7 @@
 """Exact softmax attention per frame, without storing the attention matrix.
 
 `softmax_attention` is the spatial stage of Motionformer, which all other estimators approximate. It
-calls `scaled_dot_product_attention` with the frames as batch dimension and with clips and heads as
+calls fused attention (sdpa.py) with the frames as batch dimension and with clips and heads as
 head dimension. This avoids a copy of q for each frame, and gives the output the memory layout that
 the temporal stage of trajectory attention reads.
 """
@@ -9,9 +9,9 @@ the temporal stage of trajectory attention reads.
 from __future__ import annotations
 
 from torch import Tensor
-from torch.nn import functional
 
 from slowfast_lara.attention.registry import Estimator, register
+from slowfast_lara.attention.sdpa import fused_attention
 from slowfast_lara.attention.tensors import split_frames
 
 
@@ -20,10 +20,10 @@ def softmax_attention(
 ) -> Tensor:
     """Exact attention: q [B,h,N,d]; k, v [B,h,F*P,d] -> [B,h,N,F,d]."""
     if num_frames == 1:
-        return functional.scaled_dot_product_attention(q, k, v, dropout_p=dropout).unsqueeze(3)
+        return fused_attention(q, k, v, dropout_p=dropout).unsqueeze(3)
     q_frames = frames_first(q.unsqueeze(2)).expand(num_frames, -1, -1, -1)
     k_frames, v_frames = (frames_first(split_frames(x, num_frames)) for x in (k, v))
-    out = functional.scaled_dot_product_attention(q_frames, k_frames, v_frames, dropout_p=dropout)
+    out = fused_attention(q_frames, k_frames, v_frames, dropout_p=dropout)
     return frames_last(out, q.shape[1])
 
 

@@ -60,7 +60,7 @@ def without_autocast(device_type: str) -> contextlib.AbstractContextManager[Any]
 
 
 def at_least_float32(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
-    """Decorator: compute in float32 or float64 without autocast, and return the dtype of q.
+    """Decorator: compute in float32 or float64 without autocast; the result has the dtype of q.
 
     In bfloat16, the exponential of a large sum has no correct digits. `function` is a function or
     a method whose first tensor argument is q.

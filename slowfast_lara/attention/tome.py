@@ -40,7 +40,7 @@ def tome_attention(
 def match_groups(k: Tensor, num_groups: int) -> Tensor:
     """Divide keys [B,h,F,P,d] into groups by bipartite matching; returns indices [B,h,F,P]."""
     k = k.to(torch.promote_types(k.dtype, torch.float32))
-    k = k - k.mean(-2, keepdim=True)  # avoids cancellation in the distances
+    k = k - k.mean(-2, keepdim=True)  # avoid cancellation in the distances
     groups = torch.arange(k.shape[-2], device=k.device).expand(k.shape[:-1])
     means, sizes = k, k.new_ones(k.shape[:-1])
     while means.shape[-2] > num_groups:
@@ -56,7 +56,7 @@ def match_groups(k: Tensor, num_groups: int) -> Tensor:
 
 
 def _match(means: Tensor, sizes: Tensor, number: int) -> Tensor:
-    """Merge the `number` nearest pairs of groups; returns the new index of each group [...,c]."""
+    """Merge the `number` nearest pairs of c groups; return the new index of each group, [...,c]."""
     first, second = means[..., ::2, :], means[..., 1::2, :]
     n_first, n_second = sizes[..., ::2, None], sizes[..., None, 1::2]
     distances = first.square().sum(-1, keepdim=True) - 2 * first @ second.mT

@@ -45,7 +45,7 @@ def add_commands(root: CommandParser) -> None:
         meaning = f"share of each class in {split}.csv, at least one video"
         parser.add_flag(f"--{split}-share", meaning, type=float, default=0.1, metavar="SHARE")
     parser.add_argument("--seed", type=int, default=0, help="seed of the split (default: 0)")
-    group = "regular expression for the path below a class folder; equal matches share a list"
+    group = "keep videos in one list if this regular expression matches the same text in their path"
     parser.add_flag("--group", group, type=regular_expression, default="", metavar="REGEX")
 
     parser = data.add_command("check", check)
@@ -72,10 +72,10 @@ def add_commands(root: CommandParser) -> None:
 def add_set_arguments(parser: CommandParser) -> None:
     """Add the flags of a synthetic dataset: folder, number and size of the videos."""
     parser.add_argument("out", metavar="OUT", help="the folder to create")
-    parser.add_flag("--classes", "number of motions, 1 to 12", type=int, default=4)
+    parser.add_flag("--classes", "number of classes (motions), 1 to 12", type=int, default=4)
     for split, default in zip(SPLITS, (512, 64, 64)):
         parser.add_flag(f"--{split}", "number of videos", type=int, default=default)
-    parser.add_flag("--size", "height and width, an even number", type=int, default=80)
+    parser.add_flag("--size", "height and width in pixels, an even number", type=int, default=80)
     parser.add_flag("--frames", "frames per video", type=int, default=16)
     parser.add_argument("--seed", type=int, default=0, help="random seed (default: 0)")
     forms = "H.264 files, or extracted frames as for Something-Something-v2"
@@ -113,7 +113,8 @@ def _add_speed(data: CommandParser) -> None:
     parser.add_argument("pairs", nargs="*", metavar="KEY VALUE", help="config overrides")
     workers = "numbers of workers (default: 0, 1, 2, 4, ... up to the number of cores)"
     parser.add_flag("--workers", workers, type=int, nargs="+", metavar="N")
-    parser.add_flag("--seconds", "seconds per number of workers", type=positive_int, default=5)
+    seconds = "seconds to measure each number of workers"
+    parser.add_flag("--seconds", seconds, type=positive_int, default=5)
     step = "time of a training step on your GPU, in milliseconds"
     parser.add_flag("--step-ms", step, type=positive_int, metavar="MS")
     add_table_flag(parser, "PATH.csv")
@@ -124,11 +125,13 @@ def _add_lists_out(parser: CommandParser) -> None:
 
 
 def _add_separator(parser: CommandParser) -> None:
-    parser.add_argument("--separator", default=" ", help="DATA.PATH_LABEL_SEPARATOR")
+    meaning = "text between path and label in lists: DATA.PATH_LABEL_SEPARATOR (default: a space)"
+    parser.add_argument("--separator", default=" ", help=meaning)
 
 
 def _add_prefix(parser: CommandParser) -> None:
-    parser.add_flag("--prefix", "DATA.PATH_PREFIX", default="")
+    prefix = "folder that the paths in the lists are relative to (DATA.PATH_PREFIX)"
+    parser.add_flag("--prefix", prefix, default="")
 
 
 def lists_kinetics(args: argparse.Namespace) -> None:
@@ -136,7 +139,7 @@ def lists_kinetics(args: argparse.Namespace) -> None:
 
     The annotation files are CSV with columns `label`, `youtube_id`, `time_start` and `time_end`.
     Videos may be anywhere below VIDEOS. They are named ID_START_END.mp4 (START and END in six
-    digits, as in the official downloads) or ID.mp4; other suffixes are also found. Classes are
+    digits, as in the official downloads) or ID.mp4; other file extensions are accepted. Classes are
     numbered in alphabetical order. Written to OUT: train.csv, val.csv and test.csv (`path label`),
     classes.json, and missing_train.txt etc. with the videos that were not found.
     """
@@ -153,8 +156,9 @@ def lists_ssv2(args: argparse.Namespace) -> None:
 
     ANNOTATIONS contains something-something-v2-{labels,train,validation}.json. FOLDER contains the
     official ID.webm files, or for each video a folder ID of extracted frames. Written to OUT:
-    train.csv and val.csv (for videos: lines `path label`; for frames: PySlowFast's format, with the
-    JSON files), and missing_train.txt and missing_val.txt with the videos that were not found.
+    train.csv and val.csv (for videos: lines `path label`, with classes.json; for frames:
+    PySlowFast's format, with the JSON files), and missing_train.txt and missing_val.txt with the
+    videos that were not found.
 
     If no video is missing, .webm files need no lists: set DATA.PATH_TO_DATA_DIR to ANNOTATIONS and
     DATA.PATH_PREFIX to FOLDER.
@@ -174,7 +178,8 @@ def lists_folder(args: argparse.Namespace) -> None:
 
     Videos of one scene or session must be in one list, otherwise the test accuracy is too high.
     --group keeps videos together if the expression (or its first group in parentheses) matches the
-    same text: '^[^_]+' by the name up to the first underscore, '^[^/]+/' by subfolder.
+    same text in their paths below the class folder. Examples: '^[^_]+' groups by the name up to the
+    first underscore, '^[^/]+/' by subfolder.
     """
     from slowfast_lara.prepare.lists import Split, write_folder_lists
 
@@ -199,7 +204,7 @@ def check(args: argparse.Namespace) -> int | None:
 def drop_bad(args: argparse.Namespace) -> None:
     """Remove bad videos from lists.
 
-    BAD has a path per line, optionally followed by a tab and a reason: the OUT of `data check`.
+    BAD has a path per line, optionally followed by a tab and a reason, like OUT of `data check`.
     The lines of these videos are removed from each LIST, in place. To keep a video, remove its line
     from BAD first.
     """
@@ -232,7 +237,7 @@ def prepare(args: argparse.Namespace) -> int | None:
 
 
 def speed(args: argparse.Namespace) -> None:
-    """Measure the training loader of a config.
+    """Measure the speed of the training data loader of a config.
 
     Loads training clips, as in training, with each number of workers. Prints the clips per second,
     the time of each stage of loading a sample and, with --step-ms, how many workers keep up with

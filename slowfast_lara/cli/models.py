@@ -21,8 +21,8 @@ VIDEOS = ("RUN VIDEO_OR_FOLDER", "the run, then videos or folders (all videos be
 VIEWS = "number of views to average, 1 to 30 (default: from the config)"
 ATTENTIONS = "names of attentions (default: all)"
 RUN_OR_CHECKPOINT = """
-RUN is a checkpoint, or the folder of a run. From a folder, the best checkpoint is loaded or, if
-the run kept none, the newest.
+RUN is a checkpoint, or the folder of a run. From a folder, best.pyth is loaded or, if there is
+none, the newest checkpoint.
 """
 PREDICT_EPILOG = f"""\
 examples:
@@ -60,8 +60,8 @@ examples:
   slowfast-lara demo model.pyth --port 8000 --views 30
 {RUN_OR_CHECKPOINT}
 Only this machine can open the page, unless --host is another address. The page sends no data to
-other servers, and requests of other sites are refused. An uploaded file is removed as soon as it
-has been read; files that wait to be read may take five times --megabytes in total.
+other servers, and refuses requests from other sites. An uploaded file is removed after it has been
+read; all uploads together may have at most five times --megabytes.
 The demo needs Gradio: pip install 'slowfast_lara[demo]'.
 """
 SWAP_EPILOG = """\
@@ -99,8 +99,8 @@ def add_commands(root: CommandParser) -> None:
     names = "further host names under which clients may open the page, e.g. of a proxy"
     parser.add_flag("--allow-host", names, nargs="+", default=[], metavar="NAME")
     number = {"type": positive_int, "metavar": "N"}
-    parser.add_flag("--megabytes", "largest file to accept", default=200, **number)
-    parser.add_flag("--minutes", "longest video to accept", default=10, **number)
+    parser.add_flag("--megabytes", "maximum size of an upload, in MB", default=200, **number)
+    parser.add_flag("--minutes", "maximum duration of a video, in minutes", default=10, **number)
 
     parser = root.add_command("swap", swap, epilog=SWAP_EPILOG)
     add_model_arguments(parser, "RUN", "the run, or a checkpoint")
@@ -128,9 +128,10 @@ def add_commands(root: CommandParser) -> None:
     parser = root.add_command("approximation-error", approximation_error, epilog=ERROR_EPILOG)
     add_model_arguments(parser, *VIDEOS)
     _add_numbers_flag(parser, "--samples", [16, 32, 64, 128, 256])
-    parser.add_flag("--seeds", "seeds per random attention", type=positive_int, default=5)
+    seeds = "number of seeds to average over, for random attentions"
+    parser.add_flag("--seeds", seeds, type=positive_int, default=5)
     parser.add_flag("--attentions", ATTENTIONS, nargs="+", metavar="NAME")
-    parser.add_flag("--layer", "the only layer to measure, from 0 (default: all)", type=int)
+    parser.add_flag("--layer", "measure only this layer, counted from 0 (default: all)", type=int)
     budget = "recommend only settings with at most this share of the MACs of exact attention"
     parser.add_flag("--budget", budget, type=float, default=0.5, metavar="SHARE")
     some = "number of videos to measure, evenly spaced over the given ones"
@@ -184,8 +185,8 @@ def _add_visualize(root: CommandParser) -> None:
 
 def _add_numbers_flag(parser: CommandParser, flag: str, default: list[int]) -> None:
     meaning = (
-        "numbers of landmarks, samples or groups of a frame's keys to try; those above the "
-        "number of tokens are skipped"
+        "numbers to try of landmarks, of samples, or of groups of keys per frame; numbers above "
+        "the number of tokens are skipped"
     )
     parser.add_flag(flag, meaning, type=positive_int, nargs="+", default=default, metavar="C")
 
@@ -198,7 +199,7 @@ def predict(args: argparse.Namespace) -> int:
 
 
 def visualize(args: argparse.Namespace) -> int:
-    """Draw the attention of a point of a video in each frame."""
+    """Draw the attention of a query point over the frames of a video."""
     from slowfast_lara.visualization.visualize import visualize
 
     return visualize(args, *model_and_files(args))
@@ -276,8 +277,8 @@ def approximation_error(args: argparse.Namespace) -> None:
     Measures the error of each attention, with all proposals and kinds of landmarks, on the q, k, v
     of the model's layers for some of the given videos. Prints the setting with the smallest error
     within a cost budget, and the config lines for this setting. Cost is the number of
-    multiply-accumulates (MACs) of the spatial stage. In the second error, `moving`, the weight of a
-    token is the change of its pixels over time.
+    multiply-accumulates (MACs) of the spatial stage. The second error, `moving`, weights each token
+    by the change of its pixels over time.
     """
     model_files, videos, overrides = model_and_files(args)
     if not videos:

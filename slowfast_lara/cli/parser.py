@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import inspect
+import math
 import os
 import re
 from collections.abc import Callable, Iterator, Sequence
@@ -103,6 +104,17 @@ def positive_int(text: str) -> int:
     return number
 
 
+def positive_float(text: str) -> float:
+    """Argument type: a finite number above 0."""
+    try:
+        number = float(text)
+    except ValueError:
+        number = 0.0
+    if not 0 < number < math.inf:
+        raise argparse.ArgumentTypeError(f"expected a number above 0, got {text!r}")
+    return number
+
+
 def regular_expression(text: str) -> str:
     """Argument type: a regular expression."""
     try:
@@ -120,10 +132,11 @@ def crop_size(text: str) -> int:
     return size
 
 
-def add_size_flags(parser: CommandParser) -> None:
+def add_size_flags(parser: CommandParser, clips: tuple[str, int] = ("batch size", 8)) -> None:
     crops = [224, 336, 448]
-    parser.add_flag("--crops", "sizes", type=crop_size, nargs="+", default=crops, metavar="PIXELS")
-    parser.add_flag("--clips", "batch size", type=positive_int, default=8)
+    sizes = {"type": crop_size, "nargs": "+", "default": crops, "metavar": "PIXELS"}
+    parser.add_flag("--crops", "crop sizes", **sizes)
+    parser.add_flag("--clips", clips[0], type=positive_int, default=clips[1])
 
 
 def add_jobs_flag(parser: CommandParser, meaning: str = "parallel processes") -> None:
@@ -158,7 +171,7 @@ def add_model_arguments(parser: CommandParser, metavar: str, positional: str) ->
 
 
 def add_opts_marker(parser: CommandParser) -> None:
-    meaning = "ignored; may be written before the KEY VALUE pairs"
+    meaning = "optional word before the KEY VALUE pairs, without effect"
     parser.add_flag("--opts", meaning, action="store_true")
 
 

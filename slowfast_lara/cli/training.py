@@ -4,18 +4,23 @@ from __future__ import annotations
 
 import argparse
 import os
+from typing import Any
 
 from slowfast_lara.cli.parser import (
     CommandParser,
     add_opts_marker,
     add_size_flags,
-    add_table_flag,
+    positive_float,
     positive_int,
-    print_table,
 )
 from slowfast_lara.errors import InputError
 
 PRECISIONS = ("bfloat16", "float16", "float32")
+PATHS = ("torch", "triton", "compile", "triton+compile")
+GPU_EPILOG = """\
+Each measurement is written to PATH.csv at once; a failed one (such as out of memory) with its
+reason. To resume, repeat the command. A file of another GPU, driver or version is refused.
+"""
 EXIT_CODES = """\
 exit codes: 0 done, 1 failed, 2 bad input, 75 stopped by SIGTERM, SIGINT or SIGUSR1 after
 saving a checkpoint (repeat the command to resume), 130 stopped by a second Ctrl-C.
@@ -40,19 +45,35 @@ def add_commands(root: CommandParser) -> None:
     parser = root.add_command("configs", configs)
     parser.add_argument("name", nargs="?", metavar="NAME", help="the config to print")
     parser.add_flag("--out", "write to a file instead of printing", metavar="FILE")
-    parser.add_flag("--force", "overwrite the file of --out", action="store_true")
+    parser.add_flag("--force", "overwrite the --out file if it exists", action="store_true")
 
     benchmark = root.add_command(
         "benchmark",
         description="Measure speed on this machine.\n\n`python -m benchmarks` in a checkout "
         "compares the implementations of attention.",
     )
-    parser = benchmark.add_command("gpu", gpu)
+    _add_gpu(benchmark)
+
+
+def _add_gpu(benchmark: CommandParser) -> None:
+    parser = benchmark.add_command("gpu", gpu, epilog=GPU_EPILOG)
     add_size_flags(parser)
+    several: dict[str, Any] = {"type": positive_int, "nargs": "+"}
+    parser.add_flag("--frames", "temporal tokens per clip", default=[8, 16, 32], **several)
     precisions = {"choices": PRECISIONS, "default": list(PRECISIONS), "nargs": "+"}
     parser.add_flag("--precisions", "precisions to time", **precisions)
-    parser.add_flag("--repeats", "timings; the fastest counts", type=positive_int, default=10)
-    add_table_flag(parser, "PATH.csv and PATH.json")
+    names = "attentions (default: all; in whole models, exact and those with kernels)"
+    parser.add_flag("--attentions", names, nargs="+", metavar="NAME")
+    paths = {"choices": PATHS, "default": list(PATHS), "nargs": "+"}
+    parser.add_flag("--paths", "implementations", **paths)
+    parser.add_flag("--layers", "number of layers of the models", type=positive_int, default=12)
+    seconds = "seconds per measurement, after a warm-up"
+    parser.add_flag("--seconds", seconds, type=positive_float, default=0.5)
+    limit = "start no measurement after this number of minutes"
+    parser.add_flag("--minutes", limit, type=positive_float, default=55)
+    device = "device to measure; cpu is only for trying out the command"
+    parser.add_flag("--device", device, choices=("cuda", "cpu"), default="cuda")
+    parser.add_flag("--out", "write PATH.csv", metavar="PATH", default="gpu_benchmark")
 
 
 def run(args: argparse.Namespace) -> int:
@@ -92,10 +113,17 @@ def configs(args: argparse.Namespace) -> None:
 
 
 def gpu(args: argparse.Namespace) -> None:
-    """Time attention and whole models on this GPU.
+    """Check and time the kernels, every attention and whole training steps on this GPU.
 
-    Before that, the results of each kernel are compared with PyTorch in float64.
+    First, the results of each kernel are compared with PyTorch in float64. Then these
+    are timed: forward and backward pass of every attention and of the temporal stage, training
+    steps of ViT-B, and inference of ViT-B. Each is timed with PyTorch's operations, with the Triton
+    kernels, and with torch.compile. Columns named host have the time that Python needs to launch
+    the operations.
     """
-    from slowfast_lara.analysis.gpu_speed import gpu_costs
+    from slowfast_lara.analysis.gpu_jobs import Settings
+    from slowfast_lara.analysis.gpu_speed import Plan, benchmark_gpu
 
-    print_table(gpu_costs(args.crops, args.clips, args.precisions, args.repeats), args.out)
+    plan = Plan(args.crops, args.frames, args.precisions, args.attentions, args.paths)
+    settings = Settings(args.device, args.clips, args.layers, args.seconds)
+    benchmark_gpu(plan, settings, args.minutes, args.out)

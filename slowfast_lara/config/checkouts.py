@@ -9,33 +9,34 @@ from typing import Any
 from slowfast_lara.config.keys import all_keys, get_value, set_value
 from slowfast_lara.errors import ConfigError
 
-# Required values of keys that a checkout of PySlowFast may set differently for its own models.
+# Values that this package requires; PySlowFast's own models may use other values.
 _REQUIRED = {
     "MODEL.HEAD_ACT": "softmax",
     "DETECTION.ENABLE": False,
     "MASK.ENABLE": False,
-    "MULTIGRID.LONG_CYCLE": False,  # varies the number of frames
-    "MULTIGRID.SHORT_CYCLE": False,  # crop sizes need not be multiples of a patch
+    "MULTIGRID.LONG_CYCLE": False,  # a long cycle varies the number of frames
+    # A short cycle varies the crop size, also to sizes that are not multiples of the patch size.
+    "MULTIGRID.SHORT_CYCLE": False,
 }
 
 
 def is_pyslowfast_1(tree: Mapping[str, Any]) -> bool:
-    """Whether a config is of pyslowfast 1.0, whose keys the configs of this package extend.
+    """Whether a config has the keys of pyslowfast 1.0, as all configs of slowfast_lara do.
 
-    Only that version has CROP_SIZE in DATA. Later versions and Motionformer have BENCHMARK.
+    In versions before 1.0, DATA has no CROP_SIZE. Later versions and Motionformer have BENCHMARK.
     """
     data = tree.get("DATA")
     return isinstance(data, Mapping) and "CROP_SIZE" in data and "BENCHMARK" not in tree
 
 
 def is_motionformer(tree: Mapping[str, Any]) -> bool:
-    """Whether a config is of Motionformer; in PySlowFast this key is TRAIN.MIXED_PRECISION."""
+    """Whether this is a Motionformer config: PySlowFast has no SOLVER.USE_MIXED_PRECISION."""
     return _value(tree, "SOLVER.USE_MIXED_PRECISION") is not None and not is_pyslowfast_1(tree)
 
 
 def check_checkout(tree: Mapping[str, Any]) -> None:
-    """Raise ConfigError if a checkout's config enables more than the classification of clips."""
-    if is_motionformer(tree):  # its model does not read these keys
+    """Raise ConfigError if a checkout's config has a value in conflict with _REQUIRED."""
+    if is_motionformer(tree):  # Motionformer's model does not read these keys
         return
     for key, required in _REQUIRED.items():
         if (value := _value(tree, key)) not in (None, required):
@@ -45,10 +46,10 @@ def check_checkout(tree: Mapping[str, Any]) -> None:
 
 
 def shared_part(tree: Mapping[str, Any]) -> dict[str, Any]:
-    """The part of a checkout's config whose keys have the same meaning in this package.
+    """The keys of a checkout's config that have the same meaning in this package.
 
-    The other keys affect neither the model nor its input, except those that `check_checkout` and
-    `differences` examine.
+    All other keys affect neither the model nor its input, or are examined by `check_checkout` or
+    `differences`.
     """
     part: dict[str, Any] = {}
     for key, known in all_keys().items():

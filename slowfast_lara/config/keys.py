@@ -15,6 +15,7 @@ from slowfast_lara.attention import ESTIMATORS, estimator_options
 from slowfast_lara.attention.kernels.choice import KERNELS
 from slowfast_lara.attention.registry import Option
 from slowfast_lara.data.rand_augment import NOTATION
+from slowfast_lara.models.act_checkpoint import KEPT
 from slowfast_lara.models.motionformer import ACTIVATIONS, GELUS, POSITIONS
 from slowfast_lara.models.space_time import ATTENTION_LAYERS
 from slowfast_lara.models.weights.pretrained import INFLATIONS
@@ -22,16 +23,16 @@ from slowfast_lara.user_code import OWN_CODE
 
 
 class Affects(IntEnum):
-    """Effect of a changed key when a run resumes; a level includes all levels before it."""
+    """What a changed key affects when a run resumes; each level includes the lower levels."""
 
     # Allowed without TRAIN.ACCEPT_CHANGES: paths, logging, hardware, the batch size that fits the
     # hardware, tests (which save their own config), trade-offs between memory and time, and the
     # initial weights (which a resumed run does not read).
     NOTHING = 0
-    TRAINING = 1  # the training after the resume
-    ATTENTION = 2  # the model's output: a different attention, which users may want to try
-    MODEL = 3  # the model's output: any other change
-    WEIGHTS = 4  # the meaning of the weights, although their shapes stay the same
+    TRAINING = 1  # affects the training after the resume
+    ATTENTION = 2  # affects the model's output by a different attention, which users may try
+    MODEL = 3  # affects the model's output in any other way
+    WEIGHTS = 4  # affects the meaning of the weights, but not their shapes
 
 
 NOTHING, TRAINING, ATTENTION, MODEL, WEIGHTS = Affects
@@ -40,7 +41,7 @@ NOTHING, TRAINING, ATTENTION, MODEL, WEIGHTS = Affects
 class Rule(NamedTuple):
     """A condition on the value of one key."""
 
-    text: str  # the end of the message "must be ..."
+    text: str  # completes the message "must be ..."
     holds: Callable[[Any], bool]
     choices: tuple[Any, ...] = ()
 
@@ -69,6 +70,10 @@ POSITIVES = Rule("a list of positive numbers", lambda x: _are_numbers(x) and min
 SHORT_SIDES = Rule(
     "[smallest, largest] short side", lambda x: _are_numbers(x) and len(x) == 2 and 0 < x[0] <= x[1]
 )
+BATCH_RANGE = Rule(
+    "[] or [first, last], integers from 1",
+    lambda x: not x or (len(x) == 2 and {*map(type, x)} == {int} and 1 <= x[0] <= x[1]),
+)
 RAND_AUGMENT = Rule(
     "of the form rand-m<magnitude>-n<operations>[-mstd<deviation>][-inc]",
     lambda x: bool(NOTATION.fullmatch(x)),
@@ -80,11 +85,11 @@ class Key(NamedTuple):
     affects: Affects
     allowed: Rule | Option
     meaning: str
-    shared: bool = False  # same meaning in PySlowFast git checkouts or in Motionformer
+    shared: bool = False  # also read from configs of PySlowFast checkouts or Motionformer
 
 
 def shared(default: Any, affects: Affects, allowed: Rule | Option, meaning: str) -> Key:
-    """A key of the model, its input or its test that checkouts share (see `Key.shared`)."""
+    """A `Key` with `shared` True: it affects the model, its input or its test."""
     return Key(default, affects, allowed, meaning, shared=True)
 
 
@@ -124,27 +129,33 @@ KEYS = {
     "TRAIN.DATASET": shared(..., TRAINING, ANY,
         "Kinetics, Ssv2, Epickitchens, Charades or a registered name; case does not matter"),
     "TRAIN.BATCH_SIZE": Key(..., NOTHING, AT_LEAST_1,
-        "clips per batch on one node, over all of its GPUs; all nodes: NUM_SHARDS times as many"),
+        "clips per batch on one node, all of its GPUs together; on all nodes: times NUM_SHARDS"),
     "TRAIN.EVAL_PERIOD": Key(..., NOTHING, AT_LEAST_1, "epochs between validations"),
     "TRAIN.CHECKPOINT_PERIOD": Key(..., NOTHING, AT_LEAST_1, "epochs between checkpoints"),
     "TRAIN.AUTO_RESUME": Key(..., NOTHING, ANY, "resume from the newest checkpoint in OUTPUT_DIR"),
+    "TRAIN.MAX_RESTARTS": Key(0, NOTHING, AT_LEAST_0,
+        "restarts from the newest checkpoint after a failure; torchrun has its own --max-restarts"),
     "TRAIN.ACCEPT_CHANGES": Key(False, NOTHING, ANY,
         "resume although the training list or keys that affect training changed"),
     "TRAIN.CHECKPOINT_FILE_PATH": Key(..., NOTHING, ANY,
         "video checkpoint to start from, or to resume; see CHECKPOINT_EPOCH_RESET"),
     "TRAIN.CHECKPOINT_EPOCH_RESET": Key(False, NOTHING, ANY,
-        "True: start a new training from the weights of CHECKPOINT_FILE_PATH; False: resume its "
-        "training, which must have the same settings and not be complete"),
+        "True: start a new training from the weights of CHECKPOINT_FILE_PATH; False: resume the "
+        "training of that checkpoint, which must have the same settings and epochs left"),
     "TRAIN.CHECKPOINT_ITERATIONS": Key(0, NOTHING, AT_LEAST_0,
         "iterations between checkpoints within an epoch (0: only at the end of an epoch)"),
     "TRAIN.CHECKPOINT_KEEP": Key(0, NOTHING, AT_LEAST_0,
         "number of newest checkpoints to keep besides the best (0: all)"),
     "TRAIN.CHECKPOINT_BEST": Key(False, NOTHING, ANY, "keep the checkpoint of the best validation"),
+    "TRAIN.PROFILE": Key([], NOTHING, BATCH_RANGE,
+        "[first, last] training batches, counted from 1 when the run starts, whose profile rank 0 "
+        "writes to OUTPUT_DIR as a Chrome trace (empty: none)"),
     "TRAIN.CHECKPOINT_TYPE": Key(..., NOTHING, one_of("pytorch"), "checkpoint format"),
     "TRAIN.CHECKPOINT_INFLATE": Key(..., NOTHING, one_of(False), "not supported; use VIT.INFLATE"),
     "TEST.ENABLE": Key(..., NOTHING, ANY, "test the model, after training if that is enabled"),
     "TEST.DATASET": shared(..., NOTHING, ANY, "as TRAIN.DATASET, for the test"),
-    "TEST.BATCH_SIZE": Key(..., NOTHING, AT_LEAST_1, "views per forward pass on a node (all GPUs)"),
+    "TEST.BATCH_SIZE": Key(..., NOTHING, AT_LEAST_1,
+        "views per forward pass on one node, all of its GPUs together"),
     "TEST.CHECKPOINT_FILE_PATH": Key(..., NOTHING, ANY, "checkpoint to test (empty: the newest)"),
     "TEST.CHECKPOINT_TYPE": Key(..., NOTHING, one_of("pytorch"), "checkpoint format"),
     "TEST.NUM_ENSEMBLE_VIEWS": shared(..., NOTHING, AT_LEAST_1, "clips per video, evenly spread"),
@@ -196,6 +207,9 @@ KEYS = {
         "position embeddings: separate for space and time, joint, or fixed (sines and cosines)"),
     "VIT.POS_CROP_SIZE": shared(224, MODEL, AT_LEAST_1,
         "crop size of the stored position embeddings; they are resized for other crops"),
+    "VIT.POS_NUM_FRAMES": shared(0, MODEL, AT_LEAST_0,
+        "frames of the stored position embeddings (0: DATA.NUM_FRAMES); they are resized for other "
+        "DATA.NUM_FRAMES"),
     "VIT.CLS_TOKEN": shared(True, MODEL, ANY,
         "classify by the CLS token (False: by the mean of the patches)"),
     "VIT.NUM_REGISTERS": shared(0, MODEL, AT_LEAST_0, "register tokens after CLS, as in DINOv2"),
@@ -213,7 +227,11 @@ KEYS = {
     "VIT.KERNELS": shared("auto", NOTHING, one_of(*KERNELS),
         "fused kernels (triton) or PyTorch operations for LARA, Performer, merged keys and the "
         "temporal stage; "
-        "auto: kernels on NVIDIA GPUs of compute capability 8.0 or higher that pass a self-check"),
+        "auto: the faster of the two, measured before the first step on NVIDIA GPUs of compute "
+        "capability 8.0 or higher; elsewhere and in float32, PyTorch"),
+    "VIT.ACT_CHECKPOINT_KEEP": Key("nothing", NOTHING, one_of(*KEPT),
+        "activations that MODEL.ACT_CHECKPOINT stores: none, or the outputs of fused attentions, "
+        "which are then not recomputed"),
     "DATA.PATH_TO_DATA_DIR": Key(..., NOTHING, ANY, "folder of the video lists"),
     "DATA.PATH_PREFIX": Key(..., NOTHING, ANY,
         "base of relative paths in a list (empty: working directory, then the list's folder)"),
@@ -224,14 +242,16 @@ KEYS = {
     "DATA.ENSEMBLE_METHOD": Key("sum", NOTHING, one_of("sum", "max"),
         "scores of a video: mean (sum) or maximum over its views"),
     "DATA.NUM_FRAMES": shared(..., MODEL, AT_LEAST_1, "frames per clip"),
-    "DATA.SAMPLING_RATE": shared(..., MODEL, AT_LEAST_1, "stride of a clip's frames in the video"),
+    "DATA.SAMPLING_RATE": shared(..., MODEL, AT_LEAST_1,
+        "stride between the frames of a clip, in video frames at DATA.TARGET_FPS"),
     "DATA.TARGET_FPS": shared(30, MODEL, AT_LEAST_1, "frame rate that SAMPLING_RATE refers to"),
     "DATA.MEAN": shared(..., MODEL, NUMBERS, "per-channel mean, subtracted from pixels in [0, 1]"),
     "DATA.STD": shared(..., MODEL, POSITIVES, "per-channel standard deviation"),
-    "DATA.REVERSE_INPUT_CHANNEL": shared(False, MODEL, ANY, "BGR input, as Motionformer on SSv2"),
+    "DATA.REVERSE_INPUT_CHANNEL": shared(False, MODEL, ANY, "BGR input, as in Motionformer's SSv2"),
     "DATA.TRAIN_JITTER_SCALES": shared(..., TRAINING, SHORT_SIDES,
         "range of the short side that training clips are scaled to"),
-    "DATA.INV_UNIFORM_SAMPLE": Key(False, TRAINING, ANY, "draw 1 / (short side) uniformly"),
+    "DATA.INV_UNIFORM_SAMPLE": Key(False, TRAINING, ANY,
+        "draw 1 / (short side) uniformly, instead of the short side"),
     "DATA.TRAIN_CROP_SIZE": shared(..., TRAINING, AT_LEAST_1, "training and validation crop size"),
     "DATA.TEST_CROP_SIZE": shared(..., NOTHING, AT_LEAST_1, "test crop size"),
     "DATA.TEST_SHORT_SIDE": Key(0, NOTHING, AT_LEAST_0,
@@ -247,7 +267,8 @@ KEYS = {
     "DATA.RAND_AUGMENT": Key("rand-m20-n2-mstd0.5-inc", TRAINING, RAND_AUGMENT,
         "magnitude m, operations n, standard deviation mstd; inc: strength rises with magnitude"),
     "DATA.MAX_BAD_SHARE": Key(0.01, NOTHING, BELOW_1,
-        "stop training if more than 5 videos and more than this fraction fail to decode (0: any)"),
+        "stop training if more than 5 videos and more than this fraction of all videos fail to "
+        "decode (0: stop at the first)"),
     "DATA.GRAYSCALE": Key(False, TRAINING, ANY, "greyscale for a fifth of the training clips"),
     "DATA.GAUSSIAN": Key(False, TRAINING, ANY, "blur half of the clips, sigma 0.1 to 2 pixels"),
     "DATA.RE_PROB": Key(0.0, TRAINING, PROBABILITY,
@@ -256,7 +277,8 @@ KEYS = {
         "repeated augmentation: three clips of a video in succession; an epoch has a third of the "
         "videos"),
     "EPICKITCHENS.VISUAL_DATA_DIR": Key("", NOTHING, ANY,
-        "folder of P01/rgb_frames/P01_101/frame_0000000001.jpg (empty: DATA.PATH_TO_DATA_DIR)"),
+        "folder that has P01/rgb_frames/P01_101/frame_0000000001.jpg and so on (empty: "
+        "DATA.PATH_TO_DATA_DIR)"),
     "EPICKITCHENS.ANNOTATIONS_DIR": Key("", NOTHING, ANY,
         "folder of the annotations (empty: DATA.PATH_TO_DATA_DIR)"),
     "EPICKITCHENS.TRAIN_LIST": Key("EPIC_100_train.csv", NOTHING, ANY,
@@ -277,7 +299,8 @@ KEYS = {
     "SOLVER.OPTIMIZING_METHOD": Key("adamw", TRAINING, one_of("sgd", "adam", "adamw"), "optimizer"),
     "SOLVER.BASE_LR": Key(..., TRAINING, POSITIVE, "learning rate after the warm-up"),
     "SOLVER.REFERENCE_BATCH": Key(0, TRAINING, AT_LEAST_0,
-        "clips per step that BASE_LR is for; the rate scales with the actual number (0: off)"),
+        "effective batch size that BASE_LR is for; the learning rate is scaled linearly to the "
+        "actual one (0: no scaling)"),
     "SOLVER.LR_POLICY": Key(..., TRAINING, one_of("cosine", "steps_with_relative_lrs"),
         "learning rate schedule"),
     "SOLVER.STEPS": Key(..., TRAINING, NUMBERS, "first epoch of each step of the schedule, from 0"),
@@ -291,7 +314,7 @@ KEYS = {
     "SOLVER.DAMPENING": Key(..., TRAINING, ANY, "dampening of sgd's momentum"),
     "SOLVER.NESTEROV": Key(..., TRAINING, ANY, "Nesterov momentum of sgd"),
     "SOLVER.WEIGHT_DECAY": Key(..., TRAINING, AT_LEAST_0,
-        "weight decay, except of biases, norms, position embeddings and the CLS token"),
+        "weight decay; not applied to biases, norms, position embeddings and the CLS token"),
     "SOLVER.SMOOTHING": Key(0.0, TRAINING, BELOW_1, "label smoothing, also of mixed labels"),
     "SOLVER.LAYER_DECAY": Key(1.0, TRAINING, Rule("above 0 and at most 1", lambda x: 0 < x <= 1),
         "factor on the learning rate for every layer between a parameter and the classifier"),
@@ -301,7 +324,9 @@ KEYS = {
         "maximum gradient norm (None: no clipping)"),
     "SOLVER.ACCUMULATE_STEPS": Key(1, TRAINING, AT_LEAST_1, "gradient accumulation steps"),
     "SOLVER.USE_MIXED_PRECISION": shared(False, TRAINING, ANY, "autocast to SOLVER.PRECISION"),
-    "SOLVER.PRECISION": Key("float16", TRAINING, one_of("float16", "bfloat16"), "autocast dtype"),
+    "SOLVER.PRECISION": Key("auto", TRAINING, one_of("auto", "float16", "bfloat16"),
+        "autocast dtype; float16 uses loss scaling; auto: bfloat16 on GPUs that support it, "
+        "float16 on other GPUs, float32 on a CPU"),
     "DATA_LOADER.NUM_WORKERS": Key(..., NOTHING, AT_LEAST_0, "DataLoader workers per process"),
     "DATA_LOADER.PIN_MEMORY": Key(..., NOTHING, ANY, "pinned memory for copies to the GPU"),
     "DATA_LOADER.ENABLE_MULTI_THREAD_DECODE": Key(..., NOTHING, ANY, "multi-threaded decoding"),
@@ -313,11 +338,13 @@ KEYS = {
     "DIST_BACKEND": Key(..., NOTHING, ANY, "torch.distributed backend for GPU tensors"),
     "DIST_TIMEOUT": Key(1800, NOTHING, AT_LEAST_1, "seconds that a rank waits for the other ranks"),
     "CUDNN_BENCHMARK": Key(False, NOTHING, ANY, "let cuDNN measure and use its fastest algorithms"),
+    "DETERMINISTIC": Key(False, NOTHING, ANY,
+        "use only deterministic algorithms: slower, but needed for reproducible runs on GPUs"),
     "ALLOW_TF32": Key(False, TRAINING, ANY, "allow TF32 in matmuls and convolutions on GPUs"),
     "RNG_SEED": shared(..., TRAINING, AT_LEAST_0, "seed of all random numbers"),
     "OUTPUT_DIR": Key(..., NOTHING, ANY, "folder of the run"),
     "IMPORTS": Key([], NOTHING, ANY,
-        "record of the arguments of --import; they are never imported from a config"),
+        "record of the --import arguments; nothing is imported because of this key"),
     "LOG_PERIOD": Key(..., NOTHING, AT_LEAST_1, "iterations between log lines"),
     "TENSORBOARD.ENABLE": Key(False, NOTHING, ANY, "write TensorBoard logs"),
     "TENSORBOARD.LOG_DIR": Key("", NOTHING, ANY, "log folder (empty: OUTPUT_DIR/tensorboard)"),

@@ -57,7 +57,7 @@ def load_config(cfg_file: str | os.PathLike[str], opts: Overrides = ()) -> CfgNo
 
 
 def config_of(tree: dict[str, Any], where: str, opts: Overrides = ()) -> CfgNode:
-    """The default config, updated with a mapping that was read from `where`, and with `opts`."""
+    """The default config updated with `tree`, then with `opts`; errors name the file `where`."""
     import_user_code()
     cfg = get_cfg()
     _merge(_without_user_code(tree, where), cfg, all_keys(), "", f" in {where}")
@@ -82,9 +82,9 @@ def _without_user_code(tree: dict[str, Any], where: str) -> dict[str, Any]:
                 modules = imports if isinstance(imports, list) else [imports]
                 flags = " ".join(f"--import {module}" for module in modules)
                 raise ConfigError(
-                    f"{key} is {value!r:.80} in {where}, which is not part of slowfast_lara; the "
-                    f"run was started with {flags:.300}: add this to the command (in Python, "
-                    f"import the module first, or set {VARIABLE})"
+                    f"{key} is {value!r:.80} in {where}, which is not part of slowfast_lara: add "
+                    f"{flags:.300} to the command, as for the original run (in Python, import "
+                    f"the module first, or set {VARIABLE})"
                 )
     nodes = {name.upper() for name in ESTIMATORS}
     vit = {
@@ -96,7 +96,7 @@ def _without_user_code(tree: dict[str, Any], where: str) -> dict[str, Any]:
 
 
 def override_pairs(opts: Overrides) -> list[tuple[str, Any]]:
-    """Overrides as (KEY, VALUE) pairs; ConfigError if they have another form."""
+    """Convert overrides to (KEY, VALUE) pairs; raise ConfigError if their form is invalid."""
     pairs: list[tuple[str, Any]] = []
     left: list[Any] = []  # a key without a value
     if isinstance(opts, Mapping):
@@ -110,14 +110,14 @@ def override_pairs(opts: Overrides) -> list[tuple[str, Any]]:
     for key in keys:
         name, equals, value = key.partition("=")
         if equals:
-            raise ConfigError(f"{key!r:.80} is not a config key; write {name} {value or 'VALUE'}")
+            raise ConfigError(f"{key!r:.80} has an equals sign; write {name} {value or 'VALUE'}")
     if left:
         raise ConfigError(f"expected KEY VALUE pairs; {left[0]!r:.80} has no value")
     return pairs
 
 
 def _flat(tree: Mapping[Any, Any]) -> Iterator[tuple[Any, Any]]:
-    """The pairs of a mapping; nested mappings become dotted keys."""
+    """The (dotted key, value) pairs of a nested mapping."""
     for key, value in tree.items():
         if isinstance(value, Mapping):
             yield from ((f"{key}.{name}", item) for name, item in _flat(value))
@@ -169,7 +169,7 @@ def _suggestion(key: str) -> str:
 
 
 def _attention_hint(node: str) -> str:
-    """Hint for options of an unknown attention: a similar name, or how to import one's own."""
+    """Hint for options of an unknown attention: a similar name, or how to import user code."""
     near = difflib.get_close_matches(node, [name.upper() for name in ESTIMATORS], n=1)
     return f"; did you mean VIT.{near[0]}?" if near else f"; {OWN_CODE}"
 
@@ -180,7 +180,7 @@ def _parse(text: str) -> Any:
         return ast.literal_eval(text)
     with contextlib.suppress(ConfigError):
         value = parse_yaml(f"value: {text}", "an override")["value"]
-        # Not numbers: YAML reads 010 as 8 and 1:30 as 90.
+        # Do not accept YAML's numbers: YAML reads 010 as 8 and 1:30 as 90.
         return value if value is None or isinstance(value, (bool, list)) else text
     return text
 
@@ -193,7 +193,7 @@ def _convert(value: Any, typical: Any, words: Collection[str], where: str) -> An
     if value in words:
         return value
     if isinstance(value, str) and not isinstance(typical, str):
-        # Values from files need this too: PyYAML parses 1e-4 as a string.
+        # Values from YAML files may be strings, too: PyYAML parses 1e-4 as a string.
         value = _parse(value)
     if isinstance(value, int) and value.bit_length() > 63:
         raise ConfigError(f"{where} is an integer of more than 63 bits")

@@ -31,7 +31,7 @@ def find_config(name_or_path: str | os.PathLike[str], folder: str = "") -> str:
     files, name = _files(), given.removesuffix(".yaml")
     if name in files:
         return str(files[name])
-    if os.path.exists(path):  # not a regular file: reading it raises the error
+    if os.path.exists(path):  # a folder, pipe, ...: the caller raises an error
         return path
     parent, here = os.path.dirname(path), os.path.dirname(given)
     siblings = os.listdir(parent or ".") if os.path.isdir(parent or ".") else []

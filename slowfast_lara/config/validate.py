@@ -43,7 +43,7 @@ def validate(cfg: CfgNode) -> None:
 
 
 def validate_model(cfg: CfgNode) -> None:
-    """Check only the keys of the model: the other keys may be those of a PySlowFast checkout."""
+    """Check only the model's keys: a PySlowFast checkout has other rules for the remaining keys."""
     _check_keys(cfg, "VIT.")
     _check_model_sizes(cfg)
     _check_attention(cfg)
@@ -82,7 +82,7 @@ def check_machine(cfg: CfgNode) -> None:
         _fail(cfg, "TENSORBOARD.ENABLE", "the package tensorboard is not installed")
     if cfg.TRAIN.ENABLE and cfg.WANDB.ENABLE:
         spec = find_spec("wandb")
-        # W&B names its log folders `wandb`; find_spec also finds one in the working directory.
+        # If wandb is not installed, find_spec may find W&B's log folder `wandb`, without origin.
         if spec is None or spec.origin is None:
             problem = "the package wandb is not installed; pip install 'slowfast_lara[wandb]'"
             _fail(cfg, "WANDB.ENABLE", problem)
@@ -90,13 +90,13 @@ def check_machine(cfg: CfgNode) -> None:
 
 
 def _check_class_count(cfg: CfgNode) -> None:
-    """Fail if classes.json has another number of classes than the config."""
+    """Fail if the number of classes in classes.json differs from MODEL.NUM_CLASSES."""
     path = os.path.join(cfg.DATA.PATH_TO_DATA_DIR, DEFAULT_NAME)
     if not os.path.isfile(path):
         return
     try:
         names = read_names(path)
-    except DataError:  # training does not need the names, and logs a warning
+    except DataError:  # not fatal: training logs a warning
         return
     if len(names) != cfg.MODEL.NUM_CLASSES and sorted(names) == list(range(len(names))):
         fix = f"set MODEL.NUM_CLASSES {len(names)}"
@@ -133,6 +133,9 @@ def _check_model_sizes(cfg: CfgNode) -> None:
     for key in ("DATA.TRAIN_CROP_SIZE", "DATA.TEST_CROP_SIZE", "VIT.POS_CROP_SIZE"):
         if get_value(cfg, key) % vit.PATCH_SIZE:
             _fail(cfg, key, f"must be a multiple of VIT.PATCH_SIZE ({vit.PATCH_SIZE})")
+    if vit.POS_NUM_FRAMES % vit.PATCH_SIZE_TEMP:
+        multiple = f"a multiple of VIT.PATCH_SIZE_TEMP ({vit.PATCH_SIZE_TEMP})"
+        _fail(cfg, "VIT.POS_NUM_FRAMES", f"must be {multiple}")
     frames = vit.TEMPORAL_RESOLUTION * vit.PATCH_SIZE_TEMP
     if not vit.VIDEO_INPUT:
         if vit.PATCH_SIZE_TEMP != 1 or vit.ATTN_LAYER != "joint":
@@ -155,8 +158,12 @@ def _check_attention(cfg: CfgNode) -> None:
         with torch.device("meta"):  # allocates no memory, draws no random numbers
             head_dim = vit.EMBED_DIM // vit.NUM_HEADS
             estimator = build_estimator(name, head_dim=head_dim, **estimator_settings(cfg, name))
-        if estimator.unsupported:
-            _fail(cfg, "VIT.KERNELS", f"no kernel for {estimator.unsupported}; set auto")
+        crop = max(cfg.DATA.TRAIN_CROP_SIZE, cfg.DATA.TEST_CROP_SIZE)
+        keys = (crop // vit.PATCH_SIZE) ** 2
+        if vit.VIDEO_INPUT and vit.ATTN_LAYER == "joint":
+            keys *= vit.TEMPORAL_RESOLUTION
+        if problem := estimator.unsupported(keys):
+            _fail(cfg, "VIT.KERNELS", f"no kernel for {problem}; set auto")
     if vit.ATTN_DROPOUT > 0 and not ESTIMATORS[name].exact:
         _fail(cfg, "VIT.ATTN_DROPOUT", f"must be 0 with {name}: only exact attention has dropout")
     if ESTIMATORS[name].landmarks_are_tokens:
@@ -183,7 +190,7 @@ def _check_data(cfg: CfgNode) -> None:
 
 
 def _check_labels(cfg: CfgNode) -> None:
-    """Check that both datasets, the loss and the other keys are for the same kind of labels."""
+    """Check that datasets, loss, label smoothing and head support the same kind of labels."""
     train, test = (dataset_class(cfg, part) for part in ("TRAIN", "TEST"))
     if (train is Epickitchens) != (test is Epickitchens):
         _fail(cfg, "TEST.DATASET", "must be Epickitchens if and only if TRAIN.DATASET is")
@@ -213,9 +220,13 @@ def _check_training(cfg: CfgNode) -> None:
             _fail(cfg, "SOLVER.LRS", f"must have {len(steps)} numbers, one per SOLVER.STEPS")
     if mixup.ENABLE and not mixup.ALPHA + mixup.CUTMIX_ALPHA > 0:
         _fail(cfg, "MIXUP.ENABLE", "requires MIXUP.ALPHA or MIXUP.CUTMIX_ALPHA above 0")
+    if cfg.TRAIN.MAX_RESTARTS and not cfg.TRAIN.AUTO_RESUME:
+        _fail(cfg, "TRAIN.MAX_RESTARTS", "must be 0 if TRAIN.AUTO_RESUME is False")
 
 
 def _check_processes(cfg: CfgNode) -> None:
+    if cfg.DETERMINISTIC and cfg.CUDNN_BENCHMARK:
+        _fail(cfg, "CUDNN_BENCHMARK", "must be False with DETERMINISTIC")
     if cfg.SHARD_ID >= cfg.NUM_SHARDS:
         _fail(cfg, "SHARD_ID", f"must be below NUM_SHARDS ({cfg.NUM_SHARDS})")
     if cfg.DEVICE == "mps":

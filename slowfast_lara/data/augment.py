@@ -15,9 +15,9 @@ from slowfast_lara.data.transforms import by_frame, saturation
 
 GRAY_PROBABILITY = 0.2
 BLUR_PROBABILITY = 0.5
-BLUR_SIGMA = (0.1, 2.0)  # pixels
-ERASED_AREA = (0.02, 1 / 3)  # fraction of the frame
-ERASED_ASPECT = (0.3, 1 / 0.3)  # height / width
+BLUR_SIGMA = (0.1, 2.0)  # range in pixels
+ERASED_AREA = (0.02, 1 / 3)  # range, as fraction of the frame area
+ERASED_ASPECT = (0.3, 1 / 0.3)  # range of height / width
 
 
 def random_gray(clip: np.ndarray, rng: np.random.Generator) -> np.ndarray:

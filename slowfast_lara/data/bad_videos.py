@@ -10,7 +10,8 @@ from slowfast_lara.errors import TooManyBadVideos, printable
 
 logger = logging.getLogger(__name__)
 
-# Lower bound of the limit, unless max_share is 0: 1 % of a small set is less than one video.
+# Number of bad videos that any dataset may have, unless max_share is 0. In a small dataset, a share
+# of 1 % would be less than one video.
 ALWAYS_ALLOWED = 5
 
 
@@ -24,8 +25,8 @@ class Failure(NamedTuple):
 class BadVideos:
     """Logs each bad video once; raises if there are too many.
 
-    Up to ALWAYS_ALLOWED bad videos are allowed, or the share `max_share` of all videos if that is
-    more. With `max_share` 0, no bad video is allowed.
+    Up to ALWAYS_ALLOWED bad videos are allowed, or the fraction `max_share` of all videos if that
+    is more. With `max_share` 0, no bad video is allowed.
     """
 
     def __init__(self, num_videos: int, max_share: float) -> None:

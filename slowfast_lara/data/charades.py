@@ -1,6 +1,6 @@
 """Charades: several classes per clip.
 
-DATA.PATH_TO_DATA_DIR has train.csv and val.csv in one of two forms. Tests use test.csv if it
+DATA.PATH_TO_DATA_DIR has train.csv and val.csv in one of two formats. Tests use test.csv if it
 exists, otherwise val.csv.
 
 - PySlowFast's frame lists, whose header starts with `original_vido_id`: one line per frame, with
@@ -66,6 +66,6 @@ class Charades(Kinetics):
         return [line.rsplit(" ", 1) for line in self._frames[index].split("\n")[:-1]]
 
     def _classes_of(self, index: int, frames: slice, where: str) -> tuple[int, ...]:
-        """The classes of the given frames of a video; errors name `where`."""
+        """The classes of the given frames of a video; error messages start with `where`."""
         texts = {text.strip('"') for _, text in self._lines(index)[frames]}
         return parse_labels(",".join(texts - {""}), self.cfg.MODEL.NUM_CLASSES, where)

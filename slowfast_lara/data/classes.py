@@ -9,8 +9,9 @@ from typing import Any
 from slowfast_lara.data.text_files import load_json, open_text
 from slowfast_lara.errors import DataError
 
-# The dataset tools write this file next to the lists.
+# The dataset tools write classes.json next to the lists.
 DEFAULT_NAME = "classes.json"
+_SSV2_NAME = "something-something-v2-labels.json"
 
 
 def class_names(path: str | None, count: int, data_dir: str) -> list[str]:
@@ -29,27 +30,29 @@ def numbered(count: int) -> list[str]:
 
 
 def names_in(data_dir: str, count: int) -> list[str] | None:
-    """Read `count` names from a file in `data_dir`; None if there is no such file.
+    """Read `count` names from the first of these files in `data_dir`; None if there is none.
 
-    The file is classes.json, or EPIC-KITCHENS' files of verbs and of nouns, in this order.
+    The files are classes.json, the labels of Something-Something-v2, and the verbs and nouns of
+    EPIC-KITCHENS.
     """
-    if not data_dir:  # "" would mean the working directory
+    if not data_dir:  # an empty path would mean the working directory
         return None
-    path = os.path.join(data_dir, DEFAULT_NAME)
-    if os.path.isfile(path):
-        return _checked_names(path, count)
+    for name in (DEFAULT_NAME, _SSV2_NAME):
+        path = os.path.join(data_dir, name)
+        if os.path.isfile(path):
+            return _checked_names(path, count)
     parts = [os.path.join(data_dir, f"EPIC_100_{part}_classes.csv") for part in ("verb", "noun")]
     if not all(map(os.path.isfile, parts)):
         return None
     names = [name for part in parts for name in _kitchen_names(part)]
     if len(names) != count:
-        found = f"{' and '.join(parts)} name {len(names)} classes"
-        raise DataError(f"{found}; the model has {count} verbs and nouns")
+        files = " and ".join(parts)
+        raise DataError(f"{files} name {len(names)} classes; the model has {count} verbs and nouns")
     return names
 
 
 def _kitchen_names(path: str) -> list[str]:
-    """Names in a CSV file with the columns `id`, from 0 without gaps, and `key`."""
+    """Read the names in column `key` of a CSV file; column `id` must be 0, 1, 2, ..."""
     with open_text(path, newline="") as file:
         try:
             names = {int(row["id"]): row["key"] for row in csv.DictReader(file)}

@@ -32,19 +32,22 @@ from slowfast_lara.data.string_array import StringArray
 from slowfast_lara.data.timestamps import TimestampCache
 from slowfast_lara.data.video import ClipFrames, FrameIndexFn
 from slowfast_lara.data.views import crop_views
-from slowfast_lara.errors import DataError, DecodeError, UserError
+from slowfast_lara.errors import DataError, DecodeError, UserError, counted
 from slowfast_lara.labels import Label, label_kind
 
 MODES = ("train", "val", "test")
-MAX_ATTEMPTS = 10  # videos tried for one training sample
-PATHS_CHECKED = 8  # videos of a list whose existence the constructor checks
+MAX_ATTEMPTS = 10  # maximum number of videos tried for one training sample
+PATHS_CHECKED = 8  # number of videos per list that the constructor checks for existence
 
 
 class Sample(NamedTuple):
-    """Training or validation clip [3, T, H, W]; None if a validation video does not decode."""
+    """Training or validation sample; `clip` [3, T, H, W] is None if the video does not decode.
+
+    If `VideoDataset.raw` is set, the clip is uint8 [T, H, W, 3], RGB and not normalised.
+    """
 
     clip: torch.Tensor | None
-    label: Label | np.ndarray  # see `VideoDataset.target`
+    label: Label | np.ndarray  # as `VideoDataset.target` returns it
     index: int  # type: ignore[assignment]  # shadows tuple.index
     failures: list[Failure]
 
@@ -69,13 +72,15 @@ class WorkerError(NamedTuple):
 
 
 class VideoDataset(torch.utils.data.Dataset):
-    """Videos with `paths` and `labels`; a subclass reads the lists and chooses the frames."""
+    """Base class: videos with `paths` and `labels`; subclasses read lists and choose frames."""
 
     # Whether a mirrored video keeps its label.
     may_flip = True
     # Whether a folder of images is accepted as a video.
     frames_in_folders = False
-    # The config key of the folder that relative paths refer to, for errors.
+    # Whether clips are returned as uint8 pixels, a quarter of the bytes, and normalised on a GPU.
+    raw = False
+    # Config key of the folder that is prepended to relative paths; error messages name the key.
     prefix_key = "DATA.PATH_PREFIX"
 
     def __init__(self, cfg: CfgNode, mode: str) -> None:
@@ -86,7 +91,7 @@ class VideoDataset(torch.utils.data.Dataset):
         paths, labels = self.read_lists()
         self._check_lists(paths, labels)
         self.paths: Sequence[str] = StringArray.of(paths)
-        # Share equal labels: fewer reference counts change, so forked workers copy fewer pages.
+        # One object for all equal labels: fewer objects, so forked workers copy fewer pages.
         classes = {x: tuple(map(int, x)) if isinstance(x, tuple) else int(x) for x in labels}
         self.labels: list[Label] = [classes[label] for label in labels]
         self._check_paths()
@@ -107,7 +112,7 @@ class VideoDataset(torch.utils.data.Dataset):
         return os.path.join(folder, "val.csv") if is_missing else path
 
     def target(self, index: int, draws: np.ndarray | None = None) -> Label | np.ndarray:
-        """The label of a video, or of its clip with these `draws`; multi-hot for MULTI_LABEL."""
+        """The training target: `clip_label`, as a multi-hot vector if DATA.MULTI_LABEL is set."""
         label = self.clip_label(index, draws)
         if not self.cfg.DATA.MULTI_LABEL:
             return label
@@ -116,7 +121,7 @@ class VideoDataset(torch.utils.data.Dataset):
         return classes
 
     def clip_label(self, index: int, draws: np.ndarray | None) -> Label:
-        """The label of a video, or of its clip with these `draws` (see `clip_frames`)."""
+        """Label of the video or, if `draws` is given, of the clip that `clip_frames` chooses."""
         return self.labels[index]
 
     def video_path(self, index: int) -> VideoPath:
@@ -142,7 +147,7 @@ class VideoDataset(torch.utils.data.Dataset):
 
     @classmethod
     def window_frames(cls, cfg: CfgNode, available: int, length: int) -> np.ndarray:
-        """Frame indices in a streaming window of `length` frames; `available` have arrived."""
+        """Frame indices in a window of `length` frames, of which `available` have been received."""
         raise NotImplementedError
 
     @classmethod
@@ -174,7 +179,7 @@ class VideoDataset(torch.utils.data.Dataset):
     ) -> ClipFrames:
         """Read the chosen frames; without a `cache`, decode the whole video."""
         if not cls.frames_in_folders and isinstance(source, str) and os.path.isdir(source):
-            raise DecodeError(f"{source}: a folder; {cls.__name__} reads video files")
+            raise DecodeError(f"{source}: is a folder; {cls.__name__} reads only video files")
         threads = 0 if cfg.DATA_LOADER.ENABLE_MULTI_THREAD_DECODE else 1
         options = {"default_fps": cfg.DATA.TARGET_FPS, "threads": threads}
         return read_frames(source, choose, crop, whole=cache is None, cache=cache, **options)
@@ -183,16 +188,17 @@ class VideoDataset(torch.utils.data.Dataset):
         """Raise a DataError if `read_lists` of a user's class returned invalid paths or labels."""
         where = f"{type(self).__name__}.read_lists, {self.mode}"
         if not len(paths) == len(labels) > 0:
-            raise DataError(f"{where}: {len(paths)} paths and {len(labels)} labels")
+            counts = f"{len(paths)} paths and {len(labels)} labels"
+            raise DataError(f"{where}: expected one label per path, at least one; got {counts}")
         kind = label_kind(self.cfg)
         for label in labels:
             if not kind.has_label(label):
                 raise DataError(f"{where}: label is {label!r:.80}; must be {kind.description}")
 
     def _check_paths(self) -> None:
-        """Raise a DataError if none of PATHS_CHECKED videos, spread over the list, exists.
+        """Check PATHS_CHECKED videos, spread over the list; raise a DataError if none exists.
 
-        Without this check, a wrong prefix would appear as one failure per video during the run.
+        Without this check, a wrong prefix would cause one failure per video during the run.
         """
         indices = np.unique(np.linspace(0, len(self) - 1, PATHS_CHECKED).astype(int)).tolist()
         paths = [self.video_path(index) for index in indices]
@@ -201,7 +207,8 @@ class VideoDataset(torch.utils.data.Dataset):
             node, name = self.prefix_key.split(".")
             raise DataError(
                 f"{self.prefix_key} is {self.cfg[node][name]!r}; with this prefix, none of "
-                f"{len(files)} videos of the {self.mode} list exists; the first is {files[0]}"
+                f"{counted(len(files), 'video')} of the {self.mode} list exists; the first is "
+                + files[0]
             )
 
     def __len__(self) -> int:
@@ -210,7 +217,7 @@ class VideoDataset(torch.utils.data.Dataset):
     def __getitem__(self, key: int | tuple[int, ...]) -> Sample | VideoViews:
         """Read an item; `key` is (epoch, index), (epoch, index, repetition), or index (epoch 0)."""
         epoch, index, *repetition = key if isinstance(key, tuple) else (0, key)
-        if not 0 <= index < len(self):  # `for` loops end at this IndexError
+        if not 0 <= index < len(self):  # an IndexError ends `for` loops over the dataset
             raise IndexError(f"video index {index} is out of range for {len(self)} videos")
         if self.mode == "test":
             return self._test_views(index)
@@ -243,7 +250,7 @@ class VideoDataset(torch.utils.data.Dataset):
             pixels = self._read_clip(index, None, crop)
         except DecodeError as error:
             return Sample(None, self.target(index), index, [self._failure(index, error)])
-        clip = self._normalize(transforms.uniform_crop(pixels, size, 1))
+        clip = self._to_tensor(transforms.uniform_crop(pixels, size, 1))
         return Sample(clip, self.target(index), index, [])
 
     def _train_sample(self, epoch: int, index: int, *repetition: int) -> Sample:
@@ -290,11 +297,16 @@ class VideoDataset(torch.utils.data.Dataset):
             clip = random_blur(clip, rng)
         if data.RE_PROB:
             clip = random_erase(clip, rng, data.RE_PROB)
+        return self._to_tensor(clip)
+
+    def _to_tensor(self, clip: np.ndarray) -> torch.Tensor:
+        if self.raw:
+            return torch.from_numpy(np.ascontiguousarray(clip))
         return self._normalize(clip)
 
     def _read_clip(self, video: int, draws: np.ndarray | None, crop: CropFn) -> np.ndarray:
         choose = partial(self.clip_frames, self.cfg, draws)
         frames = self._read(self.video_path(video), choose, crop, self.cfg, self._timestamps)
-        if len(frames.pixels) == len(frames.order):  # no frame is repeated: no copy needed
+        if len(frames.pixels) == len(frames.order):  # no frame is repeated, so no copy is needed
             return frames.pixels
         return frames.pixels[frames.order]

@@ -35,14 +35,14 @@ class Orientation(NamedTuple):
 
     @staticmethod
     def of(frame: Any) -> Orientation:
-        """Orientation by the frame's display matrix, rounded to the nearest quarter turn."""
+        """Orientation from the frame's display matrix, rounded to the nearest quarter turn."""
         try:
             matrix = frame.side_data.get(SideData.DISPLAYMATRIX)
-        except ValueError:  # side data of a type that this PyAV does not define, e.g. EXIF
+        except ValueError:  # PyAV does not define the type of some side data, e.g. EXIF
             return _QUARTER_TURNS[round(frame.rotation / 90) % 4]
         if matrix is None:
             return Orientation()
-        # The matrix displays pixel (x, y) at (a x + c y, b x + d y); y points downwards.
+        # The matrix maps pixel (x, y) to (a x + c y, b x + d y); y points downwards.
         a, b, _, c, d = (int(value) for value in np.frombuffer(bytes(matrix), np.int32)[:5])
         if abs(b) + abs(c) > abs(a) + abs(d):
             return Orientation(True, c < 0, b < 0)
@@ -57,7 +57,7 @@ class Orientation(NamedTuple):
         return np.ascontiguousarray(pixels)
 
 
-# Orientations by the number of counter-clockwise quarter turns.
+# Orientations, indexed by the number of counter-clockwise quarter turns.
 _QUARTER_TURNS = (
     Orientation(),
     Orientation(True, False, True),
@@ -93,11 +93,11 @@ def check_size(height: int, width: int) -> None:
     """Raise a ValueError if frames of this size are empty or would take too much memory."""
     if min(height, width) < 1:
         raise ValueError(f"frames of {width}x{height} pixels are empty")
-    shape = f"frames of {width}x{height} pixels are too"
+    shape = f"frames of {width}x{height} pixels"
     if height * width > MAX_PIXELS:
-        raise ValueError(f"{shape} large; at most {MAX_PIXELS} pixels are allowed")
+        raise ValueError(f"{shape} are too large; at most {MAX_PIXELS} pixels are allowed")
     if max(height, width) > MAX_ASPECT * min(height, width):
-        raise ValueError(f"{shape} narrow; the aspect ratio may be at most {MAX_ASPECT}:1")
+        raise ValueError(f"{shape} are too narrow; the aspect ratio may be at most {MAX_ASPECT}:1")
 
 
 class RgbConverter:
@@ -116,7 +116,8 @@ class RgbConverter:
         """Convert a frame to uint8 RGB [H, W, 3]."""
         width, height = display_size(frame.width, frame.height, self._sample_aspect)
         is_scaled = (width, height) != (frame.width, frame.height)
-        # Bicubic as in `data prepare`. For unscaled frames, it would change the chroma upsampling.
+        # Scale bicubically, as `data prepare` does. Without scaling, BICUBIC would only alter the
+        # chroma upsampling.
         options = {"interpolation": Interpolation.BICUBIC} if is_scaled else {}
         rgb = self._reformatter.reformat(frame, width, height, "rgb24", **options, **ONE_THREAD)
         self._orientation = self._orientation or Orientation.of(frame)

@@ -52,7 +52,7 @@ class Epickitchens(Kinetics):
 
 
 def annotation_files(cfg: CfgNode, mode: str) -> list[str]:
-    """Paths of the CSV files of a mode; for NAME.pkl in the config, NAME.csv."""
+    """Paths of the CSV files of a mode; NAME.pkl in the config is replaced by NAME.csv."""
     node = cfg.EPICKITCHENS
     names = [{"train": node.TRAIN_LIST, "val": node.VAL_LIST, "test": node.TEST_LIST}[mode]]
     if mode == "train" and node.TRAIN_PLUS_VAL:
@@ -68,7 +68,7 @@ def annotations_folder(cfg: CfgNode) -> str:
 
 
 def _read_rows(path: str) -> Iterator[tuple[str, dict[str, str]]]:
-    """Yield the location of each line, for errors, and its fields by column."""
+    """Yield (location, {column: field}) for each line; the location is for errors."""
     if not os.path.exists(path):
         raise DataError(f"no annotations {path}: copy the CSV file (not the .pkl) from {SOURCE}")
     with open_text(path, newline="") as file:

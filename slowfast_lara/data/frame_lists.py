@@ -1,4 +1,4 @@
-"""Lists of extracted frames in PySlowFast's form, one line per frame, with or without labels."""
+"""Lists of extracted frames in PySlowFast's format, one line per frame."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ HEADER = "original_vido_id video_id frame_id path labels"
 
 
 class FrameList(NamedTuple):
-    """`names` of the videos; `paths` has one string per video, with one frame path per line.
+    """`names` has the videos' names, `paths` one string per video: a frame path per line.
 
     If the list was read with labels, a line is the path, a space, and the labels of the frame.
     """
@@ -46,7 +46,7 @@ def read_frame_list(list_file: str, *, with_labels: bool = False) -> FrameList:
 
 
 def _parse(list_file: str, with_labels: bool) -> tuple[list[str], bytearray, list[int]]:
-    """Names of the videos, one block with all paths as lines, and each video's end in the block.
+    """The names of the videos, all frame paths as lines of one block, and each video's end offset.
 
     The loop works on bytes and does little per line, because lists have millions of lines.
     """
@@ -86,5 +86,5 @@ def _parse(list_file: str, with_labels: bool) -> tuple[list[str], bytearray, lis
             paths.append(b"%b %b" % (path, labels) if with_labels else path)
         if video is not None:
             finish_video()
-        block.decode()  # raises an error if a path is not UTF-8
+        block.decode()  # raises UnicodeDecodeError if a path is not UTF-8
     return names, block, ends

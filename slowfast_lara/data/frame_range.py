@@ -23,7 +23,7 @@ class FrameRange(Sequence[str]):
 
     @staticmethod
     def parse(path: str) -> FrameRange | None:
-        """The range that a path of this form describes; None for other paths."""
+        """Parse a path FOLDER/frame_<first>-<last>.jpg; None if the path has another form."""
         match = _PATH.fullmatch(path)
         if match is None or int(match["last"]) < int(match["first"]):
             return None

@@ -18,7 +18,7 @@ VIDEO_SUFFIXES = (
 def read_path_labels(
     list_file: str, separator: str, num_classes: int, prefix: str, *, several: bool = False
 ) -> tuple[list[str], list[Label]]:
-    """Read the paths and labels of a list; with `several`, a line's labels are e.g. 3,17."""
+    """Read the paths and labels of a list; if `several`, a line can have several labels: 3,17."""
     paths: list[str] = []
     labels: list[Label] = []
     parse = parse_labels if several else parse_label
@@ -66,7 +66,7 @@ def read_lines(list_file: str) -> Iterator[tuple[int, str]]:
 
 
 def parse_label(text: str, num_classes: int, where: str, key: str = "MODEL.NUM_CLASSES") -> int:
-    """Parse and check a class number; errors name `where` and the key of the number of classes."""
+    """Parse a class number below `num_classes`; errors contain `where` and the config key `key`."""
     try:
         label = int(text)
     except ValueError:
@@ -79,7 +79,7 @@ def parse_label(text: str, num_classes: int, where: str, key: str = "MODEL.NUM_C
 
 
 def parse_labels(text: str, num_classes: int, where: str) -> tuple[int, ...]:
-    """Parse class numbers separated by commas, as 3,17 or "3,17" in quotes; "" is no class."""
+    """Parse comma-separated class numbers, which may be in quotes; an empty string has none."""
     numbers = text.replace('"', "")
     parts = numbers.split(",") if numbers else []
     return tuple(sorted({parse_label(part, num_classes, where) for part in parts}))
@@ -91,7 +91,7 @@ def fits_in_a_list(path: str) -> bool:
 
 
 def listed_videos_below(folder: str) -> Iterator[str]:
-    """Like `videos_below`, but raise a DataError for a path that does not fit in a list."""
+    """Like `videos_below`, but raise a DataError for paths that `fits_in_a_list` rejects."""
     for path in videos_below(folder):
         if not fits_in_a_list(path):
             raise DataError(f"{path!r}: paths in lists must be UTF-8 without line breaks")

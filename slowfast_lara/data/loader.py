@@ -22,7 +22,7 @@ from torch.utils.data.dataloader import _MultiProcessingDataLoaderIter
 from slowfast_lara.data.bad_videos import Failure
 from slowfast_lara.data.dataset import Sample, VideoViews, WorkerError
 from slowfast_lara.data.registry import dataset_class
-from slowfast_lara.errors import DataError, RunError, first_line, no_shared_memory
+from slowfast_lara.errors import DataError, RunError, counted, first_line, no_shared_memory
 
 T = TypeVar("T")
 
@@ -31,7 +31,10 @@ REPETITIONS = 3
 
 
 class Batch(NamedTuple):
-    """`clips` is a list, as in PySlowFast: one tensor [B, 3, T, H, W], or empty if B is 0."""
+    """`clips` is a list, as in PySlowFast: one tensor [B, 3, T, H, W], or empty if B is 0.
+
+    If `VideoDataset.raw` is set, the tensor is uint8 [B, T, H, W, 3], not normalised.
+    """
 
     clips: list[torch.Tensor]
     labels: torch.Tensor
@@ -43,8 +46,8 @@ class Batch(NamedTuple):
 class TrainBatches:
     """Batch sampler of dataset keys (epoch, index); each rank takes its slice of a global batch.
 
-    (PySlowFast splits batches only if NUM_GPUS > 1: on several nodes with one GPU each, all its
-    ranks train on the same videos.)
+    In PySlowFast, ranks split batches only if NUM_GPUS > 1. On several nodes with one GPU each, all
+    of its ranks train on the same videos.
 
     With `repeated` augmentation, the keys are (epoch, index, repetition), and the repetitions of a
     video are consecutive (Hoffer et al. 2020, "Augment your batch"). An epoch still has as many
@@ -52,7 +55,7 @@ class TrainBatches:
     """
 
     num_videos: int
-    batch_size: int  # per rank
+    batch_size: int  # clips per rank
     rank: int
     world_size: int
     seed: int
@@ -62,7 +65,7 @@ class TrainBatches:
         self.set_epoch(0)
 
     def set_epoch(self, epoch: int, first_batch: int = 0) -> None:
-        """Set the epoch to iterate over next, and its first batch (after a resume)."""
+        """Select the next epoch, which starts at `first_batch` (above 0 after a resume)."""
         self._epoch, self._first_batch = epoch, first_batch
 
     def __len__(self) -> int:
@@ -101,16 +104,24 @@ class TestVideos:
 
 
 def train_loader(
-    cfg: CfgNode, *, batch_size: int, rank: int = 0, world_size: int = 1, dataset: Any = None
+    cfg: CfgNode,
+    *,
+    batch_size: int,
+    rank: int = 0,
+    world_size: int = 1,
+    dataset: Any = None,
+    raw: bool = False,
 ) -> DataLoader:
     """Loader of `Batch` objects from `dataset`, by default the config's training list.
 
     Call `loader.batch_sampler.set_epoch` before each epoch.
     """
-    dataset = dataset or dataset_class(cfg, "TRAIN")(cfg, "train")
+    if dataset is None:
+        dataset = dataset_class(cfg, "TRAIN")(cfg, "train")
+        dataset.raw = raw
     if len(dataset) < batch_size * world_size:
         raise DataError(
-            f"the training list has {len(dataset)} videos, fewer than one batch of "
+            f"the training list has {counted(len(dataset), 'video')}, fewer than one batch of "
             f"{batch_size * world_size} (TRAIN.BATCH_SIZE times NUM_SHARDS)"
         )
     seed, repeated = cfg.RNG_SEED, cfg.DATA.USE_REPEATED_AUG
@@ -118,20 +129,25 @@ def train_loader(
     return _loader(cfg, dataset, batch_sampler=batches, collate_fn=collate)
 
 
-def val_loader(cfg: CfgNode, *, batch_size: int, rank: int = 0, world_size: int = 1) -> DataLoader:
+def val_loader(
+    cfg: CfgNode, *, batch_size: int, rank: int = 0, world_size: int = 1, raw: bool = False
+) -> DataLoader:
     """Validation loader of `Batch` objects; each video is read by one rank, without padding."""
     dataset = dataset_class(cfg, "TRAIN")(cfg, "val")
+    dataset.raw = raw
     videos = range(rank, len(dataset), world_size)
     return _loader(cfg, dataset, sampler=videos, batch_size=batch_size, collate_fn=collate)
 
 
 def test_loader(cfg: CfgNode, *, rank: int = 0, world_size: int = 1) -> DataLoader:
-    """Test loader of `VideoViews`; `loader.sampler.leave_out` omits videos that have scores."""
+    """Test loader of `VideoViews`; `loader.sampler.leave_out` omits videos already scored."""
     dataset = dataset_class(cfg, "TEST")(cfg, "test")
     videos = TestVideos(len(dataset), rank, world_size)
-    # The views of a video take hundreds of megabytes: a worker prefetches one video, not two.
+    # The views of a video take hundreds of megabytes: prefetch one video per worker, not two.
     prefetch = {"prefetch_factor": 1} if cfg.DATA_LOADER.NUM_WORKERS else {}
-    return _loader(cfg, dataset, sampler=videos, batch_size=1, collate_fn=_collate_one, **prefetch)
+    options: dict[str, Any] = {"batch_size": 1, "collate_fn": _collate_one, **prefetch}
+    # Views are copied to the GPU in parts, synchronously: pinning would only lock memory.
+    return _loader(cfg, dataset, sampler=videos, pin_memory=False, **options)
 
 
 def _disable_opencv_threads(worker: int | None = None) -> None:
@@ -144,16 +160,18 @@ def _disable_opencv_threads(worker: int | None = None) -> None:
         cv2.setNumThreads(0)
 
 
-def _loader(cfg: CfgNode, dataset: torch.utils.data.Dataset, **options) -> VideoLoader:
+def _loader(
+    cfg: CfgNode, dataset: torch.utils.data.Dataset, pin_memory: bool = True, **options
+) -> VideoLoader:
     workers = cfg.DATA_LOADER.NUM_WORKERS
     _disable_opencv_threads()
-    # If the constructor of PyTorch's iterator fails for lack of shared memory, it may not have set
-    # this attribute yet. The destructor reads it and, without this default, prints a traceback.
+    # The destructor of PyTorch's iterator reads `_shutdown`. If the constructor fails for lack of
+    # shared memory, it may not have set `_shutdown`: without this default, a traceback is printed.
     _MultiProcessingDataLoaderIter._shutdown = True
     return VideoLoader(
         dataset,
         num_workers=workers,
-        pin_memory=cfg.DATA_LOADER.PIN_MEMORY and torch.cuda.is_available(),
+        pin_memory=pin_memory and cfg.DATA_LOADER.PIN_MEMORY and torch.cuda.is_available(),
         persistent_workers=workers > 0,
         worker_init_fn=_disable_opencv_threads,
         **options,
@@ -169,7 +187,7 @@ class VideoLoader(DataLoader):
     checks its workers every five seconds.
     """
 
-    # PyTorch declares its own iterator class as the return type; nothing here depends on it.
+    # PyTorch declares its own iterator class as return type; callers need only an Iterator.
     def __iter__(self) -> Iterator[Any]:  # type: ignore[override]
         try:
             with _preserved_sigchld_handler():
@@ -178,7 +196,7 @@ class VideoLoader(DataLoader):
                 if isinstance(item, WorkerError):
                     raise RunError(item.reason)
                 yield item
-        # If a worker dies, PyTorch or the connection to the worker raises one of these.
+        # PyTorch or the connection to a worker raises one of these types if the worker dies.
         except (RuntimeError, OSError, EOFError) as error:
             workers = getattr(self._iterator, "_workers", ())
             reason = _death_reason(workers, first_line(error))
@@ -189,7 +207,7 @@ class VideoLoader(DataLoader):
 
 @contextlib.contextmanager
 def _preserved_sigchld_handler() -> Iterator[None]:
-    """Restore the SIGCHLD handler that PyTorch replaces; Windows has no SIGCHLD."""
+    """Context manager: restore the SIGCHLD handler that PyTorch replaces; no effect on Windows."""
     handler = signal.getsignal(signal.SIGCHLD) if hasattr(signal, "SIGCHLD") else None
     yield
     if handler is not None and threading.current_thread() is threading.main_thread():
@@ -205,7 +223,7 @@ def _death_reason(workers: Sequence[BaseProcess], message: str) -> str:
     for worker in workers:
         worker.join(timeout=1 if worker.sentinel in ended else 0)
     codes = {worker.exitcode for worker in workers} - {None}
-    # Windows has neither SIGBUS nor SIGKILL; the default -inf is never an exit code.
+    # Windows has neither SIGBUS nor SIGKILL; infinity never equals an exit code.
     if -getattr(signal, "SIGBUS", math.inf) in codes:
         return no_shared_memory(message)
     # A worker that died during its start is not in `workers`; PyTorch's message reports it.
@@ -225,7 +243,7 @@ def _collate_one(videos: list[VideoViews | WorkerError]) -> VideoViews | WorkerE
 
 
 def collate(samples: list[Sample | WorkerError]) -> Batch | WorkerError:
-    if isinstance(samples[0], WorkerError):  # `__getitems__` returns it alone
+    if isinstance(samples[0], WorkerError):  # always the only item of `samples`
         return samples[0]
     read = [sample for sample in samples if isinstance(sample, Sample)]
     good = [sample for sample in read if sample.clip is not None]

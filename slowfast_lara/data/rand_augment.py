@@ -54,7 +54,7 @@ def equalize(clip: np.ndarray) -> np.ndarray:
 
 def _by_histogram(clip: np.ndarray, table_of: Callable[[np.ndarray], np.ndarray]) -> np.ndarray:
     def change(frame: np.ndarray, out: np.ndarray) -> None:
-        # OpenCV counts in float32, which is exact up to 16 million pixels.
+        # cv2.calcHist counts in float32, which is exact up to 2^24 pixels per frame.
         counts = [cv2.calcHist([frame], [channel], None, [256], [0, 256]) for channel in range(3)]
         tables = [table_of(count.ravel().astype(np.int64)) for count in counts]
         out[:] = look_up(frame, np.stack(tables, axis=-1))
@@ -84,7 +84,7 @@ def sharpness(clip: np.ndarray, factor: float) -> np.ndarray:
     smooth = np.array([[1, 1, 1], [1, 5, 1], [1, 1, 1]]) / 13
 
     def change(frame: np.ndarray, out: np.ndarray) -> None:
-        smoothed = frame.copy()  # the outermost pixels stay unsmoothed
+        smoothed = frame.copy()  # the outermost pixels are not smoothed
         smoothed[1:-1, 1:-1] = cv2.filter2D(frame, -1, smooth)[1:-1, 1:-1]
         cv2.addWeighted(frame, factor, smoothed, 1 - factor, 0, dst=out)
 
@@ -109,9 +109,9 @@ def rotate(clip: np.ndarray, degrees: float) -> np.ndarray:
 
 
 def operations(increasing: bool) -> tuple[dict[str, Operation], dict[str, Operation]]:
-    """One-sided operations (strength 0 to 1) and symmetric ones (strength -1 to 1), by name.
+    """Return {name: operation} for strengths 0 to 1, and {name: operation} for strengths -1 to 1.
 
-    If `increasing` ("inc" in the notation), a larger absolute strength never changes the clip less.
+    If `increasing` ("inc" in the notation), the effect never decreases with the absolute strength.
     Otherwise, posterize and solarize change the clip most at strength 0. The factor of color,
     contrast, brightness and sharpness is then 0.1 at strength 0, 1 (no change) at 0.5 and 1.9 at 1.
     """

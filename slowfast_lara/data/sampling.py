@@ -15,8 +15,8 @@ def clip_indices(
 ) -> np.ndarray:
     """Frame indices of clip number `view` of `num_views` evenly spaced clips of `length` frames.
 
-    With num_views 1, a random `view` in [0, 1) gives a random clip. PyTorch computes in float32, as
-    in PySlowFast: float64 would truncate some indices to another frame.
+    If `num_views` is 1, a random `view` in [0, 1) gives a random clip. Indices are computed in
+    float32, as in PySlowFast: in float64, some would be truncated to another frame.
     """
     start = max(video_frames - length, 0) * view / num_views
     indices = torch.linspace(start, start + length - 1, num_frames)

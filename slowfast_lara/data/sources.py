@@ -74,7 +74,8 @@ def read_frames(
     Args:
         whole: decode the whole video file, so that `choose` gets the number of decoded frames.
         default_fps: frame rate of sources that have none.
-        threads, cache: only for video files; see `read_clip`.
+        threads: number of decoder threads for a video file (see `read_clip`).
+        cache: timestamps of known video files (see `read_clip`); unused if `whole`.
     """
     if isinstance(source, FrameArray):
         indices = choose(len(source.pixels), source.fps or default_fps)
@@ -98,7 +99,7 @@ def _read_cropped(
 
 
 class TimedFrame(NamedTuple):
-    """A frame and the time for which it is shown, in seconds from the start of the video."""
+    """A frame and its display interval, in seconds from the start of the video."""
 
     start: float
     end: float
@@ -131,7 +132,7 @@ def at_constant_rate(frames: Iterable[np.ndarray], fps: float) -> Iterator[Timed
 
 
 def _timed_frames(container: Any, stream: Any, fps: float) -> Iterator[TimedFrame]:
-    """All frames of a video; use within `open_video`, which adds the path to errors.
+    """Yield all frames of a video. Call within `open_video`, which adds the path to errors.
 
     A frame ends where the next one starts. A frame without a timestamp, or whose timestamp does not
     exceed the previous one, starts 1 / fps after the previous frame.
@@ -140,7 +141,7 @@ def _timed_frames(container: Any, stream: Any, fps: float) -> Iterator[TimedFram
     frame = next(frames, None)
     if frame is None:
         raise ValueError("no frame decodes")
-    if has_synthesised_pts(container, stream):  # only in containers with a constant frame rate
+    if has_synthesised_pts(container, stream):  # no stored timestamps: assume a constant rate
         everything = itertools.chain([frame], frames)
         yield from at_constant_rate(map(to_rgb, everything), fps)
         return
@@ -190,7 +191,7 @@ def read_image(path: str) -> np.ndarray:
     if not os.path.isfile(path):  # OpenCV would block on a FIFO
         raise DecodeError(f"{path}: no such file")
     try:
-        with Image.open(path) as header:  # reads only the header
+        with Image.open(path) as header:  # Pillow reads only the header here
             check_size(header.height, header.width)
         image = cv2.imread(path, cv2.IMREAD_COLOR)
     except cv2.error as error:

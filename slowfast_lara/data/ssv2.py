@@ -95,11 +95,11 @@ class Ssv2(VideoDataset):
 
     @classmethod
     def window_seconds(cls, cfg: CfgNode) -> float:
-        return 4.0  # the usual length of a video in this dataset
+        return 4.0  # usual length of a video in this dataset, in seconds
 
 
 def video_suffix(folder: str, names: Iterable[str]) -> str:
-    """Suffix of the first video found: .webm (also if none is found), or .mp4 if prepared."""
+    """The suffix of the video files: .webm, or .mp4 if they are prepared; .webm if none exists."""
     for name in itertools.islice(names, 20):
         for suffix in (".webm", ".mp4"):
             if os.path.isfile(os.path.join(folder, f"{name}{suffix}")):

@@ -41,7 +41,7 @@ class StringArray(Sequence[str]):
         """A string, or a list of strings for a slice."""
         if isinstance(index, slice):
             return [self[one] for one in range(*index.indices(len(self)))]
-        index = range(len(self))[index]  # raises IndexError if out of range
+        index = range(len(self))[index]  # raises IndexError if `index` is out of range
         string = self._block[self._ends[index] : self._ends[index + 1]].tobytes()
         return string.decode("utf-8", "surrogateescape")
 

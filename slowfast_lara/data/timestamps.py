@@ -73,11 +73,11 @@ class TimestampCache:
         self._can_read = self._can_write = True
         self._process = 0
         self._last_write = time.monotonic()
-        # This query logs a problem with the file once, in the main process, before workers start.
+        # Query the file before workers start: a problem is then logged once, in the main process.
         self._select("PRAGMA schema_version")
 
     def get(self, path: str, version: FileVersion | None) -> Timestamps | None:
-        """Cached timestamps of this version of a video; None if there are none."""
+        """Cached timestamps of this version of a video; None if they are not in the cache."""
         path = os.path.abspath(path)
         if version is None:
             return None
@@ -94,7 +94,7 @@ class TimestampCache:
         if abs(time.time_ns() - version[1]) < _SETTLED_NS:
             return
         if self._process != os.getpid():
-            # In a forked process: the parent writes the entries that were pending at the fork.
+            # After a fork, drop the inherited pending entries: the parent process writes them.
             self._process, self._pending = os.getpid(), {}
             Finalize(None, self.write, exitpriority=0)
         self._pending[os.path.abspath(path)] = (version, timestamps)
@@ -113,7 +113,7 @@ class TimestampCache:
                     # No fsync: a cache may lose entries in a power failure.
                     connection.execute("PRAGMA synchronous = OFF")
                     connection.execute("BEGIN IMMEDIATE")
-                    _is_empty(connection)  # raises ValueError if another application owns it
+                    _is_empty(connection)  # raises ValueError if this is not a timestamp cache
                     connection.execute(f"PRAGMA application_id = {_APPLICATION_ID}")
                     connection.execute(_SCHEMA)
                     connection.executemany(
@@ -144,7 +144,7 @@ class TimestampCache:
             return None
 
     def _connect(self, mode: str) -> sqlite3.Connection:
-        if os.path.islink(self._file):  # SQLite would create or modify the target
+        if os.path.islink(self._file):  # SQLite would follow the link and modify its target
             raise ValueError("is a symbolic link")
         uri = f"{Path(self._file).as_uri()}?mode={mode}"
         return sqlite3.connect(uri, uri=True, timeout=LOCK_TIMEOUT, isolation_level=None)
@@ -156,7 +156,7 @@ def _is_locked(error: Exception) -> bool:
 
 
 def _is_empty(connection: sqlite3.Connection) -> bool:
-    """Whether the database has no tables; raises ValueError if another application owns it."""
+    """Whether the database has no tables; raises ValueError if it is not a timestamp cache."""
     (owner,) = connection.execute("PRAGMA application_id").fetchone()
     (tables,) = connection.execute("SELECT COUNT(*) FROM sqlite_master").fetchone()
     if owner != _APPLICATION_ID and tables:

@@ -6,7 +6,7 @@ is that of the header if it is plausible, otherwise it is computed from the time
 - `read_clip` (training) seeks to the key frame before the first wanted frame and stops after the
   last wanted frame. It identifies frames by their timestamps.
 - `read_whole` (testing) decodes the whole video and counts frames. If that count differs from the
-  number of packets, it chooses the frames again by the count.
+  number of packets, it calls the function again, with the number of decoded frames.
 Unwanted frames are dropped at once: memory does not grow with the length of the video.
 """
 
@@ -38,7 +38,7 @@ CONTAINERS = (
 )
 # If the frame rate in the header is outside this range, the timestamps give the rate.
 PLAUSIBLE_FPS = (1, 240)
-MAX_FPS = 120  # limit of `check_length`; few cameras record more
+MAX_FPS = 120  # frame rate for the limit of `check_length`; few cameras exceed it
 # Codecs whose decoder can skip non-reference frames. (HEVC is not listed: its frames of a higher
 # temporal sub-layer may refer to non-reference frames.)
 _SKIPS_NONREF = ("h264", "mpeg1video", "mpeg2video", "mpeg4")
@@ -55,7 +55,7 @@ class ClipFrames(NamedTuple):
     """The wanted frames of a video; a frame that is wanted several times is stored once."""
 
     pixels: np.ndarray  # uint8 RGB [distinct frames, H, W, 3]
-    order: np.ndarray  # row in `pixels` of each wanted frame; any shape
+    order: np.ndarray  # for each wanted frame, its index in `pixels`; any shape
 
 
 def read_clip(
@@ -83,7 +83,8 @@ def read_clip(
         indices = choose(timestamps.num_frames, timestamps.fps or default_fps)
         wanted = np.unique(indices)
         pixels = _decode_by_pts(path, timestamps, wanted, crop, threads)
-        if cache is not None and file_version(path) != version:  # replaced during the read
+        # Read again, without the cache, if the file was replaced while it was read.
+        if cache is not None and file_version(path) != version:
             return read_clip(path, choose, crop, default_fps=default_fps, threads=threads)
         if pixels is not None:
             return ClipFrames(pixels, np.searchsorted(wanted, indices))
@@ -104,7 +105,7 @@ def read_whole(
             raise DecodeError(f"{path}: no frame decodes")
         if count != expected:
             expected, indices = count, choose(count, fps)
-        # The frames chosen by the wrong count may include all frames chosen by the right count.
+        # If all newly chosen frames have been decoded already, a second pass is not needed.
         if np.isin(indices, wanted).all():
             return ClipFrames(pixels, np.searchsorted(wanted, indices))
     raise DecodeError(f"{path}: the number of frames differs between two decodes")
@@ -132,7 +133,7 @@ def read_timestamps(path: str) -> Timestamps:
     known = np.unique(np.array([time for time in pts if time is not None], np.int64))
     is_complete = len(known) == len(pts)
     fps = header_fps or _mean_rate(known.tolist() if is_complete else dts, tick)
-    # Frames before the first key frame do not all decode, which would shift the frame indices.
+    # If packets come before the first key frame, some may not decode and would shift the indices.
     starts_with_key = first.is_keyframe and first.pts is not None and first.pts <= known[0]
     is_usable = is_complete and not is_synthesised and starts_with_key
     keys = np.unique(np.array(key_pts, np.int64))
@@ -140,7 +141,7 @@ def read_timestamps(path: str) -> Timestamps:
 
 
 def _is_shown(packet: Any, codec: str) -> bool:
-    """Whether a packet gives a frame: it is not empty, nor hidden by an edit list or by VP8."""
+    """Whether a packet is displayed; False if empty, cut by an edit list, or a hidden VP8 frame."""
     if not packet.size or packet.is_discard:
         return False
     # Bit 4 of a VP8 frame is show_frame. Alternate reference frames are not shown.
@@ -148,7 +149,7 @@ def _is_shown(packet: Any, codec: str) -> bool:
 
 
 def has_synthesised_pts(container: Any, stream: Any) -> bool:
-    """Whether FFmpeg synthesises the timestamps in an order that may not be that of the frames."""
+    """Whether FFmpeg synthesises timestamps in decode order, which may not be display order."""
     return container.format.name in _WITHOUT_PTS and stream.codec_context.name in _WITH_B_FRAMES
 
 
@@ -159,7 +160,7 @@ def header_rate(stream: Any) -> float | None:
 
 
 def _mean_rate(times: Sequence[int | None], tick: float) -> float | None:
-    """Frames per second between the first and the last known time, in ticks of `tick` seconds."""
+    """Mean frames per second; `times` are in ticks of `tick` seconds, or None if unknown."""
     known = [(number, time) for number, time in enumerate(times) if time is not None]
     if not known:
         return None
@@ -170,14 +171,15 @@ def _mean_rate(times: Sequence[int | None], tick: float) -> float | None:
 def _decode_by_pts(
     path: str, timestamps: Timestamps, wanted: np.ndarray, crop: CropFn, threads: int
 ) -> np.ndarray | None:
-    """Decode and crop frames; None if they do not all arrive in order.
+    """Decode and crop frames; None if one is missing or out of order.
 
     `wanted` are distinct, sorted frame indices. Decodes from the last key frame before the first
     wanted frame; if that fails, from the start of the video.
     """
     assert timestamps.pts is not None
     pts, keys = timestamps.pts[wanted].tolist(), timestamps.key_pts
-    before = keys[1 : np.searchsorted(keys, pts[0], side="right")]  # the first key needs no seek
+    # Exclude keys[0], the start of the video: it needs no seek.
+    before = keys[1 : np.searchsorted(keys, pts[0], side="right")]
     for key in (*before[-1:].tolist(), None):
         with open_video(path, threads) as (container, stream):
             frames = frames_from(container, stream, pts, key)
@@ -212,7 +214,7 @@ def frames_from(container: Any, stream: Any, wanted: list[int], key: int | None)
         for frame in frames:
             if frame.pts is None:
                 return
-            if must_be_key and frame.pts < start:  # refers to frames before the key frame
+            if must_be_key and frame.pts < start:  # skip leading frames: they need earlier frames
                 continue
             if frame.is_corrupt or (must_be_key and not frame.key_frame):
                 return
@@ -223,9 +225,10 @@ def frames_from(container: Any, stream: Any, wanted: list[int], key: int | None)
 
 
 def _packets_from(container: Any, stream: Any, key: int | None, first: int) -> Iterator[Any]:
-    """Yield all packets, or those after a seek to the timestamp `key`.
+    """Yield all packets or, if `key` is not None, those after a seek to this timestamp.
 
-    After a seek, they start with a key frame at or before `first`; without one, none is yielded.
+    After a seek, the first packet is a key frame at or before `first`. If the seek does not find
+    one, nothing is yielded.
     """
     if key is None:
         yield from demux(container, stream)
@@ -248,7 +251,7 @@ def _packets_from(container: Any, stream: Any, key: int | None, first: int) -> I
 def _keep(
     frames: Iterator[Any], to_rgb: RgbConverter, wanted: list[int], crop: CropFn
 ) -> np.ndarray | None:
-    """Crop the frames with the `wanted` timestamps; None if they do not all arrive in order."""
+    """Crop the frames with the `wanted` timestamps; None if one is missing or out of order."""
     kept = FrameBuffer(len(wanted), crop)
     last = None
     for frame in frames:
@@ -265,7 +268,7 @@ def _keep(
 def _decode_by_number(
     path: str, wanted: np.ndarray, crop: CropFn, threads: int
 ) -> tuple[np.ndarray, int]:
-    """Crop the frames at the distinct, sorted indices `wanted`; also return the frame count."""
+    """Decode all frames; return crops at the sorted indices `wanted`, and the frame count."""
     kept, count = FrameBuffer(len(wanted), crop), 0
     with open_video(path, threads) as (container, stream):
         to_rgb = RgbConverter(stream)
@@ -282,7 +285,8 @@ def count_frames(path: str) -> tuple[int, int]:
     count = 0
     with open_video(path) as (container, stream):
         for frame in decoded_frames(container, stream, errors):
-            display_size(frame.width, frame.height, stream.sample_aspect_ratio)  # raises if invalid
+            # Raise ValueError if the frame size is not allowed.
+            display_size(frame.width, frame.height, stream.sample_aspect_ratio)
             count += 1
     if not count:
         raise DecodeError(f"{path}: no frame decodes")
@@ -367,7 +371,7 @@ def demux(
 
 
 def decoded_frames(container: Any, stream: Any, errors: list[str] | None = None) -> Iterator[Any]:
-    """Yield frames in presentation order; report undecodable packets in `errors`."""
+    """Yield frames in presentation order; append errors of undecodable packets to `errors`."""
     for packet in demux(container, stream):
         try:
             frames = packet.decode()

@@ -23,7 +23,7 @@ def crop_views(frames: ClipFrames, cfg: CfgNode) -> torch.Tensor:
     clips, num_frames = frames.order.shape
     views = _buffers.take((clips, len(positions), 3, num_frames, size, size))
     planes = np.empty((3, 1, *frames.pixels.shape[1:3]), np.float32)
-    for number, frame in enumerate(frames.pixels):  # normalised once for all clips and crops
+    for number, frame in enumerate(frames.pixels):  # normalise once for all clips and crops
         normalize(frame[None], out=planes)
         pixels = planes.transpose(1, 2, 3, 0)
         crops = [test_crop(pixels, position, data)[0] for position in positions]
@@ -34,13 +34,13 @@ def crop_views(frames: ClipFrames, cfg: CfgNode) -> torch.Tensor:
 
 
 class _BufferPool:
-    """Pool of view arrays; reuses the memory of an array that is no longer referenced.
+    """Pool of arrays for views; the memory of an array is reused once nothing refers to the array.
 
-    The views of a video take hundreds of megabytes. Allocating the memory takes as long as filling
-    it; on a virtual machine, several times as long.
+    The views of a video take hundreds of megabytes. Allocating this memory takes as long as
+    filling it, or several times as long on a virtual machine.
     """
 
-    BUFFERS = 2  # the caller uses one array while the other is filled
+    BUFFERS = 2  # one array is filled while the caller uses the other
 
     def __init__(self) -> None:
         self._buffers = [np.empty(0, np.float32)] * self.BUFFERS

@@ -62,7 +62,7 @@ def broadcast_from_rank0(make: Callable[[], T]) -> T:
     if rank() == 0:
         try:
             result_and_error[0] = make()
-        except ValueError as error:  # bad input; other errors end rank 0 and the run
+        except ValueError as error:  # bad input: raised on all ranks below
             result_and_error[1] = error
     buffer = io.BytesIO()
     pickler = _TensorPickler(buffer)

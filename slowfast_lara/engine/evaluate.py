@@ -22,13 +22,14 @@ from torch.utils.data import DataLoader
 from slowfast_lara.data.bad_videos import Failure
 from slowfast_lara.data.dataset import VideoDataset, VideoViews
 from slowfast_lara.data.loader import TestVideos
+from slowfast_lara.engine.batch_copies import BatchCopies
 from slowfast_lara.engine.distributed import all_gather, all_reduce_sum, barrier, rank, unwrap_ddp
 from slowfast_lara.engine.metrics import metrics, per_class, score_loss
 from slowfast_lara.engine.score_files import ScoreFiles, VideoResult, scores_fingerprint
 from slowfast_lara.engine.signals import StopRequest
-from slowfast_lara.errors import RunError, Stopped
+from slowfast_lara.errors import RunError, Stopped, counted
 from slowfast_lara.files import atomic_write, write_json
-from slowfast_lara.inference.scoring import autocast, score_views, to_device
+from slowfast_lara.inference.scoring import autocast, score_views
 from slowfast_lara.labels import Label, LabelKind, label_kind, top_actions, top_classes
 from slowfast_lara.models.build import device_of
 from slowfast_lara.progress import progress_bar
@@ -61,13 +62,14 @@ def validate(
     device, kind = device_of(cfg), label_kind(cfg)
     scores, labels = [torch.empty(0, kind.num_classes, device=device)], []
     indices, failures = [torch.empty(0, dtype=torch.int64)], []
+    copies = BatchCopies(cfg, device)
     for batch in stop.batches(loader):
         if stop.requested:
             break
         failures += batch.failures
         if batch.clips:
             with autocast(cfg, device):
-                scores.append(model([to_device(clip, device) for clip in batch.clips]).float())
+                scores.append(model(copies(batch)[0]).float())
             labels.append(batch.labels)
             indices.append(batch.indices)
     model.train()
@@ -91,7 +93,7 @@ def validate(
 def _validation_stats(
     scores: Tensor, labels: list[Tensor], failures: list[Failure], kind: LabelKind
 ) -> dict[str, Any]:
-    """Metrics of the validation; accuracies become errors, as in PySlowFast's log."""
+    """Validation metrics; accuracies are converted to error rates, as in PySlowFast's log."""
     if not len(scores):
         raise _nothing_scored("validation", failures)
     all_labels = torch.cat(labels)
@@ -112,7 +114,7 @@ def _validation_stats(
 def _nothing_scored(split: str, failures: Sequence[Failure]) -> RunError:
     first = failures[0]
     return RunError(
-        f"none of the {len(failures)} {split} videos could be scored; the first: "
+        f"none of {counted(len(failures), f'{split} video')} could be scored; first failure: "
         f"{first.path}: {first.reason}"
     )
 
@@ -150,7 +152,7 @@ def run_test(
     if stopped:
         raise Stopped(
             f"stopped by {stop.signal_name or 'a signal to another process'}; {num_done:.0f} of "
-            f"{len(dataset)} videos are scored; the same command resumes the test"
+            f"{counted(len(dataset), 'video')} scored; the same command resumes the test"
         )
     by_rank = all_gather(results)
     if rank() == 0:
@@ -172,10 +174,10 @@ def _resume_test(files: ScoreFiles, loader: DataLoader) -> list[VideoResult]:
     done = {index for indices, _ in by_rank for index in indices}
     if any(others for _, others in by_rank):
         logger.warning(
-            "Removing scores of an interrupted test that had other weights, list, config or version"
+            "Removing scores of an interrupted test with different weights, list, config or version"
         )
     if done:
-        logger.info("Resuming a test: %d videos are already scored", len(done))
+        logger.info("Resuming a test: %s already scored", counted(len(done), "video"))
     cast(TestVideos, loader.sampler).leave_out(done)
     on_lower_ranks = {index for indices, _ in by_rank[: rank()] for index in indices}
     return [result for index, result in found.items() if index not in on_lower_ranks]
@@ -241,26 +243,27 @@ def _write_results(
 
 
 def _log_summary(summary: dict[str, float], checkpoint: str, num_classes: int) -> None:
-    """Log the results of a test in one line; omit top-5 if at most five classes make it 100 %."""
-    found = ", ".join(
+    """Log the results of a test in one line; omit top-5 (always 100 %) for at most five classes."""
+    results = ", ".join(
         f"{name.removesuffix(' accuracy')} {summary[key]:.2f} %"
         for key, name in TEST_METRICS.items()
         if key in summary and (num_classes > 5 or "top5" not in key)
     )
     num_failed = summary["num_failed"]
-    failed_text = f"; {num_failed} videos failed" if num_failed else ""
-    logger.info(f"Test of {checkpoint}: {found} on {summary['num_videos']} videos{failed_text}")
+    failed_text = f"; {num_failed} failed" if num_failed else ""
+    videos = counted(int(summary["num_videos"]), "video")
+    logger.info(f"Test of {checkpoint}: {results} on {videos}{failed_text}")
 
 
 def _labelled(label: Label, kind: LabelKind, names: Sequence[str] | None) -> dict[str, Any]:
-    """A label and, if the class names are known, its name."""
+    """Entries `label` and, if class names are known, `label_name` of a video's result."""
     return {"label": label} | ({"label_name": kind.name_of(label, names)} if names else {})
 
 
 def _ranking(
     scores: Tensor, label: Label, kind: LabelKind, names: Sequence[str] | None
 ) -> dict[str, Any]:
-    """Label and best five classes of a video, with scores; for verb and noun, also of each part."""
+    """Label, top-5 classes and their scores; for actions, also those of the verb and the noun."""
     if kind.is_pair:
         pairs, values = top_actions(scores, kind)
         best: list[Label] = [(verb, noun) for verb, noun in pairs.tolist()]

@@ -16,13 +16,15 @@ from slowfast_lara.data.dataset import MODES
 from slowfast_lara.data.epickitchens import annotation_files
 from slowfast_lara.data.ssv2 import PREFIX
 from slowfast_lara.files import check_regular_file
+from slowfast_lara.models.build import device_of
+from slowfast_lara.models.numerics import autocast_dtype
 from slowfast_lara.user_code import imported
 
 # Config keys that may differ between nodes, because they do not affect the results.
 MAY_DIFFER = ("SHARD_ID", "DATA_LOADER.NUM_WORKERS", "DATA_LOADER.PIN_MEMORY", "IMPORTS")
 _SSV2 = (f"{PREFIX}{name}.json" for name in ("labels", "train", "validation"))
 LISTS = ("train.csv", "val.csv", "test.csv", *_SSV2)
-MAX_NAMED = 8  # differences that an error lists
+MAX_NAMED = 8  # largest number of differences in an error message
 
 
 def run_fingerprint(cfg: CfgNode, world_size: int) -> dict[str, str]:
@@ -34,6 +36,8 @@ def run_fingerprint(cfg: CfgNode, world_size: int) -> dict[str, str]:
         "torch": torch.__version__,
         "pyslowfast": metadata.version("pyslowfast"),
         **{key: repr(get_value(cfg, key)) for key in all_keys() if key not in MAY_DIFFER},
+        # With SOLVER.PRECISION auto, the dtype depends on the GPU of a rank.
+        "the autocast dtype": str(autocast_dtype(cfg, device_of(cfg))),
         **{name: _list_hash(Path(cfg.DATA.PATH_TO_DATA_DIR, name)) for name in LISTS},
         **{
             f"the annotations for {mode}": " ".join(map(_list_hash, annotation_files(cfg, mode)))
@@ -78,7 +82,7 @@ def _list_hash(path: str | Path) -> str:
     try:
         check_regular_file(path)
         content = Path(path).read_bytes()
-    except OSError as error:  # not an error here: the loader raises one if it needs the file
+    except OSError as error:  # the loader raises an error if it needs the file
         return f"unreadable ({error.strerror})"
     lines = content.count(b"\n")
     return f"{lines} lines ({hashlib.sha256(content).hexdigest()[:12]})"

@@ -8,28 +8,65 @@ rank. If that counter stops, the rank reports the next rank as lost to all ranks
 Calls to the store have no reliable timeout: they block while the machine of the store is
 unreachable or its process is suspended. A watchdog thread checks that the calls return.
 
+A rank that fails writes its error to the store. The other ranks notice the lost connection, read
+the error and report it, so that the log of every node has it. Rank 0 serves the store, so it exits
+only after the other ranks have read the error.
+
 The heartbeat and the watchdog threads count their own periods, not seconds. Suspending and
 continuing a whole job therefore does not look like a lost rank.
 """
 
 from __future__ import annotations
 
+import contextlib
 import threading
+import time
 from collections.abc import Callable
 
 import torch.distributed as dist
 
 from slowfast_lara.engine.shutdown import end_process
 from slowfast_lara.engine.signals import StopRequest
-from slowfast_lara.errors import FAILED, print_error
+from slowfast_lara.errors import FAILED, RunError, Stopped, UserError, first_line, print_error
 
 PERIOD = 3.0  # seconds
-# A loss is detected after 7 periods, and all ranks read it at most 2 periods later: within 30 s.
+# A lost rank is detected after 7 periods. All ranks read the report at most 2 periods later, so
+# within 30 s of the loss.
 MISSED_BEATS = 7
 STORE = "the TCP store of the run"
+# If rank 0 fails, it waits this long for the other ranks, which read its error at their next beat.
+READ_PERIODS = 3
 
 
-class Heartbeat:
+class Watchdog:
+    """A thread that ends this process when calls to the store do not return."""
+
+    def __init__(self, name: str) -> None:
+        self._name, self._calls = name, 0
+        self._stopped = threading.Event()
+        threading.Thread(target=self._watch, name="watchdog", daemon=True).start()
+
+    def mark_alive(self) -> None:
+        """Record that a call to the store returned."""
+        self._calls += 1
+
+    def stop(self) -> None:
+        self._stopped.set()
+
+    def end_process(self, lost: str) -> None:
+        print_error(f"{self._name} exits: lost {lost}")
+        end_process(FAILED)
+
+    def _watch(self) -> None:
+        last, missed = self._calls, 0
+        while missed < MISSED_BEATS:
+            if self._stopped.wait(PERIOD):
+                return
+            last, missed = self._calls, missed + 1 if self._calls == last else 0
+        self.end_process(STORE)
+
+
+class Heartbeat(Watchdog):
     """Ends this process when another rank or the store is lost; shares stop requests.
 
     The training loop also exchanges stop requests, once per batch. That is not enough, because a
@@ -40,15 +77,12 @@ class Heartbeat:
 
     def __init__(self, rank: int, world_size: int, stop: StopRequest) -> None:
         self._rank, self._peer = rank, (rank + 1) % world_size
+        self._world_size = world_size
+        self._failure = ""  # error of this rank, or of the first failed rank
+        self._ending = False  # whether the main thread is reporting an error
         self._stop_request = stop
-        self._calls = 0
         self._peer_count, self._missed = 0, 0
-        self._stopped = threading.Event()
-        threading.Thread(target=self._watch_calls, name="watchdog", daemon=True).start()
-
-    def mark_alive(self) -> None:
-        """Record that a call to the store returned."""
-        self._calls += 1
+        super().__init__(f"rank {rank}")
 
     def start(self, store: dist.Store, on_beat: Callable[[], None]) -> None:
         """Start the heartbeat thread, which calls `on_beat` in every period.
@@ -60,29 +94,72 @@ class Heartbeat:
         self._thread = threading.Thread(target=self._run, name="heartbeat", daemon=True)
         self._thread.start()
 
+    def poll(self) -> None:
+        """While waiting for other ranks: mark this rank as alive; raise Stopped after a signal."""
+        self.mark_alive()
+        if self._stop_request.requested:
+            raise Stopped("stopped by a signal before all ranks joined; nothing was written")
+
     def stop(self) -> None:
         """Stop both threads; call this before the process group is destroyed."""
-        self._stopped.set()
+        super().stop()
         # Python aborts if it exits while another thread is inside PyTorch.
         self._thread.join(timeout=10)
 
-    def _watch_calls(self) -> None:
-        last, missed = self._calls, 0
-        while missed < MISSED_BEATS:
-            if self._stopped.wait(PERIOD):
-                return
-            last, missed = self._calls, missed + 1 if self._calls == last else 0
-        self._end_process(STORE)
+    def share_failure(self, error: Exception) -> None:
+        """Write this rank's error to the store for all ranks, unless another rank failed first."""
+        self._ending = True
+        kind = "" if isinstance(error, UserError) else f"{type(error).__name__}: "
+        text = kind + (first_line(error) if kind else str(error))
+        with contextlib.suppress(RuntimeError):  # raised if the store is lost
+            if self._store.add("failures", 1) == 1:
+                self._store.set("failure", f"rank {self._rank} failed: {text}")
+            self._know_failure(text)
+            self._wait_for_readers()
+
+    def other_failure(self) -> RunError | None:
+        """The error that another rank has written to the store; None if there is none."""
+        self._ending = True
+        with contextlib.suppress(RuntimeError):
+            self._read_failure()
+            self._wait_for_readers()
+        return RunError(self._failure) if self._failure else None
+
+    def _read_failure(self) -> None:
+        if not self._failure and self._store.check(["failure"]):
+            self._know_failure(self._store.get("failure").decode())
+
+    def _know_failure(self, failure: str) -> None:
+        if not self._failure:
+            self._failure = failure
+            self._store.add("readers", 1)
+
+    def _wait_for_readers(self) -> None:
+        """On rank 0, which serves the store, wait until all ranks have read the failure."""
+        deadline = time.monotonic() + READ_PERIODS * PERIOD
+        while self._rank == 0 and self._failure and time.monotonic() < deadline:
+            if self._store.add("readers", 0) >= self._world_size:
+                break
+            time.sleep(0.05)
 
     def _run(self) -> None:
+        periods = 0  # number of periods since `_failure` was set
         while not self._stopped.wait(PERIOD):
             try:
                 lost = self._beat()
             except RuntimeError:
                 lost = STORE
             # In a regular shutdown, rank 0 may close the store just before this rank calls `stop`.
-            if lost and not self._stopped.wait(1.0):
-                self._end_process(lost)
+            if lost and self._stopped.wait(1.0):
+                return
+            # Usually the main thread notices the lost connection and reports the failure. In a test
+            # or with NCCL it may not notice; on rank 0 it may first finish a checkpoint.
+            periods += bool(self._failure)
+            too_late = periods > (MISSED_BEATS if self._rank == 0 else 1)
+            if self._ending:  # the main thread ends the process, or else the watchdog does
+                return
+            if lost or too_late:
+                self.end_process(lost)
 
     def _beat(self) -> str:
         """Increment this rank's counter and check the next rank's; return the lost rank, or ""."""
@@ -95,10 +172,13 @@ class Heartbeat:
         lost = self._store.add("lost", 0)
         if self._store.add("stop requests", int(self._stop_request.requested)):
             self._stop_request.request("a signal to another process")
+        self._read_failure()
         self._on_beat()
         self.mark_alive()
         return f"rank {lost - 1}" if lost else ""
 
-    def _end_process(self, lost: str) -> None:
-        print_error(f"rank {self._rank} exits: lost {lost}")
-        end_process(FAILED)
+    def end_process(self, lost: str) -> None:
+        if self._failure:
+            print_error(self._failure)
+            end_process(FAILED)
+        super().end_process(lost)

@@ -8,6 +8,7 @@ over the ranks, checks and logs them (see `train`).
 
 from __future__ import annotations
 
+import logging
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -20,6 +21,11 @@ from slowfast_lara.engine.distributed import all_gather, all_reduce_sum, world_s
 from slowfast_lara.engine.optimizer import lr_at
 from slowfast_lara.errors import RunError
 from slowfast_lara.runs.checkpoint import TrainingPosition
+
+logger = logging.getLogger(__name__)
+
+# The loss scale of float16 starts at 65536 and is halved at every skipped step.
+LOW_LOSS_SCALE, COLLAPSED_LOSS_SCALE = 1.0, 2.0**-16
 
 
 @dataclass(frozen=True)
@@ -35,7 +41,7 @@ class Iteration:
 
     @property
     def ends_group(self) -> bool:
-        """Whether the optimiser steps after this batch."""
+        """Whether an optimiser step follows this batch."""
         return self.batch + 1 == self.group_start + self.group_size
 
     @property
@@ -78,7 +84,7 @@ class AsyncScalars:
             self._copied.record()
 
     def read(self) -> list[float]:
-        """Wait for the copy and return the values."""
+        """Wait until the copy to the host is complete; return the values."""
         if self._copied is not None:
             self._copied.synchronize()
         return self._host.tolist()
@@ -89,15 +95,15 @@ class PendingIteration:
     """An iteration that is queued on the device and whose metrics the host has not read yet."""
 
     iteration: Iteration
-    metrics: AsyncScalars  # loss, gradient norm, counts of `metrics.count_correct`
+    metrics: AsyncScalars  # loss, gradient norm, loss scale, counts of `metrics.count_correct`
     indices: list[int]  # indices of the videos of the batch
     group_indices: list[int]  # indices of the videos of the group, including this batch
-    times: dict[str, float]  # durations in seconds, by their keys in the log
+    times: dict[str, float]  # log key -> duration in seconds
 
 
 @dataclass(frozen=True)
 class ExchangedTotals:
-    """Sums over all ranks."""
+    """Metrics and batch states after `exchange`, summed over all ranks."""
 
     # Sums for the pending iteration; 0 if no iteration is pending.
     loss: float
@@ -112,7 +118,7 @@ class ExchangedTotals:
     correct: list[float] = field(kw_only=True)
 
     def mean_metrics(self, names: Sequence[str]) -> dict[str, float]:
-        """Return the mean loss and the errors in percent, by their keys in the log.
+        """Return the mean loss and the errors in percent as {log key: value}.
 
         `names` are the names of the counts in `correct`.
         """
@@ -131,7 +137,7 @@ def exchange(
     This is a collective. If a rank fails before it gets here, its connections close, and the other
     ranks raise an error here.
     """
-    loss, grad_norm, *correct = pending.metrics.read() if pending else [0.0] * 2
+    loss, grad_norm, _, *correct = pending.metrics.read() if pending else [0.0] * 3
     finite_loss = math.isfinite(loss)
     local = [
         loss if finite_loss else 0.0,
@@ -173,3 +179,24 @@ def check_finite(
         f"the {name} is not finite at {pending.iteration}: {details}. "
         "The last checkpoint is unchanged."
     )
+
+
+class LossScaleCheck:
+    """Reports a collapse of the loss scale; all ranks have the same scale and raise together."""
+
+    def __init__(self) -> None:
+        self._is_low = False
+
+    def __call__(self, pending: PendingIteration) -> None:
+        """Warn if the loss scale is low (LOW_LOSS_SCALE); raise RunError if it has collapsed."""
+        scale = pending.metrics.read()[2]
+        if scale < COLLAPSED_LOSS_SCALE:
+            raise RunError(
+                f"the loss scale fell to {scale:g} at {pending.iteration}: the gradients overflow "
+                "in float16, and optimiser steps are skipped; set SOLVER.PRECISION bfloat16 or "
+                "SOLVER.USE_MIXED_PRECISION False, or lower SOLVER.BASE_LR"
+            )
+        if scale < LOW_LOSS_SCALE and not self._is_low:
+            where = pending.iteration
+            logger.warning("Low loss scale %g at %s: float16 gradients overflow", scale, where)
+        self._is_low = scale < LOW_LOSS_SCALE

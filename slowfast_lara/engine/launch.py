@@ -21,7 +21,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from multiprocessing.connection import wait
 from multiprocessing.process import BaseProcess
@@ -35,19 +35,28 @@ from fvcore.common.config import CfgNode
 from slowfast_lara.config import check_machine, load_config
 from slowfast_lara.engine.fingerprint import run_fingerprint
 from slowfast_lara.engine.heartbeat import Heartbeat
-from slowfast_lara.engine.rendezvous import RankInfo, join_run
+from slowfast_lara.engine.interfaces import choose_interface
+from slowfast_lara.engine.rendezvous import RankInfo, join_run, rendezvous_timeout
+from slowfast_lara.engine.restarts import POLL_SECONDS, Outcome, run_with_restarts
 from slowfast_lara.engine.shutdown import end_process, friendly_errors
 from slowfast_lara.engine.signals import StopRequest, ignore_signals
 from slowfast_lara.errors import (
+    BAD_INPUT,
     DONE,
     FAILED,
+    INTERRUPTED,
+    JOINED,
     LAUNCH_DIR,
+    STOPPED,
     ConfigError,
+    ConnectionLost,
     InputError,
     RunError,
+    Stopped,
     UserError,
     first_line,
     print_error,
+    reported_error,
     run_with_exit_code,
 )
 from slowfast_lara.user_code import import_user_code
@@ -55,7 +64,8 @@ from slowfast_lara.user_code import import_user_code
 RunFunction = Callable[[CfgNode, StopRequest], None]
 
 DEFAULT_INIT_METHOD = "tcp://localhost:9999"
-RENDEZVOUS_SECONDS = 300
+# Exit codes after which a run is not restarted.
+FINAL = (BAD_INPUT, STOPPED, INTERRUPTED)
 # After one process has failed, the other processes have this long to exit; then they are killed.
 GRACE_SECONDS = 30
 # torchrun sets these variables in every process that it starts.
@@ -92,16 +102,18 @@ def launch(run: RunFunction, cfg: CfgNode, init_method: str | None = None) -> in
     if under_torchrun():
         rank, world_size, local_rank = (int(os.environ[name]) for name in _TORCHRUN[:3])
         host, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
-        return run_process(run, cfg, RankInfo(rank, world_size, local_rank, host, port))
-    per_node = max(1, cfg.NUM_GPUS)
-    if per_node * cfg.NUM_SHARDS == 1:
+        agent_store = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
+        info = RankInfo(rank, world_size, local_rank, host, port, agent_store)
+        return run_process(run, cfg, info)
+    per_node, restarts = max(1, cfg.NUM_GPUS), cfg.TRAIN.MAX_RESTARTS
+    if per_node * cfg.NUM_SHARDS == 1 and not restarts:
         return run_process(run, cfg)
     if init_method is None and cfg.NUM_SHARDS == 1:
         host, port = "localhost", _free_port()
     else:
         host, port = _parse_address(init_method or DEFAULT_INIT_METHOD)
     info = RankInfo(cfg.SHARD_ID * per_node, per_node * cfg.NUM_SHARDS, 0, host, port)
-    if per_node == 1:
+    if per_node == 1 and not restarts:
         return run_process(run, cfg, info)
     return spawn(run, cfg, info, per_node)
 
@@ -123,54 +135,87 @@ def _free_port() -> int:
 
 
 def spawn(run: RunFunction, cfg: CfgNode, first: RankInfo, processes: int) -> int:
-    """Start the processes of this node, wait for them, and return the exit code.
+    """Run the ranks of this node, with up to TRAIN.MAX_RESTARTS restarts; return the exit code.
 
     `first` describes the first rank of this node.
     """
+    first = replace(first, launcher_store=cfg.TRAIN.MAX_RESTARTS > 0 and cfg.NUM_SHARDS > 1)
+    infos = [replace(first, rank=first.rank + i, local_rank=i) for i in range(processes)]
     context = multiprocessing.get_context("spawn")
     start_method = multiprocessing.get_start_method()
-    with tempfile.TemporaryDirectory() as folder:
-        infos = [replace(first, rank=first.rank + i, local_rank=i) for i in range(processes)]
-        children = [
-            context.Process(target=_run_child, args=(run, cfg, info, start_method, folder))
-            for info in infos
-        ]
-        for child in children:
-            child.start()
+    children: dict[int, BaseProcess] = {}  # rank -> process
 
-        def forward_signal() -> None:
-            for child in children:
-                child.terminate()
+    def forward_signal() -> None:  # called in the signal thread
+        for child in list(children.values()):
+            child.terminate()
 
-        StopRequest().listen(forward_signal)
-        code = _wait_for(children)
-    atexit.register(ignore_signals)
-    return code
+    stop = StopRequest()
+
+    def run_ranks(exchange: Callable[[bool], bool]) -> Outcome:
+        with tempfile.TemporaryDirectory() as folder:
+            for info in infos:
+                arguments = (run, cfg, info, start_method, folder)
+                child = context.Process(target=_run_child, args=arguments)
+                child.start()
+                children[info.rank] = child
+            if stop.requested:  # the signal arrived before the children started
+                forward_signal()
+            outcome = _wait_for(children, folder, exchange)
+            joined = _have_joined(folder)
+        return replace(outcome, joined=joined, final=outcome.code in FINAL or stop.requested)
+
+    stop.listen(forward_signal)
+    try:
+        if cfg.TRAIN.MAX_RESTARTS:
+            return run_with_restarts(run_ranks, cfg, first.host, first.port)
+        return run_ranks(lambda failed: failed).code
+    finally:
+        for child in children.values():  # still running if the launcher failed
+            child.kill()
+        atexit.register(ignore_signals)
 
 
-def _wait_for(children: Sequence[BaseProcess]) -> int:
-    """Wait for all children; return the exit code of the first that fails, or DONE.
+def _wait_for(
+    children: Mapping[int, BaseProcess], folder: str, exchange: Callable[[bool], bool]
+) -> Outcome:
+    """Wait for all children; return the outcome of the first failed child, else `Outcome(DONE)`.
 
-    GRACE_SECONDS after the first failure, the children that still run are killed.
+    An exit code in FINAL takes precedence over other failures.
+
+    GRACE_SECONDS after the first failure on any node, the children that are still running are
+    killed. See `restarts.RunRanks` for `exchange`.
     """
-    code: int = DONE
+    outcome = Outcome(DONE)
     deadline: float | None = None
-    alive = list(children)
+    alive = dict(children)
     while alive:
-        timeout = None if deadline is None else max(0.0, deadline - time.monotonic())
-        wait([child.sentinel for child in alive], timeout=timeout)
-        for child in [child for child in alive if not child.is_alive()]:
-            alive.remove(child)
-            if child.exitcode and code == DONE:
-                code, deadline = child.exitcode, time.monotonic() + GRACE_SECONDS
-                if code < 0:
-                    name = signal.Signals(-code).name
-                    print_error(f"local rank {children.index(child)} was killed by {name}")
-                    code = FAILED
-        if deadline is not None and time.monotonic() >= deadline:
-            for child in alive:
-                child.kill()
-    return code
+        wait([child.sentinel for child in alive.values()], timeout=POLL_SECONDS)
+        for rank, child in [(rank, it) for rank, it in alive.items() if not it.is_alive()]:
+            del alive[rank]
+            # If a rank exits because of bad input, the other ranks fail too, and may exit first.
+            if child.exitcode in FINAL or (child.exitcode and outcome.code == DONE):
+                outcome = outcome if outcome.code in FINAL else _failure(rank, child, folder)
+        failed = outcome.code != DONE
+        if exchange(failed and _have_joined(folder)) or failed:
+            deadline = deadline or time.monotonic() + GRACE_SECONDS
+            if time.monotonic() >= deadline:
+                for child in alive.values():
+                    child.kill()
+    return outcome
+
+
+def _have_joined(folder: str) -> bool:
+    """Whether the ranks that use the launch folder have completed the rendezvous."""
+    return os.path.exists(os.path.join(folder, JOINED))
+
+
+def _failure(rank: int, child: BaseProcess, folder: str) -> Outcome:
+    code = child.exitcode or FAILED
+    if code < 0:
+        reason = f"rank {rank} was killed by {signal.Signals(-code).name}"
+        print_error(reason)
+        return Outcome(FAILED, reason)
+    return Outcome(code, f"rank {rank}: {reported_error(folder, child.pid)}")
 
 
 def _run_child(
@@ -181,7 +226,8 @@ def _run_child(
     # which DataLoader workers then use.
     multiprocessing.set_start_method(start_method, force=True)
     threading.Thread(target=_end_with_parent, daemon=True).start()
-    sys.exit(run_with_exit_code(import_user_code) or run_process(run, cfg, info))
+    rank = info if info.world_size > 1 else None
+    sys.exit(run_with_exit_code(import_user_code) or run_process(run, cfg, rank))
 
 
 def _end_with_parent() -> None:
@@ -217,7 +263,7 @@ def run_process(run: RunFunction, cfg: CfgNode, info: RankInfo | None = None) ->
     code = run_with_exit_code(work, os_error=FAILED)
     if code != DONE and (info is not None or multiprocessing.active_children()):
         end_process(code)
-    # At exit, Python would wait for hanging workers without handling signals.
+    # At exit, Python would wait for hanging DataLoader workers and ignore signals.
     for worker in multiprocessing.active_children():
         worker.kill()
     atexit.register(ignore_signals)
@@ -226,8 +272,17 @@ def run_process(run: RunFunction, cfg: CfgNode, info: RankInfo | None = None) ->
 
 def _run_rank(run: RunFunction, cfg: CfgNode, info: RankInfo, stop: StopRequest) -> None:
     heartbeat = _init_process_group(cfg, info, stop)
-    run(cfg, stop)
-    dist.barrier()
+    try:
+        with friendly_errors():
+            run(cfg, stop)
+            dist.barrier()
+    except Stopped:
+        raise
+    except ConnectionLost as error:
+        raise heartbeat.other_failure() or error from None
+    except Exception as error:
+        heartbeat.share_failure(error)
+        raise
     heartbeat.stop()
     dist.destroy_process_group()
 
@@ -237,7 +292,9 @@ def _init_process_group(cfg: CfgNode, info: RankInfo, stop: StopRequest) -> Hear
     if cfg.NUM_GPUS > 0:
         torch.cuda.set_device(info.local_rank)
         backend = f"cpu:gloo,cuda:{cfg.DIST_BACKEND}"
-    timeout = min(cfg.DIST_TIMEOUT, RENDEZVOUS_SECONDS)
+    if cfg.NUM_SHARDS > 1:
+        choose_interface(info.host)
+    timeout = rendezvous_timeout(cfg)
     fingerprint = run_fingerprint(cfg, info.world_size)
     heartbeat = Heartbeat(info.rank, info.world_size, stop)
     try:

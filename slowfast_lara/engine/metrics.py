@@ -47,7 +47,7 @@ def accuracy_names(kind: LabelKind) -> list[str]:
 
 
 def main_metric(stats: Mapping[str, Any]) -> tuple[str, float]:
-    """The metric by which checkpoints are compared: its name, and its error in percent."""
+    """Name and error in percent of the metric that decides which checkpoint is best."""
     if "map" in stats:
         return "mAP", 100.0 - float(stats["map"])
     if "action_top1_err" in stats:
@@ -56,7 +56,7 @@ def main_metric(stats: Mapping[str, Any]) -> tuple[str, float]:
 
 
 def correct_ranks(scores: Tensor, labels: Tensor, kind: LabelKind) -> dict[str, Tensor]:
-    """For each part of the label, whether the class at rank 1 to 5 is correct: bool [B, 5]."""
+    """Whether each top-5 class is correct: bool [B, 5]; for actions, also for verb and noun."""
     if not kind.is_pair:
         return {"": top_classes(scores) == labels[:, None]}
     parts = kind.split(scores)
@@ -108,7 +108,9 @@ def average_precisions(scores: np.ndarray, labels: np.ndarray) -> dict[int, floa
 def per_class(
     scores: Tensor, labels: Tensor, kind: LabelKind, names: Sequence[str] | None
 ) -> dict[str, Any]:
-    """Accuracy or average precision, and number of videos, by class; for pairs, by part and class.
+    """Per class: top-1 accuracy or average precision, and number of videos.
+
+    For (verb, noun) labels, the result has one such table for verbs and one for nouns.
 
     `names` has a name for each score; if it is None, the result has no names.
     """

@@ -5,10 +5,10 @@ rectangle of one clip by that of another clip, at the same position in all frame
 clips, clip i is mixed with clip B - 1 - i. All clips of a batch are mixed with the same random
 numbers, drawn on the host from the batch's seed, so that the host does not wait for the device.
 
-The loss is the mean of the losses for the two labels, weighted by the shares of the two clips. This
-equals the loss for the mixed label, with or without label smoothing, because (binary) cross-entropy
-is linear in the label. A prediction counts as correct if it is the label of the clip
-with the larger share, so that the training accuracy can reach 100 %.
+The loss is the mean of the losses for the two labels, weighted by the mixing weights. This equals
+the loss for the mixed label, with or without label smoothing, because (binary) cross-entropy is
+linear in the label. A prediction counts as correct if it is the label of the clip with the larger
+weight, so that the training accuracy can reach 100 %.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from torch import Tensor
 
 
 class Mix(NamedTuple):
-    """Share of the original clip, and for CutMix the rectangle taken from the other clip."""
+    """Mixing weight of the original clip; for CutMix, the rectangle taken from the other clip."""
 
     own: float = 1.0
     cut: tuple[int, int, int, int] | None = None  # top, bottom, left, right
@@ -34,7 +34,7 @@ NOT_MIXED = Mix()
 
 
 def draw_mix(mixup: CfgNode, height: int, width: int, seed: int) -> Mix:
-    """Draw how a batch of clips of this frame size is mixed; `mixup` is the config node MIXUP."""
+    """Draw the mixing weight and rectangle for a batch; `mixup` is the config node MIXUP."""
     rng = np.random.default_rng(seed)
     if not mixup.ENABLE or rng.random() >= mixup.PROB:
         return NOT_MIXED
@@ -51,7 +51,7 @@ def _draw_cut(own: float, height: int, width: int, rng: np.random.Generator) -> 
     top, left = int(rng.integers(height)) - rows // 2, int(rng.integers(width)) - columns // 2
     bottom, right = min(top + rows, height), min(left + columns, width)
     top, left = max(top, 0), max(left, 0)
-    # Recompute the share of the original clip: it has grown if the rectangle was cropped.
+    # A rectangle cropped at the frame's border is smaller: recompute the original clip's weight.
     own = 1 - (bottom - top) * (right - left) / (height * width)
     return Mix(own, (top, bottom, left, right))
 
@@ -77,5 +77,5 @@ def mixed_loss(loss: Callable[[Tensor], Tensor], labels: Tensor, mix: Mix) -> Te
 
 
 def main_labels(labels: Tensor, mix: Mix) -> Tensor:
-    """Return, for each mixed clip, the label with the larger share."""
+    """Return, for each mixed clip, the label with the larger mixing weight."""
     return labels if mix.own >= 0.5 else labels.flip(0)

@@ -20,6 +20,8 @@ from slowfast.utils import lr_policy
 from torch import Tensor, nn
 
 from slowfast_lara.errors import ConfigError
+from slowfast_lara.models.build import device_of
+from slowfast_lara.models.numerics import autocast_dtype
 
 _SGD_STATE = {"momentum_buffer"}
 _ADAM_STATE = {"step", "exp_avg", "exp_avg_sq"}
@@ -45,7 +47,8 @@ def build_optimizer(model: nn.Module, cfg: CfgNode) -> torch.optim.Optimizer:
 
 def scales_loss(cfg: CfgNode) -> bool:
     """Whether the loss is scaled, so that small gradients do not underflow in float16."""
-    return cfg.SOLVER.USE_MIXED_PRECISION and cfg.SOLVER.PRECISION == "float16"
+    mixed = cfg.SOLVER.USE_MIXED_PRECISION
+    return mixed and autocast_dtype(cfg, device_of(cfg)) == torch.float16
 
 
 def load_optimizer(optimizer: torch.optim.Optimizer, state: dict[str, Any]) -> None:
@@ -67,9 +70,10 @@ def _check_parameter_state(state: dict[str, Any], parameter: Tensor, expected: s
     if state and state.keys() != expected:
         raise ValueError(f"expected {sorted(expected)}, got {sorted(map(str, state))}")
     for name, value in state.items():
-        if value is None and name == "momentum_buffer":  # SGD without momentum
+        # SGD without momentum saves None; old PyTorch versions saved `step` as a number.
+        if value is None and name == "momentum_buffer":
             continue
-        if isinstance(value, (int, float)) and name == "step":  # as in old versions of PyTorch
+        if isinstance(value, (int, float)) and name == "step":
             continue
         shape = parameter.shape if name != "step" else torch.Size()
         if not isinstance(value, Tensor) or value.shape != shape:

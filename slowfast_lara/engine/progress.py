@@ -28,6 +28,7 @@ from slowfast_lara.data.transforms import pixels_of
 from slowfast_lara.engine.distributed import rank
 from slowfast_lara.engine.iteration import PendingIteration
 from slowfast_lara.engine.metrics import main_metric
+from slowfast_lara.engine.throughput import Throughput
 from slowfast_lara.engine.wandb_run import start_wandb
 from slowfast_lara.labels import label_kind
 from slowfast_lara.progress import progress_bar
@@ -39,8 +40,10 @@ T = TypeVar("T")
 class TrainProgress:
     """Mean loss, errors and times over the last LOG_PERIOD batches and over the epoch."""
 
-    def __init__(self, cfg: CfgNode, epoch_batches: int, accuracies: Sequence[str]) -> None:
-        self._cfg, self._epoch_batches = cfg, epoch_batches
+    def __init__(
+        self, cfg: CfgNode, epoch_batches: int, accuracies: Sequence[str], throughput: Throughput
+    ) -> None:
+        self._cfg, self._epoch_batches, self._throughput = cfg, epoch_batches, throughput
         self._errors = [f"{name}_err" for name in accuracies]
         self._data_seconds = 0.0
         self._summary: list[str] = []  # results of the current epoch
@@ -89,7 +92,8 @@ class TrainProgress:
         self._batch, self._lr = pending.iteration.batch + 1, pending.iteration.lr
         if rank() != 0:
             return
-        # The last two errors are top-1 and top-5 of the class or, for EPIC-KITCHENS, of the action.
+        # The last two entries of `_errors` are the top-1 and top-5 errors; for EPIC-KITCHENS, those
+        # of the action.
         top1 = f"{100 - self._recent(self._errors[-2]):.1f}%" if self._errors else ""
         self._bar.set_postfix(
             loss=f"{self._recent('loss'):.3f}",
@@ -146,6 +150,7 @@ class TrainProgress:
                 "eta": self._eta(),
                 # log_json_stats rounds floats to six decimals, too few for a learning rate.
                 "lr": Decimal(f"{self._lr:.6g}"),
+                **self._throughput.stats(values["dt"]),  # per process, i.e. per GPU
                 "gpu_mem": f"{memory:.2f}G",
                 **_peak_memory(),
             }
@@ -196,8 +201,9 @@ def write_clips(
     for label, index in sorted(first_of_label.items(), key=lambda item: item[1])[:count]:
         sample = dataset[index]
         if isinstance(sample, Sample) and sample.clip is not None:
-            frames = np.concatenate(list(pixels_of(sample.clip, dataset.cfg)), axis=1)
-            # TensorBoard replaces special characters; the label keeps similar names distinct.
+            raw = sample.clip.numpy() if dataset.raw else pixels_of(sample.clip, dataset.cfg)
+            frames = np.concatenate(list(raw), axis=1)
+            # TensorBoard replaces special characters; the class number keeps the tags distinct.
             name = kind.name_of(label, class_names) if class_names else "class"
             number = label if isinstance(label, int) else "_".join(map(str, label))
             writer.add_image(f"clips/{number}_{name}", frames, dataformats="HWC")

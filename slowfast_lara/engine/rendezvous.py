@@ -25,20 +25,26 @@ import socket
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 
 import torch.distributed as dist
+from fvcore.common.config import CfgNode
 
 from slowfast_lara.engine.fingerprint import differences
 from slowfast_lara.engine.heartbeat import Heartbeat
-from slowfast_lara.errors import InputError, RunError
+from slowfast_lara.errors import JOINED, LAUNCH_DIR, InputError, RunError
 from slowfast_lara.files import parse_json
 
+RENDEZVOUS_SECONDS = 300
 POLL_SECONDS = 0.1
-# If a rank reports a different fingerprint, rank 0 waits this long for more ranks, which then also
-# report the reason. If the differing process is from another run, the right one may still join.
+# Key in `rank_store`: 1 once all ranks have joined; launchers reset it to 0 for a restart.
+RUNNING = "running"
+# If a process reports a different fingerprint, rank 0 waits this long before it gives up. Ranks
+# that join in this time report the difference, too. If the process belongs to another run, the
+# missing rank of this run may still join.
 SETTLE_SECONDS = 10
 # After a negative verdict, rank 0 keeps the store open until all ranks have read the verdict, but
-# at most this long. Without the store, ranks that start late would retry to connect for minutes.
+# at most this long. Without the store, ranks that start late would try to connect for minutes.
 LATE_SECONDS = 30
 
 
@@ -51,6 +57,18 @@ class RankInfo:
     local_rank: int
     host: str
     port: int
+    # Whether the launcher or torchrun serves the store; the store then outlives the ranks.
+    launcher_store: bool = False
+
+
+def rendezvous_timeout(cfg: CfgNode) -> int:
+    """Return the seconds that a node waits for the other nodes."""
+    return min(cfg.DIST_TIMEOUT, RENDEZVOUS_SECONDS)
+
+
+def rank_store(store: dist.Store) -> dist.Store:
+    """Return the part of the store that the ranks use for the rendezvous (a key prefix)."""
+    return dist.PrefixStore("rendezvous", store)
 
 
 def join_run(
@@ -60,28 +78,33 @@ def join_run(
 
     Raises InputError on all ranks if the fingerprints differ.
     """
-    agent_store = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
-    serves_store = info.rank == 0 and not agent_store
+    serves_store = info.rank == 0 and not info.launcher_store
+    if not serves_store:
+        wait_for_server(info.host, info.port, timeout, heartbeat.poll)
     group_store = open_store(info.host, info.port, timeout, serve=serves_store)
-    store = dist.PrefixStore("rendezvous", open_store(info.host, info.port, timeout, serve=False))
-    rendezvous = Rendezvous(store, info.rank, info.world_size, heartbeat.mark_alive)
+    store = rank_store(open_store(info.host, info.port, timeout, serve=False))
+    rendezvous = Rendezvous(store, info.rank, info.world_size, heartbeat.poll)
     run_id = rendezvous.join(fingerprint, timeout)
+    if info.rank == 0:
+        store.set(RUNNING, "1")
+    if folder := os.environ.get(LAUNCH_DIR):
+        Path(folder, JOINED).touch()
     # A process that arrives after the rendezvous belongs to another run; rank 0 replies, so that
-    # the process fails at once. Under torchrun, such a process may belong to the next restart of
-    # this run and must wait for the new rank 0, so the old rank 0 does not reply.
+    # the process fails at once. If the store outlives the ranks, such a process may belong to the
+    # next restart and must wait for the new rank 0, so the old rank 0 does not reply.
     on_beat = rendezvous.reply if serves_store else lambda: None
     heartbeat.start(dist.PrefixStore(run_id, store), on_beat)
     return dist.PrefixStore(run_id, group_store)
 
 
 class Rendezvous:
-    """The rendezvous protocol on one rank; calls `mark_alive` after each poll of the store."""
+    """The rendezvous protocol on one rank; calls `on_poll` after each poll of the store."""
 
     def __init__(
-        self, store: dist.Store, rank: int, world_size: int, mark_alive: Callable[[], None]
+        self, store: dist.Store, rank: int, world_size: int, on_poll: Callable[[], None]
     ) -> None:
         self._store, self._rank, self._world_size = store, rank, world_size
-        self._mark_alive = mark_alive
+        self._on_poll = on_poll
         self._num_replied = 0
         self._run_id = ""
 
@@ -115,7 +138,7 @@ class Rendezvous:
         self._store.set(self._key("verdict"), "")
 
     def _give_up(self) -> None:
-        """If fingerprints differ, publish a difference and raise it; else raise TimeoutError."""
+        """If fingerprints differ, publish this and raise InputError; else raise TimeoutError."""
         differ = self._count("problems")
         if not differ:
             joined = self._count("registered") + 1
@@ -139,7 +162,7 @@ class Rendezvous:
         problem = differences(fingerprint, rank0, self._rank)
         if problem:
             problem = f"config, code and lists must be equal on all ranks, but {problem}"
-            self._store.set(self._key("problem"), problem)  # rank 0 reports the last problem
+            self._store.set(self._key("problem"), problem)  # rank 0 reads the last one
             self._store.add(self._key("problems"), 1)
             raise InputError(problem)
         if self._store.add(self._key(f"rank/{self._rank}"), 1) > 1:
@@ -161,7 +184,7 @@ class Rendezvous:
         return self._store.get(key).decode()
 
     def _pause(self) -> None:
-        self._mark_alive()
+        self._on_poll()
         time.sleep(POLL_SECONDS)
 
     def _count(self, name: str) -> int:
@@ -171,8 +194,27 @@ class Rendezvous:
         return f"{self._run_id}/{name}"
 
 
+def wait_for_server(
+    host: str, port: int, timeout: float, on_poll: Callable[[], None] = lambda: None
+) -> None:
+    """Wait until `host` listens on `port`; call `on_poll` after each attempt to connect.
+
+    TCPStore would wait, too, but the watchdog would take this wait for a call that hangs.
+    """
+    deadline = time.monotonic() + timeout
+    while True:
+        try:
+            socket.create_connection((host, port), timeout=5).close()
+            return
+        except OSError as error:  # node 0 is not running, or DNS does not know it yet
+            if time.monotonic() > deadline:
+                raise TimeoutError(f"node 0 does not answer ({error})") from None
+        on_poll()
+        time.sleep(POLL_SECONDS)
+
+
 def open_store(host: str, port: int, timeout: float, *, serve: bool) -> dist.TCPStore:
-    """Connect to the TCP store of the run; with `serve`, this process is its server."""
+    """Connect to the TCP store of the run; if `serve`, this process is the server."""
     return dist.TCPStore(
         host,
         port,
@@ -190,13 +232,14 @@ def listen(host: str, port: int) -> socket.socket:
     """
     try:
         family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
-        # Debian maps the host name to a loopback address, which other nodes cannot reach.
+        # Debian maps a machine's own host name to a loopback address, which other nodes cannot
+        # reach. In this case, listen on all interfaces.
         ip = str(address[0])
         if host in ("localhost", ip) or not ipaddress.ip_address(ip).is_loopback:
             try:
                 return socket.create_server(address, family=family, backlog=4096)
             except OSError as error:
-                # Behind NAT, as in a container, the address is not one of this machine.
+                # Behind NAT, as in a container, no interface has the address of `host`.
                 if error.errno != errno.EADDRNOTAVAIL:
                     raise
         dual = socket.has_dualstack_ipv6()

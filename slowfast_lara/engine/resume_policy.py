@@ -5,7 +5,8 @@ of the run before the run writes any file. TRAIN.ACCEPT_CHANGES True accepts dif
 
 A run resumes from its OUTPUT_DIR. As in PySlowFast, it also resumes from the checkpoint
 TRAIN.CHECKPOINT_FILE_PATH, unless TRAIN.CHECKPOINT_EPOCH_RESET is True: then it is a new training
-that starts from the weights. Users forget the second key, so every error of such a resume names it.
+that starts from the weights. Users forget the second key, so every error of such a resume mentions
+TRAIN.CHECKPOINT_EPOCH_RESET.
 """
 
 from __future__ import annotations
@@ -45,26 +46,26 @@ def list_fingerprint(paths: Sequence[str], labels: Sequence[Label]) -> str:
 
 @contextlib.contextmanager
 def resume_from_file(path: str) -> Iterator[None]:
-    """Add to a CheckpointError how to start a new training from the weights of the file."""
+    """Context manager that adds to a CheckpointError how to start a new training from `path`."""
     try:
         yield
     except CheckpointError as error:
         reason = re.sub(f"^{re.escape(path)} ", "it ", str(error))
         raise CheckpointError(
-            f"TRAIN.CHECKPOINT_FILE_PATH cannot resume the training of {path}: {reason}; to start "
-            "a new training from its weights, set TRAIN.CHECKPOINT_EPOCH_RESET True"
+            f"TRAIN.CHECKPOINT_FILE_PATH cannot resume from {path}: {reason}; to start a new "
+            "training from its weights, set TRAIN.CHECKPOINT_EPOCH_RESET True"
         ) from None
 
 
 def check_resume_from_file(
     path: str, content: dict[str, Any], position: TrainingPosition, cfg: CfgNode, train_list: str
 ) -> None:
-    """Raise CheckpointError unless `cfg` continues the training of a checkpoint of another run.
+    """Raise CheckpointError if a run with `cfg` cannot resume from another run's checkpoint.
 
     Args:
         path: The checkpoint, for messages.
         content: The content of the checkpoint.
-        position: The position of the checkpoint.
+        position: The training position of the checkpoint.
         cfg: The config of the run.
         train_list: The fingerprint of the run's training list.
     """
@@ -77,7 +78,7 @@ def check_resume_from_file(
         raise CheckpointError(f"{path} was trained with different settings: {reason}")
     if position.epochs >= cfg.SOLVER.MAX_EPOCH:
         limit = f"SOLVER.MAX_EPOCH is {cfg.SOLVER.MAX_EPOCH}"
-        raise CheckpointError(f"{path} has {position.epochs} epochs, and {limit}")
+        raise CheckpointError(f"{path} was trained for {position.epochs} epochs, and {limit}")
     if changes:
         logger.warning("Accepting changed settings for %s: %s", path, describe(changes))
 
@@ -107,7 +108,7 @@ def _changes(content: dict[str, Any], cfg: CfgNode, train_list: str) -> list[Cha
 
 
 def check_start(path: str, content: dict[str, Any], cfg: CfgNode) -> None:
-    """Raise CheckpointError if changed settings alter the use of the weights, unless accepted."""
+    """Raise CheckpointError if changed settings alter what the weights mean, unless accepted."""
     _refuse_unless_accepted(path, config_changes(content, cfg, Affects.WEIGHTS), cfg)
 
 

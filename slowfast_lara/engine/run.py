@@ -13,6 +13,7 @@ from slowfast.utils.checkpoint import get_checkpoint_dir
 from torch import nn
 
 from slowfast_lara.config import check_machine
+from slowfast_lara.config.load import with_overrides
 from slowfast_lara.data.classes import names_in
 from slowfast_lara.data.dataset import VideoDataset
 from slowfast_lara.data.epickitchens import annotations_folder
@@ -36,7 +37,8 @@ from slowfast_lara.files import remove_unfinished
 from slowfast_lara.labels import label_kind
 from slowfast_lara.locks import exclusive_lock
 from slowfast_lara.models import build_model
-from slowfast_lara.models.numerics import choose_gpu_arithmetic, choose_threads
+from slowfast_lara.models.build import device_of
+from slowfast_lara.models.numerics import autocast_dtype, choose_gpu_arithmetic, choose_threads
 from slowfast_lara.runs import checkpoint, saved_config
 
 logger = logging.getLogger(__name__)
@@ -45,6 +47,7 @@ logger = logging.getLogger(__name__)
 def run(cfg: CfgNode, stop: StopRequest) -> None:
     """Train and test according to the config; called once in each process."""
     check_machine(cfg)
+    cfg = _resolve_precision(cfg)
     threads = choose_threads(cfg)
     choose_gpu_arithmetic(cfg)
     set_up_logging()
@@ -59,7 +62,8 @@ def run(cfg: CfgNode, stop: StopRequest) -> None:
         if cfg.TRAIN.ENABLE:
             videos = cast(VideoDataset, loaders["train"].dataset)
             state = TrainState(cfg, resume_policy.list_fingerprint(videos.paths, videos.labels))
-            if cfg.TEST.CHECKPOINT_FILE_PATH and cfg.TEST.ENABLE:  # check now, load after training
+            # Check the tested checkpoint before the training; load its weights afterwards.
+            if cfg.TEST.CHECKPOINT_FILE_PATH and cfg.TEST.ENABLE:
                 broadcast_from_rank0(lambda: _read_tested_weights(cfg) and None)
         elif cfg.TEST.ENABLE:
             tested = _build_tested_model(cfg)
@@ -70,6 +74,8 @@ def run(cfg: CfgNode, stop: StopRequest) -> None:
             names = ", ".join(write_records(cfg))
             logger.info("Wrote config and versions to %s in %s", names, cfg.OUTPUT_DIR)
             logger.info("PyTorch threads: %s", threads)
+            dtype = autocast_dtype(cfg, device_of(cfg))
+            logger.info("Precision: %s", f"autocast to {dtype}" if dtype else "float32")
         if state:
             Trainer(state, loaders["train"], loaders["val"], stop).run()
             del state  # free the memory for the test
@@ -80,13 +86,28 @@ def run(cfg: CfgNode, stop: StopRequest) -> None:
             _log_checkpoints(cfg.OUTPUT_DIR)
 
 
+def _resolve_precision(cfg: CfgNode) -> CfgNode:
+    """Replace SOLVER.PRECISION auto by the dtype of this device.
+
+    Checkpoints record the dtype, so a resume in another precision is detected.
+    """
+    if not cfg.SOLVER.USE_MIXED_PRECISION or cfg.SOLVER.PRECISION != "auto":
+        return cfg
+    dtype = autocast_dtype(cfg, device_of(cfg))
+    if dtype is None:
+        return with_overrides(cfg, ["SOLVER.USE_MIXED_PRECISION", False])
+    return with_overrides(cfg, ["SOLVER.PRECISION", str(dtype).removeprefix("torch.")])
+
+
 def _build_loaders(cfg: CfgNode) -> dict[str, Any]:
     ranks = {"rank": rank(), "world_size": world_size()}
     loaders = {}
     if cfg.TRAIN.ENABLE:
         batch_size = train_batch_per_rank(cfg)
-        loaders["train"] = train_loader(cfg, batch_size=batch_size, **ranks)
-        loaders["val"] = val_loader(cfg, batch_size=batch_size, **ranks)
+        options: dict[str, Any] = {"batch_size": batch_size, **ranks}
+        options["raw"] = device_of(cfg).type == "cuda"
+        loaders["train"] = train_loader(cfg, **options)
+        loaders["val"] = val_loader(cfg, **options)
     if cfg.TEST.ENABLE:
         loaders["test"] = test_loader(cfg, **ranks)
     for loader in loaders.values():
@@ -133,16 +154,13 @@ def _class_names(cfg: CfgNode, content: dict[str, Any]) -> list[str] | None:
 
 
 def _log_checkpoints(output_dir: str) -> None:
-    """Log the checkpoints of a training, and which one other commands use."""
-    paths = checkpoint.paths_in(output_dir)
-    if not paths:  # another process removed them
-        return
-    folder, used = os.path.split(paths[-1])
-    text, best = f"{used} (last)", checkpoint.best_path(output_dir)
-    match checkpoint.peek_checkpoint(best):  # {} if there is none
+    """Log the checkpoints of a training, and which of them `slowfast-lara predict` uses."""
+    folder, used = get_checkpoint_dir(output_dir), "the last"
+    names = [f"{os.path.basename(path)} (last)" for path in checkpoint.paths_in(output_dir)[-1:]]
+    match checkpoint.peek_checkpoint(checkpoint.best_path(output_dir)):  # {} if best.pyth is absent
         case {"epoch": int(epoch), "val": dict(stats)}:
             used = checkpoint.BEST_NAME
             name, error = main_metric(stats)
-            text += f", {used} (epoch {epoch + 1}, val {name} {100 - error:.1f} %)"
-    logger.info("Checkpoints in %s: %s", folder, text)
+            names.append(f"{used} (epoch {epoch + 1}, val {name} {100 - error:.1f} %)")
+    logger.info("Checkpoints in %s: %s", folder, ", ".join(names))
     logger.info("`slowfast-lara predict %s VIDEO` uses %s", output_dir, used)

@@ -38,7 +38,7 @@ class _PrintableFormatter(logging.Formatter):
 _FORMATTER = _PrintableFormatter(
     "[%(asctime)s][%(levelname)s] %(filename)s: %(lineno)d: %(message)s", "%m/%d %H:%M:%S"
 )
-# On a terminal, the progress bar replaces these records.
+# Records with these parts are not printed on a terminal, where a progress bar replaces them.
 _PROGRESS_RECORDS = ('"_type": "train_iter"', '"split": "test_iter"')
 
 

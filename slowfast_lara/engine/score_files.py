@@ -29,7 +29,7 @@ from slowfast_lara.labels import Label
 _MAY_CHANGE = {"TRAIN", "SOLVER", "MIXUP", "TENSORBOARD", "DATA_LOADER", "OUTPUT_DIR", "LOG_PERIOD"}
 _MAY_CHANGE |= {"WANDB", "NUM_GPUS", "NUM_SHARDS", "SHARD_ID", "DIST_BACKEND", "DIST_TIMEOUT"}
 _MAY_CHANGE_IN_TEST = {"ENABLE", "SAVE_RESULTS_PATH", "CHECKPOINT_FILE_PATH"}
-_PATTERN = "test_scores.*.part"
+PATTERN = "test_scores.*.part"
 
 
 class VideoResult(NamedTuple):
@@ -69,12 +69,14 @@ class ScoreFiles:
         self.of_other_tests: list[Path] = []
         self._file: BinaryIO | None = None
         self._made_folders: list[str] = []
-        self._path = self._folder / _PATTERN.replace("*", secrets.token_hex(6))
+        self._path = self._folder / PATTERN.replace("*", secrets.token_hex(6))
 
     def read(self) -> dict[int, VideoResult]:
         """Return the results saved by interrupted attempts of this test, by video index."""
         results: dict[int, VideoResult] = {}
-        for path in sorted(self._folder.glob(_PATTERN)):
+        for path in sorted(self._folder.glob(PATTERN)):
+            if not path.is_file():  # reading a FIFO would block
+                continue
             header, _, content = path.read_bytes().partition(b"\n")
             if header != self._header:
                 self.of_other_tests.append(path)
@@ -95,7 +97,7 @@ class ScoreFiles:
         record["crc"] = _crc(record)
         try:
             if self._file is None:
-                # OUTPUT_DIR may not exist yet on other nodes than that of rank 0.
+                # OUTPUT_DIR may exist only on the node of rank 0.
                 self._made_folders = make_folder(self._folder)
                 self._file = open(self._path, "xb")  # noqa: SIM115  # closed by `remove`
                 self._file.write(self._header + b"\n")
@@ -124,4 +126,4 @@ def _crc(record: np.ndarray) -> int:
 
 def _remove(paths: Sequence[Path]) -> None:
     for path in paths:
-        path.unlink(missing_ok=True)  # another process may have removed it
+        path.unlink(missing_ok=True)  # another process may have removed the file

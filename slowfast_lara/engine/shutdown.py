@@ -1,4 +1,4 @@
-"""Immediate exit of a process; one-line errors for lost peers and full shared memory."""
+"""Immediate exit of a process; one-line errors for lost peers, NCCL, and exhausted memory."""
 
 from __future__ import annotations
 
@@ -6,18 +6,20 @@ import contextlib
 import errno
 import multiprocessing
 import os
+import re
 import shutil
 import sys
 from collections.abc import Iterator
 
+import torch
 import torch.distributed as dist
 
-from slowfast_lara.errors import RunError, UserError, first_line, no_shared_memory
+from slowfast_lara.errors import ConnectionLost, RunError, UserError, first_line, no_shared_memory
 
 
 @contextlib.contextmanager
 def friendly_errors() -> Iterator[None]:
-    """Convert errors due to a lost peer or full shared memory to a RunError of one line."""
+    """Convert errors of other ranks, of NCCL and of exhausted memory to a RunError of one line."""
     try:
         yield
     except UserError:
@@ -25,8 +27,20 @@ def friendly_errors() -> Iterator[None]:
     except Exception as error:
         if _is_full_shared_memory(error):
             raise RunError(no_shared_memory(first_line(error))) from None
+        if isinstance(error, torch.OutOfMemoryError):
+            raise RunError(_out_of_memory(error)) from None
+        if "does not have a deterministic implementation" in str(error):
+            operator = str(error).split()[0]
+            raise RunError(
+                f"DETERMINISTIC is True, but {operator} is not deterministic on this device: set "
+                "DETERMINISTIC False or, for upsample_bicubic2d, set VIT.POS_CROP_SIZE to the "
+                "value of DATA.TRAIN_CROP_SIZE"
+            ) from None
+        if reason := _nccl_error(str(error)):
+            raise RunError(f"NCCL failed on this rank: {reason}") from None
         if is_connection_loss(error):
-            raise RunError(f"lost connection to another rank: {first_line(error)}") from None
+            reason = first_line(error)
+            raise ConnectionLost(f"lost connection to another rank: {reason}") from None
         raise
 
 
@@ -38,6 +52,29 @@ def _is_full_shared_memory(error: Exception) -> bool:
         return shutil.disk_usage("/dev/shm").free < 2**20
     except OSError:  # this platform has no /dev/shm
         return False
+
+
+def _out_of_memory(error: torch.OutOfMemoryError) -> str:
+    """Error message with advice and, from PyTorch's message, the sentences with memory sizes."""
+    sentences = " ".join(str(error).split()).split(". ")
+    details = "; ".join(x for x in sentences if re.search(r"\d [KMGT]?i?B", x))
+    return (
+        "out of GPU memory: lower TRAIN.BATCH_SIZE (and raise SOLVER.ACCUMULATE_STEPS, to keep the "
+        "effective batch) or, in a test, TEST.BATCH_SIZE, or set MODEL.ACT_CHECKPOINT True "
+        f"({details or first_line(error)})"
+    )
+
+
+def _nccl_error(message: str) -> str:
+    """The result code and the last error of NCCL in a message; "" if a peer was lost.
+
+    PyTorch's message has a line `ncclSystemError: ...` and, after a line `Last error:`, the cause.
+    """
+    code = re.search(r"^(nccl\w+): *(.*)", message, re.MULTILINE)
+    if not code or code[1] == "ncclRemoteError":  # a peer has exited, or the network failed
+        return ""
+    last = message.partition("Last error:")[2].split("Exception raised from")[0]
+    return f"{code[1]}: {' '.join(last.split()) or code[2]}"
 
 
 def is_connection_loss(error: Exception) -> bool:

@@ -5,7 +5,7 @@ After the first signal, the run saves a checkpoint at the next optimiser step an
 saves the state after the last optimiser step.
 
 A second SIGTERM or SIGINT ends the process at once. A separate thread watches for it, because
-Python runs signal handlers only when the main thread returns from C code, and there the main
+Python runs signal handlers only when the main thread returns from C code. In C code, the main
 thread may wait for other ranks for half an hour.
 """
 
@@ -68,7 +68,7 @@ class StopRequest:
 
         `on_request` is called in another thread at the first signal.
         """
-        receiver, self._sender = socket.socketpair()  # keep a reference, or the socket closes
+        receiver, self._sender = socket.socketpair()  # `_sender` keeps the socket open
         self._sender.setblocking(False)
         signal.set_wakeup_fd(self._sender.fileno(), warn_on_full_buffer=False)
         arguments = receiver, on_request

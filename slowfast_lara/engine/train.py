@@ -18,8 +18,8 @@ backward pass sums gradients over the ranks, so a rank that entered it alone wou
   other ranks raise an error. NCCL connections do not break; `heartbeat` ends the other ranks.
 
 If the loss of one rank is not finite, its gradients are NaN. The sum over the ranks is then NaN on
-all ranks, and all ranks skip the optimiser step. They raise the error before they write a
-checkpoint of this iteration.
+all ranks, and all ranks skip the optimiser step. They raise an error about the loss before
+they write a checkpoint of this iteration.
 """
 
 from __future__ import annotations
@@ -41,11 +41,13 @@ from torch.utils.data import DataLoader
 from slowfast_lara.data.bad_videos import BadVideos, Failure
 from slowfast_lara.data.dataset import VideoDataset
 from slowfast_lara.data.loader import Batch, TrainBatches
+from slowfast_lara.engine.batch_copies import BatchCopies
 from slowfast_lara.engine.distributed import all_gather, rank, world_size
 from slowfast_lara.engine.evaluate import validate
 from slowfast_lara.engine.iteration import (
     AsyncScalars,
     Iteration,
+    LossScaleCheck,
     PendingIteration,
     check_finite,
     exchange,
@@ -54,12 +56,14 @@ from slowfast_lara.engine.iteration import (
 from slowfast_lara.engine.metrics import accuracy_names, classification_loss, count_correct
 from slowfast_lara.engine.mixup import draw_mix, main_labels, mix_clips, mixed_loss
 from slowfast_lara.engine.optimizer import batch_lr_factor, set_lr, step_if_finite
+from slowfast_lara.engine.profile import StepProfiler
 from slowfast_lara.engine.progress import TrainProgress
 from slowfast_lara.engine.shutdown import is_connection_loss
 from slowfast_lara.engine.signals import StopRequest
+from slowfast_lara.engine.throughput import Throughput
 from slowfast_lara.engine.train_state import TrainState
-from slowfast_lara.errors import Stopped
-from slowfast_lara.inference.scoring import autocast, to_device
+from slowfast_lara.errors import Stopped, counted
+from slowfast_lara.inference.scoring import autocast
 from slowfast_lara.labels import label_kind
 from slowfast_lara.models.attention_config import display_name
 from slowfast_lara.models.build import device_of
@@ -83,8 +87,12 @@ class Trainer:
         self.lr_factor = batch_lr_factor(cfg, self.step_batch)
         self.kind = label_kind(cfg)
         self.accuracies = accuracy_names(self.kind)
-        self.progress = TrainProgress(cfg, len(train_loader), self.accuracies)
+        throughput = Throughput(cfg, state.global_batch // world_size())
+        self.progress = TrainProgress(cfg, len(train_loader), self.accuracies, throughput)
+        self.profiler = StepProfiler(cfg)
         self.bad_videos = BadVideos(len(self.dataset), cfg.DATA.MAX_BAD_SHARE)
+        self.copies = BatchCopies(cfg, device_of(cfg))
+        self.check_loss_scale = LossScaleCheck()
         # Whether any rank has received a signal; equal on all ranks.
         self.stopping = False
         # Training position of the current weights: after the last optimiser step, or the start.
@@ -98,10 +106,11 @@ class Trainer:
             self._run_epochs()
         except Exception as error:
             if torch.cuda.is_initialized() and not is_connection_loss(error):
-                with contextlib.suppress(RuntimeError):  # the queued work itself has failed
+                with contextlib.suppress(RuntimeError):  # raised if a queued kernel failed
                     torch.cuda.synchronize()
             raise
         finally:
+            self.state.writer.close()  # after an error, complete the last checkpoint
             self.progress.close()
 
     def _run_epochs(self) -> None:
@@ -121,6 +130,8 @@ class Trainer:
                 self._save(TrainingPosition(epoch + 1))
             self._validate(epoch)
             self.progress.log_epoch(epoch)
+        self.profiler.close()
+        self.state.finish_writing()
 
     def _train_epoch(self, epoch: int, first_batch: int) -> None:
         total = len(self.train_loader)
@@ -130,6 +141,8 @@ class Trainer:
         group_indices: list[int] = []
         batches = self.stop.batches(self.train_loader)
         for i, batch in enumerate(self.progress.timed(batches), first_batch):
+            self.profiler.start_batch()
+            self.state.writer.check()
             iteration = iteration_at(self.cfg, epoch, i, total, self.lr_factor)
             metrics = self._train_batch(batch, iteration)
             indices = batch.indices.tolist()
@@ -139,7 +152,7 @@ class Trainer:
             if iteration.ends_group:
                 self.position = iteration.position_after
                 self._save_within_epoch(iteration)
-        if self.stop.stalled:  # other ranks may have their batch and wait in `_exchange`
+        if self.stop.stalled:  # other ranks may be waiting in `_exchange`
             self._exchange()
         self._flush()
         self.progress.end_epoch()
@@ -149,32 +162,31 @@ class Trainer:
         torch.manual_seed(seed)
         sync: contextlib.AbstractContextManager[None] = contextlib.nullcontext()
         if isinstance(self.model, DistributedDataParallel) and not iteration.ends_group:
-            sync = self.model.no_sync()  # only the last batch of a group sums gradients
+            sync = self.model.no_sync()  # all-reduce only after the last batch of a group
         with sync:
             loss, correct = self.forward(batch, seed)
-            self._exchange(batch.failures)  # all ranks enter the backward pass, or none
-            # An infinite loss may have finite gradients; make the gradients NaN, on all ranks.
+            self._exchange(batch.failures)  # raises on all ranks or on none
+            # An infinite loss may have finite gradients. Make them NaN, so that all ranks get NaN.
             factor = torch.where(loss.detach().isfinite(), 1.0, math.nan)
             self.scaler.scale(loss * factor / iteration.group_size).backward()
         grad_norm = self._step(iteration) if iteration.ends_group else torch.zeros_like(loss)
-        return AsyncScalars([loss, grad_norm, *correct])
+        loss_scale = self.scaler.scale(torch.ones_like(loss.detach()))
+        return AsyncScalars([loss, grad_norm, loss_scale, *correct])
 
     def forward(self, batch: Batch, seed: int) -> tuple[Tensor, list[Tensor]]:
         """Return the loss and the numbers of correct predictions, on the device."""
-        device = device_of(self.cfg)
-        height, width = batch.clips[0].shape[-2:]
+        clips, labels = self.copies(batch)
+        height, width = clips[0].shape[-2:]
         mix = draw_mix(self.cfg.MIXUP, height, width, seed)
-        clips = [mix_clips(to_device(clip, device), mix) for clip in batch.clips]
-        labels = to_device(batch.labels, device)
-        with autocast(self.cfg, device):
-            logits = self.model(clips)
+        with autocast(self.cfg, labels.device):
+            logits = self.model([mix_clips(clip, mix) for clip in clips])
         logits = logits.float()
         smoothing = self.cfg.SOLVER.SMOOTHING
         loss = mixed_loss(
             lambda labels: classification_loss(logits, labels, self.kind, smoothing), labels, mix
         )
         scores = logits.detach()
-        if self.kind.is_pair:  # actions are ranked by the product of two probabilities
+        if self.kind.is_pair:  # ranking actions needs probabilities, not logits
             scores = torch.cat([x.softmax(1) for x in self.kind.split(scores).values()], dim=1)
         return loss, count_correct(scores, main_labels(labels, mix), self.kind)
 
@@ -182,10 +194,8 @@ class Trainer:
         """Run the optimiser step of a group; return the gradient norm before clipping."""
         set_lr(self.optimizer, iteration.lr)
         self.scaler.unscale_(self.optimizer)
-        norm = torch.nn.utils.clip_grad_norm_(
-            self.model.parameters(), self.cfg.SOLVER.CLIP_GRAD or math.inf
-        )
-        if self.scaler.is_enabled():  # skips the step if float16 gradients overflow
+        norm = self._clip_gradients()
+        if self.scaler.is_enabled():  # GradScaler skips the step on overflow
             self.scaler.step(self.optimizer)
             self.scaler.update()
         else:
@@ -195,6 +205,13 @@ class Trainer:
             self.state.ema.update()
         return norm
 
+    def _clip_gradients(self) -> Tensor:
+        """Clip the gradients to SOLVER.CLIP_GRAD; return the norm before clipping."""
+        parameters, largest = list(self.model.parameters()), self.cfg.SOLVER.CLIP_GRAD
+        if largest:  # clip_grad_norm_ does not synchronise with the device
+            return torch.nn.utils.clip_grad_norm_(parameters, largest)
+        return torch.nn.utils.get_total_norm([p.grad for p in parameters if p.grad is not None])
+
     def _exchange(self, failures: Sequence[Failure] = ()) -> None:
         """Exchange the pending metrics and the state of the current batch; check and log them."""
         pending, self.pending = self.pending, None
@@ -202,6 +219,7 @@ class Trainer:
         if pending is not None:
             overflow = self.scaler.is_enabled()
             check_finite(pending, totals, self.dataset.paths, gradients_may_overflow=overflow)
+            self.check_loss_scale(pending)
             self.progress.update(pending, totals.mean_metrics(self.accuracies))
         if totals.failures:
             for failures_of_rank in all_gather(list(failures)):
@@ -251,6 +269,7 @@ class Trainer:
 
     def _save_and_stop(self, position: TrainingPosition) -> NoReturn:
         path = self._save(position)
+        self.state.finish_writing()
         name = self.stop.signal_name or "a signal to another process"
         raise Stopped(f"stopped by {name}; saved {path}; the same command resumes from there")
 
@@ -264,9 +283,9 @@ class Trainer:
         model = f"{cfg.MODEL.MODEL_NAME} with {display_name(cfg.VIT.APPROX_ATTN_TYPE)} attention"
         logger.info("%s: %.2f million parameters", model, parameters)
         logger.info(
-            f"Effective batch {self.step_batch}: TRAIN.BATCH_SIZE {cfg.TRAIN.BATCH_SIZE} per node "
-            f"* {cfg.NUM_SHARDS} nodes * {solver.ACCUMULATE_STEPS} accumulated; "
-            f"world size {world_size()}, {len(self.train_loader)} batches per epoch"
+            f"Effective batch {self.step_batch}: TRAIN.BATCH_SIZE {cfg.TRAIN.BATCH_SIZE} "
+            f"* NUM_SHARDS {cfg.NUM_SHARDS} * SOLVER.ACCUMULATE_STEPS {solver.ACCUMULATE_STEPS}; "
+            f"world size {world_size()}, {counted(len(self.train_loader), 'batch')} per epoch"
             + self._left_out()
         )
         logger.info(
@@ -274,19 +293,30 @@ class Trainer:
             f"* {self.lr_factor:g} (SOLVER.REFERENCE_BATCH {solver.REFERENCE_BATCH}), "
             f"{solver.OPTIMIZING_METHOD}, {solver.LR_POLICY}"
         )
+        if not self.kind.is_pair:
+            self._log_classes()
         if solver.LAYER_DECAY < 1:
             lowest = min(group["lr_scale"] for group in self.optimizer.param_groups)
             decay = solver.LAYER_DECAY
-            logger.info("SOLVER.LAYER_DECAY %g: embeddings use %g times this rate", decay, lowest)
+            text = "SOLVER.LAYER_DECAY %g: the learning rate of the embeddings is multiplied by %g"
+            logger.info(text, decay, lowest)
+
+    def _log_classes(self) -> None:
+        """Warn if some classes have no training video: MODEL.NUM_CLASSES may be wrong."""
+        labels = {label if isinstance(label, tuple) else (label,) for label in self.dataset.labels}
+        used = len(set().union(*labels))
+        if used < self.kind.num_classes:
+            of_all = f"{used} of {self.kind.num_classes} classes (MODEL.NUM_CLASSES)"
+            logger.warning("The training list has videos of only %s", of_all)
 
     def _left_out(self) -> str:
         """Describe the clips that each epoch omits because they do not fill a batch; "" if none."""
         number = len(self.dataset) % self.state.global_batch
         if not number:
             return ""
-        return f"; {number} of {len(self.dataset)} clips (different in each epoch) are left out"
+        return f"; each epoch leaves out {number} of {len(self.dataset)} clips, chosen at random"
 
 
 def batch_seed(*position: int) -> int:
-    """Hash (RNG_SEED, rank, epoch, batch) to a seed; their sum would be equal for many batches."""
+    """Hash (RNG_SEED, rank, epoch, batch) to a seed; a sum would collide for many batches."""
     return int(np.random.SeedSequence(position).generate_state(1, np.uint64)[0] >> 1)

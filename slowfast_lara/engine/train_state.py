@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import math
 from contextlib import nullcontext
+from functools import partial
 from typing import Any
 
 import torch
@@ -13,6 +14,7 @@ from fvcore.common.config import CfgNode
 from slowfast_lara.data.classes import names_in
 from slowfast_lara.data.epickitchens import annotations_folder
 from slowfast_lara.engine import resume_policy
+from slowfast_lara.engine.checkpoint_writer import CheckpointWriter
 from slowfast_lara.engine.distributed import (
     barrier,
     broadcast_from_rank0,
@@ -47,14 +49,16 @@ class TrainState:
         self.class_names = _class_names(cfg)
         batch_size = train_batch_per_rank(cfg)
         if cfg.MIXUP.ENABLE and batch_size < 2:
-            raise ConfigError("MIXUP.ENABLE is True; each process needs at least 2 clips per batch")
+            raise ConfigError("MIXUP.ENABLE needs at least 2 clips per batch and process")
         self.global_batch = batch_size * world_size()
         found = broadcast_from_rank0(lambda: _find_start(cfg, train_list, self.global_batch))
         torch.manual_seed(cfg.RNG_SEED)
         self.model = build_model(cfg)
         bare_model = unwrap_ddp(self.model)
         self.optimizer = build_optimizer(bare_model, cfg)
-        self.scaler = torch.amp.GradScaler(device_of(cfg).type, enabled=scales_loss(cfg))
+        device = device_of(cfg)
+        self.writer = CheckpointWriter(background=device.type == "cuda")
+        self.scaler = torch.amp.GradScaler(device.type, enabled=scales_loss(cfg))
         decay = cfg.SOLVER.EMA_DECAY
         self.ema = ModelEMA(bare_model, decay) if decay else None
         self.start = TrainingPosition()
@@ -66,14 +70,25 @@ class TrainState:
                 self.start = self._restore(path, content, resume)
 
     def save(self, position: TrainingPosition) -> str:
-        """Write a checkpoint of the state at `position`; return the path of the file."""
+        """Write a checkpoint of the state at `position`; return the path of the file.
+
+        On GPUs, the file is complete only after `finish_writing`.
+        """
         path = checkpoint.path_of(self.cfg.OUTPUT_DIR, position, self.global_batch)
-        if rank() == 0:
-            checkpoint.save(path, self._content(position))
+
+        def write(content: dict[str, Any]) -> None:
+            checkpoint.save(path, content)
             checkpoint.prune(path, self.cfg.TRAIN.CHECKPOINT_KEEP)
             logger.info("Saved %s", path)
-        barrier()  # no rank exits while rank 0 writes
+
+        if rank() == 0:
+            self.writer.submit(self._content(position), write)
         return path
+
+    def finish_writing(self) -> None:
+        """On all ranks, wait until rank 0 has written the last checkpoint."""
+        self.writer.wait()
+        barrier()
 
     def save_if_best(self, position: TrainingPosition, stats: dict[str, Any]) -> None:
         """Write best.pyth if the main error in `stats` is below that of the existing best.pyth.
@@ -83,8 +98,11 @@ class TrainState:
         path = checkpoint.best_path(self.cfg.OUTPUT_DIR)
         if stats.get("num_not_finite"):
             logger.warning("best.pyth is unchanged: the model has scores that are not finite")
-        elif rank() == 0 and main_metric(stats)[1] < _best_error(path):
-            checkpoint.save(path, {**self._content(position), "val": stats})
+        elif rank() == 0:
+            self.writer.wait()  # the background thread may be writing best.pyth
+            if main_metric(stats)[1] < _best_error(path):
+                content = {**self._content(position), "val": stats}
+                self.writer.submit(content, partial(checkpoint.save, path))
 
     def _content(self, position: TrainingPosition) -> dict[str, Any]:
         ema = {}
@@ -126,9 +144,11 @@ class TrainState:
         epochs, batches, max_epoch = position.epochs, position.batches, self.cfg.SOLVER.MAX_EPOCH
         if epochs >= max_epoch:
             limit = f"SOLVER.MAX_EPOCH {max_epoch}"
-            logger.info("Training is complete: %s has %d epochs (%s)", path, epochs, limit)
+            logger.info(
+                "Training is complete: %s is the checkpoint of epoch %d (%s)", path, epochs, limit
+            )
         else:
-            logger.info("Resuming from %s: %d epochs, %d batches are done", path, epochs, batches)
+            logger.info("Resuming from %s after %d epochs and %d batches", path, epochs, batches)
         # Resume at the start of a group of accumulated batches.
         return TrainingPosition(epochs, batches - batches % self.cfg.SOLVER.ACCUMULATE_STEPS)
 
@@ -153,7 +173,9 @@ class TrainState:
         else:
             load_optimizer(self.optimizer, content["optimizer_state"])
             return
-        logger.warning("Resetting the %s state: %s is incompatible: %s", method, path, reason)
+        logger.warning(
+            "Resetting the %s state: the state in %s does not fit: %s", method, path, reason
+        )
 
 
 def _class_names(cfg: CfgNode) -> list[str] | None:
@@ -170,7 +192,7 @@ def _find_start(
 ) -> tuple[str, dict[str, Any], bool] | None:
     """Return (path, content, whether to resume) of the initial weights; None for random weights."""
     if not cfg.TRAIN.AUTO_RESUME and checkpoint.paths_in(cfg.OUTPUT_DIR):
-        # Otherwise the folder would mix checkpoints of two runs; the test would use the newest.
+        # With checkpoints of two runs in the folder, the test could use that of the wrong run.
         raise ConfigError(
             f"TRAIN.AUTO_RESUME is False, but {cfg.OUTPUT_DIR} has checkpoints of another run; "
             "choose another OUTPUT_DIR"

@@ -11,13 +11,13 @@ from slowfast_lara.config.yaml_files import parse_yaml
 from slowfast_lara.errors import ConfigError, first_line
 from slowfast_lara.files import write_text
 
-# In OUTPUT_DIR: the id of the W&B run, so that a resumed training logs to the same one.
+# In OUTPUT_DIR: the id of the W&B run, so that a resumed training logs to the same run.
 ID_FILE = "wandb_run_id.txt"
 
 
 def start_wandb(cfg: CfgNode) -> Any:
     """Start or resume the W&B run of OUTPUT_DIR; W&B's environment variables apply."""
-    import wandb  # optional requirement
+    import wandb  # optional dependency
 
     path = os.path.join(cfg.OUTPUT_DIR, ID_FILE)
     run_id = None
@@ -32,7 +32,7 @@ def start_wandb(cfg: CfgNode) -> Any:
             config=parse_yaml(cfg.dump(), "the config"),
             id=run_id or None,
             resume="allow",
-            settings=wandb.Settings(console="off"),  # stdout.log has the console output
+            settings=wandb.Settings(console="off"),  # stdout.log records the output
         )
     except Exception as error:  # no API key, no network, ...: W&B raises many exception types
         raise ConfigError(

@@ -1,10 +1,10 @@
-"""Estimators of attention in other people's models: Hugging Face transformers, timm and PyTorch.
+"""Attention estimators in models of other libraries: Hugging Face transformers, timm, PyTorch.
 
     from slowfast_lara import hf
 
     hf.use(model, "merged", groups=96)      # a model of transformers, in place
     print(hf.report(model))                 # one line per attention layer
-    print(hf.compare(model, clips))         # error and cost of every attention in this model
+    print(hf.compare(model, clips))         # error and cost of each estimator in this model
 
     with hf.replace_sdpa("merged", groups=96, prefix=1):   # a model that calls PyTorch's SDPA
         features = timm_model(images)

@@ -1,4 +1,4 @@
-"""`compare`: error and cost of every attention on the q, k, v of a transformers model."""
+"""`compare`: error and cost of each estimator on the q, k, v of a transformers model."""
 
 from __future__ import annotations
 
@@ -28,10 +28,10 @@ NUMBERS = (32, 64, 128, 256)
 
 
 class ComparedAttention(NamedTuple):
-    """Relative squared errors in the layers of a model, and MACs relative to exact attention."""
+    """Relative squared error per layer; `share` is the MACs relative to exact attention."""
 
     attention: str
-    number: int  # of groups, landmarks or samples; 0 if not applicable
+    number: int  # groups, landmarks or samples; 0 if the attention has none
     share: float
     errors: dict[str, float]
 
@@ -41,10 +41,10 @@ class ComparedAttention(NamedTuple):
 
 
 class Comparison(list[ComparedAttention]):
-    """One entry per attention and number; `str` is a table that ends with advice."""
+    """One entry per attention and number; `str(comparison)` is a table and a recommendation."""
 
     def nearest(self, share: float = 0.5) -> ComparedAttention | None:
-        """The entry with the smallest error that costs at most `share` of exact attention."""
+        """The entry with the smallest error whose MACs are at most `share` of exact attention's."""
         return min((x for x in self if x.share <= share), key=lambda x: x.error, default=None)
 
     def __str__(self) -> str:
@@ -75,7 +75,7 @@ def compare(
 
     The error of an attention in a layer is the squared difference to exact attention, divided by
     the square of exact attention; the cost is the number of multiply-accumulates. The model is not
-    changed, whether or not `use` has replaced its attention.
+    changed. If `use` has replaced its attention, `compare` still runs the original one.
 
     Args:
         model: a model that `use` accepts.
@@ -113,7 +113,7 @@ def _main_input(model: nn.Module) -> str:
 
 
 class _Measurement:
-    """An attention function that computes exact attention and records the errors of others."""
+    """An attention function that returns exact attention and records the errors of estimators."""
 
     def __init__(
         self,
@@ -122,9 +122,9 @@ class _Measurement:
         layout: Callable[[Any], TokenLayout],
     ) -> None:
         self._paths, self._settings, self._layout = paths, settings, layout
-        # By setting and layer: sums of squares of the errors and of exact attention.
+        # Setting -> layer -> [sum of squared errors, sum of squares of exact attention].
         self._squares: dict[tuple[str, int], dict[str, Tensor]] = {}
-        # By setting: MACs of the attention and of exact attention.
+        # Setting -> [MACs of the estimator, MACs of exact attention].
         self._macs: dict[tuple[str, int], list[int]] = {}
         self._counted: dict[Any, int] = {}
 

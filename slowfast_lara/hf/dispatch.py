@@ -11,10 +11,10 @@ from torch import Tensor, nn
 
 from slowfast_lara.lazy import check_installed
 
-# A registered name is this prefix, a purpose, "_on_" and the model's own implementation, because
-# models search the name for parts such as "flash".
+# Registered names are this prefix + purpose + "_on_" + the model's own implementation, e.g.
+# "sdpa". Models search the name for substrings such as "flash".
 _NAME = "slowfast_lara_"
-# Arguments of attention functions that do not change the result, or that estimators support.
+# Arguments of attention functions that estimators support or may ignore.
 _KNOWN = {
     "scaling",
     "dropout",
@@ -74,7 +74,8 @@ def register(purpose: str, implementation: str, function: Callable[..., Any]) ->
 def _mask(own_mask: Callable[..., Tensor | None], **kwargs: Any) -> Tensor | None:
     """A model's own mask; None if no token is masked.
 
-    In torch.export, transformers would build a mask of ones, and attention would be exact.
+    In torch.export, transformers would build a mask of ones even without padding. Estimators do not
+    support masks, so attention would be exact.
     """
     no_padding = kwargs.get("attention_mask") is None and kwargs.get("local_size") is None
     if kwargs.get("allow_is_bidirectional_skip") and no_padding:
@@ -86,7 +87,7 @@ def exact_function(module: nn.Module, implementation: str) -> Callable[..., tupl
     """The model's own attention function, by the name of its implementation."""
     from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
-    if implementation == "eager":  # each modeling file defines its own
+    if implementation == "eager":  # each modeling_*.py defines its own function
         return unwrap(type(module).forward).__globals__["eager_attention_forward"]
     return ALL_ATTENTION_FUNCTIONS[implementation]
 
@@ -99,7 +100,7 @@ def obstacle(
     mask: Tensor | None,
     kwargs: dict[str, Any],
 ) -> str:
-    """Why no estimator supports a call, or an empty string."""
+    """The reason why estimators do not support these arguments, or an empty string."""
     if mask is not None:
         return "attention mask"
     is_causal = kwargs.get("is_causal")
@@ -109,7 +110,7 @@ def obstacle(
     if query.shape[2] != key.shape[2]:
         return "cross attention"
     if query.shape[3] != value.shape[3]:
-        return "keys and values of different sizes"
+        return "different head sizes of keys and values"
     unknown = [
         name
         for name, given in kwargs.items()

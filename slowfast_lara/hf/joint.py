@@ -3,8 +3,8 @@
 Prefix tokens (CLS, registers) attend exactly: they are few, and models read their result from CLS.
 They are also keys of all other tokens, because pretrained models concentrate attention on them.
 
-Landmarks that are means of segments follow a spatial position through time, so the patches are
-ordered space-major for the estimator, as in Motionformer.
+The estimator receives the patches space-major, as in Motionformer. A landmark that is the mean of a
+segment of tokens then covers one spatial position over time.
 """
 
 from __future__ import annotations
@@ -14,17 +14,17 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional
 
 from slowfast_lara.attention import build_estimator
 from slowfast_lara.attention.registry import estimator_class
+from slowfast_lara.attention.sdpa import fused_attention
 from slowfast_lara.hf.layouts import TokenLayout
 
 DEFAULT_NUMBER = 128  # as in build_estimator
 
 
 class JointEstimator(nn.Module):
-    """The estimator `name` over a whole sequence; `number`: landmarks, samples or groups."""
+    """The estimator `name` over a whole sequence, with `number` landmarks, samples or groups."""
 
     def __init__(
         self, name: str, layout: TokenLayout, number: int | None = None, **arguments: Any
@@ -39,7 +39,7 @@ class JointEstimator(nn.Module):
         self.layout = layout
 
     def obstacle(self, tokens: int) -> str:
-        """Why a sequence of this length needs exact attention, or an empty string."""
+        """The reason why a sequence of this length needs exact attention, or an empty string."""
         patches = tokens - self.layout.prefix
         if patches > self.number:
             return ""
@@ -57,12 +57,12 @@ class JointEstimator(nn.Module):
         out = _swap_axes(self.estimator(*ordered).squeeze(3), prefix, (-1, frames))
         if not prefix:
             return out
-        exact = functional.scaled_dot_product_attention(q[:, :, :prefix], k, v)
+        exact = fused_attention(q[:, :, :prefix], k, v)
         return torch.cat((exact, out[:, :, prefix:]), dim=2)
 
 
 def _swap_axes(x: Tensor, prefix: int, axes: tuple[int, int]) -> Tensor:
-    """Transpose the patches, a flattened grid with the shape `axes`; the prefix stays."""
+    """Transpose the grid of patches from shape `axes`; the prefix tokens do not move."""
     if 1 in axes:
         return x
     patches = x[:, :, prefix:].unflatten(2, axes).transpose(2, 3).flatten(2, 3)
@@ -75,7 +75,7 @@ def has_number(name: str) -> bool:
 
 
 def one_number(groups: int | None, num_landmarks: int | None) -> int | None:
-    """The number of groups or landmarks, given by one of two names."""
+    """The number of groups or landmarks, given as `groups` or as `num_landmarks`."""
     if groups is not None and num_landmarks is not None:
-        raise TypeError("groups and num_landmarks are two names of one argument; give one")
+        raise TypeError("groups and num_landmarks are two names for one argument; give only one")
     return groups if num_landmarks is None else num_landmarks

@@ -11,11 +11,12 @@ from typing import Any, NamedTuple
 
 
 class TokenLayout(NamedTuple):
-    """Number of prefix tokens, and number of frames or of patches per frame."""
+    """Number of prefix tokens, and either number of frames or number of patches per frame."""
 
     prefix: int = 0
     frames: int = 1
-    patches_of_frame: int = 0  # if not 0, it determines the number of frames
+    # If this is not 0, the sequence length determines the number of frames, not `frames`.
+    patches_of_frame: int = 0
 
     def frames_of(self, tokens: int) -> int:
         """Number of frames in a sequence; 1 if its length does not fit the layout."""
@@ -64,6 +65,6 @@ def token_layout(config: Any) -> TokenLayout:
         return TokenLayout(prefix, max(1, config.num_frames // config.tubelet_size))
     if kind == "vivit":
         return TokenLayout(prefix, max(1, config.num_frames // config.tubelet_size[0]))
-    if kind == "vjepa2":  # rotary positions: clips of any length, but of one size
+    if kind == "vjepa2":  # its crop size is fixed, its number of frames is not
         return TokenLayout(prefix, patches_of_frame=(config.crop_size // config.patch_size) ** 2)
     return TokenLayout(prefix)

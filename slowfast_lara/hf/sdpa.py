@@ -24,7 +24,7 @@ class replace_sdpa(TorchFunctionMode):
     model then ran with exact attention; torch.compile is the usual reason.
 
     Args:
-        name: as in `slowfast_lara.hf.use`, like the arguments not listed here.
+        name: as in `slowfast_lara.hf.use`; so are all arguments that are not listed here.
         prefix: number of tokens before the patches.
         frames: number of temporal tokens.
         training: whether random attentions draw new samples in every call.
@@ -58,7 +58,7 @@ class replace_sdpa(TorchFunctionMode):
         self._built: dict[tuple[int, int, torch.device], JointEstimator] = {}
         self.replaced = 0
         self.exact: Counter[str] = Counter()  # number of exact calls by reason
-        self._estimator(1, 64, torch.device("cpu"))  # raises if an argument is not allowed
+        self._estimator(1, 64, torch.device("cpu"))  # raises if an argument is invalid
 
     def __exit__(self, kind: Any, *rest: Any) -> None:
         super().__exit__(kind, *rest)

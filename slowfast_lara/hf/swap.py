@@ -2,9 +2,9 @@
 
 Models of transformers look up their attention function by name (`config._attn_implementation`) and
 call it with the attention layer as first argument. `use` adds an estimator to every such layer as a
-submodule, so that copies, devices, precisions and exports treat it as part of the model, and sets
-the name to that of a function here. Calls that an estimator cannot handle use the model's own
-attention function; `report` lists the reason.
+submodule, so that copies, devices, precisions and exports treat it as part of the model. It also
+sets the config's name to that of an attention function of this module. If an estimator does not
+support the arguments, this function calls the model's own; `report` lists the reason.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ CHILD = "slowfast_lara"
 
 
 class SwappedAttention(nn.Module):
-    """The estimator of one attention layer; `status` describes the layer's last call."""
+    """The estimator of one attention layer; `status` describes its last forward pass."""
 
     def __init__(self, joint: JointEstimator, implementation: str) -> None:
         super().__init__()
@@ -59,15 +59,16 @@ def use(
 ) -> nn.Module:
     """Replace the attention of a transformers model, in place; returns the model.
 
-    Attention dropout applies only to calls that stay exact.
+    Attention dropout applies only where attention stays exact.
 
     Args:
         model: a model that dispatches its attention by `config._attn_implementation`.
-        name: a key of `slowfast_lara.attention.ESTIMATORS`; "exact" restores the model's own.
+        name: a key of `slowfast_lara.attention.ESTIMATORS`; "exact" restores the model's
+            own attention.
         groups: number of groups, landmarks or samples.
         num_landmarks: another name of `groups`.
-        prefix: number of tokens before the patches; default: from the model's config. They attend
-            exactly, and all tokens attend to them.
+        prefix: number of tokens before the patches; default: from the model's config. These
+            tokens attend exactly, and all tokens attend to them.
         frames: number of temporal tokens; default: from the model's config.
         seed: seed of random draws in eval mode; layer i uses seed + i.
         kernels: as in `build_estimator`.
@@ -101,7 +102,7 @@ def use(
 
 
 def replaceable_layers(model: nn.Module) -> dict[str, Any]:
-    """Non-causal layers that look up their attention function, by path; ValueError if none do."""
+    """Non-causal layers that look up their attention function, by path; ValueError if none."""
     layers = {
         path: layer
         for path, layer in attention_layers(model)
@@ -110,14 +111,14 @@ def replaceable_layers(model: nn.Module) -> dict[str, Any]:
     if not layers:
         raise ValueError(
             f"{type(model).__name__} does not dispatch the attention of any layer through "
-            "transformers' AttentionInterface, so it cannot be replaced; if it calls "
+            "transformers' AttentionInterface, so `use` cannot replace it; for a model that calls "
             "scaled_dot_product_attention itself, use hf.replace_sdpa"
         )
     return layers
 
 
 def layout_of(layer: Any, prefix: int | None, frames: int | None) -> TokenLayout:
-    """The layout of a layer's config, with the given changes."""
+    """The token layout from a layer's config; `prefix` and `frames` override it if not None."""
     layout = token_layout(layer.config)
     if prefix is not None:
         layout = layout._replace(prefix=prefix)
@@ -139,7 +140,7 @@ def _attention(
     attention_mask: Tensor | None,
     **kwargs: Any,
 ) -> tuple[Tensor, Any]:
-    """Attention by the layer's estimator or, if it cannot, by the model's `implementation`."""
+    """Call the layer's estimator, or the model's own attention if an argument is unsupported."""
     child: SwappedAttention | None = getattr(module, CHILD, None)
     reason = "no estimator"
     if child is not None:
@@ -171,20 +172,20 @@ def _status(joint: JointEstimator, query: Tensor, kwargs: dict[str, Any]) -> str
 
 class LayerReport(NamedTuple):
     layer: str
-    attention: str  # the estimator, or "exact: reason"
+    attention: str  # description of the estimator, or "exact: " and the reason
 
 
 class Report(list[LayerReport]):
-    """One entry per attention layer; `str` has one line per layer."""
+    """One entry per attention layer; `str(report)` has one line per layer."""
 
     def __str__(self) -> str:
         return "\n".join(f"{layer}: {attention}" for layer, attention in self)
 
 
 def report(model: nn.Module) -> Report:
-    """The attention of each layer in its last call: the estimator, or why it was exact.
+    """Report the estimator that each layer last used, or why its attention was exact.
 
-    The calls of torch.export are not recorded.
+    Forward passes traced by torch.export are not recorded.
     """
     return Report(
         LayerReport(path, _layer_status(layer)) for path, layer in attention_layers(model)

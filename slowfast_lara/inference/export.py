@@ -56,8 +56,8 @@ def export(
         model: a model in float32, as `slowfast_lara.load` returns it.
         folder: the folder to create; must not exist.
         to: "safetensors" (for `slowfast_lara.load`), "torch" (a torch.export program) or "onnx".
-        push: USER/MODEL: also upload the folder to the Hugging Face Hub. config.json then has no
-            paths of this machine.
+        push: the repository USER/MODEL on the Hugging Face Hub to upload the folder to. If given,
+            config.json has no paths of this machine.
 
     Returns:
         The result of the comparison, as one line of text.
@@ -123,7 +123,7 @@ def _write_torch(network: nn.Module, model: TrainedModel, folder: str) -> tuple[
 
 
 def _write_onnx(network: nn.Module, model: TrainedModel, folder: str) -> tuple[str, str]:
-    import onnxruntime  # optional requirement
+    import onnxruntime  # optional dependency
 
     path = os.path.join(folder, "model.onnx")
     clips = example_clips(model, 2)
@@ -174,8 +174,8 @@ def compare(
     """Compare an exported program with the model; RunError if their scores differ too much.
 
     Returns:
-        Two texts: the result for the scores, and the speed, which is not for the model card because
-        it depends on the load of this machine.
+        Two lines of text: the difference between the scores, and the speed. The model card has no
+        speed, because it depends on the load of this machine.
     """
     largest = 0.0
     for count in _BATCH_SIZES:

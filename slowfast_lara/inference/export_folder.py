@@ -24,13 +24,19 @@ FORMAT_VERSION = 1
 _PATHS = (
     "DATA.PATH_PREFIX",
     "DATA.PATH_TO_DATA_DIR",
+    "EPICKITCHENS.ANNOTATIONS_DIR",
+    "EPICKITCHENS.TEST_LIST",
+    "EPICKITCHENS.TRAIN_LIST",
+    "EPICKITCHENS.VAL_LIST",
+    "EPICKITCHENS.VISUAL_DATA_DIR",
     "OUTPUT_DIR",
+    "TENSORBOARD.LOG_DIR",
     "TEST.CHECKPOINT_FILE_PATH",
     "TEST.SAVE_RESULTS_PATH",
     "TRAIN.CHECKPOINT_FILE_PATH",
     "VIT.PRETRAINED_WEIGHTS",
 )
-# Longest config.json to read: ten times the length of one with 20,000 class names.
+# Size limit of config.json: ten times the size of a file with 20,000 class names.
 _MAX_CHARACTERS = 10_000_000
 
 
@@ -45,6 +51,8 @@ def description_of(cfg: CfgNode, class_names: list[str], export_format: str) -> 
         "slowfast_lara": slowfast_lara.__version__,
         "input": {
             "shape": ["batch", cfg.VIT.CHANNELS, data.NUM_FRAMES, size, size],
+            "short_side": data.TEST_SHORT_SIDE or size,
+            "resize": data.TEST_RESIZE,
             "channels": "BGR" if data.REVERSE_INPUT_CHANNEL else "RGB",
             "mean": list(data.MEAN),
             "std": list(data.STD),
@@ -59,9 +67,9 @@ def description_of(cfg: CfgNode, class_names: list[str], export_format: str) -> 
 
 
 def without_paths(cfg: CfgNode) -> CfgNode:
-    """A copy of the config in which all keys that hold paths have their defaults."""
+    """Copy of the config with path keys reset to defaults and IMPORTS reduced to file names."""
     defaults = get_cfg()
-    opts: list[Any] = []
+    opts: list[Any] = ["IMPORTS", [os.path.basename(name) for name in cfg.IMPORTS]]
     for key in _PATHS:
         opts += [key, get_value(defaults, key)]
     return with_overrides(cfg, opts)

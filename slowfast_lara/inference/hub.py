@@ -5,6 +5,8 @@ huggingface_hub reads the user's token; this module never passes, prints or stor
 
 from __future__ import annotations
 
+import glob
+import os
 import re
 
 from slowfast_lara.errors import InputError, RunError, first_line
@@ -12,8 +14,9 @@ from slowfast_lara.lazy import check_installed
 
 SCHEME = "hf://"
 _REPOSITORY = re.compile(r"[A-Za-z0-9_][\w.-]*/[A-Za-z0-9_][\w.-]*", re.ASCII)
-# Files that `load` reads; a repository may hold much more.
+# Files to download: only those that `load` reads. Older models have no safetensors file.
 _FILES = ["*.json", "*.safetensors"]
+_OLD_WEIGHTS = "pytorch_model.bin"
 
 
 def download(address: str, revision: str | None = None) -> str:
@@ -27,8 +30,11 @@ def download(address: str, revision: str | None = None) -> str:
     from huggingface_hub import snapshot_download
 
     try:
-        return snapshot_download(repository, revision=revision, allow_patterns=_FILES)
-    except Exception as error:  # network, authentication, missing repositories and revisions
+        folder = snapshot_download(repository, revision=revision, allow_patterns=_FILES)
+        if not glob.glob(os.path.join(glob.escape(folder), "*.safetensors")):
+            snapshot_download(repository, revision=revision, allow_patterns=_OLD_WEIGHTS)
+        return folder
+    except Exception as error:  # network or authentication error, unknown repository or revision
         raise InputError(f"cannot download {address}: {first_line(error)}") from None
 
 
@@ -47,7 +53,7 @@ def push(folder: str, repository: str) -> str:
         api.upload_folder(
             repo_id=repository, folder_path=folder, commit_message="Export from slowfast_lara"
         )
-    except Exception as error:  # network, authentication, refused names
+    except Exception as error:  # network or authentication error, rejected repository name
         raise RunError(f"cannot push to {repository}: {first_line(error)}") from None
     return SCHEME + repository
 

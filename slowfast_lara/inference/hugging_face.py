@@ -1,7 +1,8 @@
 """Folders of Hugging Face transformers: ViViT, VideoMAE and TimeSformer for classification.
 
-A folder has config.json, model.safetensors (or shards with an index) and preprocessor_config.json.
-The functions here turn it into a config and weights of this package. transformers is not needed.
+A folder has config.json, preprocessor_config.json, and the weights: model.safetensors (or shards
+with an index), in older folders pytorch_model.bin. This module converts them to a config and
+weights of this package, without the transformers library.
 Nothing in these files is trusted: values of wrong types or sizes raise a one-line WeightsError.
 """
 
@@ -10,7 +11,7 @@ from __future__ import annotations
 import logging
 import math
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -27,8 +28,9 @@ CONFIG = "config.json"
 PREPROCESSOR = "preprocessor_config.json"
 WEIGHTS = "model.safetensors"
 INDEX = "model.safetensors.index.json"
+OLD_WEIGHTS = "pytorch_model.bin"
 _MAX_CHARACTERS = 10_000_000
-_MAX_SIZE = 2**20  # largest size in config.json, and largest number of tokens in a clip
+_MAX_SIZE = 2**20  # upper limit of sizes in config.json, and of the tokens per clip
 _GELUS = {
     "gelu": "exact",
     "gelu_python": "exact",
@@ -36,13 +38,13 @@ _GELUS = {
     "gelu_new": "tanh",
     "gelu_pytorch_tanh": "tanh",
 }
-# Default values of transformers' processors.
+# Defaults of the image processors in transformers, by model type.
 _PROCESSORS: dict[str, dict[str, Any]] = {
     "vivit": {"size": 256, "rescale_factor": 1 / 127.5, "offset": True, "mean": 0.5, "std": 0.5},
     "videomae": {"size": 224, "mean": 0.5, "std": 0.5},
     "timesformer": {"size": 224, "mean": [0.485, 0.456, 0.406], "std": [0.229, 0.224, 0.225]},
 }
-_BILINEAR = 2  # PIL.Image.Resampling.BILINEAR
+_BILINEAR = 2  # value of PIL.Image.Resampling.BILINEAR
 
 
 class HubFile:
@@ -56,7 +58,7 @@ class HubFile:
         except (OSError, ValueError) as error:
             raise WeightsError(f"cannot read {path}: {error}") from None
         if not isinstance(self.content, dict):
-            raise WeightsError(f"{path}: expected an object")
+            raise WeightsError(f"{path}: expected a JSON object")
 
     def fail(self, key: str, expected: str) -> WeightsError:
         value = self.content.get(key)
@@ -139,6 +141,25 @@ def config_tree(folder: str) -> dict[str, Any]:
     return tree
 
 
+def resize_clips(tree: dict[str, Any], overrides: Mapping[str, Any]) -> None:
+    """Adapt a config to overrides of DATA.NUM_FRAMES and DATA.TEST_CROP_SIZE.
+
+    The model resizes its position embeddings. The short side of the frame scales with the crop.
+    """
+    vit, data = tree["VIT"], tree["DATA"]
+    # Ignore values that are not integers: the validation of the overrides rejects them later.
+    frames, crop = (
+        int(text) if (text := str(overrides.get(key))[:10]).isdecimal() else 0
+        for key in ("DATA.NUM_FRAMES", "DATA.TEST_CROP_SIZE")
+    )
+    if frames:
+        data["NUM_FRAMES"] = frames
+        vit["TEMPORAL_RESOLUTION"] = max(1, frames // vit["PATCH_SIZE_TEMP"])
+    if crop:
+        data["TEST_SHORT_SIDE"] = round(data["TEST_SHORT_SIDE"] * crop / data["TEST_CROP_SIZE"])
+        data["TEST_CROP_SIZE"] = crop
+
+
 def _class_names(file: HubFile) -> list[str]:
     labels = file.content.get("id2label")
     if labels is None:
@@ -161,7 +182,7 @@ def _model_tree(file: HubFile, kind: str, num_classes: int) -> dict[str, Any]:
         "EMBED_DIM": width,
         "DEPTH": file.size("num_hidden_layers", 12),
         "NUM_HEADS": file.size("num_attention_heads", 12),
-        # The model rounds width * ratio down.
+        # The model computes int(width * ratio), which must equal `hidden` despite rounding errors.
         "MLP_RATIO": ratio if int(width * ratio) == hidden else (hidden + 0.5) / width,
         "CHANNELS": file.size("num_channels", 3),
         "GELU": _GELUS[activation],
@@ -169,6 +190,7 @@ def _model_tree(file: HubFile, kind: str, num_classes: int) -> dict[str, Any]:
         "USE_MLP": False,
         "IM_PRETRAINED": False,
         "POS_CROP_SIZE": size,
+        "POS_NUM_FRAMES": frames,
         **_VIT_KEYS[kind](file),
     }
     vit.setdefault("FINAL_NORM_EPS", vit["NORM_EPS"])
@@ -179,7 +201,7 @@ def _model_tree(file: HubFile, kind: str, num_classes: int) -> dict[str, Any]:
     vit["TEMPORAL_RESOLUTION"] = frames // vit["PATCH_SIZE_TEMP"]
     if vit["TEMPORAL_RESOLUTION"] * (size // vit["PATCH_SIZE"]) ** 2 > _MAX_SIZE:
         raise file.fail("image_size", f"so small that a clip has at most {_MAX_SIZE} tokens")
-    # Sampling rate and test clips of the papers. TimeSformer's clips span about 256 frames.
+    # Sampling rate and number of test clips from the papers. A TimeSformer clip spans 256 frames.
     apart, clips = {"videomae": (4, 5), "vivit": (2, 4)}.get(kind, (max(1, 256 // frames), 1))
     return {
         "VIT": vit,
@@ -190,7 +212,7 @@ def _model_tree(file: HubFile, kind: str, num_classes: int) -> dict[str, Any]:
 
 
 def _side(file: HubFile) -> int:
-    """The side length of a crop: an integer, or a list of two equal ones."""
+    """The side length of a crop: an integer, or a list of two equal integers."""
     value = file.content.get("image_size", 224)
     if isinstance(value, list) and len(value) == 2 and value[0] == value[1]:
         value = value[0]
@@ -225,8 +247,9 @@ def _videomae(file: HubFile) -> dict[str, Any]:
         "CLS_TOKEN": False,
         "PATCH_SIZE": file.size("patch_size", 16),
         "PATCH_SIZE_TEMP": file.size("tubelet_size", 2),
-        "QKV_BIAS": file.flag("qv_bias", True),
-        "FINAL_NORM_EPS": 1e-5,  # of `fc_norm`; not in config.json
+        # Older config.json files name this flag qkv_bias.
+        "QKV_BIAS": file.flag("qkv_bias", file.flag("qv_bias", True)),
+        "FINAL_NORM_EPS": 1e-5,  # epsilon of `fc_norm`; not in config.json
     }
 
 
@@ -246,7 +269,7 @@ _VIT_KEYS: dict[str, Callable[[HubFile], dict[str, Any]]] = {
     "videomae": _videomae,
     "timesformer": _timesformer,
 }
-# Default values of `num_frames`.
+# Defaults of `num_frames` in transformers, by model type.
 _FRAMES = {"vivit": 32, "videomae": 16, "timesformer": 8}
 
 
@@ -290,18 +313,19 @@ def _edge(file: HubFile, key: str, default: int) -> int:
     value = default if value is None else value
     if isinstance(value, dict):
         if key == "size":
-            value = value.get("shortest_edge")
+            value = None if value.get("longest_edge") else value.get("shortest_edge")
         else:
             value = value.get("height") if value.get("height") == value.get("width") else None
     if type(value) is not int or not 1 <= value <= _MAX_SIZE:
-        expected = "a shortest_edge" if key == "size" else "a square"
+        expected = "a shortest_edge alone" if key == "size" else "a square"
         raise file.fail(key, f"{expected} of 1 to {_MAX_SIZE} pixels")
     return value
 
 
 def _read_weights(folder: str) -> tuple[str, dict[str, Tensor]]:
-    path, index_path = os.path.join(folder, WEIGHTS), os.path.join(folder, INDEX)
+    path, index_path, old_path = (os.path.join(folder, x) for x in (WEIGHTS, INDEX, OLD_WEIGHTS))
     if os.path.isfile(path) or not os.path.isfile(index_path):
+        path = path if os.path.isfile(path) or not os.path.isfile(old_path) else old_path
         return path, read_weights(path)
     index = HubFile(index_path)
     files = index.content.get("weight_map")
@@ -317,11 +341,19 @@ def _read_weights(folder: str) -> tuple[str, dict[str, Tensor]]:
 
 def _with_unused(weights: dict[str, Tensor], vit: dict[str, Any]) -> dict[str, Tensor]:
     """Add zeros for parameters that the model has, but does not use with these settings."""
-    width, patch = vit["EMBED_DIM"], vit["PATCH_SIZE"]
-    flat = vit["PATCH_SIZE_TEMP"] > 1
-    name = "patch_embed.proj" if flat else "patch_embed_3d.proj"
-    shape = (width, vit["CHANNELS"], *(() if flat else (1,)), patch, patch)
-    unused = {f"{name}.weight": shape, f"{name}.bias": (width,)}
+    names = ("patch_embed_3d.proj", "patch_embed.proj")
+    used, unused = names if vit["PATCH_SIZE_TEMP"] > 1 else names[::-1]
+    kernel = weights.get(f"{used}.weight", torch.empty(0))
+    if kernel.ndim not in (4, 5):
+        return weights  # loading the weights will report this wrong shape
+    width, channels, *_, rows, columns = kernel.shape
+    depth = (1,) if used == "patch_embed.proj" else ()
+    shapes = {
+        f"{unused}.weight": (width, channels, *depth, rows, columns),
+        f"{unused}.bias": (width,),
+    }
     if vit["POS_EMBED"] == "joint":
-        unused["pos_embed"] = (1, (vit["POS_CROP_SIZE"] // patch) ** 2 + 1, width)
-    return {**{key: torch.zeros(shape) for key, shape in unused.items()}, **weights}
+        side = vit["POS_CROP_SIZE"] // vit["PATCH_SIZE"]
+        shapes["pos_embed"] = (1, side**2 + 1, width)
+    # Use `expand`, which allocates no memory: sizes in config.json may be huge.
+    return {**{key: torch.zeros(1).expand(shape) for key, shape in shapes.items()}, **weights}

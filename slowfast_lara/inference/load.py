@@ -19,7 +19,7 @@ from slowfast_lara.data.epickitchens import annotations_folder
 from slowfast_lara.errors import CheckpointError, ConfigError, DataError, InputError
 from slowfast_lara.inference import hub
 from slowfast_lara.inference.export_folder import DESCRIPTION, SAFETENSORS, read_description
-from slowfast_lara.inference.hugging_face import is_hub_folder, read_hub_folder
+from slowfast_lara.inference.hugging_face import is_hub_folder, read_hub_folder, resize_clips
 from slowfast_lara.inference.model import TrainedModel, new_network
 from slowfast_lara.inference.scoring import views_at_a_time
 from slowfast_lara.labels import label_kind
@@ -66,7 +66,8 @@ def load(
         attention: name of an attention that replaces the trained one, without training:
             "exact", an estimator, or "lara-recommended" (LARA with the recommended options).
         classes: a file of class names, to use instead of the names in the checkpoint.
-        overrides: config overrides: a mapping {KEY: VALUE}, or KEY, VALUE, KEY, VALUE, ...
+        overrides: config overrides: a mapping {KEY: VALUE}, or KEY, VALUE, KEY, VALUE, ... For a
+            folder of transformers, DATA.NUM_FRAMES and DATA.TEST_CROP_SIZE resize pos_embed.
         options: `num_landmarks` and the options of the attention, e.g. `beta=2.0`.
 
     Returns:
@@ -79,8 +80,8 @@ def load(
     if source.startswith(hub.SCHEME):
         source = hub.download(source, revision)
     elif revision is not None:
-        raise InputError(f"revision is {revision!r:.80}; only models at {hub.SCHEME} have one")
-    found = _find(source, None if weights is None else os.fspath(weights))
+        raise InputError(f"revision is {revision!r:.80}; only {hub.SCHEME} models have a revision")
+    found = _find(source, None if weights is None else os.fspath(weights), overrides)
     cfg = _single_process(config_of(found.config, found.config_path, overrides), overrides)
     trained = saved_config.check_model(found.path, found.content, cfg, swap_attention=True)
     states, averaged = checkpoint.weights_to_use(
@@ -97,13 +98,13 @@ def load(
     return model if device is None else model.to(device)
 
 
-def _find(source: str, weights: str | None) -> ModelSource:
+def _find(source: str, weights: str | None, overrides: Overrides) -> ModelSource:
     if weights is not None:
         tree = read_with_bases(find_config(source))
         return ModelSource(weights, _read_checkpoint(weights), tree, source)
     if os.path.isdir(source):
         if is_hub_folder(source):
-            return _from_hub(source)
+            return _from_hub(source, overrides)
         description = read_description(source)
         if description is not None:
             return _from_export(source, description)
@@ -115,7 +116,7 @@ def _find(source: str, weights: str | None) -> ModelSource:
     if not os.path.exists(source):
         raise InputError(f"{source}: no such run or checkpoint (a config also needs weights)")
     if source.endswith((".yaml", ".yml")):
-        raise InputError(f"{source} is a config; it also needs weights")
+        raise InputError(f"{source} is a config; its weights must also be given")
     run_folder = os.path.dirname(os.path.dirname(os.path.abspath(source)))
     return _with_config(source, _read_checkpoint(source), os.path.join(run_folder, CONFIG))
 
@@ -127,8 +128,9 @@ def _from_export(folder: str, description: dict[str, Any]) -> ModelSource:
     return ModelSource(path, content, tree, os.path.join(folder, DESCRIPTION))
 
 
-def _from_hub(folder: str) -> ModelSource:
+def _from_hub(folder: str, overrides: Overrides) -> ModelSource:
     path, tree, weights, names = read_hub_folder(folder)
+    resize_clips(tree, dict(override_pairs(overrides)))
     content = {"model_state": weights, "class_names": names, "cfg": to_yaml(tree)}
     return ModelSource(path, content, tree, folder)
 
@@ -139,7 +141,7 @@ def _read_checkpoint(path: str) -> dict[str, Any]:
 
 
 def _with_config(path: str, content: dict[str, Any], run_config: str) -> ModelSource:
-    """Use the config in the checkpoint or, if it has none (version 0.1), that of the run."""
+    """Use the config in the checkpoint or, if it has none (version 0.1), the config of the run."""
     tree = saved_config.saved_config(content)
     if tree is not None:
         _check_origin(path, content)
@@ -150,7 +152,7 @@ def _with_config(path: str, content: dict[str, Any], run_config: str) -> ModelSo
 
 
 def _check_origin(path: str, content: dict[str, Any]) -> None:
-    """Raise an error or log a warning for settings of another program that differ here."""
+    """Check a checkpoint of PySlowFast or Motionformer for settings that change its scores."""
     tree = saved_config.checkout_config(content)
     if tree is None:
         return
@@ -212,7 +214,7 @@ def _class_names(source: ModelSource, cfg: CfgNode, classes: str | None) -> list
     if classes is not None:
         return class_names(classes, count, "")
     if names is None:
-        with contextlib.suppress(DataError):  # as in training, ignore unsuitable names
+        with contextlib.suppress(DataError):  # ignore invalid class names, as training does
             return class_names(None, count, annotations_folder(cfg))
         return numbered(count)
     if type(names) is not list or len(names) != count or {*map(type, names)} != {str}:

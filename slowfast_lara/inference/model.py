@@ -34,7 +34,7 @@ from slowfast_lara.runs.checkpoint import TrainedAttention, load_weights
 logger = logging.getLogger(__name__)
 
 MAX_VIEWS = 30
-_MAX_NUMBER = 1e6  # largest frame rate, and largest window or stride in seconds
+_MAX_NUMBER = 1e6  # upper limit of frame rates, and of windows and strides in seconds
 
 # A video's frames, uint8 RGB [T,H,W,3], or its path: a file, or a folder of extracted frames.
 VideoInput = str | os.PathLike[str] | np.ndarray | Tensor
@@ -54,8 +54,8 @@ class TrainedModel:
         class_names: a name for each class.
         path: the file that the weights were loaded from.
         averaged: whether `network` has the EMA weights of the checkpoint.
-        from_seed: names of the buffers that are not from the file, but drawn from the seed: those
-            of an attention that replaced the trained one.
+        from_seed: names of the buffers that were drawn from the seed, not loaded from the file.
+            Only an attention that replaced the trained one has such buffers.
     """
 
     def __init__(
@@ -143,7 +143,7 @@ class TrainedModel:
             return torch.cat((pool_scores(scores, cfg), mean_of_views(features, cfg)))
 
         (output,), num_views = self._pooled_outputs(video, views, None, compute, pool)
-        assert isinstance(output, np.ndarray)  # for a single video, an error is raised
+        assert isinstance(output, np.ndarray)  # a single video raises its DecodeError
         scores, features = np.split(output, sizes[:1])
         return self._prediction(video, scores, num_views), features
 
@@ -186,7 +186,7 @@ class TrainedModel:
     ) -> Iterator[Window]:
         """Classify sliding windows of a video of any length, in constant memory.
 
-        Times are the frames' timestamps, also if the frame rate varies.
+        Window times come from the frames' timestamps, so the frame rate may vary.
 
         Args:
             video: a path, frames uint8 RGB [T,H,W,3], or an iterable of frames [H,W,3].
@@ -267,7 +267,8 @@ class TrainedModel:
     ) -> tuple[list[np.ndarray | DecodeError], int]:
         """Outputs of `compute`, pooled over the views of each video; and the number of views.
 
-        The output of a video that cannot be read is its error; a single video raises it.
+        For a list of videos, the output of an unreadable video is its DecodeError. For a single
+        video, the error is raised.
         """
         check_positive("fps", fps)
         cfg = with_views(self.cfg, views)
@@ -290,7 +291,7 @@ class TrainedModel:
         compute: Callable[..., Tensor],
         pool: Callable[[Tensor, CfgNode], Tensor],
     ) -> list[np.ndarray | DecodeError]:
-        """The pooled output of each video of one batch, or the error of a video that has none."""
+        """The pooled output or the DecodeError of each video of one batch."""
         read_views = dataset_class(cfg, "TEST").read_views
         found = [
             source if isinstance(source, DecodeError) else _or_error(read_views, source, cfg)
@@ -318,8 +319,9 @@ def new_network(cfg: CfgNode) -> nn.Module:
     """Build the network of a config; the global random state stays unchanged."""
     try:
         with torch.random.fork_rng(devices=[]):
-            return build_model(cfg)
-    except (RuntimeError, MemoryError, TypeError) as error:  # PyTorch raises these for absurd sizes
+            # On a GPU, build_model would measure kernels for training batches, too.
+            return build_model(with_overrides(cfg, ["TRAIN.ENABLE", False]))
+    except (RuntimeError, MemoryError, TypeError) as error:  # from PyTorch, for layers too large
         raise ConfigError(f"cannot build the model of this config: {first_line(error)}") from None
 
 
@@ -327,7 +329,7 @@ def _attention_overrides(cfg: CfgNode, attention: str | None, options: dict[str,
     name, preset = resolve_attention(chosen_estimator(cfg) if attention is None else attention)
     keys = {key: f"VIT.{name}.{key}".upper() for key in estimator_options(name)}
     keys["num_landmarks"] = "VIT.APPROX_ATTN_DIM"
-    # An estimator requires ATTN_DROPOUT 0 in the config; inference has no dropout anyway.
+    # Estimators require ATTN_DROPOUT 0 in the config; inference applies no dropout anyway.
     overrides: list[Any] = ["VIT.APPROX_ATTN_TYPE", name, "VIT.ATTN_DROPOUT", 0.0]
     for key, value in {**preset, **options}.items():
         if key not in keys:
@@ -377,7 +379,7 @@ def _as_array(frames: Any) -> np.ndarray:
     try:
         return frames.detach().cpu().numpy() if isinstance(frames, Tensor) else np.asarray(frames)
     except (TypeError, ValueError, RuntimeError):
-        # Sparse tensors, dtypes that NumPy lacks, ragged lists.
+        # NumPy cannot hold sparse tensors, ragged lists and some dtypes of PyTorch.
         raise _invalid_video(frames) from None
 
 

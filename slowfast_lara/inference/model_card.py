@@ -9,7 +9,7 @@ from typing import Any
 
 from slowfast.utils.checkpoint import get_checkpoint_dir
 
-from slowfast_lara.errors import UserError, printable
+from slowfast_lara.errors import UserError, counted, printable
 from slowfast_lara.inference.model import TrainedModel
 from slowfast_lara.models.attention_config import chosen_estimator, display_name
 from slowfast_lara.runs import checkpoint, saved_config
@@ -38,7 +38,7 @@ classifier.""",
 }
 
 
-# Read by the Hugging Face Hub.
+# YAML metadata of the model card, which the Hugging Face Hub reads.
 _METADATA = """---
 library_name: slowfast_lara
 pipeline_tag: video-classification
@@ -80,7 +80,7 @@ def _training_set(model: TrainedModel, content: dict[str, Any]) -> str:
 
 
 def _code(text: str) -> str:
-    """Text of a foreign file as a Markdown code span: no markup, no HTML, one table cell."""
+    """Untrusted text as a Markdown code span: without markup or HTML, valid in a table cell."""
     return "`" + printable(text).replace("`", r"\x60").replace("|", r"\x7c") + "`"
 
 
@@ -106,7 +106,7 @@ def _accuracy(model: TrainedModel) -> str:
                 for key, name in TEST_METRICS.items()
                 if key in final
             ]
-            return f"{', '.join(metrics)} on {int(final['num_videos'])} test videos" + (
+            return f"{', '.join(metrics)} on {counted(int(final['num_videos']), 'test video')}" + (
                 f"; {failed} more could not be read" if failed else ""
             )
     return "not tested with these weights and settings"
@@ -115,7 +115,8 @@ def _accuracy(model: TrainedModel) -> str:
 def _is_test_of(run: RunRecord, model: TrainedModel) -> bool:
     with open(os.path.join(run.folder, TEST_PREFIX + CONFIG), encoding="utf-8") as file:
         tested = {"cfg": file.read()}
-    saved_config.check_model(run.folder, tested, model.cfg)  # raises if settings differ
+    # Raises if the config of the test has other model settings.
+    saved_config.check_model(run.folder, tested, model.cfg)
     if saved_config.saved_value(tested, "TEST.USE_EMA") != model.cfg.TEST.USE_EMA:
         return False
     # The run may have tested a checkpoint of another run, so compare the path of the tested

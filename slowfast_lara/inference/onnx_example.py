@@ -18,7 +18,7 @@ FOLDER = Path(__file__).resolve().parent
 
 def read_clip(video, spec):
     """Read the first clip of a video, centre crop: float32 [1, 3, frames, size, size]."""
-    _, _, frames, size, _ = spec["shape"]
+    frames = spec["shape"][2]
     span = frames * spec["sampling_rate"] * frame_rate(video, spec["fps"]) / spec["fps"]
     whole = spec["dataset"].lower() == "ssv2"
     with av.open(video) as container:
@@ -29,7 +29,7 @@ def read_clip(video, spec):
         indices = (np.arange(frames) + 0.5) * len(images) / frames
     else:
         indices = np.linspace(0, span - 1, frames)
-    clip = [crop(images[i], size) for i in indices.clip(0, len(images) - 1).astype(int)]
+    clip = [crop(images[i], spec) for i in indices.clip(0, len(images) - 1).astype(int)]
     pixels = (np.stack(clip) / 255 - spec["mean"]) / spec["std"]
     if spec["channels"] == "BGR":
         pixels = pixels[..., ::-1]
@@ -75,25 +75,42 @@ def display(frame, sample_aspect):
     return pixels[:: -1 if d < 0 else 1, :: -1 if a < 0 else 1]
 
 
-def crop(image, size):
-    """Scale an image bilinearly so that its shorter side is `size`, and crop the centre."""
+def crop(image, spec):
+    """Scale an image bilinearly to the short side of `spec`, and crop the centre."""
     height, width = image.shape[:2]
-    short = min(height, width)
-    rows, columns = height * size // short, width * size // short
-    top, left = -((size - rows) // 2), -((size - columns) // 2)
-    y, x = centres(height, rows)[top : top + size], centres(width, columns)[left : left + size]
-    y0, x0 = y.astype(int), x.astype(int)
-    y1, x1 = np.minimum(y0 + 1, height - 1), np.minimum(x0 + 1, width - 1)
-    y, x = (y - y0)[:, None, None], (x - x0)[:, None]
-    upper = image[y0][:, x0] * (1 - x) + image[y0][:, x1] * x
-    lower = image[y1][:, x0] * (1 - x) + image[y1][:, x1] * x
-    return np.rint(upper * (1 - y) + lower * y)
+    rows, columns = (side * spec["short_side"] // min(height, width) for side in (height, width))
+    antialias = spec["resize"] == "pillow"
+    y, x = (
+        weights(old, new, antialias)[centre(new, spec["shape"][3], round_up=not antialias)]
+        for old, new in ((height, rows), (width, columns))
+    )
+    across = np.einsum("xw,hwc->hxc", x, image, optimize=True)
+    if antialias:
+        across = rounded(across)  # Pillow stores the horizontally scaled image with 8 bits
+    return rounded(np.einsum("yh,hxc->yxc", y, across, optimize=True))
 
 
-def centres(length, scaled_length):
-    """Positions of the pixel centres of the scaled image, in pixels of the original."""
-    positions = (np.arange(scaled_length) + 0.5) * length / scaled_length - 0.5
-    return positions.clip(0, length - 1)
+def centre(length, size, round_up):
+    """The middle `size` of `length` pixels."""
+    start = (length - size + round_up) // 2
+    return slice(start, start + size)
+
+
+def weights(length, scaled_length, antialias):
+    """Matrix [scaled_length, length] that scales a row of pixels bilinearly."""
+    scale = length / scaled_length
+    positions = (np.arange(scaled_length) + 0.5)[:, None] * scale - 0.5
+    width = max(scale, 1) if antialias else 1
+    if not antialias:
+        positions = positions.clip(0, length - 1)
+    values = (1 - abs(np.arange(length) - positions) / width).clip(0)
+    values /= values.sum(axis=1, keepdims=True)
+    # Pillow rounds the filter weights to 22 bits.
+    return rounded(values * 2**22) / 2**22 if antialias else values
+
+
+def rounded(pixels):
+    return np.floor(pixels + 0.5)
 
 
 if __name__ == "__main__":

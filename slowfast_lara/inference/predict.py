@@ -74,7 +74,7 @@ def predict_videos(
                 out.fail(video, reason)
                 code = BAD_INPUT
             except KeyboardInterrupt:
-                print_error(f"interrupted at {video}; the files contain the videos before it")
+                print_error(f"interrupted at {video}; output files contain the videos before it")
                 return INTERRUPTED
     return code
 
@@ -110,10 +110,10 @@ def _score_windows(
     plot: str | None,
     out: PredictionFiles,
 ) -> None:
-    """Score the windows of a video in one pass; print them, write rows, the copy and the plot."""
+    """Score the windows of a video; print them and write them to `out`, `copy` and `plot`."""
     timeline, ranking = Timeline(), Ranking([], [], [])
     with ExitStack() as stack:
-        # Open the output before the video: an error of the output must not count as a bad video.
+        # Open the output before the video: an output error must not count as a bad video.
         temporary = stack.enter_context(atomic_write(copy)) if copy else None
         fps, frames = stack.enter_context(open_frames(video, model.cfg.DATA.TARGET_FPS))
         writer = stack.enter_context(closing(VideoWriter(temporary, fps))) if temporary else None
@@ -135,7 +135,7 @@ def _score_windows(
 
 def _annotate(image: np.ndarray, ranking: Ranking) -> np.ndarray:
     """Append a panel with the three best classes below a frame."""
-    image = enlarge(image, 360)  # so that the panel is readable
+    image = enlarge(image, 360)  # a narrower panel would be unreadable
     width = image.shape[1]
     panel = score_panel(ranking.names, ranking.scores, 3, width, max(13, width // 28))
     return np.concatenate((image, panel))

@@ -70,7 +70,7 @@ class Prediction(Sequence[ClassScore]):
         names: a name for each class.
         num_views: number of views (clips x crops) averaged.
         path: the path of the video; None for frames in memory.
-        error: why the video of a list has no prediction; None if it has one.
+        error: why a video of a list could not be read; None if it could.
         kind: the kind of labels of the model; None: one class per video.
     """
 
@@ -84,7 +84,7 @@ class Prediction(Sequence[ClassScore]):
     def top(self, count: int = 5) -> Ranking:
         """The `count` classes with the highest scores: their indices, names and scores.
 
-        For a model of verbs and nouns, the best actions; a score is the product of two scores.
+        For a model of verbs and nouns, the best actions; their score is verb score * noun score.
         """
         if self.error is not None:
             raise DecodeError(f"{self.path or 'frames'}: {self.error}")
@@ -113,8 +113,8 @@ class Prediction(Sequence[ClassScore]):
     def __len__(self) -> int:
         return len(self.scores) if self.kind is None else math.prod(self.kind.parts.values())
 
-    def __iter__(self) -> Iterator[ClassScore]:  # ranks once, not once per class
-        return iter(self[:])
+    def __iter__(self) -> Iterator[ClassScore]:
+        return iter(self[:])  # a slice sorts the classes once; self[i] would sort them for every i
 
     @overload
     def __getitem__(self, index: int) -> ClassScore: ...

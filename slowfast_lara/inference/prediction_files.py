@@ -95,7 +95,7 @@ class PredictionFiles:
     def add(
         self, values: Sequence[Any], ranking: Ranking, parts: Mapping[str, Ranking] | None = None
     ) -> None:
-        """Add a video or window: the values of the columns before "rank", and the top classes."""
+        """Add a video or window; `values` fill the columns before "rank"."""
         by_part = {name: part.to_dict() for name, part in (parts or {}).items()}
         row = {**dict(zip(self._columns, values)), **ranking.to_dict(), **by_part}
         self._write_json(self._separator + json.dumps(row))

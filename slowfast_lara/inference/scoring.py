@@ -9,7 +9,7 @@ import torch
 from fvcore.common.config import CfgNode
 from torch import Tensor, nn
 
-from slowfast_lara.models.numerics import cpu_threads, gpu_arithmetic
+from slowfast_lara.models.numerics import autocast_dtype, cpu_threads, gpu_arithmetic
 
 
 def to_device(x: Tensor, device: torch.device) -> Tensor:
@@ -22,10 +22,9 @@ def to_device(x: Tensor, device: torch.device) -> Tensor:
 
 
 def autocast(cfg: CfgNode, device: torch.device) -> contextlib.AbstractContextManager[None]:
-    """The autocast context of the config: mixed precision, or none."""
-    if not cfg.SOLVER.USE_MIXED_PRECISION:
-        return contextlib.nullcontext()
-    return torch.autocast(device.type, dtype=getattr(torch, cfg.SOLVER.PRECISION))
+    """Autocast context if the config sets mixed precision, otherwise a null context."""
+    dtype = autocast_dtype(cfg, device)
+    return torch.autocast(device.type, dtype=dtype) if dtype else contextlib.nullcontext()
 
 
 def views_at_a_time(cfg: CfgNode) -> int:
@@ -37,10 +36,10 @@ def views_at_a_time(cfg: CfgNode) -> int:
 def view_outputs(
     model: nn.Module, views: Tensor, cfg: CfgNode, compute: Callable[..., Tensor] | None = None
 ) -> Tensor:
-    """Outputs of the model, or of its method `compute`, for each view: float64, on the CPU.
+    """Compute the output of `compute` (default: of the model) for each view: float64, on the CPU.
 
-    Results are bitwise the same in a test and in a user's process. Mixed precision is off on a
-    CPU: on a CPU without half-precision instructions it took 20 times as long as float32.
+    Outputs are bitwise the same in a test and after `slowfast_lara.load`. Mixed precision is not
+    used on a CPU: without half-precision instructions, it took 20 times as long as float32.
     """
     weight = next(model.parameters())
     on_cpu = weight.device.type == "cpu"
@@ -50,7 +49,7 @@ def view_outputs(
             (compute or model)([part.to(weight.device, weight.dtype)])
             for part in views.split(views_at_a_time(cfg))
         ]
-    return torch.cat(outputs).cpu().double()  # first to the CPU: mps has no float64
+    return torch.cat(outputs).cpu().double()  # convert on the CPU: mps has no float64
 
 
 def mean_of_views(outputs: Tensor, cfg: CfgNode) -> Tensor:
@@ -65,7 +64,7 @@ def pool_scores(outputs: Tensor, cfg: CfgNode) -> Tensor:
 
 
 def score_views(model: nn.Module, views: Tensor, cfg: CfgNode) -> Tensor:
-    """Class scores of one video, float32 [classes]: those of its views, averaged by default.
+    """Class scores of one video, float32 [classes]: the scores of its views, averaged by default.
 
     A batch never has views of two videos, so the scores do not depend on how videos are
     distributed over processes.

@@ -31,7 +31,8 @@ class Window(NamedTuple):
         start: start of the window, in seconds from the start of the video.
         end: end of the window, in seconds from the start of the video.
         scores: float32 [classes], as those of a `Prediction`.
-        full: False if the window would begin before the video; `run` marks the last one as full.
+        full: False for windows at the start of the video that are shorter than `window`. The last
+            window from `run` is always marked as full.
         names: a name for each class.
         kind: the kind of labels of the model; None: one class per video.
     """
@@ -56,8 +57,8 @@ class WindowScorer:
     """Scores the most recent window of frames once per stride; uses the centre crop.
 
     `window` and `stride` are in seconds. Default of `window`: the time span of a clip, or 4 for
-    Ssv2 models. Default of `stride`: half a window. The times of the frames decide which frames are
-    in a window, and after which frame it ends. Both are rounded to the nearest frame.
+    Ssv2 models. Default of `stride`: half a window. The timestamps of the frames determine which
+    frames a window contains; its start and end are rounded to the nearest frame.
     """
 
     def __init__(
@@ -72,11 +73,12 @@ class WindowScorer:
         self._model, self._cfg, self._names = model, cfg, names
         self._window = window or dataset_class(cfg, "TEST").window_seconds(cfg)
         self._stride = stride or self._window / 2
-        self._length = max(1, round(self._window * fps))  # in frames, on average
+        self._length = max(1, round(self._window * fps))  # average frames per window
         self._half_frame = 0.5 / fps
-        # A limit, so that frames with damaged timestamps do not fill the memory.
+        # Limit the number of frames: damaged timestamps must not fill the memory.
         limit = max(self._length, round(self._window * MAX_FPS))
-        self._recent: deque[tuple[float, np.ndarray]] = deque(maxlen=limit)  # start, cropped frame
+        # (start time in seconds, cropped frame) of each frame of the current window.
+        self._recent: deque[tuple[float, np.ndarray]] = deque(maxlen=limit)
         self._position = (False, 0)
         data = cfg.DATA
         self._normalize = Normalize(data.MEAN, data.STD, data.REVERSE_INPUT_CHANNEL)
@@ -84,8 +86,8 @@ class WindowScorer:
     def run(self, frames: Iterable[TimedFrame]) -> Iterator[tuple[np.ndarray, Window | None]]:
         """Yield each frame with the window that ends with this frame, or None.
 
-        A window always ends with the last frame and is marked as full, so that a video shorter than
-        one window has one full window.
+        The last frame always ends a window. This window is marked as full, so that a video shorter
+        than `window` has one full window.
         """
         previous = None
         for frame in frames:
@@ -101,13 +103,16 @@ class WindowScorer:
         first = frame.end - self._window
         while len(self._recent) > 1 and self._recent[1][0] <= first + self._half_frame:
             self._recent.popleft()
-        # The first full window ends after `window` seconds, and one more after every stride. Before
-        # that, a partial window ends after every stride.
+        # Partial windows end once per stride, until the first full window ends after `window`
+        # seconds. From then on, full windows end once per stride.
         before, self._position = self._position, self._position_at(frame.end)
         return self._score(frame.end) if self._position != before else None
 
     def _position_at(self, end: float) -> tuple[bool, int]:
-        """Whether a full window has ended by `end`, and the strides since then, or since 0."""
+        """Whether the first full window has ended by `end`, and the number of strides since then.
+
+        If it has not ended, the strides are counted from the start of the video.
+        """
         is_full = end + self._half_frame >= self._window
         seconds = end + self._half_frame - (self._window if is_full else 0)
         return is_full, int(seconds / self._stride)
@@ -127,7 +132,7 @@ class WindowScorer:
         scores = score_views(self._model, clip[None], self._cfg).numpy()
         if not np.isfinite(scores).all():
             raise DecodeError(f"the scores at {end:.2f} seconds are not finite")
-        # The display time of the first frame may start long before the window.
+        # The oldest frame may have started long before the window.
         start = self._recent[0][0]
         if start < end - self._window - self._half_frame:
             start = end - self._window

@@ -13,11 +13,11 @@ from slowfast_lara.labels import top_classes
 
 
 class Timeline:
-    """Scores over time. At `capacity` points, adjacent points are averaged in pairs."""
+    """Scores over time. Once there are `capacity` points, adjacent points are averaged in pairs."""
 
     def __init__(self, capacity: int = 2048) -> None:
         self._capacity = capacity
-        self._points: list[np.ndarray] = []  # each [1 + classes]: time, scores
+        self._points: list[np.ndarray] = []  # arrays [1 + classes]: time, then scores
         self._windows_per_point = 1
         self._pending: list[np.ndarray] = []
 
@@ -40,7 +40,7 @@ class Timeline:
         return table[:, 0], table[:, 1:]
 
     def plot(self, path: str, names: Sequence[str], title: str, classes: int = 5) -> None:
-        """Plot the scores of the classes with the highest maxima: lines, or bars for one point."""
+        """Plot the classes with the highest peak scores: lines, or bars if there is one point."""
         times, scores = self.points()
         best = top_classes(torch.from_numpy(scores.max(0)), classes).tolist()
         with saved_figure(path, (9, 3.6)) as (_, (axis,)):

@@ -13,8 +13,8 @@ from slowfast_lara.errors import InputError
 def find_videos(paths: Sequence[str], *, frames_in_folders: bool) -> list[str]:
     """Replace each folder in `paths` by the video files below it, sorted.
 
-    A path that does not exist stays in the list; reading it fails later. With
-    `frames_in_folders`, a folder of images is one video.
+    A path that does not exist stays in the list; reading it fails later. If
+    `frames_in_folders` is set, a folder of images is one video.
     """
     videos: list[str] = []
     for path in paths:
@@ -38,7 +38,7 @@ def _walk(folder: str, frames_in_folders: bool) -> Iterator[str]:
 
 
 def output_paths(target: str | None, videos: Sequence[str], suffix: str) -> list[str | None]:
-    """Output path of each video: `target` if it ends in `suffix`, else a file in that folder."""
+    """Output path per video: `target` if it ends in `suffix`, else a file in folder `target`."""
     if target is None:
         return [None] * len(videos)
     if not target.lower().endswith(suffix):
@@ -46,7 +46,7 @@ def output_paths(target: str | None, videos: Sequence[str], suffix: str) -> list
         for video in videos:
             stem = os.path.splitext(os.path.basename(video.rstrip("/")))[0]
             path, number = os.path.join(target, stem + suffix), 2
-            while path in paths:  # videos in two folders have the same name
+            while path in paths:  # two videos have the same file name
                 path, number = os.path.join(target, f"{stem}_{number}{suffix}"), number + 1
             paths.append(path)
     elif len(videos) == 1:

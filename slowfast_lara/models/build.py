@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import logging
+from collections.abc import Sequence
+
 import torch
 from fvcore.common.config import CfgNode
 from torch import distributed, nn
 from torch.nn.parallel import DistributedDataParallel
 
-from slowfast_lara.attention import Estimator, has_kernels
 from slowfast_lara.attention.kernels import choice
-from slowfast_lara.models.attention_config import chosen_estimator
+from slowfast_lara.attention.kernels.verdicts import Call
+from slowfast_lara.models.numerics import autocast_dtype
 from slowfast_lara.models.registry import MODEL_REGISTRY
+
+logger = logging.getLogger(__name__)
 
 
 def build_model(cfg: CfgNode) -> nn.Module:
@@ -20,12 +25,18 @@ def build_model(cfg: CfgNode) -> nn.Module:
     if device.type != "cpu":  # not .to("cpu"): a model built on the meta device must stay there
         model = model.to(device)
     if device.type == "cuda":
-        resolve_kernels(model, cfg, device)
+        choose_kernels(cfg, device)
     if cfg.MODEL.COMPILE:
-        model.compile()  # in place, so that parameter names do not change
+        # In place, so that parameter names do not change. Under DDP, PyTorch splits the graph at
+        # the buckets, so that the all-reduce still overlaps with the backward pass.
+        model.compile()
     if distributed.is_initialized() and distributed.get_world_size() > 1:
         device_ids = [device] if device.type == "cuda" else None
-        model = DistributedDataParallel(model, device_ids=device_ids)
+        # forward_sync_buffers is False, because buffers are constant and equal on all ranks.
+        # static_graph would gain nothing: no parameter is unused, so DDP need not search for any.
+        model = DistributedDataParallel(
+            model, device_ids=device_ids, gradient_as_bucket_view=True, forward_sync_buffers=False
+        )
     return model
 
 
@@ -36,11 +47,30 @@ def device_of(cfg: CfgNode) -> torch.device:
     return torch.device("mps" if cfg.DEVICE == "mps" else "cpu")
 
 
-def resolve_kernels(model: nn.Module, cfg: CfgNode, device: torch.device) -> None:
-    """If VIT.KERNELS is auto, choose the same kernels on all ranks, before the first step."""
-    has_triton = cfg.VIT.ATTN_LAYER == "trajectory" or has_kernels(chosen_estimator(cfg))
-    if cfg.VIT.KERNELS == "auto" and has_triton:
-        mixed = cfg.SOLVER.USE_MIXED_PRECISION
-        dtype = getattr(torch, cfg.SOLVER.PRECISION) if mixed else torch.float32
-        sizes = (x.kernel_sizes for x in model.modules() if isinstance(x, Estimator))
-        choice.resolve(device, dtype, next(sizes, None), all_ranks=True)
+def choose_kernels(cfg: CfgNode, device: torch.device) -> None:
+    """If VIT.KERNELS is auto, choose the same kernels on all ranks before the first step."""
+    logger.info("Exact attention on %s uses flash or memory-efficient kernels, not cuDNN", device)
+    if cfg.VIT.KERNELS != "auto":
+        return
+    dtype = autocast_dtype(cfg, device)
+    if dtype is None:
+        logger.info("Using PyTorch kernels on %s: the precision is float32", device)
+        return
+    calls = calls_of(cfg, ["TRAIN", "TEST"] if cfg.TRAIN.ENABLE else ["TEST"], dtype)
+    if calls:
+        choice.decide(calls, device, all_ranks=True)
+
+
+def calls_of(cfg: CfgNode, parts: Sequence[str], dtype: torch.dtype) -> list[Call]:
+    """Record the operators with Triton kernels, and their shapes, in one forward pass per part.
+
+    Each of `parts` is TRAIN or TEST: its batch and crop size are used.
+    """
+    frames = (cfg.DATA.NUM_FRAMES,) if cfg.VIT.VIDEO_INPUT else ()
+    with choice.recorded_calls() as calls, torch.device("meta"), torch.no_grad():
+        model = MODEL_REGISTRY.get(cfg.MODEL.MODEL_NAME).from_config(cfg).to(dtype)
+        for part in parts:
+            batch = max(1, cfg[part].BATCH_SIZE // cfg.NUM_GPUS)
+            crop = cfg.DATA[f"{part}_CROP_SIZE"]
+            model([torch.empty(batch, cfg.VIT.CHANNELS, *frames, crop, crop, dtype=dtype)])
+    return calls

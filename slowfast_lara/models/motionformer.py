@@ -17,10 +17,10 @@ import torch
 from fvcore.common.config import CfgNode
 from torch import Tensor, nn
 from torch.nn import functional
-from torch.utils.checkpoint import checkpoint
 
 from slowfast_lara.attention import build_estimator, has_kernels
 from slowfast_lara.labels import label_kind
+from slowfast_lara.models.act_checkpoint import checkpointed
 from slowfast_lara.models.attention_config import chosen_estimator, estimator_settings
 from slowfast_lara.models.registry import MODEL_REGISTRY
 from slowfast_lara.models.space_time import ATTENTION_LAYERS, DIVIDED
@@ -37,6 +37,13 @@ def resize_positions(positions: Tensor, old: tuple[int, int], new: tuple[int, in
         return positions
     image = positions.transpose(1, 2).unflatten(2, old)
     return functional.interpolate(image, size=new, mode="bicubic").flatten(2).transpose(1, 2)
+
+
+def resize_times(times: Tensor, frames: int) -> Tensor:
+    """Resize temporal position embeddings linearly: [B,F,D] -> [B,frames,D]."""
+    if times.shape[1] == frames:
+        return times
+    return functional.interpolate(times.transpose(1, 2), size=frames, mode="linear").transpose(1, 2)
 
 
 def sincos_positions(number: int, dim: int) -> Tensor:
@@ -109,7 +116,13 @@ class Block(nn.Module):
 
 
 class PatchEmbed(nn.Module):
-    """Embedding of non-overlapping patches, 2-D or 3-D according to the length of `patch`."""
+    """Embedding of non-overlapping patches, 2-D or 3-D according to the length of `patch`.
+
+    `proj` holds the parameters under the names of Motionformer's checkpoints, but is not called.
+    Instead, `forward` computes the same result with a matmul: several versions of cuDNN 9 fail or
+    are orders of magnitude slower on a half-precision Conv3d whose stride equals its kernel size
+    (pytorch/pytorch#174051, #163539).
+    """
 
     def __init__(self, channels: int, dim: int, patch: tuple[int, ...]) -> None:
         super().__init__()
@@ -117,7 +130,13 @@ class PatchEmbed(nn.Module):
         self.proj = convolution(channels, dim, kernel_size=patch, stride=patch)
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.proj(x).flatten(2).transpose(1, 2)
+        """[B,channels,(T,)H,W] -> [B,patches,D]; T, H and W must be multiples of the patch size."""
+        sizes = self.proj.kernel_size
+        for axis, size in enumerate(sizes):
+            x = x.unflatten(2 + 2 * axis, (-1, size))
+        grid, within = range(2, x.ndim, 2), range(3, x.ndim, 2)
+        patches = x.permute(0, *grid, 1, *within).flatten(1, len(sizes)).flatten(2)
+        return functional.linear(patches, self.proj.weight.flatten(1), self.proj.bias)
 
 
 @MODEL_REGISTRY.register()
@@ -153,6 +172,7 @@ class VisionTransformer(nn.Module):
         video_input: bool = True,
         pos_embed: str = "separate",
         pos_crop_size: int = 224,
+        pos_frames: int = 0,
         cls_token: bool = True,
         num_registers: int = 0,
         gelu: str = "exact",
@@ -167,6 +187,7 @@ class VisionTransformer(nn.Module):
         head_drop: float = 0.0,
         pos_drop: float = 0.0,
         act_checkpoint: bool = False,
+        act_checkpoint_keep: str = "nothing",
         seed: int = 0,
         kernels: str = "auto",
     ) -> None:
@@ -174,8 +195,10 @@ class VisionTransformer(nn.Module):
         self.patch_size, self.patch_size_temp = patch_size, patch_size_temp
         self.channels, self.video_input, self.num_heads = channels, video_input, num_heads
         self.num_frames, self.act_checkpoint = num_frames if video_input else 1, act_checkpoint
+        self.act_checkpoint_keep = act_checkpoint_keep
         self.has_cls, self.num_registers = cls_token, num_registers
         self.base_grid = pos_crop_size // patch_size
+        self.base_frames = pos_frames or self.num_frames
         self.make_embeddings(dim, pos_embed)
         self.pos_drop = nn.Dropout(pos_drop)
 
@@ -222,7 +245,8 @@ class VisionTransformer(nn.Module):
     def make_embeddings(self, dim: int, pos_embed: str) -> None:
         """Create the embeddings of patches, tokens and positions.
 
-        Position embeddings are stored for crops of `pos_crop_size`, and resized for other crops.
+        Position embeddings are stored for crops of `pos_crop_size` and `pos_frames` temporal tokens
+        (0: `num_frames`), and resized for other crops and numbers of frames.
         """
         patch = (self.patch_size, self.patch_size)
         self.patch_embed = PatchEmbed(self.channels, dim, patch)
@@ -231,7 +255,7 @@ class VisionTransformer(nn.Module):
             self.cls_token = nn.Parameter(torch.zeros(1, 1, dim))
         if self.num_registers:
             self.register_tokens = nn.Parameter(torch.zeros(1, self.num_registers, dim))
-        tokens = self.base_grid**2 * self.num_frames
+        tokens = self.base_grid**2 * self.base_frames
         self.fixed_positions = pos_embed == "sincos"
         self.joint_positions = self.video_input and pos_embed == "joint"
         if self.fixed_positions:
@@ -241,7 +265,7 @@ class VisionTransformer(nn.Module):
         if self.joint_positions:
             self.st_embed = nn.Parameter(torch.zeros(1, tokens + 1, dim))
         elif self.video_input:
-            self.temp_embed = nn.Parameter(torch.zeros(1, self.num_frames, dim))
+            self.temp_embed = nn.Parameter(torch.zeros(1, self.base_frames, dim))
 
     @classmethod
     def from_config(cls, cfg: CfgNode) -> VisionTransformer:
@@ -265,6 +289,7 @@ class VisionTransformer(nn.Module):
             video_input=vit.VIDEO_INPUT,
             pos_embed=vit.POS_EMBED,
             pos_crop_size=vit.POS_CROP_SIZE,
+            pos_frames=vit.POS_NUM_FRAMES // vit.PATCH_SIZE_TEMP,
             cls_token=vit.CLS_TOKEN,
             num_registers=vit.NUM_REGISTERS,
             gelu=vit.GELU,
@@ -279,6 +304,7 @@ class VisionTransformer(nn.Module):
             head_drop=vit.HEAD_DROPOUT,
             pos_drop=vit.POS_DROPOUT,
             act_checkpoint=cfg.MODEL.ACT_CHECKPOINT,
+            act_checkpoint_keep=vit.ACT_CHECKPOINT_KEEP,
             seed=cfg.RNG_SEED,
             kernels=vit.KERNELS,
         )
@@ -286,7 +312,8 @@ class VisionTransformer(nn.Module):
     def initialise(self) -> None:
         """Initialise the parameters, and freeze those that the model does not use."""
         # At width 768, a standard deviation of 0.02 preserves the scale of activations. At width
-        # 96, every layer would shrink them to a third, and hundreds of steps would not train it.
+        # 96, 0.02 would shrink activations to a third in every layer; such a model did not learn
+        # in hundreds of steps.
         linear_std = 0.02 * (768 / len(self.norm.weight)) ** 0.5
         for module in self.modules():
             if isinstance(module, (nn.Linear, nn.Conv2d, nn.Conv3d)):
@@ -297,8 +324,8 @@ class VisionTransformer(nn.Module):
         for name in ("cls_token", "pos_embed", "st_embed", "register_tokens"):
             if hasattr(self, name):
                 nn.init.normal_(getattr(self, name), std=0.02)
-        # Motionformer's checkpoints hold both patch embeddings, so the model has both. The unused
-        # one is frozen, because DDP waits for the gradients of all parameters that are not frozen.
+        # Motionformer's checkpoints hold a 2-D and a 3-D patch embedding, so the model has both.
+        # The unused one is frozen, because DDP waits for gradients of all trainable parameters.
         unused = self.patch_embed if self.patch_size_temp > 1 else self.patch_embed_3d
         unused.requires_grad_(False)
         if self.joint_positions:
@@ -324,7 +351,7 @@ class VisionTransformer(nn.Module):
     def classify(self, features: Tensor) -> Tensor:
         """Logits in training mode, scores in eval mode: [B,D] -> [B,classes of all parts].
 
-        Scores are softmax of each part of the label or, with several classes per clip, sigmoid.
+        Scores are the softmax over each part of the label or, for multi-label models, the sigmoid.
         """
         features = self.head_drop(features)
         outputs = [getattr(self, head)(features) for head in self.heads]
@@ -338,7 +365,7 @@ class VisionTransformer(nn.Module):
         tokens = self.embed(clip)
         for block in self.blocks:
             if self.act_checkpoint and self.training:
-                tokens = checkpoint(block, tokens, self.num_frames, use_reentrant=False)
+                tokens = checkpointed(block, tokens, self.num_frames, self.act_checkpoint_keep)
             else:
                 tokens = block(tokens, self.num_frames)
         return self.pre_logits(
@@ -379,15 +406,15 @@ class VisionTransformer(nn.Module):
     def positions(self, grid: tuple[int, int]) -> Tensor:
         """Position embeddings of CLS and of F frames with a `grid` of patches, [1,1+F*P,D]."""
         base = (self.base_grid, self.base_grid)
-        if self.fixed_positions:
-            space = self.sincos.unflatten(1, (self.num_frames, -1))[0]
-            patches = resize_positions(space, base, grid).flatten(0, 1)
-            return torch.cat((torch.zeros_like(patches[:1]), patches))[None]
-        if self.joint_positions:
-            space = self.st_embed[:, 1:].unflatten(1, (self.num_frames, -1))[0]
-            patches = resize_positions(space, base, grid).flatten(0, 1)
-            return torch.cat((self.st_embed[:, :1], patches[None]), dim=1)
+        if self.fixed_positions or self.joint_positions:
+            stored = self.sincos if self.fixed_positions else self.st_embed[:, 1:]
+            patches = resize_positions(stored.unflatten(1, (self.base_frames, -1))[0], base, grid)
+            patches = resize_times(patches.transpose(0, 1), self.num_frames).transpose(0, 1)
+            patches = patches.flatten(0, 1)[None]
+            cls = torch.zeros_like(patches) if self.fixed_positions else self.st_embed
+            return torch.cat((cls[:, :1], patches), dim=1)
         space = resize_positions(self.pos_embed[:, 1:], base, grid)  # [1,P,D]
         if self.video_input:
-            space = (self.temp_embed[0].unsqueeze(1) + space).flatten(0, 1)[None]
+            times = resize_times(self.temp_embed, self.num_frames)
+            space = (times[0].unsqueeze(1) + space).flatten(0, 1)[None]
         return torch.cat((self.pos_embed[:, :1], space), dim=1)

@@ -2,9 +2,8 @@
 
 The first R tokens are the prefix: CLS and registers, usually CLS alone. The other tokens are the
 patches, frame-major. The prefix attends to all tokens, always with exact attention. Patches attend
-to the prefix only in joint and divided layers with exact attention, as in Motionformer. In
-trajectory layers they do not. With other estimators they do not either, because these group patches
-into landmarks.
+to the prefix only in joint and divided layers with exact attention, as in Motionformer. They do not
+attend to it in trajectory layers, nor with other estimators, which group patches into landmarks.
 
 Shapes: B batch, h heads, R prefix tokens, N = F*P patches, F frames, P tokens of a frame, d head
 size, D = h*d.
@@ -16,10 +15,11 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional
 
 from slowfast_lara.attention import Estimator
-from slowfast_lara.models.temporal import temporal_attention
+from slowfast_lara.attention.sdpa import fused_attention
+from slowfast_lara.attention.temporal import temporal_attention
+from slowfast_lara.attention.tensors import is_exporting
 
 
 class SpaceTimeAttention(nn.Module):
@@ -43,8 +43,19 @@ class SpaceTimeAttention(nn.Module):
 
     def queries_keys_values(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """[B,R+N,D] -> q, k and v, each [B,h,R+N,d]."""
-        qkv = self.qkv(x).unflatten(2, (3, self.num_heads, -1))
-        return qkv.permute(2, 0, 3, 1, 4).unbind(0)
+        q, k, v = _heads_first(self.project_tokens(x))
+        return q, k, v
+
+    def project_tokens(self, x: Tensor) -> Tensor:
+        """[B,R+N,D] -> queries, keys and values [B,R+N,3,h,d]."""
+        return self.qkv(x).unflatten(2, (3, self.num_heads, -1))
+
+    def prefix_and_patches(self, x: Tensor) -> tuple[Tensor, tuple[Tensor, Tensor, Tensor]]:
+        """Attention output of the prefix [B,h,R,d]; q, k and v of the patches, each [B,h,N,d]."""
+        split = _Split.apply if self.num_prefix and not _is_traced() else _split
+        prefix, k, v, *patches = split(self.project_tokens(x), self.num_prefix)
+        out = fused_attention(prefix, k, v) if self.num_prefix else prefix
+        return out, tuple(patches)
 
     def split(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """[B,h,R+N,d] -> the prefix [B,h,R,d] and the patches [B,h,N,d]."""
@@ -55,7 +66,7 @@ class SpaceTimeAttention(nn.Module):
         prefix, _ = self.split(q)
         if not self.num_prefix:
             return prefix
-        return functional.scaled_dot_product_attention(prefix, k, v)
+        return fused_attention(prefix, k, v)
 
     def project(self, prefix: Tensor, patches: Tensor) -> Tensor:
         """Prefix [B,h,R,d] and patches [B,N,D] -> the layer's output [B,R+N,D]."""
@@ -70,12 +81,12 @@ class JointAttention(SpaceTimeAttention):
     """Each patch attends to the patches of all frames."""
 
     def forward(self, x: Tensor, num_frames: int) -> Tensor:
-        q, k, v = self.queries_keys_values(x)
         if self.estimator.exact:
-            prefix, patches = self.split(self.estimator(q, k, v).squeeze(3))
+            out = self.estimator(*self.queries_keys_values(x)).squeeze(3)
+            prefix, patches = self.split(out)
         else:
-            patches = self.estimator(*(self.split(x)[1] for x in (q, k, v))).squeeze(3)
-            prefix = self.prefix_attention(q, k, v)
+            prefix, qkv = self.prefix_and_patches(x)
+            patches = self.estimator(*qkv).squeeze(3)
         return self.project(prefix, patches.transpose(1, 2).flatten(2))
 
 
@@ -112,7 +123,7 @@ class TimesformerAttention(DividedAttention):
     """Divided attention of TimeSformer (Bertasius et al., ICML 2021).
 
     Attention over time leaves the prefix unchanged. Attention over space has a copy of the prefix
-    in every frame; its output is the mean over frames.
+    in every frame; the prefix's output is the mean over these copies.
     """
 
     def forward(self, x: Tensor, num_frames: int) -> Tensor:
@@ -129,7 +140,7 @@ class TimesformerAttention(DividedAttention):
             torch.cat((prefix, group), dim=2)
             for prefix, group in zip(prefixes[1:], (k_group, v_group))
         )
-        prefix = functional.scaled_dot_product_attention(prefixes[0], keys, values)
+        prefix = fused_attention(prefixes[0], keys, values)
         prefix = prefix.unflatten(0, (len(x), num_frames)).mean(1)
         if self.estimator.exact:
             k_group, v_group = keys, values
@@ -151,12 +162,14 @@ class TrajectoryAttention(SpaceTimeAttention):
         self.project_values, self.kernels = project_values, kernels
 
     def forward(self, x: Tensor, num_frames: int) -> Tensor:
-        q, k, v = self.queries_keys_values(x)
-        paths = self.estimator(*(self.split(x)[1] for x in (q, k, v)), num_frames=num_frames)
+        prefix, qkv = self.prefix_and_patches(x)
+        paths = self.estimator(*qkv, num_frames=num_frames)
         paths = paths.permute(0, 3, 2, 1, 4).flatten(3)  # [B,F,N,D]
         # The result of the patch's own frame is the query of the temporal stage.
-        own = paths.unflatten(2, (num_frames, -1)).diagonal(dim1=1, dim2=2)  # [B,P,D,F]
-        own = own.permute(0, 3, 1, 2).flatten(1, 2)
+        if _is_traced():
+            own = own_frames(paths).flatten(1, 2)
+        else:
+            own, paths = _WithOwnFrames.apply(paths)
         own_q = self.proj_q(own).unflatten(2, (self.num_heads, -1))
         # Under autocast, own_q has autocast's dtype; the other arguments must have the same dtype.
         weight = self.proj_kv.weight.to(own_q.dtype)
@@ -164,7 +177,76 @@ class TrajectoryAttention(SpaceTimeAttention):
         patches = temporal_attention(
             own_q, paths.to(own_q.dtype), weight, bias, self.project_values, self.kernels
         )
-        return self.project(self.prefix_attention(q, k, v), patches.flatten(2))
+        return self.project(prefix, patches.flatten(2))
+
+
+def _is_traced() -> bool:
+    """Whether torch.compile or torch.export is tracing: both derive their own backward pass."""
+    return torch.compiler.is_compiling() or is_exporting()
+
+
+def _heads_first(qkv: Tensor) -> Tensor:
+    """[B,R+N,3,h,d] -> [3,B,h,R+N,d]."""
+    return qkv.permute(2, 0, 3, 1, 4)
+
+
+def _split(qkv: Tensor, num_prefix: int) -> tuple[Tensor, ...]:
+    """Views of qkv: q of the prefix, k and v of all tokens, q, k and v of the patches."""
+    q, k, v = _heads_first(qkv).unbind(0)
+    return q[:, :, :num_prefix], k, v, *(x[:, :, num_prefix:] for x in (q, k, v))
+
+
+class _Split(torch.autograd.Function):
+    """`_split`, with a backward pass that writes the gradient of qkv once.
+
+    Autograd would pad the gradient of each view with zeros to the size of all tokens.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, qkv: Tensor, num_prefix: int) -> tuple[Tensor, ...]:
+        ctx.num_prefix, ctx.shape = num_prefix, qkv.shape
+        return _split(qkv, num_prefix)
+
+    @staticmethod
+    def backward(ctx: Any, prefix: Tensor, *grads: Tensor) -> tuple[Tensor, None]:
+        R, k, v, *patches = ctx.num_prefix, *grads
+        out = prefix.new_empty(ctx.shape)
+        q_out, k_out, v_out = _heads_first(out)
+        q_out[:, :, :R], q_out[:, :, R:] = prefix, patches[0]
+        for part, whole, own in ((k_out, k, patches[1]), (v_out, v, patches[2])):
+            part[:, :, :R] = whole[:, :, :R]
+            torch.add(whole[:, :, R:], own, out=part[:, :, R:])
+        return out, None
+
+
+def own_frames(paths: Tensor) -> Tensor:
+    """Select each patch's result in its own frame: `paths` [B,F,N,D] -> a view [B,F,P,D]."""
+    frames = paths.unflatten(2, (paths.shape[1], -1))
+    return frames.diagonal(dim1=1, dim2=2).permute(0, 3, 1, 2)
+
+
+class _WithOwnFrames(torch.autograd.Function):
+    """Return `own_frames(paths)` as [B,N,D], and `paths`.
+
+    The backward pass adds the gradient of the first output in place to that of the second. Autograd
+    would first copy the first gradient to a zero tensor of the size of `paths`.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, paths: Tensor) -> tuple[Tensor, Tensor]:
+        ctx.set_materialize_grads(False)
+        ctx.shape = paths.shape
+        return own_frames(paths).flatten(1, 2), paths.view_as(paths)
+
+    @staticmethod
+    def backward(ctx: Any, grad_own: Tensor | None, grad: Tensor | None) -> Tensor | None:
+        if grad_own is None:
+            return grad
+        if grad is None:
+            grad = grad_own.new_zeros(ctx.shape)
+        own = own_frames(grad)
+        own += grad_own.unflatten(1, own.shape[1:3])
+        return grad
 
 
 ATTENTION_LAYERS = {

@@ -1,4 +1,4 @@
-"""Search for bad videos before training, and their removal from lists.
+"""Checks that find bad videos before training, and removal of these videos from lists.
 
 A video is bad if it has undecodable packets or no frames, or if decoding crashes or times out.
 OUT.progress records the checked videos; an interrupted check resumes from this file.
@@ -14,12 +14,12 @@ from tqdm import tqdm
 
 from slowfast_lara.data.lists import fits_in_a_list, read_entries, read_lines, videos_below
 from slowfast_lara.data.video import count_frames
-from slowfast_lara.errors import DataError, DecodeError, printable
+from slowfast_lara.errors import DataError, DecodeError, counted, printable
 from slowfast_lara.files import write_text
 from slowfast_lara.prepare.progress_log import ProgressLog
 from slowfast_lara.prepare.workers import ItemFailure, in_processes
 
-_TIME_LIMIT = 1800.0  # seconds per video
+_TIME_LIMIT = 1800.0  # seconds to decode one video
 
 
 def check_video(path: str) -> str:
@@ -28,7 +28,7 @@ def check_video(path: str) -> str:
         frames, damaged = count_frames(path)
     except DecodeError as error:
         return str(error).removeprefix(f"{path}: ")
-    return f"{damaged} packets do not decode, {frames} frames do" if damaged else ""
+    return f"{damaged} packets do not decode ({frames} frames do)" if damaged else ""
 
 
 def _find_videos(source: str, separator: str, prefix: str) -> Iterator[str]:
@@ -66,7 +66,7 @@ def check_videos(
         f"{path if fits_in_a_list(path) else printable(path)}\t{reasons[path]}\n" for path in bad
     ]
     write_text(out, "".join(lines))
-    print(f"{len(videos)} videos, {len(bad)} bad: {printable(out)}")
+    print(f"{counted(len(videos), 'video')}, {len(bad)} bad: {printable(out)}")
     return len(bad)
 
 
@@ -79,9 +79,9 @@ def drop_bad(bad_file: str, lists: Sequence[str], *, separator: str, prefix: str
         paths = [os.path.abspath(path) for _, path, _ in read_entries(name, separator, prefix)]
         kept[name] = [line for line, path in zip(lines[name], paths) if path not in bad]
         if not kept[name]:
-            raise DataError(f"{name}: no line would remain; the lists are unchanged")
+            raise DataError(f"{name}: all videos are bad: no line would remain; no list changed")
     for name in lists:
         if len(kept[name]) < len(lines[name]):
             write_text(name, "".join(f"{line}\n" for line in kept[name]))
         dropped = len(lines[name]) - len(kept[name])
-        print(f"{printable(name)}: dropped {dropped} of {len(lines[name])} videos")
+        print(f"{printable(name)}: dropped {dropped} of {counted(len(lines[name]), 'video')}")

@@ -32,7 +32,7 @@ def target_size(
 ) -> tuple[int, int]:
     """Even (width, height) of a frame scaled down to `short_side`, with square pixels.
 
-    `sample_aspect` as in `square_pixel_size`. Neither width nor height grows.
+    `sample_aspect` is that of `square_pixel_size`. The frame is never scaled up.
     """
     square_width, square_height = square_pixel_size(width, height, sample_aspect)
     scale = min(short_side / min(square_width, square_height), Fraction(1))

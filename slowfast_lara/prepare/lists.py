@@ -11,14 +11,15 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import NamedTuple
 
+from slowfast_lara.data.classes import DEFAULT_NAME
 from slowfast_lara.data.lists import VIDEO_SUFFIXES, listed_videos_below
 from slowfast_lara.data.sources import list_images
 from slowfast_lara.data.text_files import open_text
-from slowfast_lara.errors import DataError, DecodeError, InputError
+from slowfast_lara.errors import DataError, DecodeError, InputError, counted
 from slowfast_lara.files import write_json, write_text
 
 KINETICS_COLUMNS = ("label", "youtube_id", "time_start", "time_end")
-# Our names of the splits of Something-Something-v2, and the official names.
+# Splits of Something-Something-v2: name in this package -> official name.
 SSV2_SPLITS = {"train": "train", "val": "validation"}
 
 
@@ -28,7 +29,7 @@ class Split(NamedTuple):
     val_share: float = 0.1
     test_share: float = 0.1
     seed: int = 0
-    group: str = ""  # regular expression; videos in which it matches the same text stay together
+    group: str = ""  # regular expression; videos with the same match go into the same set
 
 
 def write_folder_lists(folder: str, out: str, split: Split) -> None:
@@ -55,18 +56,18 @@ def write_folder_lists(folder: str, out: str, split: Split) -> None:
             lines[chosen[path]].append(f"{os.path.abspath(path)} {label}\n")
     for part, content in lines.items():
         write_text(os.path.join(out, f"{part}.csv"), "".join(content))
-        print(f"{part}: {len(content)} videos")
+        print(f"{part}: {counted(len(content), 'video')}")
     _write_classes(out, list(videos))
 
 
 def _choose_splits(folder: str, videos: dict[str, list[str]], split: Split) -> dict[str, str]:
     """Choose "train", "val" or "test" for each video.
 
-    In each class, whole groups go to the test and then to the validation set until both have their
-    share of the videos (at least one). A group in several classes is in one set only. The last
-    group of a class stays in the training set.
+    In each class, whole groups go to the test set and then to the validation set, until each has
+    its fraction of the class's videos (at least one). A group with videos of several classes is in
+    one set only. The last group of a class stays in the training set.
     """
-    groups = {path: _group_of(path, folder, split) for paths in videos.values() for path in paths}
+    groups = {path: group_of(path, folder, split) for paths in videos.values() for path in paths}
     set_of: dict[str, str] = {}
     left = {name: {groups[path] for path in paths} for name, paths in videos.items()}
     for paths in videos.values():
@@ -86,14 +87,17 @@ def _choose_splits(folder: str, videos: dict[str, list[str]], split: Split) -> d
     return {path: set_of.get(group, "train") for path, group in groups.items()}
 
 
-def _group_of(path: str, folder: str, split: Split) -> str:
-    """The text that `split.group` matches in the path below the class folder; else the path."""
+def group_of(path: str, folder: str, split: Split) -> str:
+    """The text that `split.group` matches in a video's path below its class folder.
+
+    If `split.group` is empty, each video is a group of its own.
+    """
     name = os.path.relpath(path, folder).replace(os.sep, "/")
     if not split.group:
         return name
     found = re.search(split.group, name.partition("/")[2])
     if found is None:
-        raise DataError(f"{path}: the group {split.group!r} does not match this path")
+        raise DataError(f"{path}: the regular expression {split.group!r} does not match this path")
     return found[1] if found.re.groups else found[0]
 
 
@@ -112,11 +116,11 @@ def classes_of(folder: str) -> dict[str, list[str]]:
     for name, paths in videos.items():
         if len(paths) < 3:
             raise DataError(
-                f"{os.path.join(folder, name)}: {len(paths)} videos "
+                f"{os.path.join(folder, name)}: {counted(len(paths), 'video')} "
                 f"({', '.join(VIDEO_SUFFIXES)}) below it; expected at least 3, "
                 "for training, validation and test"
             )
-        for path in paths:  # links may put one file in two classes
+        for path in paths:  # with symbolic links, a file may be in two classes
             other, first_path = found.setdefault(os.path.realpath(path), (name, path))
             if other != name:
                 raise DataError(f"{first_path} and {path} are the same file in two classes")
@@ -173,8 +177,9 @@ def _clip_name(row: dict[str, str], where: str) -> str:
 def write_ssv2_lists(annotations: str, folder: str, out: str, classes: int) -> None:
     """Write OUT/{train,val}.csv and OUT/missing_{train,val}.txt from the official JSON files.
 
-    `folder` contains ID.webm files (ID.mp4 if prepared), or for each video a folder ID of extracted
-    frames. Lists of frames have PySlowFast's form; for them, the JSON files are copied to OUT.
+    `folder` contains ID.webm files (ID.mp4 if prepared), or a folder ID of extracted frames for
+    each video. For videos, OUT/classes.json has the class names. For extracted frames, the lists
+    have PySlowFast's format, one line per frame, and the JSON files are copied to OUT.
     """
     # Imported here because these modules import PyTorch, which would slow down other commands.
     from slowfast_lara.data.frame_lists import HEADER
@@ -187,7 +192,9 @@ def write_ssv2_lists(annotations: str, folder: str, out: str, classes: int) -> N
     os.makedirs(out, exist_ok=True)
     same_folder = os.path.samefile(annotations, out)
     if has_videos and same_folder:
-        raise DataError("OUT is ANNOTATIONS; write lists of videos to a folder without JSON files")
+        raise DataError(
+            "OUT is ANNOTATIONS; lists of video files must be in a folder without the JSON files"
+        )
     for split, official in SSV2_SPLITS.items():
         labels = read_annotations(annotations, official, classes)
         found, missing = [] if has_videos else [HEADER + "\n"], []
@@ -200,10 +207,12 @@ def write_ssv2_lists(annotations: str, folder: str, out: str, classes: int) -> N
             found += lines
             missing += [] if lines else [name]
         _write_split(out, split, found, missing, len(labels))
-    if not has_videos and not same_folder:
-        for name in ("labels", *SSV2_SPLITS.values()):
-            file = f"{PREFIX}{name}.json"
-            shutil.copyfile(os.path.join(annotations, file), os.path.join(out, file))
+    names = [f"{PREFIX}{name}.json" for name in ("labels", *SSV2_SPLITS.values())]
+    # Without the official files in OUT, the dataset reads labels from the lists.
+    copies = {names[0]: DEFAULT_NAME} if has_videos else {name: name for name in names}
+    if not same_folder:
+        for name, copy in copies.items():
+            shutil.copyfile(os.path.join(annotations, name), os.path.join(out, copy))
 
 
 def _frame_lines(folder: str, name: str, number: int) -> list[str]:
@@ -220,9 +229,9 @@ def _write_split(
     write_text(os.path.join(out, f"{split}.csv"), "".join(lines))
     write_text(os.path.join(out, f"missing_{split}.txt"), "".join(f"{name}\n" for name in missing))
     found = total - len(missing)
-    print(f"{split}: {found} of {total} videos found, {len(missing)} missing")
+    print(f"{split}: {found} of {counted(total, 'video')} found, {len(missing)} missing")
 
 
 def _write_classes(out: str, names: list[str]) -> None:
-    write_json(os.path.join(out, "classes.json"), names)
-    print(f"{len(names)} classes (set MODEL.NUM_CLASSES to this number)")
+    write_json(os.path.join(out, DEFAULT_NAME), names)
+    print(f"{counted(len(names), 'class')} (set MODEL.NUM_CLASSES to this number)")

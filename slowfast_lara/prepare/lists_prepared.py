@@ -8,6 +8,7 @@ from functools import cache
 
 from slowfast_lara.data.classes import DEFAULT_NAME
 from slowfast_lara.data.lists import read_entries, read_lines
+from slowfast_lara.errors import counted
 from slowfast_lara.files import atomic_write, write_text
 
 # Prefix of the official SSv2 files; not imported from data/ssv2.py, which imports PyTorch.
@@ -28,7 +29,7 @@ def read_lists(folder: str, separator: str) -> dict[str, list[Entry]]:
         if first_line.rpartition(separator)[2].strip().isdigit():
             entries = read_entries(path, separator, prefix="")
             lists[split] = [(canonical_path(video), label) for _, video, label in entries]
-        else:  # annotations, or a list of frames
+        else:  # not a `path label` list: annotations, or one line per frame
             print(f"{path}: no lines of 'path{separator}label'; not converted")
     return lists
 
@@ -53,7 +54,7 @@ def write_lists(
             if video in results
         ]
         write_text(os.path.join(out, f"{split}.csv"), "".join(lines))
-        print(f"{split}.csv: {len(lines)} videos, {len(entries) - len(lines)} left out")
+        print(f"{split}.csv: {counted(len(lines), 'video')}, {len(entries) - len(lines)} left out")
 
 
 def copy_class_files(folder: str, out: str) -> None:

@@ -10,7 +10,7 @@ from slowfast_lara.errors import DecodeError
 
 # Containers whose header declares the duration of the longest stream.
 _WITH_DURATION = ("matroska", "flv", "asf")
-# Tolerated error of that duration: 0.5 s or twice the longest frame interval, whichever is longer.
+# Tolerated error of the declared duration: 0.5 s, or twice the longest frame interval if longer.
 _SLACK_SECONDS, _SLACK_INTERVALS = 0.5, 2
 _MICROSECONDS = 1e6
 
@@ -22,7 +22,7 @@ def describe_missing(path: str) -> str:
         # In mp4, index_entries omits frames that an edit list hides; stream.frames counts them.
         declared = len(getattr(stream, "index_entries", ()))
         frames, end, slack = _scan(container, stream, errors)
-        if container.format.name == "avi" and declared < frames:  # AVI without an index
+        if container.format.name == "avi" and declared < frames:  # the AVI index is incomplete
             declared = max(declared, stream.frames)
         has_duration = any(name in container.format.name for name in _WITH_DURATION)
         seconds = (container.duration or 0) / _MICROSECONDS if has_duration else 0.0
@@ -36,10 +36,11 @@ def describe_missing(path: str) -> str:
 
 
 def _scan(container: Any, stream: Any, errors: list[Exception]) -> tuple[int, float, float]:
-    """Demux all streams: number of video frames, end of the longest stream, tolerated error.
+    """Demux all streams, because audio may be longer than video.
 
-    The end and the tolerated error of the declared duration are in seconds. Audio may be longer
-    than video.
+    Returns:
+        The number of video frames; the end of the longest stream, in seconds; the tolerated error
+        of the declared duration, in seconds.
     """
     count, end, times = 0, 0.0, set()
     for packet in demux(container, errors=errors):

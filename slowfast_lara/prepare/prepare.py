@@ -20,7 +20,15 @@ from tqdm import tqdm
 
 from slowfast_lara.data.lists import VIDEO_SUFFIXES, videos_below
 from slowfast_lara.data.timestamps import FileVersion, file_version
-from slowfast_lara.errors import DataError, DecodeError, InputError, RunError, first_line, printable
+from slowfast_lara.errors import (
+    DataError,
+    DecodeError,
+    InputError,
+    RunError,
+    counted,
+    first_line,
+    printable,
+)
 from slowfast_lara.files import atomic_text, csv_cell, remove_unfinished
 from slowfast_lara.locks import exclusive_lock
 from slowfast_lara.prepare.lists_prepared import (
@@ -43,7 +51,7 @@ class Task(NamedTuple):
 
     source: str
     result: str
-    version: FileVersion | None  # of the source; None if it cannot be read
+    version: FileVersion | None  # version of the source; None if the source cannot be read
 
 
 def find_tasks(videos: str, out: str) -> list[Task]:
@@ -53,7 +61,7 @@ def find_tasks(videos: str, out: str) -> list[Task]:
     real, real_out = os.path.realpath(videos), os.path.realpath(out)
     if os.path.commonpath([real, real_out]) in (real, real_out):
         raise InputError(f"{videos} and {out}: neither may be inside the other")
-    # A symbolic link among the videos may point to earlier results.
+    # Skip results of earlier runs, which a symbolic link below `videos` may point to.
     found = [path for path in videos_below(videos) if not _is_below(real_out, path)]
     names = [os.path.relpath(path, videos) for path in found]
     if not names:
@@ -70,7 +78,7 @@ def _is_below(real_folder: str, path: str) -> bool:
 
 
 def result_names(names: list[str]) -> dict[str, str]:
-    """NAME.mp4 for each video NAME.SUFFIX, or NAME.SUFFIX.mp4 if several videos have that NAME."""
+    """Map each NAME.SUFFIX to NAME.mp4, or to NAME.SUFFIX.mp4 if several videos have this NAME."""
     stems = Counter(os.path.splitext(name)[0] for name in names)
     results: dict[str, str] = {}
     for name in names:
@@ -99,7 +107,7 @@ def prepare_set(
             write_lists(lists, results, out, separator)
             copy_class_files(videos, out)
             _report(len(tasks), done, failed, out)
-        except BrokenPipeError:  # raised by `print`, not a disk error
+        except BrokenPipeError:  # from `print` to a closed pipe: not a disk error
             raise
         except OSError as error:
             raise RunError(
@@ -112,17 +120,17 @@ def prepare_set(
 def _prepare(
     tasks: list[Task], out: str, record: Record, options: Options, jobs: int, time_limit: float
 ) -> tuple[dict[Task, PreparedVideo], dict[Task, str]]:
-    """Prepare unfinished videos; return results (also earlier ones) and reasons of failures."""
+    """Prepare unfinished videos; return all results (also of earlier runs), and failure reasons."""
     reason = "the path contains line breaks, which lists do not allow"
     failed = {task: reason for task in tasks if len(task.source.splitlines()) > 1}
     done = {task: earlier for task in tasks if (earlier := record.find(task)) is not None}
     todo = [task for task in tasks if task not in done and task not in failed]
     with contextlib.ExitStack() as stack:
         for folder in {os.path.dirname(task.result) for task in tasks} | {out}:
-            remove_unfinished(folder)  # left by earlier runs
+            remove_unfinished(folder)  # removes temporary files of earlier runs
             stack.callback(remove_unfinished, folder)
         stack.enter_context(record.log.appending())
-        bar = tqdm(total=len(tasks), initial=len(tasks) - len(todo), unit="video", mininterval=1)
+        bar = tqdm(total=len(tasks), initial=len(tasks) - len(todo), unit="video", disable=None)
         results = in_processes(partial(prepare_one, options), todo, jobs, time_limit)
         with bar, contextlib.closing(results):
             for task, result in results:
@@ -139,14 +147,14 @@ def _prepare(
 
 
 def prepare_one(options: Options, task: Task) -> PreparedVideo | ItemFailure | OSError:
-    """Prepare a video; return an OSError if the result cannot be written, which ends the run."""
+    """Prepare a video; return (not raise) the OSError if the result cannot be written."""
     try:
         return prepare_video(task.source, task.result, options)
     except DecodeError as error:
         return ItemFailure(str(error).removeprefix(f"{task.source}: "))
-    except OSError as error:  # from writing: read errors are DecodeErrors
+    except OSError as error:  # a write error: read errors are DecodeErrors
         return OSError(error.errno or 0, error.strerror or first_line(error), task.result)
-    except Exception as error:  # one video must not stop the others
+    except Exception as error:  # an error in one video must not stop the others
         return ItemFailure(f"{type(error).__name__}: {first_line(error)}")
 
 
@@ -160,7 +168,7 @@ class Record:
 
     def check_not_replaced(self, tasks: list[Task], videos: str) -> None:
         """Raise DataError if a result would overwrite the result of a video from another folder."""
-        # Files written by version 0.1 do not contain the path of the result.
+        # Version 0.1 did not record the path of the result.
         sources = {str(entry[3]): source for source, entry in self.log.entries.items() if entry[3:]}
         for task in tasks:
             other = sources.get(os.path.relpath(task.result, self._out))
@@ -175,7 +183,7 @@ class Record:
                 )
 
     def find(self, task: Task) -> PreparedVideo | None:
-        """The earlier result of a task; None if there is none or source or options changed."""
+        """Recorded result of a task; None if not recorded, or if source or options changed."""
         try:
             version, options, values, *_ = self.log.entries[os.path.abspath(task.source)]
             known = PreparedVideo(*values)
@@ -188,6 +196,10 @@ class Record:
         # The source path is absolute, because several folders may be prepared into one OUT.
         source, relative = os.path.abspath(task.source), os.path.relpath(task.result, self._out)
         self.log.add(source, task.version, self._options, result, relative)
+
+
+def _format_hours(hours: float) -> str:
+    return f"{hours:.1f} hours" if hours >= 1 else counted(max(1, round(60 * hours)), "minute")
 
 
 def _format_bytes(size: float) -> str:
@@ -244,7 +256,7 @@ def estimate_set(videos: str, out: str, options: Options, *, jobs: int, time_lim
         hours = sum(result.seconds for result in done) * scale / jobs / 3600
         size = sum(result.disk_space for result in done) * scale
         print(
-            f"the whole set: about {hours:.2g} hours with {jobs} processes, "
+            f"the whole set: about {_format_hours(hours)} with {counted(jobs, 'process')}, "
             f"{_format_bytes(_total_bytes(tasks))} become about {_format_bytes(size)}"
         )
     return len(sample) - len(done)

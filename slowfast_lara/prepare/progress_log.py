@@ -12,7 +12,7 @@ from slowfast_lara.files import open_in_place, parse_json, write_text
 
 
 class ProgressLog:
-    """Lines `[name, *values]`; the item of an invalid line counts as unfinished."""
+    """File with one line `[name, *values]` per finished item; invalid lines are ignored."""
 
     def __init__(self, path: str) -> None:
         self._path = path

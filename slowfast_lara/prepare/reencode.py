@@ -35,8 +35,8 @@ from slowfast_lara.prepare.missing import describe_missing
 from slowfast_lara.prepare.timing import Timing, frame_rate, mux, timing_of
 
 _UNSPECIFIED_COLORSPACE = 2
-# Colour matrices that have the same number in H.264 and in swscale. ITU-R BT.601 is not listed: it
-# has several numbers, and decoders assume it if none is declared.
+# Colour matrices with the same code in H.264 and swscale. ITU-R BT.601 is not listed: it has
+# several codes, and decoders assume BT.601 if no matrix is declared.
 _CONVERTIBLE = (Colorspace.ITU709, Colorspace.FCC, Colorspace.SMPTE240M, Colorspace.BT2020)
 # No CABAC, no deblocking, few partition types; seven of eight frames are non-reference B-frames,
 # which a reader can skip. Compared with x264's defaults, reading takes a third of the time, files
@@ -58,7 +58,7 @@ class Options(NamedTuple):
     key_frames: int = 16  # maximum distance between key frames, in frames
     crf: int = 22
     preset: str = "fast"
-    link: bool = False  # make a symbolic link to an mp4 file that needs no change
+    link: bool = False  # link to mp4 files that need no transcoding, instead of remuxing
 
 
 class PreparedVideo(NamedTuple):
@@ -66,9 +66,9 @@ class PreparedVideo(NamedTuple):
 
     method: str  # "encoded", "remuxed" or "linked"
     frames: int
-    size: int  # bytes
-    seconds: float  # of processing time
-    damage: str  # what does not decode or is missing; "" if nothing
+    size: int  # file size in bytes
+    seconds: float  # processing time
+    damage: str  # description of undecodable or missing frames; "" if none
 
     @property
     def disk_space(self) -> int:
@@ -76,13 +76,13 @@ class PreparedVideo(NamedTuple):
 
 
 class _Content(NamedTuple):
-    mp4: bytes | None  # None for a link to the source
+    mp4: bytes | None  # content of the mp4 file; None if the result is a link
     timing: Timing
     damage: str
 
 
 def prepare_video(source: str, result: str, options: Options) -> PreparedVideo:
-    """Write `result` from `source`; raise DecodeError if no verified result can be made."""
+    """Transcode `source` to `result`; raise DecodeError if this or the verification fails."""
     start = time.perf_counter()
 
     def write(method: str, content: _Content) -> PreparedVideo:
@@ -91,7 +91,7 @@ def prepare_video(source: str, result: str, options: Options) -> PreparedVideo:
         return PreparedVideo(method, frames, size, seconds, content.damage)
 
     if (method := _copy_method(source, options)) is not None:
-        with contextlib.suppress(DecodeError):  # damaged: encode the frames that decode
+        with contextlib.suppress(DecodeError):  # source is damaged: encode its decodable frames
             return write(method, _copy(source, method))
     return write("encoded", _encode(source, options))
 
@@ -116,7 +116,7 @@ def _verify(result: str, timing: Timing, source: str) -> None:
         time_base, rate = stream.time_base, stream.average_rate
     if errors or len(pts) != len(timing.pts):
         raise DecodeError(f"{source}: result has {len(pts)} of {len(timing.pts)} frames")
-    # The container rounds timestamps to its time base.
+    # Tolerate one tick: the container rounds timestamps to its time base.
     if None in pts or any(
         abs((actual - pts[0]) * time_base - expected * timing.time_base) > time_base
         for actual, expected in zip(pts, timing.pts, strict=True)
@@ -129,11 +129,11 @@ def _verify(result: str, timing: Timing, source: str) -> None:
         )
 
 
-# Methods without encoding: link and remux
+# Preparation without encoding: link or remux
 
 
 def _copy_method(source: str, options: Options) -> str | None:
-    """Method without encoding, "linked" or "remuxed"; None if the video must be encoded."""
+    """Return "linked" or "remuxed" if the video needs no encoding, otherwise None."""
     try:
         with open_video(source) as (container, stream):
             if not _has_target_format(stream, options):
@@ -145,7 +145,7 @@ def _copy_method(source: str, options: Options) -> str | None:
             if first is None or Orientation.of(first) != Orientation():
                 return None
             is_mp4 = "mp4" in container.format.name
-    except DecodeError:  # damaged
+    except DecodeError:  # a damaged source must be encoded
         return None
     return "linked" if options.link and is_mp4 else "remuxed"
 
@@ -161,7 +161,7 @@ def _has_target_format(stream: Any, options: Options) -> bool:
 
 
 def _has_close_key_frames(packets: list[Any], options: Options) -> bool:
-    """Whether key frames are close enough, and all packets have timestamps and are shown."""
+    """Whether key frames are close, every packet has a pts, and none has the discard flag."""
     packets = [packet for packet in packets if packet.size]
     keys = [number for number, packet in enumerate(packets) if packet.is_keyframe]
     distances = [later - key for key, later in itertools.pairwise([*keys, len(packets)])]
@@ -173,7 +173,7 @@ def _has_close_key_frames(packets: list[Any], options: Options) -> bool:
 
 
 def _copy(source: str, method: str) -> _Content:
-    """Return the remuxed video, or no bytes for a link; raise DecodeError if it is damaged."""
+    """Remux the source unless it will be linked; raise DecodeError if the source is damaged."""
     timing, damage = _decode(source)
     if damage:
         raise DecodeError(f"{source}: {damage}")
@@ -183,7 +183,8 @@ def _copy(source: str, method: str) -> _Content:
     with open_video(source) as (container, stream):
         packets = [packet for packet in container.demux(stream) if packet.size]
         if len(packets) != len(timing.pts):
-            raise DecodeError(f"{source}: {len(packets)} packets, {len(timing.pts)} frames")
+            count, frames = len(packets), len(timing.pts)
+            raise DecodeError(f"{source}: cannot remux: {count} packets decode to {frames} frames")
         ranks = {pts: number for number, pts in enumerate(sorted(packet.pts for packet in packets))}
         numbers = [ranks[packet.pts] for packet in packets]
         with av.open(buffer, "w", format="mp4") as out:
@@ -212,7 +213,7 @@ def _decode(source: str, use: Callable[[Any, Any], None] | None = None) -> tuple
     return timing, ", ".join(damage)
 
 
-# Method with encoding
+# Preparation with encoding
 
 
 def _encode(source: str, options: Options) -> _Content:
@@ -222,11 +223,11 @@ def _encode(source: str, options: Options) -> _Content:
 
 
 class _Encoder:
-    """H.264 encoder and muxer; until `finish` gets the timing, pts are frame numbers."""
+    """H.264 encoder and muxer; pts are frame numbers until `finish` sets the timestamps."""
 
     def __init__(self, options: Options) -> None:
         self._options = options
-        self._reformatter = VideoReformatter()  # one for all frames: set-up is slow
+        self._reformatter = VideoReformatter()  # shared by all frames: its set-up is slow
         self._to_rgb, self._from_rgb = VideoReformatter(), VideoReformatter()
         self._buffer = io.BytesIO()
         self._out = av.open(self._buffer, "w", format="mp4")
@@ -234,7 +235,7 @@ class _Encoder:
         self._count = 0
 
     def _start(self, first: Any, stream: Any) -> None:
-        """Set size, orientation and colour properties by those of the first frame."""
+        """Set up the output stream for the size, orientation and colours of the first frame."""
         options, aspect = self._options, stream.sample_aspect_ratio
         self._orientation = Orientation.of(first)
         self._size = target_size(first.width, first.height, aspect, options.short_side)
@@ -245,23 +246,24 @@ class _Encoder:
         self._stream.width, self._stream.height = upright_size
         self._stream.pix_fmt = "yuv420p"
         context = self._stream.codec_context
-        context.thread_count = 1  # videos are encoded in parallel processes
+        context.thread_count = 1  # other processes encode other videos in parallel
         context.gop_size = options.key_frames
         context.color_range = first.color_range
         context.color_primaries, context.color_trc = first.color_primaries, first.color_trc
-        # For RGB, swscale uses the colour matrix that decoders assume if none is declared.
+        # swscale converts RGB with BT.601, which decoders assume if no colour matrix is declared.
         is_rgb = first.format.is_rgb
         context.colorspace = _UNSPECIFIED_COLORSPACE if is_rgb else first.colorspace
         self._colors = first.colorspace, first.color_range
 
     def add(self, frame: Any, stream: Any) -> None:
-        display_size(frame.width, frame.height, stream.sample_aspect_ratio)  # raises if invalid
+        # Raise ValueError if the frame size is not allowed.
+        display_size(frame.width, frame.height, stream.sample_aspect_ratio)
         if self._count == 0:
             self._start(frame, stream)
         options = {"interpolation": Interpolation.BICUBIC, **ONE_THREAD}
         if (frame.colorspace, frame.color_range) == self._colors:
             small = self._reformatter.reformat(frame, *self._size, "yuv420p", **options)
-        else:  # the result has the colour matrix and range of the first frame throughout
+        else:  # convert to the colour matrix and range of the first frame
             rgb = self._to_rgb.reformat(frame, *self._size, "rgb24", **options)
             matrix, color_range = self._colors
             small = self._from_rgb.reformat(
@@ -273,7 +275,7 @@ class _Encoder:
             )
         upright = make_upright(small, self._orientation)
         upright.pts, upright.time_base = self._count, 1 / self._rate
-        upright.pict_type = 0  # otherwise the encoder copies the picture types of the source
+        upright.pict_type = 0  # let the encoder choose the picture type, not copy the source's
         self._packets += self._stream.encode(upright)
         self._count += 1
 

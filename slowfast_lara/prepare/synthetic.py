@@ -13,7 +13,6 @@ are also relative to OUT, so DATA.PATH_PREFIX may stay empty.
 from __future__ import annotations
 
 import contextlib
-import multiprocessing
 import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -24,7 +23,7 @@ import cv2
 import numpy as np
 from tqdm import tqdm
 
-from slowfast_lara.errors import InputError, printable
+from slowfast_lara.errors import InputError, counted, printable
 from slowfast_lara.files import write_json, write_text
 from slowfast_lara.prepare.motions import (
     CLASSES,
@@ -37,6 +36,7 @@ from slowfast_lara.prepare.motions import (
     scene_time,
     wrapped_centres,
 )
+from slowfast_lara.prepare.workers import process_context
 
 FPS = 30
 SPLITS = ("train", "val", "test")
@@ -111,7 +111,7 @@ def _write_video(path: str, video: np.ndarray) -> None:
 
 
 def _remove(path: str) -> None:
-    """Remove an earlier file: if it is a symbolic link, its target must not be overwritten."""
+    """Remove the file of an earlier run; writing through a symbolic link would alter its target."""
     with contextlib.suppress(FileNotFoundError):
         os.remove(path)
 
@@ -129,9 +129,9 @@ def _write_frames(folder: str, video: np.ndarray) -> None:
 
 class _Job(NamedTuple):
     split: str
-    number: int  # within the split
+    number: int  # index of the video within its split
     label: int
-    path: str  # relative to OUT
+    path: str  # path of the video relative to OUT
 
 
 class _Worker:
@@ -214,13 +214,14 @@ def make_set(
     Args:
         settings: the contents of the set.
         processes: number of worker processes.
-        renderers: by split; the default is `render` for all splits.
+        renderers: {split: render function}; default: `render` for all splits.
     """
     out, names, jobs = settings.out, list(CLASSES)[: settings.classes], _plan(settings)
     renderers = renderers or dict.fromkeys(SPLITS, render)
     folder = "frames" if settings.form == "frames" else "videos"
     os.makedirs(os.path.join(out, folder), exist_ok=True)
-    with multiprocessing.Pool(processes, _start_worker, (settings, renderers)) as pool:
+    context = process_context(__name__)
+    with context.Pool(processes, _start_worker, (settings, renderers)) as pool:
         made = pool.imap(_make_video, jobs, chunksize=8)
         bar = tqdm(made, total=len(jobs), unit="video", leave=False, disable=None)
         tracks = dict(zip((job.path for job in jobs), bar, strict=True))
@@ -229,4 +230,5 @@ def make_set(
     if settings.form == "frames":
         _write_ssv2_annotations(out, jobs, names)
     _write_lists(settings, jobs)
-    print(f"{len(jobs)} videos of {settings.classes} classes in {printable(out)}")
+    classes = counted(settings.classes, "class")
+    print(f"{counted(len(jobs), 'video')} of {classes} in {printable(out)}")

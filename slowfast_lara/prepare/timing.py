@@ -8,17 +8,17 @@ from collections.abc import Sequence
 from fractions import Fraction
 from typing import Any, NamedTuple
 
-_DEFAULT_RATE = Fraction(30)  # if a file declares no frame rate or an implausible one
-# Limit of ticks per second: mp4 stores this number as an integer of limited size.
+_DEFAULT_RATE = Fraction(30)  # for files that declare no plausible frame rate
+# Maximum number of ticks per second (timescale), which mp4 stores as a 32-bit integer.
 _MAX_TICKS = 1_000_000
 
 
 class Timing(NamedTuple):
     """Presentation times of all frames."""
 
-    pts: Sequence[int]  # from 0, in units of the time base
-    last_duration: int  # of the last frame, in units of the time base
-    time_base: Fraction  # seconds
+    pts: Sequence[int]  # timestamps in units of `time_base`; the first is 0
+    last_duration: int  # duration of the last frame, in units of `time_base`
+    time_base: Fraction  # seconds per unit of `pts`
     rate: Fraction  # frames per second
     is_constant_rate: bool
 
@@ -33,7 +33,7 @@ def timing_of(pts: list[int | None], last_duration: int, stream: Any) -> Timing:
     """Timing of decoded frames with timestamps `pts`.
 
     The frame rate is constant if the timestamps match the declared rate up to rounding. It is also
-    taken as constant if timestamps are missing or not increasing.
+    assumed to be constant if timestamps are missing or not increasing.
     """
     rate, time_base = frame_rate(stream), stream.time_base
     known = [time - pts[0] for time in pts if time is not None and pts[0] is not None]
@@ -49,7 +49,7 @@ def timing_of(pts: list[int | None], last_duration: int, stream: Any) -> Timing:
 
 def _matches_rate(pts: list[int], rate: Fraction, time_base: Fraction) -> bool:
     frames_per_tick = float(time_base * rate)
-    # Rounding of the first and of the current timestamp causes errors of up to one tick.
+    # Tolerate one tick: the first and the current timestamp are both rounded.
     return all(
         abs(time * frames_per_tick - number) <= frames_per_tick * 1.001
         for number, time in enumerate(pts)

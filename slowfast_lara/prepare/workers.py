@@ -18,7 +18,7 @@ Result = TypeVar("Result")
 
 
 class ItemFailure(NamedTuple):
-    """Why an item has no result."""
+    """The reason why an item has no result."""
 
     reason: str
 
@@ -41,7 +41,7 @@ def in_processes(
 
     All processes end when the iterator is closed or the calling process dies.
     """
-    context = _context(getattr(work, "func", work).__module__)
+    context = process_context(getattr(work, "func", work).__module__)
     waiting = iter(items)
     running: dict[Connection, _RunningItem] = {}
     try:
@@ -52,8 +52,9 @@ def in_processes(
                 process.start()
                 other_end.close()
                 running[connection] = _RunningItem(item, process, time.monotonic() + time_limit)
-                # Send the item last: a process that Ctrl-C keeps out of `running` must stay idle.
-                with contextlib.suppress(BrokenPipeError):  # it crashed: `_receive` reports it
+                # Send the item only now: Ctrl-C kills only the processes in `running`, so a
+                # process must not start its work before it is in `running`.
+                with contextlib.suppress(BrokenPipeError):  # `_receive` reports a dead process
                     connection.send(item)
             if not running:
                 return
@@ -88,10 +89,10 @@ def _kill(connection: Connection, entry: _RunningItem) -> None:
     connection.close()
 
 
-def _context(module: str) -> Any:
-    """Forkserver context with `module` preloaded; spawn context where there is no forkserver.
+def process_context(module: str) -> Any:
+    """Forkserver context with `module` preloaded, or spawn context where forkserver is missing.
 
-    Forks of this process would inherit open connections and locks that its threads hold.
+    The start method fork would copy open connections, and locks that other threads hold.
     """
     if "forkserver" not in multiprocessing.get_all_start_methods():
         return multiprocessing.get_context("spawn")
@@ -101,9 +102,9 @@ def _context(module: str) -> Any:
 
 
 def _run(work: Callable[[Any], Any], connection: Connection) -> None:
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # on Ctrl-C, the parent kills this process
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # ignore Ctrl-C: the parent kills this process
     threading.Thread(target=_exit_with_parent, daemon=True).start()
-    with contextlib.suppress(EOFError):  # the parent has ended
+    with contextlib.suppress(EOFError):  # EOF: the parent process has exited
         connection.send(work(connection.recv()))
 
 

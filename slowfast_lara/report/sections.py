@@ -46,7 +46,7 @@ def report(run: RunRecord) -> str:
 
 
 def _results(run: RunRecord) -> dict[str, str]:
-    """Sections with the results of a test, by the kind of its labels."""
+    """Sections with the test results; their tables depend on the kind of labels."""
     if not run.videos:
         return {}
     if run.precisions:
@@ -62,7 +62,7 @@ def _results(run: RunRecord) -> dict[str, str]:
 
 
 def _title(run: RunRecord) -> str:
-    """The name of the run's folder; if it could be any run's, also its parent and the attention."""
+    """The name of the run's folder; for a generic name ("out"), also its parent and attention."""
     parent, name = os.path.split(os.path.abspath(run.folder))
     if name.lower() not in ("out", "output", "run", "result", "results", "train", "test"):
         return name
@@ -102,7 +102,7 @@ def _curves(run: RunRecord) -> str:
         return ""
     charts = []
     keys = {"loss": "loss", "top-1 error, %": "top1_err", "top-5 error, %": "top5_err"}
-    if len(run.names) <= 5:  # the top-5 error is always 0
+    if len(run.names) <= 5:  # then the top-5 error is always 0
         del keys["top-5 error, %"]
     keys |= {f"{part} top-1 error, %": f"{part}_top1_err" for part in ("action", "verb", "noun")}
     for title, key in {**keys, "mean average precision, %": "map"}.items():

@@ -7,7 +7,7 @@ epoch. The names count samples, because a run may resume with another batch size
 any file with "checkpoint" in its name, so no other file has this word in its name.
 
 Earlier versions counted batches: `checkpoint_epoch_00002_iter_000120.pyth`. For such a file, the
-number of samples is computed with the batch size stored in it; PySlowFast sorts it by name.
+number of samples is computed from the batch size that it contains.
 """
 
 from __future__ import annotations
@@ -139,9 +139,9 @@ def peek_checkpoint(path: str) -> dict[str, Any]:
         check_regular_file(path)
         try:
             content = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
-        except (RuntimeError, UnicodeError):  # legacy files and some file names cannot be mapped
+        except (RuntimeError, UnicodeError):  # legacy files and some file names do not support mmap
             content = read_torch_file(path)
-    except Exception:  # a damaged file may raise anything, in zipfile, pickle or torch
+    except Exception:  # any type: zipfile, pickle or torch may fail on a damaged file
         return {}
     return content if isinstance(content, dict) else {}
 
@@ -167,7 +167,7 @@ def _first_readable(paths: Iterable[str]) -> tuple[str, dict[str, Any]] | None:
 
 
 def position_of(path: str, content: dict[str, Any], global_batch: int) -> TrainingPosition:
-    """Return the position of a checkpoint, in batches of `global_batch` samples over all ranks."""
+    """Return the progress of a checkpoint, in batches of `global_batch` samples (of all ranks)."""
     if "epoch" not in content:
         raise CheckpointError(f"cannot resume from checkpoint {path}: it has no 'epoch'")
     # PySlowFast's "epoch" is the index of the last completed epoch.
@@ -191,10 +191,11 @@ def load_weights(
     path: str,
     attention: TrainedAttention = TrainedAttention.SAME,
 ) -> list[str]:
-    """Load the weights of a checkpoint into a model without DDP wrapper, all of them or none.
+    """Load the weights of a checkpoint into a model without DDP wrapper.
 
-    If the weights were trained with another attention, the model's estimator buffers keep their
-    seeded values (drawn from RNG_SEED), and the weights of the other estimator are ignored.
+    If a name or shape does not fit, raise CheckpointError and leave the model unchanged. If the
+    weights were trained with another attention, the model's estimator buffers keep their seeded
+    values (drawn from RNG_SEED), and estimator weights that the model lacks are ignored.
 
     Returns:
         The names of the buffers that keep their seeded values.
@@ -212,7 +213,7 @@ def load_weights(
         states = {name: x for name, x in states.items() if name not in unused}
         states |= {name: own[name] for name in kept}
     if kept:
-        logger.info("Keeping seeded values instead of those in %s: %s", path, ", ".join(kept))
+        logger.info("Keeping seeded buffers instead of those in %s: %s", path, ", ".join(kept))
     check_fit(own, states, path)
     model.load_state_dict(states)
     return kept

@@ -26,7 +26,7 @@ TEST_PREFIX = "test_"
 TEST_RESULTS = "test_results.json"
 MAX_CLASSES = 10_000  # limits the memory of the confusion matrix, [classes, classes]
 
-# Metrics of a test, in percent: key in TEST_RESULTS and in the log -> name for people.
+# Metrics of a test, in percent: key in TEST_RESULTS and in the log -> display name.
 TEST_METRICS = {
     "top1_acc": "top-1 accuracy",
     "top5_acc": "top-5 accuracy",
@@ -80,14 +80,14 @@ class RunRecord:
     videos: list[TestedVideo] = field(default_factory=list)
     failed: list[FailedVideo] = field(default_factory=list)
     checkpoint: str = ""
-    metrics: dict[str, float] = field(default_factory=dict)  # those of TEST_METRICS
-    # Only for verb and noun: {"verb": ..., "noun": ...}, records as if each was tested alone.
+    metrics: dict[str, float] = field(default_factory=dict)  # keys as in TEST_METRICS, in percent
+    # Only for (verb, noun) labels: {"verb": record of the verbs, "noun": record of the nouns}.
     parts: dict[str, RunRecord] = field(default_factory=dict)
-    # Only for videos with several classes.
+    # Only for multi-label videos.
     precisions: list[ClassPrecision] = field(default_factory=list)
 
     def name_of(self, label: Label) -> str:
-        """The name of a class, or of an action of verb and noun."""
+        """The name of a class or of a (verb, noun) action."""
         if isinstance(label, int):
             return self.names[label]
         parts = zip(self.parts.values(), label)
@@ -105,7 +105,7 @@ class RunRecord:
         return [line for line in self.stats if kind in (line.get("_type"), line.get("split"))]
 
     def curve(self, kind: str, key: str) -> list[tuple[float, float]]:
-        """(epochs, value) pairs of a key in the log; the value logged last for a step counts."""
+        """(epochs, value) pairs of a log key; if `epochs` repeats, the last value is used."""
         points = {}
         for line in self.stats_of(kind):
             epochs, value = _epochs(line), line.get(key)
@@ -150,7 +150,7 @@ _COUNTS = ("MODEL.NUM_CLASSES", "EPICKITCHENS.NUM_NOUNS")
 
 
 def _set_names(run: RunRecord, classes: str | None) -> None:
-    """Set the class names of the run, or of its records for verb and noun."""
+    """Set the class names of the run; for actions, those of its verb and noun records."""
     records = [*run.parts.values()] or [run]
     counts = []
     for record, key in zip(records, _COUNTS):
@@ -203,7 +203,7 @@ def _add_results(run: RunRecord, text: str, path: str) -> None:
                 for label, row in results["per_class"].items()
             ]
             if not all(0 <= row.label < MAX_CLASSES for row in run.precisions):
-                raise ValueError("invalid entry of per_class")
+                raise ValueError("invalid entry in per_class")
         for entry in results["failed"]:
             run.failed.append(FailedVideo(str(entry["path"]), str(entry["reason"])))
     except (AttributeError, KeyError, TypeError, ValueError, OverflowError) as error:
@@ -219,7 +219,7 @@ def _tested_video(entry: dict[str, Any], path: Any) -> TestedVideo:
     video = TestedVideo(str(path), label(entry["label"]), top5, scores)
     in_range = all(0 <= number < MAX_CLASSES for number in _numbers(video))
     if not in_range or not len(top5) == len(scores) > 0 or not np.isfinite(scores).all():
-        raise ValueError(f"invalid entry of {path!s:.200}")
+        raise ValueError(f"invalid entry for the video {path!s:.200}")
     return video
 
 
@@ -227,7 +227,7 @@ def read_stats(folder: str | os.PathLike[str]) -> list[dict[str, Any]]:
     """Stats in a run's log; lines that are not valid JSON are skipped."""
     stats = []
     for line in _read(os.path.join(folder, LOG)).splitlines():
-        # Skip indented lines: they continue a message, which may contain the mark.
+        # Skip indented lines: they continue a message, whose text may contain _JSON_MARK.
         text = "" if line[:1].isspace() else line.partition(_JSON_MARK)[2]
         with contextlib.suppress(ValueError):
             # Accept NaN and infinities: a logged loss may be NaN.

@@ -58,7 +58,9 @@ def check_model(
     if swap_attention:
         changes = [change for change in changes if change not in swapped]
     if changes:
-        raise CheckpointError(f"{path} was trained as another model: {describe(changes)}")
+        raise CheckpointError(
+            f"{path} was trained with different model settings: {describe(changes)}"
+        )
     if swapped:
         logger.info("Using weights of %s with a different attention: %s", path, describe(swapped))
         return TrainedAttention.OTHER
@@ -67,13 +69,16 @@ def check_model(
 
 
 def config_changes(content: dict[str, Any], cfg: CfgNode, least: Affects) -> list[Change]:
-    """Keys that differ between a checkpoint's config and `cfg`, if their effect is >= `least`."""
+    """Changes from a checkpoint's config to `cfg` in keys whose `affects` is at least `least`."""
     tree = saved_config(content)
     if tree is None:
         return []
     changes, defaults = [], get_cfg()
+    mixed = cfg.SOLVER.USE_MIXED_PRECISION or _value(tree, "SOLVER.USE_MIXED_PRECISION", defaults)
     for key, known in all_keys().items():
         saved, current = _value(tree, key, defaults), get_value(cfg, key)
+        if key == "SOLVER.PRECISION" and not mixed:
+            continue
         if known.affects >= least and not _same(key, saved, current):
             changes.append(Change(key, saved, current, known.affects))
     return changes
@@ -95,13 +100,13 @@ def saved_config(content: dict[str, Any]) -> dict[str, Any] | None:
 
 
 def checkout_config(content: dict[str, Any]) -> dict[str, Any] | None:
-    """The unmodified config in a checkpoint of a PySlowFast checkout or Motionformer; else None."""
+    """The config as saved by a git checkout of PySlowFast or by Motionformer; else None."""
     tree = _raw_config(content)
     return tree if isinstance(tree.get("VIT"), dict) and not is_pyslowfast_1(tree) else None
 
 
 def _raw_config(content: dict[str, Any]) -> dict[str, Any]:
-    """The unmodified config in a checkpoint; {} if it cannot be read."""
+    """The config in a checkpoint, parsed but not merged with defaults; {} if unreadable."""
     text = content.get("cfg")
     try:
         return parse_yaml(text, "the checkpoint's config") if isinstance(text, str) else {}
@@ -118,6 +123,6 @@ def _value(tree: dict[str, Any], key: str, defaults: CfgNode) -> Any:
 
 
 def _same(key: str, saved: Any, current: Any) -> bool:
-    if key == "TRAIN.DATASET":  # dataset names ignore case
+    if key == "TRAIN.DATASET":  # dataset names are case-insensitive
         return str(saved).lower() == str(current).lower()
     return saved == current

@@ -1,4 +1,4 @@
-"""Attention weights in a layer of a trained model, computed by several estimators, for one view."""
+"""Attention weights of several estimators, on the inputs of one layer of a trained model."""
 
 from __future__ import annotations
 
@@ -58,12 +58,12 @@ def _label(name: str, cfg: CfgNode) -> str:
 
 
 class AttentionView:
-    """The inputs of one layer of a model for the middle view of a video (centre crop).
+    """Middle view of a video (centre crop), and the inputs of one attention layer for this view.
 
     Attributes:
         pixels: the view, uint8 [T,H,W,3].
         grid: the geometry of the view's tokens.
-        total: caption for the whole that the weights add up to, e.g. "all attention".
+        total: what 100 % means in captions: "all attention", or "the frame's attention".
     """
 
     def __init__(self, model: TrainedModel, video: str, layer: int | None = None) -> None:
@@ -84,9 +84,10 @@ class AttentionView:
     def attention_maps(
         self, point: QueryPoint, names: Sequence[str], head: int | None = None
     ) -> list[AttentionMap]:
-        """The attention of a query point by each estimator, in one head or averaged over heads.
+        """Attention maps of a query point, one per estimator in `names`.
 
-        Errors are measured against the first attention, which should be the exact one.
+        If `head` is None, the maps are averaged over heads. Errors are relative to the first
+        estimator, which should be exact attention.
         """
         maps: list[AttentionMap] = []
         token, reference = self.grid.token(point), None
@@ -115,11 +116,11 @@ class AttentionView:
     def _row(
         self, estimator: Estimator, token: int, head: int | None
     ) -> tuple[ImpliedWeights, Tensor]:
-        """The weights of a query in all heads [h,F,P], and the weights to show [F,P]."""
+        """The query's weights per head [h,F,P], and the weights [F,P] that the figure shows."""
         *temporal, call = self.blocks[self.layer]
         rows, output = attention_rows(call, one_hot(call, call.layer.num_prefix + token), estimator)
         shown = _select_head(rows, head)
-        for earlier in temporal:  # divided attention: multiply by the temporal attention
+        for earlier in temporal:  # divided attention: multiply by the weights over time
             shown = attention_rows(earlier, shown).weights.mean(0)
         return ImpliedWeights(self._by_frame(rows), output), self._by_frame(shown)
 

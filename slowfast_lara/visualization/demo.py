@@ -1,4 +1,4 @@
-"""Local server of the demo page. It sends no requests to other servers and leaves no files."""
+"""Web server of the demo page. It contacts no other server and leaves no files behind."""
 
 from __future__ import annotations
 
@@ -25,7 +25,8 @@ def _temporary_folder() -> Iterator[str]:
             GRADIO_TEMP_DIR=folder,
             GRADIO_ANALYTICS_ENABLED="False",
             HF_HUB_OFFLINE="1",
-            no_proxy="*",  # at start Gradio requests its own page; a proxy cannot reach it
+            # Gradio requests its own page at start; a proxy could not reach this server.
+            no_proxy="*",
         )
         tempfile.tempdir = folder
         try:
@@ -56,16 +57,19 @@ def serve(
     max_megabytes: int,
     max_minutes: float,
 ) -> None:
-    """Serve the page until SIGINT or SIGTERM.
+    """Serve the demo page until SIGINT or SIGTERM.
 
-    Requests must name `host`, a name of this machine, or one of `names` as their Host. `max_*`
-    limit the uploaded videos.
+    Args:
+        names: further values of the Host header to accept, besides `host` and this machine's names.
+        views: number of views per prediction; None: as in the model's config.
+        max_megabytes: maximum size of an uploaded video.
+        max_minutes: maximum duration of an uploaded video.
     """
     _check_address(host, port)
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     with _temporary_folder() as folder:
         check_installed("gradio", "demo")
-        # Imported here: Gradio is optional, and its environment variables must be set before.
+        # Imported here: Gradio is optional and reads the environment variables at import.
         from starlette.middleware import Middleware
 
         from slowfast_lara.visualization.demo_page import MAX_SESSIONS, DemoPage, build

@@ -17,7 +17,7 @@ from fvcore.common.config import CfgNode
 
 from slowfast_lara.data.registry import dataset_class
 from slowfast_lara.data.video import check_length
-from slowfast_lara.errors import UserError, first_line, printable
+from slowfast_lara.errors import UserError, counted, first_line, printable
 from slowfast_lara.inference.model import TrainedModel
 from slowfast_lara.models.attention_config import chosen_estimator, display_name
 from slowfast_lara.visualization.attention_view import AttentionView, default_attentions
@@ -26,16 +26,18 @@ from slowfast_lara.visualization.heat_maps import HeatMapFigure
 from slowfast_lara.visualization.token_grid import QueryPoint
 
 TITLE = "Where does the attention go?"
-# Frames are enlarged to at least this size by an integer factor, so a click hits exactly one pixel.
+START = "Drop a video to begin."
+# Frames are enlarged to sides of at least this many pixels. The factor is an integer, so that a
+# click hits exactly one pixel of the frame.
 MIN_SIDE = 384
-# Lifetime of picture files; the state of a page lives six times as long.
+# Gradio removes image files after this time, and the state of a page after six times as long.
 LIFETIME_SECONDS = 600
-# Number of open pages that keep their video; if there are more, the oldest page loses its video.
+# Maximum number of open pages; beyond it, the oldest page loses its video.
 MAX_SESSIONS = 20
 
 
 class DemoPage:
-    """The model that the page shows, and the handlers of the page's events."""
+    """Event handlers of the page, and the model that they run."""
 
     def __init__(
         self, model: TrainedModel, uploads: Uploads, views: int | None, max_seconds: float
@@ -45,7 +47,7 @@ class DemoPage:
         self.examples = _example_videos(model.cfg)
 
     def model_name(self) -> str:
-        """The end of the checkpoint's path, and the attention of the model."""
+        """Display name of the model: end of the checkpoint's path, attention, number of classes."""
         vit, parts = self.model.cfg.VIT, Path(os.path.abspath(self.model.path)).parts[-4:]
         name = "/".join(part for part in parts if part not in ("checkpoints", os.sep))
         attention = display_name(chosen_estimator(self.model.cfg))
@@ -55,16 +57,16 @@ class DemoPage:
     def upload(self, file: dict[str, Any] | None) -> tuple[Any, ...]:
         """Handle an uploaded file; returns message, classes, view, slider, frame, figure.
 
-        The file is removed as soon as it is read: the view holds all data of the page.
+        The file is removed after it is decoded: the returned view contains its pixels.
         """
         if file is None:
-            return _nothing("")
+            return _nothing(START)
         path = ""
         try:
             with self.uploads.take(file["path"]) as path:
                 check_length(path, self._max_seconds)
                 return self._show(path)
-        except Exception as error:  # no upload may end the server
+        except Exception as error:  # a bad upload must not stop the server
             return _nothing(_error_message(error, path))
 
     def example(self, number: int) -> tuple[Any, ...]:
@@ -81,12 +83,13 @@ class DemoPage:
         _, names, scores = prediction.top()
         middle = len(view.pixels) // 2
         slider = gr.Slider(maximum=len(view.pixels) - 1, value=middle, visible=True)
-        message = f"Average of {prediction.num_views} views. Now click a patch of the frame."
+        views = counted(prediction.num_views, "view")
+        message = f"Average of {views}. Now click a patch of the frame."
         classes = {printable(name): score for name, score in zip(names, scores)}
         return message, classes, view, slider, self.frame(view, middle), None
 
     def frame(self, view: AttentionView | None, number: int) -> np.ndarray | None:
-        """A frame of the clip that the model sees, enlarged."""
+        """A frame of the model's input clip, enlarged."""
         if view is None:
             return None
         image = view.pixels[_clamp(number, len(view.pixels))]
@@ -131,7 +134,7 @@ def build(page: DemoPage) -> gr.Blocks:
                     visible=bool(page.examples),
                     elem_id="examples",
                 )
-                message = gr.Textbox(show_label=False, interactive=False, elem_id="message")
+                message = gr.Textbox(START, show_label=False, interactive=False, elem_id="message")
                 classes = gr.Label(label="Most likely classes", elem_id="classes")
             with gr.Column():
                 frame = gr.Image(label="Click a patch", elem_id="frame", buttons=[], **output)
@@ -141,7 +144,7 @@ def build(page: DemoPage) -> gr.Blocks:
         figure = gr.Image(
             label="Attention of the clicked patch",
             elem_id="figure",
-            buttons=["download", "fullscreen"],  # not "share", which uploads the picture
+            buttons=["download", "fullscreen"],  # "share" would upload the picture
             **output,
         )
         queued: dict[str, Any] = {
@@ -159,7 +162,7 @@ def build(page: DemoPage) -> gr.Blocks:
 
 
 def _example_videos(cfg: CfgNode, count: int = 4) -> list[str]:
-    """Videos of the test list, each of a different class; none if this machine lacks the list."""
+    """Up to `count` videos of the test list, of different classes; none if the list is missing."""
     try:
         dataset = dataset_class(cfg, "TEST")(cfg, "test")
     except (UserError, OSError):
@@ -170,12 +173,12 @@ def _example_videos(cfg: CfgNode, count: int = 4) -> list[str]:
 
 
 def _nothing(message: str) -> tuple[Any, ...]:
-    """Outputs of `DemoPage.upload` without a usable video."""
+    """Outputs of `DemoPage.upload` if there is no usable video."""
     return message, None, None, gr.Slider(visible=False), None, None
 
 
 def _error_message(error: Exception, path: str) -> str:
-    """Message for a file that cannot be used; it shows the file's name, not the temporary path."""
+    """Message for a file that cannot be used; it contains the file name without temporary path."""
     text = str(error) if isinstance(error, UserError) else first_line(error)
     text = text.replace(path, os.path.basename(path)) if path else text
     return printable(f"Cannot use this file: {text}")

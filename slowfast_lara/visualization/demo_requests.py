@@ -1,4 +1,4 @@
-"""ASGI middleware of the demo: checks of Host, Origin and files, uploads, security headers."""
+"""ASGI middleware of the demo: request checks, uploads and security headers."""
 
 from __future__ import annotations
 
@@ -13,22 +13,23 @@ from starlette.responses import JSONResponse, PlainTextResponse, Response
 
 from slowfast_lara.visualization.demo_uploads import RequestError, Uploads
 
-# The page may load resources only from this server, although Gradio links to others.
+# The browser loads resources from this server only, although Gradio's page links to other servers.
 _POLICY = (
     "default-src 'self' 'unsafe-inline' 'unsafe-eval' data: blob:; object-src 'none'; "
     "base-uri 'self'; form-action 'self'"
 )
 _HEADERS = [(b"content-security-policy", _POLICY.encode()), (b"referrer-policy", b"no-referrer")]
-# Limit of requests other than uploads, which carry only a click or a slider position.
+# Maximum body of requests other than uploads: they contain only a click or a slider position.
 _MAX_BODY_BYTES = 1_000_000
 Message = MutableMapping[str, Any]
 
 
 class AllowedHosts:
-    """Names and addresses that a request may give as its Host.
+    """Host headers that the server accepts.
 
-    A page of another site can make its own name resolve to this server (DNS rebinding). The
-    browser then treats the server as a part of that site, but sends that site's name as Host.
+    This prevents DNS rebinding: another site can make its own domain resolve to this server, and
+    its scripts could then read our responses. The browser sends that domain as Host, so the server
+    can refuse the request.
     """
 
     def __init__(self, bound: str, names: Collection[str]) -> None:
@@ -55,7 +56,7 @@ class AllowedHosts:
 
 
 class RequestChecks:
-    """Refuses requests of other sites and files that were not uploaded; stores uploads."""
+    """Middleware that stores uploads; it refuses requests from other sites and unknown files."""
 
     def __init__(
         self, app: Callable[..., Awaitable[None]], hosts: AllowedHosts, uploads: Uploads
@@ -81,10 +82,10 @@ class RequestChecks:
                 await self._app(scope, answer, send_with_headers)
 
     async def _answer(self, scope: Message, receive: Any) -> Response | Callable[..., Any]:
-        """The response to a request, or the `receive` to pass on to Gradio."""
+        """Return the response to a request or, if Gradio must respond, the `receive` for Gradio."""
         self._check_site(scope)
         path = scope["path"].rstrip("/")
-        if path.endswith("/upload_progress"):  # uploads bypass Gradio: none is pending
+        if path.endswith("/upload_progress"):  # uploads do not pass through Gradio
             return Response('data: {"msg": "done"}\n\n', media_type="text/event-stream")
         if scope["method"] in ("GET", "HEAD", "OPTIONS"):
             return receive
@@ -93,19 +94,20 @@ class RequestChecks:
         return await self._checked_body(receive)
 
     def _check_site(self, scope: Message) -> None:
-        """Raise RequestError if the Host is not this server, or the Origin is not the Host."""
+        """Raise RequestError if the Host header is unknown, or if Origin is a different host."""
         headers = [(name, value.decode("latin-1")) for name, value in scope["headers"]]
         hosts = [value for name, value in headers if name == b"host"]
         if len(hosts) != 1 or hosts[0] not in self._hosts:
             raise RequestError(421, "unknown Host; `demo --allow-host NAME` allows further names")
         for origin in [value for name, value in headers if name == b"origin"]:
             if origin.split("://")[-1].lower() != hosts[0].lower():
-                raise RequestError(403, "requests of other sites are refused")
+                raise RequestError(403, "requests from other sites are refused")
 
     async def _checked_body(self, receive: Any) -> Callable[..., Any]:
-        """Read a JSON body and check the files in it; return a `receive` that repeats the body.
+        """Read a JSON body and check its file paths; return a `receive` that repeats the body.
 
-        Gradio would accept any path below its folder, even a folder, and would download URLs.
+        Without the check, Gradio would accept any file or folder in its temporary folder, and would
+        download URLs.
         """
         body, more = b"", True
         while more:

@@ -1,7 +1,7 @@
-"""Uploaded files of the demo: where they are stored, and how much space they may take.
+"""Storage of the demo's uploaded files, with a limit of their total size.
 
-Gradio stores an upload at a path made of its hash, so equal files share one path, and it leaves
-temporary files of aborted uploads. Here every upload gets a folder of its own.
+It replaces Gradio's storage. There, equal uploads share one path, because a file is named by its
+hash, and the files of aborted uploads are not removed. Here every upload has its own folder.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ from starlette.requests import ClientDisconnect, Request
 
 from slowfast_lara.errors import InputError
 
-# Uploads that wait to be read may take this many times the size of the largest allowed file.
+# Limit of all stored uploads together, as a multiple of the limit of one file.
 TOTAL_FILES = 5
-# An upload that is not read within this time is removed when the next one arrives.
+# An upload that is not read within this time is removed when the next upload starts.
 LIFETIME_SECONDS = 3600
 # Allowance for the multipart headers of a request, a few hundred bytes.
 _MULTIPART_BYTES = 10_000
@@ -40,12 +40,12 @@ class RequestError(Exception):
 
 
 class Uploads:
-    """Files that clients have sent and that wait to be read."""
+    """Uploaded files that have not been read yet."""
 
     def __init__(self, folder: str, max_bytes: int) -> None:
         self._folder, self._max_bytes = folder, max_bytes
         self._waiting: dict[str, tuple[float, int]] = {}  # path: time of arrival, bytes
-        self._bytes = 0  # of waiting files and of uploads in progress
+        self._bytes = 0  # total size of waiting files and uploads in progress
         self._lock = threading.Lock()  # videos are read in a worker thread
 
     def __contains__(self, path: object) -> bool:
@@ -69,13 +69,13 @@ class Uploads:
         path = None
         try:
             # Starlette receives the file as an unnamed temporary file, which vanishes on errors.
-            # With an "app" in the scope, it raises HTTPException instead of MultiPartException.
+            # With an "app" in the scope, Starlette raises HTTPException, not MultiPartException.
             scope = {key: value for key, value in scope.items() if key != "app"}
             request = Request(scope, limited_receive)
             async with request.form(max_files=1) as form:
                 file = form.get("files")
                 if not isinstance(file, UploadFile):
-                    raise RequestError(400, "expected multipart/form-data with a file `files`")
+                    raise RequestError(400, "expected multipart/form-data with the file in `files`")
                 path = await run_in_threadpool(self._save, file)
             self._waiting[path] = time.monotonic(), received
             return path
@@ -109,7 +109,7 @@ class Uploads:
         if not size:
             raise InputError("the file is no longer on the server; upload it again")
         folder, name = os.path.split(path)
-        reading = f"{folder}.reading"  # another name: Gradio removes old files by their path
+        reading = f"{folder}.reading"  # renamed, because Gradio may remove the old path
         try:
             os.rename(folder, reading)
             yield os.path.join(reading, name)

@@ -26,7 +26,7 @@ VIDEO_FPS, VIDEO_REPEATS = 4, 3
 
 
 class AttentionMap(NamedTuple):
-    """Attention weights of one query point in one layer, or of CLS through all layers."""
+    """Attention weights of a query point in one layer, or the attention rollout of CLS."""
 
     name: str
     label: str
@@ -52,8 +52,8 @@ class AttentionMap(NamedTuple):
 class HeatMapFigure:
     """Attention maps over the frames of a view, `pixels` uint8 [T,H,W,3].
 
-    All maps have the colour scale of the first map. `total` is a caption for the whole that the
-    weights add up to, e.g. "all attention".
+    All maps have the colour scale of the first map. `total` is what 100 % means in the caption of
+    the colour scale, e.g. "all attention".
     """
 
     pixels: np.ndarray
@@ -63,7 +63,7 @@ class HeatMapFigure:
     total: str
 
     def strip(self) -> np.ndarray:
-        """Draw the figure: one row per attention, one column per temporal token; RGB [H,W,3]."""
+        """Draw an RGB image [H,W,3]: a row per attention method, a column per temporal token."""
         grid = self.grid
         # A temporal token covers `patch_frames` frames: show the mean of these frames.
         means = self.pixels.reshape(grid.num_frames, grid.patch_frames, *self.pixels.shape[1:])
@@ -80,7 +80,7 @@ class HeatMapFigure:
 
     def write_strip(self, path: str) -> None:
         with atomic_write(path) as temporary:
-            # 256 colours reduce the file to a third of its size; MAXCOVERAGE keeps rare colours.
+            # A palette of 256 colours reduces the file to a third; MAXCOVERAGE keeps rare colours.
             image = Image.fromarray(self.strip()).quantize(256, Image.Quantize.MAXCOVERAGE)
             image.save(temporary, optimize=True)
 
@@ -148,7 +148,7 @@ def frame_range(frame: int, grid: TokenGrid) -> str:
 
 
 def heat_coloured(image: np.ndarray, heat: np.ndarray) -> np.ndarray:
-    """Convert an image to grey and blend it with colours by `heat` [H,W], from 0 to 1."""
+    """Convert an image to grey and overlay a heat map; `heat` [H,W] is from 0 to 1."""
     colour = 255 * colormaps["plasma"](0.3 + 0.7 * heat)[..., :3]
     grey = 0.7 * image.mean(axis=2, keepdims=True) + 40
     alpha = 0.75 * heat[..., None]

@@ -1,6 +1,6 @@
-"""Attention weights that any estimator implies, by differentiation.
+"""Attention weights that an estimator implies, computed by differentiation.
 
-Every estimator is linear in the values (if it groups keys, then for fixed groups): in each head,
+Every estimator is linear in the values (if it groups keys: for fixed groups). In each head,
 out_n = sum_m w_nm v_m, where n is a query and m a key. So the weights w_nm of query n are the
 derivative of one component of out_n with respect to the same component of v_m. They are exact and
 cost one forward and backward pass of the layer. The N x N matrix of weights is not built, unless
@@ -28,7 +28,7 @@ from slowfast_lara.models.space_time import DividedAttention, SpaceTimeAttention
 
 
 class ImpliedWeights(NamedTuple):
-    """Weights of one query, [h,F,P] or, with CLS, [h,R+N]; and the outputs of all queries."""
+    """Weights of one query, [h,F,P] or (with CLS) [h,R+N], and the outputs of all queries."""
 
     weights: Tensor
     output: Tensor
@@ -54,7 +54,7 @@ class LayerCall(NamedTuple):
 
 @torch.no_grad()
 def capture_layers(network: nn.Module, view: Tensor) -> list[list[LayerCall]]:
-    """Run the network on a view [3,T,H,W] and record the attention layer calls of each block."""
+    """Run the network on a view [3,T,H,W]; record the input of each attention layer, by block."""
     blocks: list[list[LayerCall]] = []
     hooks = []
 
@@ -71,7 +71,7 @@ def capture_layers(network: nn.Module, view: Tensor) -> list[list[LayerCall]]:
 
 
 def patch_inputs(call: LayerCall) -> LayerInputs:
-    """q, k, v of the patches; with divided attention, those of the first frame or position only."""
+    """q, k, v of the patches; in divided attention, of the first frame or spatial position only."""
     layer, tokens, num_frames = call
     q, k, v = layer.queries_keys_values(tokens)
     if isinstance(layer, DividedAttention):
@@ -86,7 +86,7 @@ def attention_rows(
 ) -> ImpliedWeights:
     """Multiply the row vector `query_weights` [R+N] by the attention matrix of each head.
 
-    Returns the products [h,R+N], and the layer's output before its projection, [R+N,h,d]. If
+    Returns the products [h,R+N], and the layer's output before the output projection, [R+N,h,d]. If
     `estimator` is given, it replaces the estimator of the layer.
     """
     qkv = call.layer.qkv(call.tokens).detach().requires_grad_()

@@ -35,7 +35,7 @@ class TokenGrid:
         return cls(vit.TEMPORAL_RESOLUTION, side, vit.PATCH_SIZE, vit.PATCH_SIZE_TEMP)
 
     def token(self, point: QueryPoint) -> int:
-        """The index of the token that contains a point."""
+        """The index of the token whose patch contains a point."""
         pixels, frames = self.side * self.patch, self.num_frames * self.patch_frames
         if not (0 <= point.x < pixels and 0 <= point.y < pixels and 0 <= point.frame < frames):
             raise InputError(
@@ -67,8 +67,8 @@ def attention_path(weights: np.ndarray, grid: TokenGrid) -> np.ndarray:
 def moving_points(pixels: np.ndarray, grid: TokenGrid, count: int, frame: int) -> list[QueryPoint]:
     """Centres of the `count` patches of a frame that differ most from the median frame.
 
-    `pixels` are uint8 [T,H,W,3]. A neighbour of a chosen patch is chosen only if all remaining
-    patches are such neighbours.
+    `pixels` are uint8 [T,H,W,3]. Patches next to a chosen patch are used last, so that the points
+    are spread over the frame.
     """
     first = frame // grid.patch_frames * grid.patch_frames
     background = np.median(pixels, axis=0)
@@ -81,6 +81,6 @@ def moving_points(pixels: np.ndarray, grid: TokenGrid, count: int, frame: int) -
         x, y = (int((index + 0.5) * grid.patch) for index in (column, row))
         points.append(QueryPoint(x, y, frame))
         neighbours = change[max(row - 1, 0) : row + 2, max(column - 1, 0) : column + 2]
-        neighbours -= 256  # less than any patch that has no chosen neighbour
+        neighbours -= 256  # values are at most 255, so neighbours are now chosen last
         change[row, column] = -np.inf
     return points

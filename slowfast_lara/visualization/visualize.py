@@ -1,4 +1,4 @@
-"""The `visualize` command: draws the attention of query points in a video, as PNG, MP4, JSON."""
+"""The `visualize` command: writes the attention of query points as PNG, MP4 and JSON files."""
 
 from __future__ import annotations
 

@@ -187,7 +187,7 @@ def test_macs_are_counted_without_gpu_kernels(monkeypatch):
         smooth_inputs(2, 6, d=8),
     )
     expected = setting_macs(settings, inputs, get_cfg(), [])
-    monkeypatch.setattr(choice, "uses_triton", lambda kernels, *_: kernels != "torch")
+    monkeypatch.setattr(choice, "uses_triton", lambda kernels, *_, **__: kernels != "torch")
     assert setting_macs(settings, inputs, get_cfg(), []) == expected
 
 
@@ -260,7 +260,7 @@ def test_command(tmp_path, model, clips, capsys):
         assert float(row["error"]) == pytest.approx(np.mean(layers), rel=1e-3)
     assert np.asarray(Image.open(f"{out}.png")).std() > 1
     assert approximation_error([*command, "--layer", "1", "--attentions", "lara"]) == 0
-    assert "1 layers, 2 videos" in capsys.readouterr().out
+    assert "1 layer, 2 videos" in capsys.readouterr().out
 
 
 def test_some_of_many_videos_are_measured(tmp_path, model, clips, capsys):

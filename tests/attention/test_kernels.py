@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import os
 import subprocess
 import sys
@@ -10,15 +11,21 @@ from pathlib import Path
 
 import pytest
 import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
 
+from benchmarks import ahead_of_time, compiled_kernels
 from benchmarks import kernel_traffic as traffic
+from benchmarks.ahead_of_time import Form
 from slowfast_lara.attention import ESTIMATORS, build_estimator, importance_sampling
 from slowfast_lara.attention.kernels import choice, temporal
 from slowfast_lara.attention.kernels.key_stats import key_stats
+from slowfast_lara.attention.kernels.measure import Operator
 from slowfast_lara.attention.kernels.tiles import tile
-from slowfast_lara.config import get_cfg, load_config
+from slowfast_lara.attention.kernels.verdicts import Call
+from slowfast_lara.config import load_config
+from slowfast_lara.config.shipped import find_config
 from slowfast_lara.errors import ConfigError
-from slowfast_lara.models import VisionTransformer, build
+from slowfast_lara.models import build
 from tests.helpers.small_models import small_config
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -52,47 +59,80 @@ def test_all_cases_in_the_interpreter():
 
 
 @pytest.mark.slow
-def test_both_ranks_use_pytorch_if_a_kernel_fails_on_one(tmp_path):
-    """Each rank logs one line with its reason."""
+def test_all_ranks_use_the_choice_of_rank_0(tmp_path):
+    """Rank 1 cannot measure; only the first rank of the node compiles the kernels."""
     environment = {**os.environ, "TRITON_INTERPRET": "1", "PYTHONPATH": str(ROOT)}
     started = [
         subprocess.Popen(
             [sys.executable, "-W", "ignore", "-c", f"from {INTERPRETED} import *; {call}"],
-            env=environment,
+            env={
+                **environment,
+                "LOCAL_RANK": str(rank),
+                "XDG_CACHE_HOME": str(tmp_path / f"cache{rank}"),
+            },
             cwd=ROOT,
             stdout=subprocess.PIPE,
             text=True,
         )
-        for call in (f"as_rank({rank}, {str(tmp_path / 'store')!r})" for rank in (0, 1))
+        for rank, call in enumerate(
+            f"as_rank({rank}, {str(tmp_path / 'store')!r})" for rank in (0, 1)
+        )
     ]
     output = [process.communicate(timeout=600)[0].splitlines() for process in started]
     assert [process.returncode for process in started] == [0, 0], output
-    for lines, reason in zip(output, ("another rank", "combine: AttributeError")):
-        assert "decision False" in lines
-        (line,) = (line for line in lines if line.startswith("log Using"))
-        assert "PyTorch kernels" in line and reason in line, line
+    for lines, launches in zip(output, (2, 0)):
+        assert f"decision True launches {launches}" in lines
+        (line,) = (line for line in lines if line.startswith("  temporal"))
+        assert " ".join(line.split()) == "temporal 2 float16 Triton 2.000 1.000 2.00 x"
+
+
+def forms_of(name: str) -> tuple[list[Form], list[Form]]:
+    """Forms of a training step of a shipped config, and those that its measurement compiles."""
+    cfg = compiled_kernels.configs_with_kernels([name])[name]
+    meta, launches = torch.device("meta"), []
+    one_block = load_config(find_config(name), {"VIT.DEPTH": 1})
+    for call in build.calls_of(one_block, ["TRAIN"], torch.bfloat16):
+        operator = Operator(call.description(), meta)
+        for batch in (1, operator.batch):
+            launches += ahead_of_time.recorded_launches(operator.step("triton", batch))
+    step = compiled_kernels.step_launches(cfg, torch.bfloat16)
+    return ahead_of_time.forms(step), ahead_of_time.forms(launches)
+
+
+@pytest.mark.parametrize("name", ["K400/lara_224_16x4", "K400/merged_336_16x8"])
+def test_the_measurement_compiles_what_a_step_launches(name):
+    step, measured = forms_of(name)
+    assert len(step) >= 12 and step == measured
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("arch", [80, 90, 100])
+def test_every_shipped_config_compiles_its_kernels_before_the_first_step():
+    names = list(compiled_kernels.configs_with_kernels())
+    assert len(names) > 40
+    for name in names:
+        step, measured = forms_of(name)
+        assert len(step) >= 6 and step == measured, name
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("arch", [80, 90, 120])
 def test_kernels_compile_without_spills(arch):
-    from benchmarks.compiled_kernels import compiled_kernels
-
-    rows = compiled_kernels(
-        ["combine_forward", "key_stats_forward", "temporal_scores"], [arch]
-    ).kernels
-    assert len(rows) == 38 and all(row.fits() for row in rows), rows
+    names = ["combine_forward", "key_stats_forward", "temporal_scores"]
+    rows = compiled_kernels.compiled_kernels(names, [arch]).kernels
+    assert {row.form.kernel.split(".")[1] for row in rows} == set(names)
+    assert all(row.fits() for row in rows), rows
 
 
-def test_the_committed_table_has_no_spills():
+def test_the_committed_table():
+    """Kernels fit into shared memory, and only one form spills a few registers."""
     text = (ROOT / "results" / "kernels_ahead_of_time.csv").read_text()
-    rows = [line.split(",") for line in text.splitlines() if not line.startswith("#")][1:]
-    assert {row[1] for row in rows} == {"sm_80", "sm_90", "sm_100"}
-    assert {row[2] for row in rows} == {"bf16", "fp16", "fp32"}
-    assert "combine_forward ALIGNED=False" in {row[0] for row in rows}
-    smallest = 99 * 1024  # of compute capability 8.6 and 8.9
+    rows = list(csv.DictReader(line for line in text.splitlines() if not line.startswith("#")))
+    assert {row["GPU"] for row in rows} == {f"sm_{arch}" for arch in ahead_of_time.SHARED_MEMORY}
     for row in rows:
-        assert int(row[6]) == 0 and int(row[7]) <= smallest, row
+        limit = ahead_of_time.SHARED_MEMORY[int(row["GPU"].removeprefix("sm_"))]
+        assert int(row["shared memory"]) <= limit, row
+    spills = [(row["kernel"], row["GPU"], row["spills"]) for row in rows if row["spills"] != "0"]
+    assert spills == [("combine_backward_samples", "sm_120", "24")]  # of joint attention
 
 
 @pytest.mark.parametrize("frames", [3, 20, 40])
@@ -112,37 +152,31 @@ def test_temporal_tiles_have_16_frames_except_for_the_scores(frames, monkeypatch
     assert set(blocks.values()) == {16} and len(blocks) == 3
 
 
-def test_kernels_are_checked_at_the_sizes_of_the_model(monkeypatch):
-    calls = []
-    monkeypatch.setattr(choice, "resolve", lambda *args, all_ranks: calls.append(args))
-    sizes = {"dim": 24, "depth": 1, "num_heads": 2, "num_classes": 3}
-    hyperbolic = {"num_landmarks": 5, "features": "hyperbolic"}
-    for name, options in (("softmax", {}), ("performer", hyperbolic)):
-        model = VisionTransformer(estimator=name, estimator_args=options, **sizes)
-        build.resolve_kernels(model, get_cfg(), torch.device("cpu"))
-    device = (torch.device("cpu"), torch.float32)
-    assert calls == [(*device, None), (*device, (12, 10))]
-
-
 @pytest.mark.parametrize("kernels", choice.KERNELS)
 def test_torch_compile_traces_the_choice_in_one_graph(kernels):
     def chosen(x: torch.Tensor) -> torch.Tensor:
-        return x + 1 if choice.uses_triton(kernels, x) else x
+        return x + 1 if choice.uses_triton(kernels, "temporal", [x], {}) else x
 
     whole = torch.compile(chosen, fullgraph=True, backend="eager")
     assert whole(torch.zeros(2)).tolist() == ([1, 1] if kernels == "triton" else [0, 0])
 
 
-def test_torch_compile_takes_the_decision_of_the_model(monkeypatch):
-    cpu = torch.device("cpu")
-    monkeypatch.setattr(choice, "DECISIONS", {(cpu, torch.float32): True})
+def test_torch_compile_and_fake_tensors_obey_the_decision(monkeypatch):
+    half = torch.zeros(3, 2, dtype=torch.float16)
+    call = Call("temporal", {"project_values": True}, [half])
+    monkeypatch.setattr(choice, "DECISIONS", {(half.device, *call.key()): True})
 
     def chosen(x: torch.Tensor) -> torch.Tensor:
-        return x + 1 if choice.resolved(x) else x
+        return x + 1 if choice._decision(call._replace(tensors=[x])) else x
 
     whole = torch.compile(chosen, fullgraph=True, backend="eager")
-    assert whole(torch.zeros(2)).tolist() == [1, 1]
-    assert whole(torch.zeros(2).double()).tolist() == [0, 0]
+    assert whole(half).tolist() == [[1, 1]] * 3
+    assert whole(half[:1]).tolist() == [[1, 1]]  # the batch size is not part of the key
+    assert whole(half.bfloat16()).sum() == 0
+    with FakeTensorMode():
+        for width, decision in ((2, True), (4, False)):
+            x = torch.empty(5, width, dtype=torch.float16)
+            assert choice._decision(call._replace(tensors=[x])) is decision
 
 
 def test_estimators_work_without_triton():
@@ -188,7 +222,7 @@ def test_kernels_triton_raises_where_it_is_unsupported(monkeypatch):
         estimator(q, q, q)
     with pytest.raises(ValueError, match="does not support float64"):
         estimator(q.double(), q.double(), q.double())
-    assert not choice.uses_triton("auto", q.to("meta"))
+    assert not choice.uses_triton("auto", "temporal", [q.to("meta")], {})
 
 
 @pytest.mark.parametrize(
@@ -228,6 +262,7 @@ def test_kernels_triton_in_a_config_requires_a_kernel(tmp_path, layer, attention
             "samples \\(400\\)",
         ),
         ({"APPROX_ATTN_TYPE": "lara", "EMBED_DIM": 320, "NUM_HEADS": 2}, "128 \\(160\\)"),
+        ({"APPROX_ATTN_TYPE": "merged", "ATTN_LAYER": "joint", "PATCH_SIZE": 1}, "1024 \\(2048\\)"),
     ],
 )
 def test_the_config_rejects_sizes_without_a_kernel(tmp_path, vit, size):
@@ -252,9 +287,9 @@ def test_amd_gpus_are_rejected(monkeypatch):
 def test_the_interpreter_rejects_bfloat16(monkeypatch):
     monkeypatch.setenv("TRITON_INTERPRET", "1")
     q = torch.ones(1, 1, 8, 8)
-    assert choice.uses_triton("triton", q)
+    assert choice.uses_triton("triton", "temporal", [q])
     with pytest.raises(ValueError, match="interpreter .*bfloat16"):
-        choice.uses_triton("triton", q.bfloat16())
+        choice.uses_triton("triton", "temporal", [q.bfloat16()])
 
 
 def operators_of(model: torch.nn.Module, inputs: Iterable[torch.Tensor]) -> list[str]:

@@ -4,7 +4,11 @@ from __future__ import annotations
 
 import csv
 
+import pytest
+
 from benchmarks.__main__ import main
+from tests.cli.test_cli import code_of
+from tests.helpers.small_models import only_error
 
 
 def test_spatial_stage_of_groups_and_landmarks(tmp_path, capsys):
@@ -21,3 +25,24 @@ def test_spatial_stage_of_groups_and_landmarks(tmp_path, capsys):
     assert [row["crop"] for row in rows] == 4 * ["64"] + 4 * ["80"]
     assert rows[0]["forward_speedup"] == rows[4]["forward_speedup"] == "1.000"
     assert all(float(row["both_ms"]) > 0 for row in rows)
+
+
+@pytest.mark.parametrize(
+    "words, allowed",
+    [
+        (["crop", "--crops", "32"], "at least 64"),
+        (["stage", "--crops", "224", "100"], "multiple of 16"),
+        (["length", "--lengths", "8"], "at least 16"),
+        (["vjepa2", "--tokens", "100"], "at least 129"),
+    ],
+    ids=["crop", "stage", "length", "vjepa2"],
+)
+def test_sizes_with_fewer_tokens_than_landmarks(words, allowed, capsys):
+    assert code_of(words, main) == 2
+    assert f"{allowed}, got {words[-1]!r}" in only_error(capsys)
+
+
+def test_the_smallest_crop(capsys):
+    flags = ["--crops", "64", "--repeats", "1", "--estimators", "lara", "nystrom", "orthoformer"]
+    assert main(["crop", *flags]) == 0
+    assert "orthoformer" in capsys.readouterr().out

@@ -66,10 +66,13 @@ BAD_VALUES = [
     ["benchmarks", "data", "no.mp4"],
     ["benchmarks", "lists", "--start", "no"],
     ["benchmarks", "roofline", "--device", "C64"],
+    ["benchmarks", "joint", "--devices", "C64"],
+    ["benchmarks", "scale", "--gpus", "9"],
     ["benchmarks", "kernels", "--kernels", "no"],
     ["studies", "attention", "--rows", "no"],
     ["studies", "recipes", "--rows", "no"],
     ["studies", "pretrained", "no", "no.mp4"],
+    ["studies", "videos", "no", "no"],
 ]
 
 

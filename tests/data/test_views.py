@@ -149,7 +149,7 @@ def test_errors_are_one_line_with_the_path(tmp_path):
             assert str(tmp_path / name) in str(caught.value) and "\n" not in str(caught.value)
     with pytest.raises(DecodeError):
         load_views("a\0b", config())
-    with pytest.raises(DecodeError, match="images: a folder; Kinetics"):
+    with pytest.raises(DecodeError, match="images: is a folder; Kinetics"):
         load_views(tmp_path / "images", config())
 
 

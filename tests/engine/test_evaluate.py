@@ -8,6 +8,7 @@ import json
 import os
 import random
 import signal
+import threading
 import time
 
 import numpy as np
@@ -242,7 +243,7 @@ def test_validation_without_finite_scores_is_an_error(tmp_path, video_set, monke
     bad_on_some_videos(monkeypatch, lambda i: True)
     run_test(tmp_path, video_set, "", code=1, TRAIN__ENABLE=True, TEST__ENABLE=False)
     (line,) = capsys.readouterr().err.splitlines()
-    assert "none of the 5 validation videos" in line and "not finite" in line
+    assert "none of 5 validation videos" in line and "not finite" in line
 
 
 # Interrupted tests resume
@@ -298,6 +299,20 @@ def test_an_interrupted_test_resumes(tmp_path, video_set, trained, whole, monkey
     assert len(scored) == 7 - 2 - 3 + 1
     assert results_of(output) == whole
     assert parts(output) == []
+
+
+def test_score_files_that_are_not_regular_are_ignored(tmp_path, video_set, trained, whole):
+    """Reading a FIFO would block until another process writes to it."""
+    (tmp_path / "out" / "test_scores.folder.part").mkdir(parents=True)
+    fifo = tmp_path / "out" / "test_scores.fifo.part"
+    os.mkfifo(fifo)
+    # A reader would get the end of the file, and the test would remove the FIFO as invalid.
+    writer = threading.Thread(target=lambda: os.close(os.open(fifo, os.O_WRONLY)), daemon=True)
+    writer.start()
+    output, _ = run_test(tmp_path, video_set, trained)
+    assert results_of(output) == whole and fifo.is_fifo()
+    os.close(os.open(fifo, os.O_RDONLY | os.O_NONBLOCK))  # ends the writer
+    writer.join()
 
 
 @pytest.mark.parametrize("change", ["weights", "views", "list", "nothing"])

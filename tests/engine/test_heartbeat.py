@@ -59,6 +59,18 @@ def start_idle(folder, count, *, host="localhost", period=0.2, prefix=None):
     return processes
 
 
+@pytest.mark.slow
+def test_a_rank_waits_for_the_store(tmp_path):
+    """Longer than the watchdog waits for a call to the store."""
+
+    def prefix(rank: int) -> tuple[str, ...]:
+        return ("sh", "-c", 'sleep 4 && exec "$@"', "sh") if rank == 0 else ("env",)
+
+    processes = start_idle(tmp_path, 2, prefix=prefix)
+    (tmp_path / "stop").touch()
+    assert [finish(process)[0] for process in processes] == [0, 0]
+
+
 def assert_detects_loss(process, seconds=60):
     code, _, stderr = finish(process, seconds)
     assert code == 1 and "lost" in stderr.splitlines()[-1], stderr

@@ -218,7 +218,7 @@ def test_scores_and_features_in_one_pass(run, kind):
 def test_it_resumes_bit_for_bit(tmp_path, run, kind, data):
     """The fourth of six iterations fails; resumed, weights and test equal those of one run."""
     config = config_of(kind, tmp_path, data, TRAIN__CHECKPOINT_ITERATIONS=1)
-    fault = ("-m", "tests.helpers.fault_injection", "forward", "4", "0", str(tmp_path), "--")
+    fault = ("-m", "tests.helpers.fault_injection", "forward", "4", "0", str(tmp_path), "0", "--")
     assert finish(start("--cfg", config, program=fault))[0] == 1
     assert "Resuming from" in run_ok("--cfg", config)
     last, output = "checkpoint_epoch_00003.pyth", tmp_path / "out"

@@ -20,6 +20,7 @@ from tests.helpers.runs import (
     write_config,
 )
 
+WORDS = {"loader": "loader", "forward": "forward pass"}
 # Fault, batches per step, iteration. Of eight iterations, the sixth ends a group of two.
 CASES = [
     (fault, steps, iteration)
@@ -77,12 +78,13 @@ def test_not_finite_in_one_process(tmp_path, video_set, monkeypatch, capsys, cas
     check(capsys.readouterr().err, output, kept, case, ranks=1, bad_rank=0)
 
 
-def run_two(folder, video_set, fault, steps, iteration):
-    """Run two nodes of one process each, with a fault in the second."""
+def run_two(folder, video_set, fault, steps, iteration, bad_rank=1, delay=0):
+    """Run two nodes of one process each, with a fault in one, whose report is delayed."""
     lists = copy_lists(folder / "lists", video_set, train=2)  # as many iterations as one process
     config = write_config(folder / "c.yaml", lists, folder / "out", **changes(steps, iteration))
     address = f"tcp://localhost:{free_port()}"
-    program = ("-m", "tests.helpers.fault_injection", fault, str(iteration), "1", str(folder), "--")
+    where = (str(iteration), str(bad_rank), str(folder), str(delay))
+    program = ("-m", "tests.helpers.fault_injection", fault, *where, "--")
     common = ("--cfg", config, "--num_shards", 2, "--init_method", address)
     nodes = [start(*common, "--shard_id", i, program=program) for i in range(2)]
     return [finish(node) for node in nodes]
@@ -117,9 +119,19 @@ def test_a_failing_rank_ends_the_other(tmp_path, video_set, fault, steps):
     """The other rank must not enter the backward pass: its all-reduce would hang."""
     results = run_two(tmp_path, video_set, fault, steps, 6)
     assert [code for code, _, _ in results] == [1, 1]
-    assert "ArithmeticError" in results[1][2]
-    assert "lost connection" in results[0][2] and "Traceback" not in results[0][2]
+    assert "Traceback" in results[1][2]
+    assert results[0][2] == f"error: rank 1 failed: ArithmeticError: the {WORDS[fault]} is broken\n"
     assert len(os.listdir(tmp_path / "out" / "checkpoints")) == 1
+
+
+@pytest.mark.parametrize("delay", [0, pytest.param(4, marks=pytest.mark.slow)])  # seconds
+@pytest.mark.parametrize("bad_rank", [0, 1])
+def test_all_ranks_report_the_cause(tmp_path, video_set, bad_rank, delay):
+    """Also if the failing rank is slow to report it, or serves the store of the run (rank 0)."""
+    results = run_two(tmp_path, video_set, "data", 1, 6, bad_rank, delay)
+    assert [code for code, _, _ in results] == ([2, 1] if bad_rank == 0 else [1, 2])
+    assert results[bad_rank][2] == "error: the data is broken\n"
+    assert results[1 - bad_rank][2] == f"error: rank {bad_rank} failed: the data is broken\n"
 
 
 @pytest.mark.slow
@@ -127,7 +139,7 @@ def test_torchrun_prints_the_error_of_any_rank(tmp_path, video_set):
     """Bad data, which usually all ranks report, is reported by one rank only here."""
     config = write_config(tmp_path / "c.yaml", video_set, tmp_path / "out", **changes(1, 6))
     agent = ("-m", "torch.distributed.run", "--nproc-per-node", "2")
-    broken = ("-m", "tests.helpers.fault_injection", "data", "6", "1", str(tmp_path), "--")
+    broken = ("-m", "tests.helpers.fault_injection", "data", "6", "1", str(tmp_path), "0", "--")
     program = (*agent, "--master-port", str(free_port()), *broken)
     code, _, stderr = finish(start("--cfg", config, program=program))
     assert code != 0

@@ -118,7 +118,7 @@ def test_one_process_equals_the_float64_loop(tmp_path, video_set, accumulated):
     """An epoch has four batches: the last group may be smaller than three."""
     output, config = train(tmp_path, video_set, SOLVER__ACCUMULATE_STEPS=accumulated)
     assert_equals(output, reference(config, 1, accumulated))
-    assert f"{DECAY**3:g} times this rate" in (output / "stdout.log").read_text()
+    assert f"embeddings is multiplied by {DECAY**3:g}" in (output / "stdout.log").read_text()
 
 
 @pytest.mark.slow

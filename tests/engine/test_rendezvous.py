@@ -7,12 +7,13 @@ import signal
 import socket
 import time
 from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
 
 import pytest
 
 from slowfast_lara.engine import rendezvous
 from slowfast_lara.engine.rendezvous import Rendezvous, listen, open_store
-from slowfast_lara.errors import BAD_INPUT, InputError
+from slowfast_lara.errors import BAD_INPUT, STOPPED, InputError
 from tests.helpers.launchers import linux_only, start_node
 from tests.helpers.runs import RUN_NET, finish, free_port, start, wait_for, write_config
 
@@ -190,6 +191,24 @@ def test_nodes_with_different_keys(tmp_path, video_set, key, value):
     assert not (tmp_path / "out" / "checkpoints").exists()
 
 
+@linux_only
+@pytest.mark.parametrize("node", [0, 1])
+def test_one_signal_ends_the_wait_for_other_nodes(tmp_path, video_set, node):
+    config = write_config(tmp_path / "c.yaml", video_set, tmp_path / "out")
+    waiting = start_node(config, node, free_port())
+    wait_for(lambda: _handles_sigterm(waiting.pid))
+    time.sleep(2)
+    os.kill(waiting.pid, signal.SIGINT)
+    code, _, stderr = finish(waiting, 30)
+    assert code == STOPPED and "before all ranks joined" in stderr, stderr
+
+
+def _handles_sigterm(process: int) -> bool:
+    status = Path(f"/proc/{process}/status").read_text()
+    caught = int(status.split("SigCgt:")[1].split()[0], 16)
+    return bool(caught >> (signal.SIGTERM - 1) & 1)
+
+
 @pytest.mark.slow
 def test_nodes_with_different_lists(tmp_path, video_set):
     """In folders of the same name, as on nodes without a shared file system."""
@@ -207,12 +226,14 @@ def test_nodes_with_different_lists(tmp_path, video_set):
 
 
 @pytest.mark.slow
-def test_two_jobs_on_one_port(tmp_path, video_set):
+@pytest.mark.parametrize("restarts", [0, 1])
+def test_two_jobs_on_one_port(tmp_path, video_set, restarts):
     """The job that serves the port trains undisturbed; the other fails."""
     port = free_port()
+    changes = {"TEST__ENABLE": False, "TRAIN__MAX_RESTARTS": restarts, "DIST_TIMEOUT": 60}
     configs = [
         write_config(
-            tmp_path / f"{name}.yaml", video_set, tmp_path / name, TEST__ENABLE=False, RNG_SEED=seed
+            tmp_path / f"{name}.yaml", video_set, tmp_path / name, RNG_SEED=seed, **changes
         )
         for name, seed in (("a", 1), ("b", 2))
     ]
@@ -221,7 +242,10 @@ def test_two_jobs_on_one_port(tmp_path, video_set):
     strangers = [start_node(configs[1], 1, port), start_node(configs[1], 0, port)]
     mate = start_node(configs[0], 1, port)
     (code, _, stderr), (taken, _, why) = map(finish, strangers)
-    assert code == BAD_INPUT and "RNG_SEED is 2 on rank 1 and 1 on rank 0" in stderr
+    if restarts and code == 1:  # it came late, and waited like a node that returns
+        assert "rank 0 did not reply" in stderr
+    else:
+        assert code == BAD_INPUT and "RNG_SEED is 2 on rank 1 and 1 on rank 0" in stderr
     assert taken != 0 and str(port) in why
     for node in (first, mate):
         code, stdout, stderr = finish(node)

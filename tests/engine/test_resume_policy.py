@@ -413,8 +413,8 @@ WRONG_ADVICE = ("TRAIN.ACCEPT_CHANGES", "OUTPUT_DIR", "old values")
     [
         ({"MODEL__NUM_CLASSES": NUM_CLASSES + 1}, "MODEL.NUM_CLASSES was 3, is now 4"),
         ({"SOLVER__MAX_EPOCH": 9}, "SOLVER.MAX_EPOCH was 1, is now 9"),
-        ({}, "has 1 epochs, and SOLVER.MAX_EPOCH is 1"),
-        ({"TRAIN__ACCEPT_CHANGES": True, "SOLVER__BASE_LR": 0.5}, "has 1 epochs"),
+        ({}, "was trained for 1 epochs, and SOLVER.MAX_EPOCH is 1"),
+        ({"TRAIN__ACCEPT_CHANGES": True, "SOLVER__BASE_LR": 0.5}, "was trained for 1 epochs"),
         ({"TRAIN__ACCEPT_CHANGES": True, "SOLVER__MAX_EPOCH": 4, "VIT__DEPTH": 1}, "blocks.1"),
     ],
 )

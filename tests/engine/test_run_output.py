@@ -83,13 +83,25 @@ def test_a_run_ends_with_lines_for_people(finished):
 def test_end_of_a_training_without_a_best_checkpoint(tmp_path, video_set):
     config = write_config(tmp_path / "c.yaml", video_set, tmp_path / "out", TEST__ENABLE=False)
     assert main(["--cfg", str(config)]) == 0
-    assert log_of(tmp_path / "out")[-1].endswith("uses checkpoint_epoch_00002.pyth")
-    assert "left out" not in "\n".join(log_of(tmp_path / "out"))
+    *_, checkpoints, used = log_of(tmp_path / "out")
+    assert checkpoints.endswith(": checkpoint_epoch_00002.pyth (last)")
+    assert used.endswith("uses the last")
+    assert "leaves out" not in "\n".join(log_of(tmp_path / "out"))
 
 
 def test_clips_that_do_not_fill_a_batch_are_reported(finished):
     (line,) = (line for line in log_of(finished[1]) if "batches per epoch" in line)
-    assert "2 batches per epoch" in line and "2 of 16 clips" in line and "left out" in line
+    assert "2 batches per epoch" in line and "2 of 16 clips" in line and "leaves out" in line
+
+
+def test_classes_without_videos_are_reported(finished, tmp_path, video_set):
+    """Of hand-written lists without classes.json, only the labels give the number of classes."""
+    warning = "The training list has videos of only "
+    assert not any(warning in line for line in log_of(finished[1]))
+    changes = {"MODEL__NUM_CLASSES": 5, "SOLVER__MAX_EPOCH": 1, "TEST__ENABLE": False}
+    config = write_config(tmp_path / "c.yaml", video_set, tmp_path / "out", **changes)
+    assert main(["--cfg", str(config)]) == 0
+    assert f"{warning}3 of 5 classes (MODEL.NUM_CLASSES)" in log_of(tmp_path / "out")
 
 
 def test_results_have_class_names(finished):

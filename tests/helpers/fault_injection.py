@@ -1,18 +1,21 @@
 """Faults injected into a training, at a chosen iteration of a chosen rank.
 
-python -m tests.helpers.fault_injection FAULT ITERATION RANK FOLDER -- ARGUMENTS OF run_net.py
-also writes the weights that each rank has in memory at the end to FOLDER/RANK.pth.
+python -m tests.helpers.fault_injection FAULT ITERATION RANK FOLDER DELAY -- ARGUMENTS OF run_net.py
+also writes the weights that each rank has in memory at the end to FOLDER/RANK.pth, and delays the
+report of the failing rank by DELAY seconds.
 """
 
 from __future__ import annotations
 
 import math
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
 import torch
 
+from slowfast_lara import errors
 from slowfast_lara.data.loader import TrainBatches
 from slowfast_lara.engine.distributed import rank, unwrap_ddp
 from slowfast_lara.engine.train import Trainer
@@ -65,10 +68,22 @@ def keep_weights(patch: Any, folder: Path) -> None:
     patch(Trainer, "run", run_and_keep)
 
 
+def delay_report(patch: Any, seconds: float, in_rank: int) -> None:
+    """Delay the error message of a rank."""
+    print_error = errors.print_error
+
+    def print_late(message: str) -> None:
+        time.sleep(seconds if rank() == in_rank else 0)
+        print_error(message)
+
+    patch(errors, "print_error", print_late)
+
+
 if __name__ == "__main__":
     from tests.helpers.commands import run as main
 
-    fault, iteration, in_rank, folder, _, *arguments = sys.argv[1:]
+    fault, iteration, in_rank, folder, delay, _, *arguments = sys.argv[1:]
+    delay_report(setattr, float(delay), int(in_rank))
     inject_fault(setattr, fault, int(iteration), int(in_rank))
     keep_weights(setattr, Path(folder))
     sys.exit(main(arguments))

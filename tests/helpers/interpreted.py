@@ -27,14 +27,16 @@ from slowfast_lara.attention.kernels import (
     triton_landmarks,
     triton_proposals,
     triton_temporal,
+    verdicts,
 )
 from slowfast_lara.attention.kernels.combine import combine
 from slowfast_lara.attention.kernels.key_stats import key_stats
 from slowfast_lara.attention.kernels.landmarks import landmarks as landmarks_operator
+from slowfast_lara.attention.kernels.measure import Operator, measure
 from slowfast_lara.attention.kernels.merged import merged
 from slowfast_lara.attention.kernels.proposals import proposals
 from slowfast_lara.attention.kernels.temporal import temporal
-from slowfast_lara.models.temporal import temporal_attention
+from slowfast_lara.attention.temporal import temporal_attention
 from tests.helpers import reference
 
 # Largest difference from float64, relative to the largest element.
@@ -393,7 +395,7 @@ def checkpointing() -> None:
 
 
 def as_rank(rank: int, store: str) -> None:
-    """One of two ranks: gradients under DDP, then a broken kernel on rank 1."""
+    """One of two ranks: gradients under DDP, then a choice of kernels that only rank 0 has kept."""
     from torch import distributed
 
     torch.set_num_threads(1)
@@ -403,10 +405,26 @@ def as_rank(rank: int, store: str) -> None:
     together = step(torch.nn.parallel.DistributedDataParallel(small_model()))
     # Both ranks have the same clips.
     assert max(relative_errors(together, [x.double() for x in alone])) < 1e-5
-    if rank == 1:
-        triton_combine.combine_forward = None
-    print("decision", choice.resolve(CPU, torch.float32, all_ranks=True))
+    call = temporal_call()
+    if rank == 0:
+        key = {**verdicts._environment(CPU), "call": call.description()}
+        verdicts._write(key, verdicts.Verdict(2.0, 1.0, 0.0))
+    else:
+        verdicts.measure = None
+    launched = []
+    original = triton_temporal.temporal_scores
+    triton_temporal.temporal_scores = BrokenKernel(
+        original, lambda kernel, args, options: launched.append(1) or kernel(*args, **options)
+    )
+    choice.decide([call], CPU, all_ranks=True)
+    print("decision", *choice.DECISIONS.values(), "launches", len(launched))
     distributed.destroy_process_group()
+
+
+def temporal_call() -> verdicts.Call:
+    q, x = torch.empty(2, 6, 2, 8), torch.empty(2, 3, 6, 16)
+    tensors = (q, x, torch.empty(32, 16), torch.empty(32))
+    return verdicts.Call("temporal", {"project_values": True}, [y.half() for y in tensors])
 
 
 def fake() -> None:
@@ -458,8 +476,16 @@ def error_of(function: Callable[..., Tensor], *args: Tensor, **options: int) -> 
     raise AssertionError("no error was raised")
 
 
+def first_problem() -> str:
+    """The first problem of the comparison in `benchmark gpu`, or an empty string."""
+    for comparison in self_check.compare_operators(CPU, torch.float32, (24, 19)):
+        if comparison.problem:
+            return f"{comparison.operator}: {comparison.problem}"
+    return ""
+
+
 def self_check_passes() -> None:
-    assert choice.resolve(CPU, torch.float32)
+    assert first_problem() == ""
 
 
 class BrokenKernel:
@@ -470,24 +496,6 @@ class BrokenKernel:
 
     def __getitem__(self, grid):
         return lambda *args, **options: self.change(self.kernel[grid], args, options)
-
-
-def too_large_for_shared_memory() -> None:
-    """A kernel that fits at the sizes of the small case, but not at those of the model."""
-
-    def limited(kernel, args, options):
-        if options["BLOCK_C"] > 32:
-            raise RuntimeError("out of resource: shared memory")
-        kernel(*args, **options)
-
-    right = triton_combine.combine_forward
-    triton_combine.combine_forward = BrokenKernel(right, limited)
-    assert choice.resolve(CPU, torch.float32)
-    problem = self_check.first_difference(CPU, torch.float32, (8, 33))
-    assert problem == "combine: RuntimeError: out of resource: shared memory", problem
-    assert not choice.resolve(CPU, torch.float32, (8, 33))
-    assert choice.resolve(CPU, torch.float32, (8, 300))  # unsupported, so not checked
-    triton_combine.combine_forward = right
 
 
 def self_check_detects_broken_kernels() -> None:
@@ -521,9 +529,31 @@ def self_check_detects_broken_kernels() -> None:
     for module, name, change, operator in changes:
         original = getattr(module, name)
         setattr(module, name, BrokenKernel(original, change))
-        problem = self_check.first_difference(CPU, torch.float32)
+        problem = first_problem()
         assert problem.startswith(f"{operator}: "), problem
-        assert not choice.resolve(CPU, torch.float32)
+        setattr(module, name, original)
+
+
+def measurement_detects_broken_kernels() -> None:
+    """An output that stays zero in the forward or backward pass, and a NaN."""
+    q = normal(2, 2, 2, 6, 8).half()
+    merged_options = {"num_groups": 2, "num_frames": 2, "rounds": 4, "values": 0.7}
+    merged_call = verdicts.Call("merged", merged_options, [q[0], q[1], q[1]])
+    for call, module, name, index, value in (
+        (temporal_call(), triton_temporal, "temporal_pool", 4, 0.0),
+        (temporal_call(), triton_temporal, "temporal_backward_tokens", 6, 0.0),
+        (merged_call, triton_group_attention, "attend_backward_queries", 6, float("nan")),
+    ):
+        operator = Operator(call.description(), CPU)
+        assert operator.compare(2)[1] == "" and operator.compare(1)[1] == ""
+        original = getattr(module, name)
+        setattr(
+            module,
+            name,
+            BrokenKernel(original, lambda _, args, __, i=index, x=value: args[i].fill_(x)),
+        )
+        assert "relative error of the" in operator.compare(2)[1]
+        assert "relative error of the" in measure(call.description(), CPU).problem
         setattr(module, name, original)
 
 
@@ -543,8 +573,8 @@ SLOW |= {
         checkpointing,
         compiled,
         self_check_passes,
-        too_large_for_shared_memory,
         self_check_detects_broken_kernels,
+        measurement_detects_broken_kernels,
     )
 }
 

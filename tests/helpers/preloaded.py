@@ -66,7 +66,8 @@ class Program:
 
     def __init__(self, command: list[str], folder: Path | None) -> None:
         self.args, self.returncode = [sys.executable, *command], None
-        self._status, theirs = socket.socketpair()
+        # Packets: the pid and the exit code of a short program may arrive together.
+        self._status, theirs = socket.socketpair(type=socket.SOCK_SEQPACKET)
         pipes = [os.pipe(), os.pipe()]
         request = {"command": command, "env": environment(), "folder": str(folder or Path.cwd())}
         given = [theirs.fileno(), *(end for _, end in pipes)]
@@ -74,7 +75,7 @@ class Program:
         for number in given:
             os.close(number)
         theirs.detach()
-        self.pid = int(self._status.makefile().readline())
+        self.pid = int(self._status.recv(100))
         self.stdout, self.stderr = (os.fdopen(start) for start, _ in pipes)
         self._texts: dict[int, bytes] = {self.stdout.fileno(): b"", self.stderr.fileno(): b""}
 
@@ -161,7 +162,7 @@ def _serve(requests: socket.socket) -> dict[str, Any]:
             return json.loads(text)
         for number in given[1:]:
             os.close(number)
-        status.send(f"{pid}\n".encode())
+        status.send(str(pid).encode())
         os.close(start[0])
         os.close(start[1])
         _, ended = os.waitpid(pid, 0)

@@ -48,6 +48,31 @@ def test_every_estimator(name):
     assert name == "softmax" or (out - model(x)).abs().max() > 1e-4
 
 
+def test_prefix_and_frames():
+    """Each argument reaches the estimator: prefix tokens attend exactly, frames are grouped."""
+    q, k, v = torch.randn(3, 2, 2, 37, 8)
+    attention, outs = functional.scaled_dot_product_attention, {}
+    for layout in ((0, 1), (1, 1), (1, 4)):
+        with hf.replace_sdpa("lara", groups=9, prefix=layout[0], frames=layout[1]):
+            outs[layout] = attention(q, k, v)
+    assert_close(outs[1, 1][:, :, :1], attention(q[:, :, :1], k, v), 1e-6)
+    assert (outs[1, 1] - outs[0, 1])[:, :, :1].abs().max() > 1e-4
+    assert (outs[1, 4] - outs[1, 1])[:, :, 1:].abs().max() > 1e-4
+
+
+def test_random_samples():
+    """They depend on the seed alone, and on the call with `training`."""
+    q = torch.randn(1, 2, 37, 8)
+    attention, outs = functional.scaled_dot_product_attention, []
+    for arguments in ({}, {}, {"seed": 1}, {"training": True}):
+        with hf.replace_sdpa("performer", groups=9, **arguments):
+            outs.append([attention(q, q, q) for _ in range(2)])
+    (first, again), (same, _), (other, _), (drawn, redrawn) = outs
+    assert_close(again, first, 0)
+    assert_close(same, first, 0)
+    assert (other - first).abs().max() > 1e-4 and (redrawn - drawn).abs().max() > 1e-4
+
+
 @pytest.mark.parametrize(
     "arguments, reason",
     [
@@ -65,14 +90,23 @@ def test_unsupported_calls_stay_exact(arguments, reason):
 
 
 def test_cross_attention_and_few_tokens_stay_exact():
-    q, k = torch.randn(1, 2, 20, 8), torch.randn(1, 2, 30, 8)
+    q, k, few = (torch.randn(1, 2, tokens, 8) for tokens in (40, 30, 20))
     attention = functional.scaled_dot_product_attention
     with hf.replace_sdpa("merged", groups=20) as replaced:
-        assert_close(attention(q, k, k), attention(q, k, value=k), 0)
-        few = attention(q, query := q, value=query)
+        outs = attention(q, k, k), attention(q, key=k, value=k), attention(few, few, few)
         attention(k, k, k)
-    assert_close(few, attention(q, q, q), 0)
+    for out, inputs in zip(outs, [(q, k, k), (q, k, k), (few, few, few)]):
+        assert_close(out, attention(*inputs), 0)
     assert replaced.replaced == 1 and sum(replaced.exact.values()) == 3
+
+
+def test_prefix_tokens_attend_exactly():
+    q, k, v = torch.randn(3, 1, 2, 40, 8)
+    attention = functional.scaled_dot_product_attention
+    with hf.replace_sdpa("merged", groups=9, prefix=3):
+        out = attention(q, k, v)
+    difference = (out - attention(q, k, v)).abs().amax(dim=(0, 1, 3))
+    assert difference[:3].max() < 1e-6 < 1e-4 < difference[3:].max()
 
 
 def test_an_error_inside_the_context_is_not_hidden():

@@ -130,8 +130,9 @@ def test_compile_with_dynamic_shapes():
         assert_close(without_grad(compiled, clips), without_grad(model, clips), 1e-5)
 
 
-def test_gradient_checkpointing():
-    model, inputs = build("videomae")
+@over_models
+def test_gradient_checkpointing(name):
+    model, inputs = build(name)
     hf.use(model.train(), "lara", num_landmarks=NUMBER)
     grads = []
     for switch in (model.activation_checkpointing_disable, model.activation_checkpointing_enable):
@@ -139,7 +140,8 @@ def test_gradient_checkpointing():
         model.zero_grad()
         torch.manual_seed(5)
         output(model, inputs).square().sum().backward()
-        grads.append(torch.cat([x.grad.flatten() for x in model.parameters()]))
+        found = [x.grad.flatten() for x in model.parameters() if x.grad is not None]
+        grads.append(torch.cat(found))
     assert_close(grads[1] / grads[0].norm(), grads[0] / grads[0].norm(), 1e-6)
 
 

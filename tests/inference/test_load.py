@@ -512,7 +512,7 @@ def test_bad_input(trained, videos, tmp_path, capsys):
         "none.pyth: .* starts with": [tmp_path / "none.pyth"],
         "foreign.pth holds no model config": [tmp_path / "foreign.pth"],
         "a config also needs weights": ["quick/lara"],
-        "is a config; it also needs weights": [trained / "config.yaml"],
+        "is a config; its weights must also be given": [trained / "config.yaml"],
         "no shipped config of this name": ["quick/lora", trained / "checkpoints" / LAST],
         "was trained .*: ": ["quick/lara", trained / "checkpoints" / LAST],
         "class_names must be a list of 3 names": [wrong],

@@ -13,6 +13,8 @@ import torch
 from slowfast_lara.data import load_views
 from slowfast_lara.data.transforms import pixels_of
 from slowfast_lara.inference.export_folder import description_of
+from tests.helpers.clips import CLIPS, write_clip
+from tests.helpers.comparing import assert_close
 from tests.helpers.pictures import write_pictures, write_with_cover
 from tests.helpers.videos import config
 
@@ -33,16 +35,20 @@ VIDEOS: dict[str, dict] = {
 }
 
 
-def check(path: Path, dataset: str) -> None:
+def check(path: Path, dataset: str, resize: str = "opencv", short_side: int = 0) -> None:
     cfg = config(
         TEST__DATASET=dataset,
         TEST__NUM_ENSEMBLE_VIEWS=1,
         TEST__NUM_SPATIAL_CROPS=1,
         DATA__SAMPLING_RATE=3,
+        DATA__TEST_RESIZE=resize,
+        DATA__TEST_SHORT_SIDE=short_side,
     )
     spec = description_of(cfg, ["a"] * 12, "onnx")["input"]
     (found,), (expected,) = onnx_example.read_clip(str(path), spec), load_views(path, cfg)
     views = (torch.from_numpy(found), expected)
+    if resize == "pillow":
+        assert_close(*views, 1e-5)
     images = [pixels_of(view, cfg).astype(int) for view in views]
     # OpenCV scales with integers, the example with floats.
     assert np.abs(images[0] - images[1]).max() <= 2
@@ -52,6 +58,15 @@ def check(path: Path, dataset: str) -> None:
 @pytest.mark.parametrize("name", VIDEOS)
 def test_example_reads_the_view_of_a_test(tmp_path, name, dataset):
     check(write_pictures(tmp_path / name, **VIDEOS[name]), dataset)
+
+
+@pytest.mark.parametrize("name", CLIPS)
+def test_short_side_and_resizing(tmp_path, name):
+    """Pillow's resizing, as in models of Hugging Face, is the same to the last level."""
+    path = write_clip(tmp_path, name)
+    for short_side in (0, 43, 300):
+        check(path, "Kinetics", "pillow", short_side)
+    check(path, "Kinetics", "opencv", 43)
 
 
 @pytest.mark.parametrize("dataset", ["Kinetics", "Ssv2"])

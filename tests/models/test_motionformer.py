@@ -7,9 +7,11 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.nn import functional
 
+from benchmarks.kernel_counts import count_kernels
 from slowfast_lara.attention import ESTIMATORS
 from slowfast_lara.config import load_config
 from slowfast_lara.models import VisionTransformer, build_model
+from slowfast_lara.models.motionformer import PatchEmbed
 from tests.helpers.comparing import OUTPUT, assert_close
 
 LAYERS = ("trajectory", "joint", "divided")
@@ -139,6 +141,31 @@ def test_patches_of_one_frame_use_the_2d_embedding():
     positions = model.positions((4, 4))
     assert_close(tokens[:, 1:], torch.cat(frames, 1) + positions[:, 1:], 1e-6)
     assert not model.patch_embed_3d.proj.weight.requires_grad
+
+
+@pytest.mark.parametrize("patch", [(2, 8, 8), (1, 16, 16), (3, 4, 6), (16, 16), (5, 3)])
+def test_patch_embedding_equals_the_convolution(patch):
+    """Outputs and gradients, for an input that is not contiguous."""
+    embed = PatchEmbed(3, 10, patch).double()
+    sizes = [3 * size for size in patch]
+    x = torch.randn(2, *sizes, 3, dtype=torch.double).movedim(-1, 1).requires_grad_()
+    inputs = (x, embed.proj.weight, embed.proj.bias)
+    expected = embed.proj(x).flatten(2).transpose(1, 2)
+    direction = torch.randn_like(expected)
+    actual = embed(x)
+    assert_close(actual, expected, 1e-12)
+    gradients = (torch.autograd.grad(out, inputs, direction) for out in (actual, expected))
+    for ours, theirs in zip(*gradients):
+        assert_close(ours, theirs, 1e-12)
+
+
+@pytest.mark.parametrize("options", [{}, {"patch_size_temp": 1, "num_frames": 4}])
+def test_no_convolution_runs(options):
+    """cuDNN's half-precision Conv3d with stride = kernel size is slow or fails."""
+    with torch.device("meta"):
+        model, x = small(**options), torch.empty(2, 3, 4, 64, 64)
+    kernels, _ = count_kernels(lambda: model([x]).sum().backward())
+    assert not [kernel.name for kernel in kernels if "conv" in kernel.name]
 
 
 def test_images():

@@ -4,9 +4,10 @@ import pytest
 import torch
 from torch import nn
 
+from benchmarks.kernel_counts import count_kernels
 from benchmarks.textbook import TextbookTrajectoryAttention
-from slowfast_lara.attention import ESTIMATORS, build_estimator
-from slowfast_lara.models import temporal
+from slowfast_lara.attention import ESTIMATORS, build_estimator, temporal
+from slowfast_lara.models import space_time
 from slowfast_lara.models.space_time import (
     ATTENTION_LAYERS,
     DividedAttention,
@@ -61,6 +62,31 @@ def test_trajectory_equals_the_textbook(B, F, P, heads, head_dim, qkv_bias, proj
     )
     x = torch.randn(B, 1 + F * P, heads * head_dim, dtype=torch.float64)
     assert_same(layer, TextbookTrajectoryAttention(layer), x, F)
+
+
+@pytest.mark.parametrize("prefix", [0, 1, 3])
+@pytest.mark.parametrize("kind, name", [("trajectory", "softmax"), ("joint", "nystrom")])
+def test_backward_pass_equals_autograd_without_its_zeros(kind, name, prefix, monkeypatch):
+    """The gradients of views are not padded to the size of all tokens or paths."""
+
+    def built(dtype):
+        estimator = build_estimator(name, head_dim=8, num_heads=2, num_landmarks=3)
+        torch.manual_seed(0)
+        layer = ATTENTION_LAYERS[kind](16, 2, estimator, True, 0.0, num_prefix=prefix)
+        return layer.to(dtype)
+
+    layer, x = built(torch.float64), torch.randn(2, prefix + 3 * 5, 16, dtype=torch.float64)
+    with monkeypatch.context() as changed:
+        changed.setattr(space_time, "_is_traced", lambda: True)
+        expected = outputs_and_gradients(layer, x, 3)
+    for key, value in outputs_and_gradients(layer, x, 3).items():
+        assert_close(value, expected[key], 1e-12, key)
+    if prefix:
+        with torch.device("meta"):
+            layer = built(torch.bfloat16)
+        clip = torch.empty(x.shape, dtype=torch.bfloat16, device="meta", requires_grad=True)
+        kernels, _ = count_kernels(lambda: layer(clip, 3).sum().backward())
+        assert not {"slice_backward", "diagonal_backward"} & {kernel.name for kernel in kernels}
 
 
 @pytest.mark.parametrize("layer", ATTENTION_LAYERS)

@@ -212,7 +212,7 @@ def test_motionformer_and_early_checkouts_are_named(checkout, monkeypatch, node,
     if key:
         tree[node][key] = True
     before = tree.clone()
-    with pytest.raises(ImportError, match=f"a.py belongs to .*{words}") as error:
+    with pytest.raises(ImportError, match=f"a.py: it is from .*{words}") as error:
         plug_in()
     assert "1.0" not in str(error.value) and "uninstall" not in str(error.value)
     assert tree == before and "VisionTransformer" not in registry

@@ -11,9 +11,10 @@ from pathlib import Path
 import pytest
 
 from slowfast_lara.cli import main
+from slowfast_lara.data.classes import names_in
 from slowfast_lara.data.kinetics import Kinetics
 from slowfast_lara.data.ssv2 import Ssv2
-from tests.helpers.datasets import write_annotations
+from tests.helpers.datasets import TEMPLATES, write_annotations
 from tests.helpers.runs import ROOT, finish, start
 from tests.helpers.videos import config, write_video
 
@@ -204,6 +205,8 @@ def test_ssv2_lists_of_videos(tmp_path):
     assert (tmp_path / "out/missing_train.txt").read_text() == "2\n"
     cfg = config(DATA__PATH_TO_DATA_DIR=str(tmp_path / "out"), TEST__DATASET="Ssv2")
     assert Ssv2(cfg, "train").labels == [0] and Ssv2(cfg, "test")[0].error is None
+    assert names_in(str(tmp_path / "out"), len(TEMPLATES)) == TEMPLATES
+    assert names_in(str(tmp_path), len(TEMPLATES)) == TEMPLATES  # the official files
     output = run("datasets/build_ssv2_lists.py", tmp_path, tmp_path / "videos", tmp_path, expect=2)
     assert "error: OUT is ANNOTATIONS" in output
 

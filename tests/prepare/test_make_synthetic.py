@@ -15,6 +15,7 @@ import av
 import numpy as np
 import pytest
 
+from slowfast_lara.prepare import synthetic
 from slowfast_lara.prepare.synthetic import Settings, make_set
 from tests.helpers.datasets import make_synthetic
 from tests.helpers.runs import MAKE_SYNTHETIC, finish, start
@@ -175,7 +176,8 @@ def test_progress_bar_only_on_a_terminal(tmp_path):
 
 def test_spawned_processes(tmp_path, monkeypatch):
     """Windows starts processes by spawn: settings and renderers are pickled."""
-    monkeypatch.setattr(multiprocessing, "Pool", multiprocessing.get_context("spawn").Pool)
+    spawn = multiprocessing.get_context("spawn")
+    monkeypatch.setattr(synthetic, "process_context", lambda module: spawn)
     make_set(Settings(str(tmp_path), 4, {"train": 2, "val": 1, "test": 1}, size=16), 1)
     assert len(list((tmp_path / "videos").iterdir())) == 4
 

@@ -64,9 +64,10 @@ def test_results_lists_and_failures(some_videos, tmp_path, capsys):
     out = tmp_path / "out"
     assert prepare(some_videos, out) == 1
     assert is_whole(out, RESULTS)
-    printed = capsys.readouterr().out
+    printed, bar = capsys.readouterr()
+    assert bar == ""  # only on a terminal
     assert "train.csv: 2 videos, 1 left out" in printed
-    assert "val.csv: 1 videos, 1 left out" in printed
+    assert "val.csv: 1 video, 1 left out" in printed
     assert "test.csv: no lines of 'path label'" in printed
     assert "1 failed, 0 are damaged" in printed and "bad.mp4" in printed
     assert list(failures(out)) == ["bad.mp4"] and failures(out)["bad.mp4"][0] == "no"
@@ -142,7 +143,7 @@ def test_dry_run(some_videos, tmp_path, capsys):
     assert prepare(some_videos, out, "--dry-run") == 1
     printed = capsys.readouterr().out
     assert "3 of 4 videos as a trial" in printed
-    assert "hours with 2 processes" in printed
+    assert "the whole set: about 1 minute with 2 processes" in printed
     assert not out.exists()
 
 

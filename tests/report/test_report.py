@@ -204,7 +204,7 @@ def test_bad_input_is_one_line(run, tmp_path, capsys):
         (
             "short",
             '{"videos": [{"path": "a", "label": 0, "top5": [], "top5_scores": []}]}',
-            "entry of a",
+            "entry for the video a",
         ),
     ):
         (tmp_path / name).mkdir()

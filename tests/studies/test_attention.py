@@ -15,7 +15,7 @@ import torch
 from slowfast_lara.config import load_config
 from slowfast_lara.runs.folder import RunRecord
 from studies import attention
-from studies.__main__ import main
+from studies.__main__ import build_parser, main
 from studies.results import AttentionResults, RowResult, learning_curve, paired_difference
 from studies.rows import ABLATION, LANDMARKS, VIDEO
 from tests.helpers.runs import finish, start
@@ -194,6 +194,16 @@ def test_default_number_of_seeds_of_every_part(tmp_path, monkeypatch, flags, see
         monkeypatch.setattr(attention, name, lambda *_: "")
     assert main(["attention", "--part", "all", "--work", str(tmp_path), *flags]) == 0
     assert [{run.seed for run in planned} for planned in runs] == [set(range(n)) for n in seeds]
+
+
+def test_a_trial_keeps_the_published_tables():
+    for words in (
+        ["attention"],
+        ["recipes"],
+        ["pretrained", "model", "a.mp4"],
+        ["videos", "m", "v"],
+    ):
+        assert build_parser().parse_args(words).out.startswith("runs/"), words
 
 
 def test_bad_rows_and_keys(tmp_path):

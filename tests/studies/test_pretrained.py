@@ -51,7 +51,7 @@ def test_errors_in_layers_and_of_final_features(model, video, tmp_path, capsys):
     arguments = [str(model), str(video), *flags, "--out", str(out), "--attentions", *names]
     assert main(["pretrained", *arguments]) == 0
     text = capsys.readouterr().out
-    assert "1 clips of 2 frames" in text and "APPROX_ATTN_TYPE" in text
+    assert "1 clip of 2 frames" in text and "APPROX_ATTN_TYPE" in text
     layers = rows(Path(f"{out}_layers.csv"))
     assert [row["landmarks"] for row in layers] == ["", "4", "35", "4", "35", "4", "35"]
     assert layers[0]["attention"] == "exact" and float(layers[0]["error"]) == 0

@@ -31,7 +31,7 @@ MODES = {
     "two": ("nodes", "torchrun", "spawn"),
     "mixed": ("alone", "nodes", "torchrun"),
 }
-_RESUMED_TEST = re.compile(r"Resuming a test: (\d+) videos")
+_RESUMED_TEST = re.compile(r"Resuming a test: (\d+) videos?")
 
 
 @dataclass(frozen=True)
@@ -108,7 +108,9 @@ class Case:
             changes.get("TRAIN__ENABLE", True),
             any(key.startswith("TEST__") for key in changes),
         )
-        return processes.start(launch, self.folder, config, **options)
+        run = processes.start(launch, self.folder, config, **options)
+        run.restarts = "TRAIN__MAX_RESTARTS" in changes
+        return run
 
     def reach(self, run: StartedRun, trigger: Trigger) -> bool:
         """Wait for a trigger; return whether the run is still alive."""
@@ -206,7 +208,7 @@ class Case:
 
     def _check_test(self, codes: list[int | None]) -> None:
         state = self.start_state
-        log = self.out.log(state.log_start)
+        log = self.out.log_before_restart(state.log_start)
         resumed = _RESUMED_TEST.search(log)
         counts = {len(videos) for videos in state.scored.values() if videos}
         if resumed and int(resumed[1]) not in counts:

@@ -41,7 +41,8 @@ def check_codes(run: StartedRun, codes: list[int | None], allowed: set[int]) -> 
 def check_stderr(run: StartedRun, codes: list[int | None]) -> Iterator[str]:
     """An error is one line; indented lines with file names may follow."""
     for code, text in zip(codes, run.stderr_texts()):
-        if code is None or code < 0:  # killed: its workers may print errors
+        # The workers of a killed rank may print errors.
+        if code is None or code < 0 or run.restarts:
             continue
         lines = text.splitlines()
         if run.launch == "torchrun":

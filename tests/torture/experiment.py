@@ -14,6 +14,7 @@ from tests.torture import (  # noqa: F401  # registers its faults
     faults_files,
     faults_refused,
     faults_resources,
+    faults_restarts,
     faults_several,
     faults_signals,
 )

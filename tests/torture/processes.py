@@ -31,13 +31,14 @@ class StartedRun:
     mark: str
     mains: list[subprocess.Popen]
     stderr: list[Path]
+    restarts: bool = False  # whether its launchers restart failed ranks
 
     def all_pids(self) -> list[int]:
         return _marked(self.mark)
 
     def ranks(self) -> list[int]:
         """Return the ranks, in order of their start."""
-        if self.launch in ("alone", "nodes"):
+        if self.launch in ("alone", "nodes") and not self.restarts:
             return [main.pid for main in self.mains if main.poll() is None]
         word = "run_net" if self.launch == "torchrun" else "spawn_main"
         mains = [main.pid for main in self.mains]

@@ -15,6 +15,7 @@ from tests.torture.processes import StartedRun
 
 _NAME = re.compile(r"checkpoint_epoch_(\d{5})(?:_sample_(\d{9}))?\.pyth")
 _RESUMED = re.compile(r"(?:Resuming from|Training is complete:) (\S+\.pyth)")
+RESTART = "Restart 1 of "
 _ITERATION = re.compile(r'"epoch": "(\d+)/.*"iter": "(\d+)/(\d+)"')
 
 
@@ -59,6 +60,10 @@ class RunFolder:
         except OSError:
             return ""
 
+    def log_before_restart(self, start: int) -> str:
+        """Return the log until the launcher restarts the ranks for the first time."""
+        return self.log(start).partition(RESTART)[0]
+
     def log_size(self) -> int:
         try:
             return (self.path / "stdout.log").stat().st_size
@@ -85,7 +90,7 @@ class RunFolder:
 
     def resumed_from(self, start: int) -> str | None:
         """Return the name of the checkpoint that the log names as resumed."""
-        match = _RESUMED.search(self.log(start))
+        match = _RESUMED.search(self.log_before_restart(start))
         return os.path.basename(match[1]) if match else None
 
     def last_iteration(self, start: int, global_batch: int) -> SavedPosition | None:

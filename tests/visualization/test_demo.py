@@ -24,7 +24,7 @@ from slowfast_lara.visualization.heat_maps import HeatMapFigure
 from slowfast_lara.visualization.token_grid import QueryPoint
 from tests.helpers.browser import CHROMIUM, Browser
 from tests.helpers.commands import demo as main
-from tests.helpers.runs import wait_for
+from tests.helpers.runs import free_port, wait_for
 from tests.helpers.small_models import only_error
 
 SECONDS = 60
@@ -93,7 +93,7 @@ def test_bad_input_is_one_line(model, capsys, arguments, text):
 
 def test_gradio_is_missing(model, capsys, monkeypatch):
     monkeypatch.setitem(sys.modules, "gradio", None)
-    assert main(model.flags()) == 2
+    assert main([*model.flags(), "--port", str(free_port())]) == 2
     assert "pip install 'slowfast_lara[demo]'" in only_error(capsys)
 
 
@@ -159,7 +159,7 @@ def test_bad_upload_gives_a_one_line_message(page, tmp_path):
         assert os.path.dirname(file["path"]) not in answer[0]
         assert answer[1] is answer[2] is answer[4] is answer[5] is None
     assert "upload it again" in page.upload(file)[0]
-    assert page.upload(None)[:3] == ("", None, None)
+    assert page.upload(None)[:3] == ("Drop a video to begin.", None, None)
     assert page.frame(None, 0) is None and page.click(None, 0, None) is None
 
 
@@ -256,6 +256,7 @@ def test_in_a_browser(served, clips, tmp_path):
 
         browser.open(address)
         wait_for(lambda: browser.run(f"return !!document.querySelector({drop!r})"))
+        assert "Drop a video" in text_of(browser, "#message textarea")
         browser.type(drop, clips[0])
         frame = new_source("#frame img")
         assert "views. Now click a patch" in text_of(browser, "#message textarea")

@@ -1,23 +1,30 @@
 """Choice between PyTorch's operations and the Triton kernels.
 
-The option `kernels` is `torch`, `triton` or `auto`. `triton` raises an error where the Triton
-kernels cannot run. `auto` selects Triton on an NVIDIA GPU if its results agree with PyTorch's on
-this GPU (self_check.py), and PyTorch everywhere else. `resolve` makes the decision for `auto` once
-per device and dtype: when build_model moves a model to a GPU, or else at the first forward pass.
+The option `kernels` is `torch`, `triton` or `auto`. `triton` raises an error if the Triton
+kernels cannot run. `auto` selects Triton for half-precision inputs on an NVIDIA GPU if a
+measurement at the same shapes (verdicts.py) shows that the kernels agree with PyTorch and are
+faster. In float32, `auto` always selects PyTorch.
+
+build_model collects the operators and shapes of a model, and `decide` chooses their kernels in
+advance. For any other operator or shape, the choice is made when it first runs.
 """
 
 from __future__ import annotations
 
+import contextlib
 import logging
+import os
+from collections.abc import Iterator, Sequence
 from importlib.util import find_spec
-from typing import Literal, get_args
+from typing import Any, Literal, get_args
 
 import torch
 from torch import Tensor, distributed
 from torch._subclasses.fake_tensor import FakeTensor
 
+from slowfast_lara.attention.kernels import verdicts
 from slowfast_lara.attention.kernels.launch import interpreted
-from slowfast_lara.attention.kernels.self_check import first_difference
+from slowfast_lara.attention.kernels.verdicts import Call, Verdict
 from slowfast_lara.attention.tensors import is_exporting
 
 logger = logging.getLogger(__name__)
@@ -25,16 +32,19 @@ logger = logging.getLogger(__name__)
 Kernels = Literal["auto", "torch", "triton"]
 KERNELS = get_args(Kernels)
 DTYPES = (torch.float16, torch.bfloat16, torch.float32)
+HALF = (torch.float16, torch.bfloat16)
 MAX_HEAD_DIM = 128
 MAX_SAMPLES = 256
 MIN_CAPABILITY = (8, 0)
 
-# Whether `auto` means Triton, by device and dtype.
-DECISIONS: dict[tuple[torch.device, torch.dtype], bool] = {}
+# Choices of `auto`: (device, *Call.key()) -> whether Triton is used.
+DECISIONS: dict[tuple[Any, ...], bool] = {}
+# Invocations on the meta device; None unless `recorded_calls` is active.
+_RECORDED: list[Call] | None = None
 
 
 def unsupported_sizes(head_dim: int, num_samples: int) -> str:
-    """Description of the size that LARA's and Performer's kernels do not support, or ""."""
+    """Description of a size that LARA's and Performer's kernels do not support, "" if none."""
     if head_dim > MAX_HEAD_DIM:
         return f"a head size above {MAX_HEAD_DIM} ({head_dim})"
     if num_samples > MAX_SAMPLES:
@@ -42,17 +52,32 @@ def unsupported_sizes(head_dim: int, num_samples: int) -> str:
     return ""
 
 
-def uses_triton(kernels: str, x: Tensor, unsupported: str = "") -> bool:
-    """Whether to use Triton for tensors like x; `unsupported` describes a size without a kernel."""
+def uses_triton(
+    kernels: str,
+    operator: str,
+    tensors: Sequence[Tensor | None],
+    options: dict[str, Any] | None = None,
+    unsupported: str = "",
+) -> bool:
+    """Whether an operator uses its Triton kernels for the given inputs.
+
+    Args:
+        operator, tensors, options: fields of verdicts.Call; without `options`, "auto" is PyTorch.
+        unsupported: description of a size for which there is no kernel, or "".
+    """
+    x = tensors[0]
+    assert x is not None
     if kernels == "torch" or is_exporting():
         return False
     if x.dtype not in DTYPES:
         unsupported = unsupported or str(x.dtype).removeprefix("torch.")
     if kernels == "auto":
-        return not unsupported and x.device.type == "cuda" and resolved(x)
+        if unsupported or x.dtype not in HALF or x.device.type not in ("cuda", "meta"):
+            return False
+        return options is not None and _decision(Call(operator, options, tensors))
     if unsupported:
         raise ValueError(f"kernels='triton' does not support {unsupported}; use 'auto' or 'torch'")
-    # No check for the meta device, for fake tensors or while torch.compile traces: no kernel runs.
+    # Skip the check where no kernel runs: meta device, fake tensors, torch.compile tracing.
     if not (torch.compiler.is_compiling() or x.device.type == "meta" or isinstance(x, FakeTensor)):
         problem = obstacle(x.device)
         if interpreted() and x.dtype == torch.bfloat16:
@@ -62,54 +87,64 @@ def uses_triton(kernels: str, x: Tensor, unsupported: str = "") -> bool:
     return True
 
 
-def resolved(x: Tensor) -> bool:
-    """Decision of `resolve` for x's device and dtype; call `resolve` if there is none yet."""
-    if torch.compiler.is_compiling():  # the self-check cannot run while torch.compile traces
-        return DECISIONS.get((x.device, x.dtype), False)
-    if isinstance(x, FakeTensor):
-        return not obstacle(x.device)
-    if (x.device, x.dtype) not in DECISIONS:
-        resolve(x.device, x.dtype)
-    return DECISIONS[x.device, x.dtype]
+def _decision(call: Call) -> bool:
+    x = call.first
+    if x.device.type == "meta":
+        if _RECORDED is not None:
+            _RECORDED.append(call)
+        return False
+    key = (x.device, *call.key())
+    # Nothing can be measured while torch.compile traces, or with fake tensors.
+    if key not in DECISIONS and not (torch.compiler.is_compiling() or isinstance(x, FakeTensor)):
+        decide([call], x.device)
+    return DECISIONS.get(key, False)
 
 
-def resolve(
-    device: torch.device,
-    dtype: torch.dtype,
-    sizes: tuple[int, int] | None = None,
-    *,
-    all_ranks: bool = False,
-) -> bool:
-    """Decide whether `auto` means Triton on a device with a dtype; log the decision and its reason.
+@contextlib.contextmanager
+def recorded_calls() -> Iterator[list[Call]]:
+    """Collect the operator invocations, with kernels="auto", of a model on the meta device."""
+    global _RECORDED
+    calls: list[Call] = []
+    _RECORDED = calls
+    try:
+        yield calls
+    finally:
+        _RECORDED = None
 
-    Args:
-        sizes: head size and number of samples of the model. The self-check also runs with these
-            sizes, because large sizes exceed the shared memory of some GPUs.
-        all_ranks: reduce the decision over the process group, so that all ranks run the same
-            kernels. All ranks must then call this function.
+
+def decide(calls: Sequence[Call], device: torch.device, *, all_ranks: bool = False) -> None:
+    """Choose the kernels for `calls` on a device, and log a table of the choices.
+
+    If `all_ranks`, all ranks of the process group must call this function with the same `calls`.
+    Only rank 0 measures. On each node, one rank then compiles the chosen kernels, and the other
+    ranks load them from Triton's cache.
     """
-    reason, level = obstacle(device), logging.INFO
+    calls = list({call.key(): call for call in calls}.values())
+    if reason := obstacle(device):
+        logger.info("Using PyTorch kernels on %s: %s", device, reason)
+        found = [Verdict(problem=reason)] * len(calls)
+    elif all_ranks and distributed.is_initialized() and distributed.get_world_size() > 1:
+        message: list[Any] = [None]
+        if distributed.get_rank() == 0:
+            message[0] = verdicts.of_calls(calls, device)
+        distributed.broadcast_object_list(message)
+        found = message[0]
+        local_rank = os.environ.get("LOCAL_RANK", device.index)
+        if int(local_rank or 0) == 0:
+            verdicts.compile_kernels(
+                [call for call, verdict in zip(calls, found) if verdict.triton], device
+            )
+        distributed.barrier()
+    else:
+        found = verdicts.of_calls(calls, device)
     if not reason:
-        if sizes is not None and unsupported_sizes(*sizes):
-            sizes = None
-        reason, level = first_difference(device, dtype, sizes), logging.WARNING
-    triton = not reason
-    if all_ranks and distributed.is_initialized() and distributed.get_world_size() > 1:
-        on = device if distributed.get_backend() == "nccl" else torch.device("cpu")
-        votes = torch.tensor(int(triton), device=on)
-        distributed.all_reduce(votes, distributed.ReduceOp.MIN)
-        if triton and not votes.item():
-            triton, reason, level = False, "another rank cannot use Triton", logging.INFO
-    if triton:
-        reason, level = "results agree with PyTorch's", logging.INFO
-    library, name = "Triton" if triton else "PyTorch", str(dtype).removeprefix("torch.")
-    logger.log(level, "Using %s kernels on %s (%s): %s", library, device, name, reason)
-    DECISIONS[device, dtype] = triton
-    return triton
+        logger.info("%s", verdicts.table(calls, found, device))
+    for call, verdict in zip(calls, found):
+        DECISIONS[(device, *call.key())] = verdict.triton
 
 
 def obstacle(device: torch.device) -> str:
-    """Reason why Triton kernels cannot run on a device, or an empty string."""
+    """Reason why Triton kernels cannot run on a device, "" if they can."""
     if find_spec("triton") is None:
         return "the package triton is not installed"
     if interpreted():

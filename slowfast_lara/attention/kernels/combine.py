@@ -49,7 +49,7 @@ def combine(
 
 
 def _contiguous(q: Tensor, w: Tensor, *others: Tensor | None) -> list[Tensor]:
-    """Make the tensors contiguous (for q, a last stride of 1 suffices), with w in place of None."""
+    """Make tensors contiguous (q: last stride 1 suffices); replace None by w as a placeholder."""
     return [with_unit_stride(q), *((w if x is None else x).contiguous() for x in (w, *others))]
 
 
@@ -66,7 +66,7 @@ def combine_backward(
     landmarks: Tensor | None, balance: Tensor | None, gain: Tensor | None, shares: Tensor | None,
     log_z: Tensor, grad: Tensor,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
-    """Gradients of q, w, log_sums, means, landmarks, and of balance, gain, shares as [B,h,3,C]."""
+    """Gradients of q, w, log_sums, means and landmarks; of balance, gain, shares as [B,h,3,C]."""
     aligned = landmarks is not None
     tensors = _contiguous(q, w, log_sums, means, landmarks, log_z, balance, gain, shares)
     q, w, log_sums, means = tensors[:4]
@@ -133,7 +133,8 @@ def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None
 
 
 def _backward(ctx: Any, grad: Tensor, _: Tensor) -> tuple[Any, ...]:
-    saved = ctx.saved_tensors  # read once: activation checkpointing recomputes at each access
+    # Read saved_tensors once: with activation checkpointing, each access recomputes them.
+    saved = ctx.saved_tensors
     *grads, grad_landmarks, grad_columns = torch.ops.slowfast_lara.combine_backward(*saved, grad)
     if saved[4] is None:
         return (*grads, None, None, None, None)

@@ -37,10 +37,10 @@ def key_stats(
 def _launch(
     kernel: str, tensors: tuple[Tensor, ...], F: int, owned: str, tile_of: str = "", **flags: Any
 ) -> None:
-    """Launch a kernel on tensors (w, k, v, ...).
+    """Launch a kernel with `tensors` (w, k, v, ...).
 
-    `owned` names the axis that is divided among the programs: "keys" or "statistics" of one frame,
-    or "samples", for which a program loops over all frames.
+    `owned` is what a program owns: "keys" is a block of keys of a frame, "statistics" is a block of
+    samples for one frame, and "samples" is a block of samples for all frames.
     """
     w, k, v = tensors[:3]
     (B, h, keys, d), C = k.shape, w.shape[2]
@@ -60,7 +60,7 @@ def _launch(
 
 @key_stats.register_fake
 def _empty(w: Tensor, k: Tensor, v: Tensor | None, num_frames: int):
-    split_frames(k, num_frames)  # raises if the tokens cannot be split
+    split_frames(k, num_frames)  # raises an error if num_frames does not divide the token count
     B, h, C, d = w.shape
     log_sums = w.new_empty(B, h, num_frames, C)
     means = k.new_empty(B, h, num_frames, C, d)
@@ -74,7 +74,7 @@ def key_stats_backward(
     log_sums: Tensor, means: Tensor, remainder: Tensor, peak: Tensor,
     grad_log_sums: Tensor, grad_means: Tensor,
 ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
-    """Gradients of w, k and v; the last one is empty if v is None."""
+    """Gradients of w, k and v; the gradient of v is empty if v is None."""
     tied = v is None
     k, w = with_unit_stride(k), w.contiguous()
     v = k if v is None else with_unit_stride(v)

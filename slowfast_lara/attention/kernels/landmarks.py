@@ -33,7 +33,7 @@ def landmarks(x: Tensor, number: int, num_frames: int, farthest: bool) -> tuple[
 @landmarks.register_fake
 def _empty(x: Tensor, number: int, num_frames: int, farthest: bool) -> tuple[Tensor, Tensor]:
     check_landmarks(number, x.shape[2])
-    split_frames(x, num_frames)  # raises if the tokens cannot be split
+    split_frames(x, num_frames)  # raises an error if num_frames does not divide the token count
     B, h, _, d = x.shape
     out = x.new_empty(B, h, number, d, dtype=torch.float32)
     return out, x.new_empty(B, h, number if farthest else 0, dtype=torch.int32)

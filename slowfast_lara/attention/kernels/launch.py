@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import tempfile
 from importlib import import_module
 from typing import Any
 
@@ -29,6 +30,29 @@ def matmul_precision() -> str:
     return "tf32" if (matmul.allow_tf32 if setting is None else setting == "tf32") else "ieee"
 
 
+def use_local_triton_cache() -> None:
+    """Set Triton's cache folder to a local disk of the node, unless TRITON_CACHE_DIR is set.
+
+    Triton's default is the home folder, which clusters share among nodes. Processes that compile
+    the same kernel there may read each other's incomplete files (triton-lang/triton#11512).
+    """
+    if os.environ.get("TRITON_CACHE_DIR"):
+        return
+    user = os.getuid()  # not available on Windows, for which Triton has no GPU builds
+    folder = os.path.join(tempfile.gettempdir(), f"slowfast_lara_triton_{user}")
+    os.makedirs(folder, mode=0o700, exist_ok=True)
+    if os.stat(folder).st_uid != user:
+        folder = tempfile.mkdtemp()  # another user owns the folder and could plant code in it
+    os.environ["TRITON_CACHE_DIR"] = folder
+
+
+def triton_function(kernel: str) -> Any:
+    """Import FUNCTION from triton_FILE.py, for `kernel` = "FILE.FUNCTION"."""
+    use_local_triton_cache()
+    file, name = kernel.split(".")
+    return getattr(import_module(f"slowfast_lara.attention.kernels.triton_{file}"), name)
+
+
 def launch(
     kernel: str,
     on: Tensor,
@@ -45,15 +69,14 @@ def launch(
     Args:
         kernel: FILE.FUNCTION, for a function in triton_FILE.py.
         args: run-time arguments.
-        programs: size of the grid, without the factors from `blocks`.
-        blocks: lengths of axes that are split: {"N": 100} for 100 queries in blocks of BLOCK_N.
-        tile_of: name of the tile in tiles.py if it is not FUNCTION.
-        d: head size, passed as D and BLOCK_D if given.
-        C: number of samples, for the choice of the tile.
-        constants: compile-time arguments in addition to the tile.
+        programs: size of the grid; multiplied by the number of blocks of each axis in `blocks`.
+        blocks: axes to split, with their lengths: {"N": 100} is 100 queries in blocks of BLOCK_N.
+        tile_of: name of the tile in tiles.py, FUNCTION by default.
+        d: head size; if not 0, it is passed as D and BLOCK_D.
+        C: number of samples or groups, on which the tile depends.
+        constants: compile-time arguments in addition to those of the tile.
     """
-    file, name = kernel.split(".")
-    function = getattr(import_module(f"slowfast_lara.attention.kernels.triton_{file}"), name)
+    function, name = triton_function(kernel), kernel.split(".")[1]
     if d:
         constants = {"D": d, "BLOCK_D": block_size(d), **constants}
     if "PRECISION" in function.arg_names:

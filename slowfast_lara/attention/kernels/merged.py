@@ -11,7 +11,7 @@ from slowfast_lara.attention.kernels.launch import launch, with_unit_stride
 from slowfast_lara.attention.kernels.tiles import QUERY_PARTS, block_size
 from slowfast_lara.attention.tensors import split_frames
 
-# Limits that the tiles of the kernels allow.
+# Largest sizes for which the kernels have tiles.
 MAX_HEAD_DIM = 128
 MAX_GROUPS = 128
 MAX_KEYS = 1024
@@ -19,7 +19,7 @@ MAX_CENTRES_OF_ROUND = 32
 
 
 def unsupported_groups(head_dim: int, num_groups: int, rounds: int, keys: int = 0) -> str:
-    """Description of the size that the kernels of `merged` do not support, or an empty string."""
+    """Description of a size that the kernels of `merged` do not support, "" if none."""
     centres = -(-(num_groups - 1) // rounds)
     for what, size, limit in (
         ("a head size above", head_dim, MAX_HEAD_DIM),
@@ -39,9 +39,9 @@ def merged(
     """Attention [B,h,N,F,d] of q [B,h,N,d] over groups of the keys k and values v [B,h,F*P,d].
 
     Returns:
-        The attention; the group and the share of each key [B,h,F,P]; k_c and v_c [B,h,F,m,d] and
-        b_c [B,h,F,m]; the largest logit of the mean query in each frame [B,h,F]; partial sums of
-        the queries and their squares [B,h,parts,2,d]. The shares, b_c and the last two are float32.
+        The output; the group of each key and its weight in the group [B,h,F,P]; k_c and v_c
+        [B,h,F,m,d]; b_c [B,h,F,m]; the largest logit of the mean query in each frame [B,h,F];
+        partial sums of q and q^2 [B,h,parts,2,d]. The weights, b_c and the last two are float32.
     """
     q, k, v = map(with_unit_stride, (q, k, v))
     out = _empty(q, k, v, num_frames, num_groups, rounds, values)
@@ -132,7 +132,7 @@ def _empty_gradients(q: Tensor, k: Tensor, v: Tensor, *_: Any) -> tuple[Tensor, 
 
 
 def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
-    ctx.set_materialize_grads(False)  # only the attention has a gradient
+    ctx.set_materialize_grads(False)  # only the first output has a gradient
     ctx.save_for_backward(*inputs[:3], *output[1:])
 
 

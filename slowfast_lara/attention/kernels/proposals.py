@@ -17,8 +17,8 @@ def proposals(
     """One sample w_c of each proposal N(q~_c + k~_c, I), for float32 landmarks [B,h,C,d].
 
     Returns:
-        w and q~ [B,h,C,d], in the scaled space like `noise`; then log(q_c(w_c) / N(w_c;0,I)) and
-        the balance heuristic q_c(w_c) / sum_j q_j(w_c), [B,h,C], with the proposals' densities q_c.
+        w and q~ [B,h,C,d], in the scaled space like `noise`; log(q_c(w_c) / N(w_c;0,I)) [B,h,C];
+        the balance heuristic q_c(w_c) / sum_j q_j(w_c) [B,h,C]. q_c is the density of proposal c.
     """
     noise_or_unused = q_landmarks if noise is None else noise
     out, inputs = _empty(q_landmarks), (q_landmarks, k_landmarks, noise_or_unused)
@@ -44,7 +44,7 @@ def proposals_backward(
     with_noise: bool,
     grad_w: Tensor, grad_landmarks: Tensor | None, grad_log_own: Tensor, grad_balance: Tensor,
 ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
-    """Gradients of q_landmarks, k_landmarks and the noise; the last one is empty without noise."""
+    """Gradients of q_landmarks, k_landmarks and noise; without noise, its gradient is empty."""
     landmarks_or_unused = grad_w if grad_landmarks is None else grad_landmarks
     inputs = (q_landmarks, k_landmarks, w, log_own, balance)
     grads = (grad_w, landmarks_or_unused, grad_log_own, grad_balance)

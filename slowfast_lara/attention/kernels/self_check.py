@@ -1,7 +1,7 @@
 """Comparison of the Triton kernels with PyTorch's operations on the GPU at hand.
 
-The kernels have not been tested on every GPU, driver and Triton version. Before `auto` selects the
-kernels, the output and the gradients of each operator are compared with PyTorch's on a small case.
+`slowfast-lara benchmark gpu` compares the output and the gradients of each operator with PyTorch's
+on a small case. A training or test run uses measure.py instead, at the shapes of its own model.
 """
 
 from __future__ import annotations
@@ -30,7 +30,6 @@ from slowfast_lara.errors import first_line
 _TOLERANCE = {torch.float32: 1e-3, torch.float16: 2e-2, torch.bfloat16: 5e-2}
 _TOLERANCE_TF32 = 2e-2
 _FRAMES, _LANDMARKS = 3, 5
-_SIZES = (24, 19)  # head size and number of samples; not powers of two, to test the masks
 
 
 class Case(NamedTuple):
@@ -48,20 +47,6 @@ class Comparison(NamedTuple):
     operator: str
     error: float | None  # None if the operator raised an exception, or if the error is not finite
     problem: str  # empty if the operator agrees with PyTorch
-
-
-def first_difference(
-    device: torch.device, dtype: torch.dtype, sizes: tuple[int, int] | None = None
-) -> str:
-    """Description of the first operator that fails or differs from PyTorch, or an empty string.
-
-    `sizes`: head size and number of samples to check in addition to the small case.
-    """
-    for case_sizes in [_SIZES] if sizes is None else [_SIZES, sizes]:
-        for comparison in compare_operators(device, dtype, case_sizes):
-            if comparison.problem:
-                return f"{comparison.operator}: {comparison.problem}"
-    return ""
 
 
 def compare_operators(
@@ -82,7 +67,7 @@ def compare_operators(
     for case in cases:
         try:
             yield _compare(case, device, dtype, reference, tolerance)
-        except Exception as error:  # a kernel that does not compile or launch
+        except Exception as error:  # e.g. a kernel does not compile or launch
             yield Comparison(case.name, None, f"{type(error).__name__}: {first_line(error)}")
 
 
@@ -97,7 +82,7 @@ def _compare(
         (ours.to(reference) - theirs).abs().max() / theirs.abs().max().clamp(min=1e-6)
         for ours, theirs in zip(actual, expected)
     ]
-    error, index = (x.item() for x in torch.stack(errors).max(0))  # max returns NaN if there is one
+    error, index = (x.item() for x in torch.stack(errors).max(0))  # max propagates NaN
     problem = ""
     if not error <= tolerance:
         what = f"gradient of input {index - 1}" if index else "output"
@@ -143,7 +128,7 @@ def small_cases(d: int, C: int) -> list[Case]:
 
 
 def merged_case(d: int, C: int) -> Case:
-    """Pairs of similar keys, which are the groups in any precision."""
+    """A case with pairs of similar keys, so that each pair is a group in any precision."""
     B, h, F, m = 1, 2, _FRAMES, min(C, MAX_GROUPS)
     k, v = _normal(2, B, h, F, m, 1, d) + _normal(2, B, h, F, m, 2, d, seed=1) / 4
     q = 1 + _normal(B, h, 7 * F, d, seed=2)
@@ -155,7 +140,7 @@ def _merged(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
 
 
 def _plain_merged(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-    """Attention over groups of two keys each, by the equations of attention/merged.py."""
+    """Reference of `merged` for groups of two keys, by the equations of attention/merged.py."""
     keys, values = (x.unflatten(2, (_FRAMES, -1, 2)) for x in (k, v))  # [B,h,F,m,2,d]
     scale, mean = q.shape[-1] ** -0.5, q.mean(2)[:, :, None, None, None]
     shares = ((keys * mean).sum(-1, keepdim=True) * scale).softmax(-2)
@@ -192,7 +177,7 @@ def _key_stats(w: Tensor, k: Tensor, v: Tensor | None = None) -> Tensor:
 
 
 def _plain_key_stats(w: Tensor, k: Tensor, v: Tensor | None = None) -> Tensor:
-    """Without v, the keys are the values and their norms are not subtracted."""
+    """Reference of `key_stats`. If v is None, the values are k, and norms are not subtracted."""
     keys, values = (x.unflatten(2, (_FRAMES, -1)) for x in (scaled(k), k if v is None else v))
     logits = w.unsqueeze(2) @ keys.mT
     if v is not None:
@@ -217,12 +202,12 @@ def _plain_combine(q: Tensor, w: Tensor, L: Tensor, M: Tensor, *weights: Tensor)
 
 
 def _temporal(q: Tensor, x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-    """With a bias, the values are projected; without a bias, the values are x."""
+    """Operator `temporal`. With a bias, the values are projected; otherwise they are x."""
     return temporal(q, x, weight, bias, bias is not None)[0]
 
 
 def _plain_temporal(q: Tensor, x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-    """Temporal stage as in its definition: project every token of every frame."""
+    """Reference of `temporal`, by definition: project every token of every frame."""
     h, d = q.shape[2:]
     projected = x @ weight.mT if bias is None else x @ weight.mT + bias
     keys, values = projected.unflatten(3, (2, h, d)).unbind(3)

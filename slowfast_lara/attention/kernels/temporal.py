@@ -18,7 +18,7 @@ MAX_TILE_FRAMES = 32
 def temporal(
     q: Tensor, x: Tensor, weight: Tensor, bias: Tensor | None, project_values: bool
 ) -> tuple[Tensor, Tensor]:
-    """Output of `models.temporal.temporal_attention`, and float32 attention weights [B,N,h,F]."""
+    """Output of `temporal_attention`, and float32 attention weights [B,N,h,F]."""
     q, x, weight = q.contiguous(), _with_32_bit_offsets(x), weight.contiguous()
     (_, _, h, d), F = q.shape, x.shape[1]
     w_k, w_v = weight.unflatten(0, (2, h, d))
@@ -34,7 +34,7 @@ def temporal(
 
 
 def _with_32_bit_offsets(x: Tensor) -> Tensor:
-    """x [B,F,N,D]; a contiguous copy if the last stride is not 1 or a clip spans 2**31 elements."""
+    """Return x [B,F,N,D], copied if its last stride is not 1 or a clip spans 2**31 elements."""
     last = sum((size - 1) * stride for size, stride in zip(x.shape[1:], x.stride()[1:]))
     return with_unit_stride(x) if last < 2**31 else x.contiguous()
 
@@ -86,6 +86,7 @@ def _scores(
         BLOCK_F=min(block_size(F), MAX_TILE_FRAMES),
         PROJECT=project,
         EPILOGUE=epilogue,
+        num_warps=8 if project else 4,  # otherwise registers spill on some GPUs
     )
     return out
 
@@ -100,7 +101,7 @@ def temporal_backward(
     q: Tensor, x: Tensor, weight: Tensor, bias: Tensor | None, project_values: bool,
     attention: Tensor, grad: Tensor,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
-    """Gradients of q, x, weight and bias; the last one is empty without a bias."""
+    """Gradients of q, x, weight and bias; without a bias, its gradient is empty."""
     x = _with_32_bit_offsets(x)
     q, weight, grad = (tensor.contiguous() for tensor in (q, weight, grad))
     (B, N, h, d), F = q.shape, x.shape[1]

@@ -1,17 +1,18 @@
 """Tile sizes of the kernels, without autotuning.
 
 Each tile is the largest with which the compiled kernel spills no registers and fits into the shared
-memory of every supported GPU. `python -m benchmarks kernels` compiles the kernels for sm_80, sm_90
-and sm_100 and reports violations. In float32, with a head size of 128 and 256 samples, there are
-exceptions: some kernels spill registers, and one exceeds the shared memory of compute capability
-8.6, 8.9 and 12.0, which self_check.py detects.
+memory of every supported GPU. `python -m benchmarks kernels` compiles the kernels of the shipped
+configs for sm_80 to sm_120 and reports violations. In float32, with a head size of 128 and 256
+samples, there are exceptions: some kernels spill registers, and one exceeds the shared memory of
+GPUs with compute capability 8.6, 8.9 or 12.0. On these GPUs that kernel does not launch, and `auto`
+selects PyTorch.
 """
 
 from __future__ import annotations
 
 
 def block_size(n: int) -> int:
-    """The smallest power of two >= n, but at least 16, the smallest side of a Triton matmul."""
+    """Smallest power of two >= n and >= 16, the smallest dimension that tl.dot supports."""
     return max(16, 1 << (n - 1).bit_length())
 
 
@@ -19,11 +20,11 @@ def block_size(n: int) -> int:
 # computes the scores only once for these frames.
 FRAME_GROUP = 4
 
-# Number of parts in which the queries are summed, to occupy the GPU.
+# Number of partial sums over the queries, one program each: enough programs to occupy the GPU.
 QUERY_PARTS = 16
 
-# Kernels whose programs own a block of samples or loop over blocks of samples. Two tiles, for
-# d <= 64 and d <= 128: (BLOCK_C samples, BLOCK_N queries or keys, warps, pipeline stages).
+# Tiles (BLOCK_C samples, BLOCK_N queries or keys, warps, pipeline stages) of kernels whose programs
+# own a block of samples or loop over blocks of samples: first for d <= 64, then for d <= 128.
 _SAMPLE_BLOCKS = {
     "key_stats_forward": ((64, 64, 8, 2), (64, 64, 8, 2)),
     "query_normaliser": ((64, 64, 4, 2), (64, 64, 4, 2)),
@@ -39,7 +40,8 @@ _SAMPLE_BLOCKS_FLOAT32 = {
     "key_stats_backward_tied": ((16, 16, 4, 1), (16, 16, 8, 1)),
     "key_stats_backward_samples": ((32, 16, 4, 1), (16, 16, 8, 1)),
 }
-# BLOCK_N of kernels whose programs hold all samples: (if d <= 64 and C <= 128, otherwise).
+# BLOCK_N of kernels whose programs hold all samples: first for d <= 64 and C <= 128, then for
+# larger sizes.
 _ALL_SAMPLES = {"combine_forward": (64, 32), "combine_backward_queries": (32, 16)}
 # BLOCK_E (columns of a head in one tile) of the kernels of the temporal stage.
 _TEMPORAL = {
@@ -49,7 +51,8 @@ _TEMPORAL = {
     "temporal_backward_weight": 64,
 }
 
-# Kernels of `merged`, for d <= 64 and d <= 128: (BLOCK_N keys or queries, warps).
+# Tiles (BLOCK_N keys or queries, warps) of the kernels of `merged`: first for d <= 64, then for
+# d <= 128.
 _GROUPS = {
     "query_moments": ((64, 4), (64, 4)),
     "choose_groups": ((32, 8), (32, 8)),
@@ -95,7 +98,11 @@ def tile(kernel: str, *, element_size: int, d: int = 0, C: int = 0) -> dict[str,
 
 
 def _group_blocks(kernel: str, d: int, C: int) -> dict[str, int]:
-    """Further blocks: groups C and M, head components E, keys I compared with all groups."""
+    """Block sizes of a kernel of `merged`, in addition to BLOCK_N.
+
+    BLOCK_C: all groups. BLOCK_M: a block of groups. BLOCK_E: head components. BLOCK_I: keys, in
+    loops that sum over the keys of each group.
+    """
     if kernel == "query_moments":
         return {}
     blocks = {"BLOCK_C": block_size(C)}
@@ -113,5 +120,5 @@ def _options(warps: int, stages: int) -> dict[str, int]:
 
 
 def weight_gradient_parts(tokens: int) -> int:
-    """Number of partial sums over tokens in the temporal weight gradient, to occupy the GPU."""
+    """Number of partial sums over tokens in the temporal weight gradient, computed in parallel."""
     return max(1, min(16, tokens // 256))

@@ -8,8 +8,8 @@ Without ALIGNED, alpha_nc is 1. With ALIGNED, for LARA's decoupled and coupled w
     alpha_nc = max(balance_c + gain_c (r_nc - rbar_n), MIN_ALPHA)
 
 A program of the forward kernel owns a block of queries. It computes their scores s_nc for all
-samples once, keeps them in registers, and loops over the frames. No tensor of shape [N,C] is in
-memory. In the backward pass, with z_ncf = s_nc + L_cf,
+samples once, keeps them in registers, and loops over the frames. No [N,C] tensor is written to
+global memory. In the backward pass, with z_ncf = s_nc + L_cf,
 
     dz_ncf = p_ncf (dp_ncf - delta_nf),   dp_ncf = dout_nf.M_cf,   delta_nf = sum_c p_ncf dp_ncf
     dL_cf = sum_n dz_ncf,   dM_cf = sum_n p_ncf dout_nf
@@ -52,7 +52,7 @@ def query_dots(
     p_q, mask_n, p_w, mask_c, scale,
     D: tl.constexpr, STEP: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """q_n.w_c [N,C] from row pointers, STEP components at a time to save registers."""
+    """q_n.w_c [N,C] from row pointers, by matmuls of STEP head components to save registers."""
     total = tl.zeros([p_q.shape[0], p_w.shape[0]], tl.float32)
     for start in tl.range(0, D, STEP, num_stages=1):
         d = start + tl.arange(0, STEP)
@@ -174,7 +174,7 @@ def combine_backward_queries(
         b_e = tl.where(alpha > MIN_ALPHA, b_e, 0.0)
         b_t = tl.sum(b_e, 1)
         b_shares = tl.load(shares_ptr + bhc, mask=mask_c, other=0.0)
-        b_e = b_r * (b_e - b_shares[None, :] * b_t[:, None])  # e_nc without R_c
+        b_e = b_r * (b_e - b_shares[None, :] * b_t[:, None])  # e_nc without the term with R_c
         tl.store(p_stats + 3 * F + 1, b_t, mask=mask_n)
         p_partial = partial_ptr + tl.program_id(0).to(tl.int64) * C + c
         tl.store(p_partial, -tl.sum(b_e, 0), mask=mask_c)
@@ -206,7 +206,7 @@ def sample_weights(logits, p_stats, mask):
     """p_ncf of one frame as [C,N], normalised by the query statistics of the frame.
 
     Rounding makes large logits differ from those of combine_backward_queries. A weight above 0.6
-    must be the largest weight of its query, so the value in the statistics replaces it.
+    must be the largest weight of its query, so the maximum in the query statistics replaces it.
     """
     top = tl.load(p_stats, mask=mask, other=float("inf"))[None, :]
     largest = tl.load(p_stats + 1, mask=mask, other=0.0)[None, :]
@@ -223,7 +223,7 @@ def combine_backward_samples(
     D: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_C: tl.constexpr, BLOCK_N: tl.constexpr,
     BLOCK_F: tl.constexpr, ALIGNED: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """`dcolumns` [B,h,3,C] are the gradients of balance, gain and shares."""
+    """dw, dL and dq~; `dcolumns` [B,h,3,C] are the gradients of `balance`, `gain` and `shares`."""
     bh, b, h, _, c = own_block(C, 1, H, BLOCK_C)
     d, i = tl.arange(0, BLOCK_D), tl.arange(0, BLOCK_N)
     mask_c, mask_d = c < C, d < D
@@ -308,7 +308,7 @@ def combine_backward_means(
     GROUP: tl.constexpr, D: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_C: tl.constexpr,
     BLOCK_N: tl.constexpr, ALIGNED: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """dM_cf = sum_n p_ncf dout_nf for GROUP frames; the scores are computed once for all frames."""
+    """dM_cf = sum_n p_ncf dout_nf for GROUP frames; s_nc is computed once for all of them."""
     bh, b, h, group, c = own_block(C, tl.cdiv(F, GROUP), H, BLOCK_C)
     d, i = tl.arange(0, BLOCK_D), tl.arange(0, BLOCK_N)
     mask_c, mask_d = c < C, d < D

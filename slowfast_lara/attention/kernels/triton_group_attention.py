@@ -94,7 +94,7 @@ def attend_backward_groups(
     ce, mask_ce = fc[:, None] * D + e[None, :], (c < C)[:, None] & (e < D)[None, :]
     tl.store(dkc_ptr + ce, (b_dk * scale).to(dkc_ptr.dtype.element_ty), mask=mask_ce)
     tl.store(dvc_ptr + ce, b_dv.to(dvc_ptr.dtype.element_ty), mask=mask_ce)
-    # All programs of a frame compute this sum; the one with the first components stores it.
+    # All programs of a frame compute this sum; the program of the first components stores it.
     tl.store(dbiases_ptr + fc, b_db, mask=(c < C) & (tl.min(e, 0) == 0))
 
 

@@ -1,6 +1,7 @@
 """Kernels of the means of groups of keys, for `merged`.
 
-For one frame, with the shares s_p of the keys and the mean r and variance Var(q) of the queries:
+For one frame, with the weights s_p of the keys (`shares`), which sum to 1 in each group, and with
+the mean r and variance Var(q) of the queries:
 
     k_c = sum_p s_p k_p,   v_c = sum_p s_p v_p
     b_c = -sum_p s_p log s_p + Var(q) sum_p s_p |k_p - k_c|^2 / (2d)
@@ -34,7 +35,7 @@ def query_moments(
     q_ptr, moments_ptr, q_stride_b, q_stride_h, q_stride_n, H, N,
     D: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_N: tl.constexpr,
 ):  # fmt: skip
-    """Sums of the queries and of their squares over each part: [B,h,QUERY_PARTS,2,d]."""
+    """Sums of q and of q^2 over each part of the queries: [B,h,QUERY_PARTS,2,d]."""
     pid = tl.program_id(0)
     bh = (pid // QUERY_PARTS).to(tl.int64)
     length = tl.cdiv(N, QUERY_PARTS)
@@ -161,7 +162,7 @@ def group_means_backward(
         c = tl.load(p_groups + p, mask=p < P, other=0)
         shares = tl.load(p_shares + p, mask=p < P, other=0.0)[:, None]
         b_k = load_rows(p_k, k_stride_n, p, p < P, D, BLOCK_D).to(tl.float32)
-        # The weights of keys with smaller logits are clamped, so they are constant.
+        # Logits below top + MIN_LOG_WEIGHT are clamped in the forward pass: their gradient is 0.
         varies = tl.sum(b_k * r[None, :], 1) - top >= MIN_LOG_WEIGHT
         dlogits = tl.load(p_t + p, mask=p < P, other=0.0)
         dlogits -= tl.load(p_means + c, mask=p < P, other=0.0)

@@ -1,4 +1,4 @@
-"""Kernel `choose_groups`: groups of the keys of a frame, their shares and means, for `merged`.
+"""Kernel `choose_groups` of `merged`: the groups of the keys of a frame, and their means.
 
 With the keys k_p, the values v_p and the mean query r (equations: attention/merged.py):
 
@@ -6,17 +6,17 @@ With the keys k_p, the values v_p and the mean query r (equations: attention/mer
     s_p = softmax of r.k_p / sqrt(d) over the keys of p's group
 
 A program owns a frame. It chooses the centres in rounds, by the rules of `merged.choose_groups`,
-and writes the group and the share s_p of each key, then the means of the groups
+and writes the group of each key and its weight s_p (`shares`), then the means of the groups
 (triton_group_means.py). It computes x_p from k_p and v_p in each of its passes over the frame. The
-nearness of p is the largest x_p.z - |z|^2/2 over the centres z. For a centre it is infinite, so
-that a centre is not chosen again and stays in its own group.
+nearness of p is the largest x_p.z - |z|^2/2 over the centres z. The nearness of a centre is
+infinite, so that the centre is not chosen again and stays in its own group.
 
-Values that one thread stores and another loads are in global memory, with a barrier between. NaN
-counts as the lowest distance, so that every index is in range. k and v only need a last stride of
-1; all other tensors are contiguous.
+Threads exchange values through global memory, with a barrier between store and load. NaN counts as
+the smallest distance, so that every index is in range. k and v only need a last stride of 1; all
+other tensors are contiguous.
 
-Tuples: `tokens` are the pointers to the keys and values of the frame, and their strides;
-`standard` are the means of keys and values, and the factors that standardise them.
+Tuple arguments: `tokens` holds the pointers to the keys and values of the frame, and their strides.
+`standard` holds the means of keys and values, and the factors that standardise them.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ def frame_statistics(
     tokens, r, logits_ptr, values, scale, P,
     D: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_N: tl.constexpr,
 ):  # fmt: skip
-    """Write the logits r.k_p / sqrt(d); return the largest one, and `standard`."""
+    """Write the logits r.k_p / sqrt(d); return the largest logit and the tuple `standard`."""
     p_k, p_v, k_stride_n, v_stride_n = tokens
     i, mask_d = tl.arange(0, BLOCK_N), tl.arange(0, BLOCK_D) < D
     mean_k = tl.zeros([BLOCK_D], tl.float32)
@@ -72,7 +72,7 @@ def frame_statistics(
 
 @triton.jit
 def features(tokens, standard, rows, mask_rows, D: tl.constexpr, BLOCK_D: tl.constexpr):
-    """x_p of the tokens `rows`, rounded to the dtype of the keys; 0 out of range."""
+    """x_p of the tokens with indices `rows`, in the dtype of the keys; 0 where masked."""
     p_k, p_v, k_stride_n, v_stride_n = tokens
     mean_k, mean_v, factor_k, factor_v = standard
     b_k = load_rows(p_k, k_stride_n, rows, mask_rows, D, BLOCK_D)
@@ -111,7 +111,7 @@ def first_centre(
 
 @triton.jit
 def distances_from_centres(norms_ptr, nearness_ptr, p, mask):
-    """Squared distance from the nearest centre; -inf for a centre and out of range."""
+    """Squared distance from the nearest centre; -inf for centres and for masked tokens."""
     norms = tl.load(norms_ptr + p, mask=mask, other=0.0)
     distances = norms - 2 * tl.load(nearness_ptr + p, mask=mask, other=float("inf"))
     return tl.where(distances == distances, distances, float("-inf"))
@@ -119,9 +119,9 @@ def distances_from_centres(norms_ptr, nearness_ptr, p, mask):
 
 @triton.jit
 def farthest(norms_ptr, nearness_ptr, chosen_ptr, candidates, P, BLOCK_P: tl.constexpr):
-    """Write the indices of the tokens farthest from the centres, in the order of the indices.
+    """Write the indices of the tokens farthest from the centres, in ascending order.
 
-    A search bit by bit finds `least`, the smallest of their distances.
+    A binary search over the bits of a float finds `least`, the smallest distance of these tokens.
     """
     p = tl.arange(0, BLOCK_P)
     distances = distances_from_centres(norms_ptr, nearness_ptr, p, p < P)
@@ -136,7 +136,7 @@ def farthest(norms_ptr, nearness_ptr, chosen_ptr, candidates, P, BLOCK_P: tl.con
         least = tl.where(number >= candidates, trial, least)
     larger = (keys > least).to(tl.int32)
     equal = (keys == least).to(tl.int32)
-    # Of the tokens at the distance `least`, those with the lowest indices fill the rest.
+    # Among tokens at the distance `least`, those with the lowest indices are chosen.
     fills = (tl.cumsum(equal, 0) <= candidates - tl.sum(larger, 0)).to(tl.int32)
     taken = larger + equal * fills
     tl.store(chosen_ptr + tl.cumsum(taken, 0) - 1, p, mask=taken == 1)
@@ -144,7 +144,7 @@ def farthest(norms_ptr, nearness_ptr, chosen_ptr, candidates, P, BLOCK_P: tl.con
 
 @triton.jit
 def positions(x, i):
-    """Position of each element in a descending sort; equal elements are in the order of i."""
+    """Position of each element of x in a descending sort; ties: lower i first."""
     larger = x[None, :] > x[:, None]
     equal = (x[None, :] == x[:, None]) & (i[None, :] < i[:, None])
     return tl.sum((larger | equal).to(tl.int32), 1)
@@ -155,7 +155,7 @@ def far_apart(
     tokens, standard, norms_ptr, nearness_ptr, candidates_ptr, chosen_ptr, number, candidates,
     D: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_R: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """Write the indices of the candidates that are also far from every candidate before them."""
+    """Write the indices of the `number` best candidates (rule: `merged._far_apart`)."""
     j = tl.arange(0, BLOCK_R)
     mask_j = j < candidates
     rows = tl.load(candidates_ptr + j, mask=mask_j, other=0)
@@ -178,7 +178,7 @@ def join_nearest(
     D: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_Z: tl.constexpr,
     PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """Move each token to the nearest new centre if that is nearer than all earlier centres."""
+    """Move each token to its nearest new centre if all earlier centres are farther away."""
     i, c = tl.arange(0, BLOCK_N), tl.arange(0, BLOCK_Z)
     mask_c = c < number
     rows = tl.load(chosen_ptr + c, mask=mask_c, other=0)
@@ -262,7 +262,7 @@ def choose_groups(
         )  # fmt: skip
         taken += number
     tl.debug_barrier()
-    # p_nearness is no longer needed: write_shares stores the sum of each group's weights there.
+    # write_shares reuses the buffer p_nearness for the sum of the weights of each group.
     write_shares(p_shares, p_groups, p_nearness, top, P, C, BLOCK_P, BLOCK_C, BLOCK_I)
     tl.debug_barrier()
     tl.store(top_ptr + frame, top)

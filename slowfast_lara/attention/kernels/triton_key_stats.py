@@ -51,7 +51,7 @@ def half_norms(k, scale):
 
 @triton.jit
 def dot_means(dM, M_ptr, M_lo_ptr, cd, mask):
-    """dM_c.M_c including the remainder of M_c, because dM_c.v_p - dM_c.M_c may be small."""
+    """dM_c.M_c, with M_lo added to M_c because dM_c.v_p - dM_c.M_c may be small."""
     b_M = tl.load(M_ptr + cd, mask=mask, other=0.0).to(tl.float32)
     if dM.dtype != tl.float32:
         b_M += tl.load(M_lo_ptr + cd, mask=mask, other=0.0).to(tl.float32)

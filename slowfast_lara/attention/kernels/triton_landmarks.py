@@ -53,8 +53,8 @@ def farthest_of_segment(
 ):  # fmt: skip
     """The token of each segment that is farthest from the segment's reference point.
 
-    The reference is the segment's mean, moved by `global_share` towards the mean of all tokens.
-    `mean_sums` [B,h,d] is the mean of `sums` over all segments.
+    The reference is the segment's mean, moved by the fraction `global_share` of the way towards the
+    mean of all tokens. `mean_sums` [B,h,d] is the mean of `sums` over all segments.
     """
     pid = tl.program_id(0)
     bh, first, number = segment(pid, C, SHORT, LENGTH)
@@ -87,7 +87,7 @@ def segment_backward(
     grad_ptr, chosen_ptr, out_ptr, F, P, C, SHORT, LENGTH,
     D: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_N: tl.constexpr, MEANS: tl.constexpr,
 ):  # fmt: skip
-    """Gradient of x. If MEANS, all tokens of a segment get it; otherwise only the chosen token."""
+    """Gradient of x. Unless MEANS, it is zero except at the chosen token of each segment."""
     pid = tl.program_id(0)
     bh, first, number = segment(pid, C, SHORT, LENGTH)
     d, i = tl.arange(0, BLOCK_D), tl.arange(0, BLOCK_N)

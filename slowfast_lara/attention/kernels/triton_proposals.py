@@ -102,7 +102,7 @@ def proposals_backward(
         logits = tl.dot(b_w, tl.trans(mu_j), input_precision=PRECISION)
         logits -= half_norm(mu_j)[None, :]
         shares = tl.exp(logits - log_own[:, None] + tl.log(balance)[:, None])
-        # E_cc includes +y_c here. Added after the matmul, large vectors would not cancel exactly.
+        # Add y_c to E_cc before the matmul, so that large vectors cancel exactly.
         shares = tl.where(same, balance[:, None] - 1, shares)
         shares = tl.where(mask_j[None, :], shares, 0.0)
         b_dw -= tl.dot(y[:, None] * shares, mu_j, input_precision=PRECISION)
@@ -113,7 +113,7 @@ def proposals_backward(
         y_j = balance_j * tl.load(dbalance_ptr + bhj, mask=mask_j, other=0.0)
         logits = tl.dot(b_mu, tl.trans(w_j), input_precision=PRECISION)
         logits -= half_norms[:, None]
-        # Out-of-range proposals j have balance 0, so their share is exp(-inf) = 0.
+        # Out-of-range proposals j have balance 0, so the exponential is exp(-inf) = 0.
         shares = tl.exp(logits - log_own_j[None, :] + tl.log(balance_j)[None, :])
         shares = tl.where(same, balance[:, None] - 1, shares)
         weights = shares * y_j[None, :]

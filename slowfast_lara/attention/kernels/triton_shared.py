@@ -66,8 +66,9 @@ def dot_split_left(hi, lo, x, PRECISION: tl.constexpr):
 def dot_gradient(grad, x, SPLIT: tl.constexpr, PRECISION: tl.constexpr):
     """grad [M,K] float32 @ x [K,L] -> float32.
 
-    For float16, each row of the gradient is divided by its largest element, to stay in range. SPLIT
-    includes the gradient's remainder `lo`, for results that a later subtraction mostly cancels.
+    For float16, each row of the gradient is scaled to a largest magnitude of 1 before the matmul,
+    to stay in range, and the result is scaled back. With SPLIT, the rounding error `lo` of the
+    gradient is multiplied too, which matters if a later subtraction cancels most of the result.
     """
     if x.dtype == tl.float32:
         return tl.dot(grad, x, input_precision=PRECISION)

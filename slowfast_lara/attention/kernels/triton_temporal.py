@@ -1,4 +1,4 @@
-"""Kernels of `temporal`, the temporal stage of trajectory attention (models/temporal.py).
+"""Kernels of `temporal`, the temporal stage of trajectory attention (attention/temporal.py).
 
 W_h and V_h are the weights of head h for keys and values. The kernels compute the absorbed queries
 u_nh = W_h^T q_nh for a block of tokens and columns of x, and do not store them:
@@ -18,8 +18,8 @@ The matmuls [h,D] @ [D,F] differ between tokens, so tl.dot is batched over token
 x [B,F,N,D] only needs a last stride of 1. q and y [B,N,h,d], a and ds [B,N,h,F] and the weights
 [h,d,D] are contiguous. H, E and D are the numbers of heads, of columns per head and of all columns.
 There is no limit for them, because programs and loops divide them into blocks. Offsets inside a
-clip are 32 bits, to save registers, so models/temporal.py does not call the operator for clips of
-2**31 elements or more.
+clip are 32 bits, to save registers, so attention/temporal.py does not call the operator for clips
+of 2**31 elements or more.
 """
 
 from __future__ import annotations
@@ -78,7 +78,7 @@ def absorbed(
 
 @triton.jit
 def own_columns(ptr, n, mask_n, h, column, H, E):
-    """Columns of [N,D] as [N,h,columns]: each column at its own head, zero at other heads."""
+    """Scatter columns of [N,D] into [N,h,columns]: zero except at the head of each column."""
     mask = mask_n[:, None] & (column < H * E)[None, :]
     values = tl.load(ptr + n[:, None] * (H * E) + column[None, :], mask=mask, other=0.0)
     own = (column // E)[None, None, :] == h[None, :, None]
@@ -92,9 +92,10 @@ def temporal_scores(
     BLOCK_H: tl.constexpr, BLOCK_E: tl.constexpr, BLOCK_F: tl.constexpr, BLOCK_N: tl.constexpr,
     BLOCK_X: tl.constexpr, PROJECT: tl.constexpr, EPILOGUE: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """EPILOGUE: "softmax" over the frames, "gradient" of that softmax, or "" for raw scores.
+    """Write the scores s_nhf, or the result of an EPILOGUE on them.
 
-    "softmax" and "gradient" need all frames in one tile.
+    EPILOGUE "softmax" is the softmax over the frames, "gradient" is the gradient of this softmax.
+    Both need all frames in one tile. With EPILOGUE "", raw scores are written.
     """
     blocks, frame_blocks = tl.cdiv(N, BLOCK_N), tl.cdiv(F, BLOCK_F)
     head_blocks = tl.cdiv(H, BLOCK_H)
@@ -250,14 +251,16 @@ def temporal_backward_tokens(
     tl.store(dx_ptr + b * F * N * D + offsets, b_dx.to(dtype), mask=mask)
 
 
-@triton.jit
+# Without do_not_specialize, Triton compiles variants for B = 1 and for multiples of 16. A run has
+# batches of several sizes.
+@triton.jit(do_not_specialize=["B", "STEPS"])
 def temporal_backward_weight(
     q_ptr, x_ptr, coeffs_ptr, partial_ptr,
     x_stride_b, x_stride_f, x_stride_n, B, N, F, H, E, STEPS,
     BLOCK_H: tl.constexpr, BLOCK_E: tl.constexpr, BLOCK_F: tl.constexpr, BLOCK_N: tl.constexpr,
     BLOCK_X: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """A partial sum covers STEPS blocks of BLOCK_N tokens; no block spans two clips."""
+    """Partial sums of dW_h, each over STEPS blocks of BLOCK_N tokens; no block spans two clips."""
     D = H * E
     head_blocks, e_blocks = tl.cdiv(H, BLOCK_H), tl.cdiv(E, BLOCK_E)
     column_blocks = tl.cdiv(D, BLOCK_X)

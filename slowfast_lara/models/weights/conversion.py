@@ -7,8 +7,8 @@
 - LayerScale multiplies the output of a linear layer by `gamma`; gamma is folded into that layer.
 - Position embeddings that lack CLS get zeros for CLS.
 
-Unknown names are kept. Those of a block get the prefix `blocks.N.`, so that a loader that refuses
-unknown parameters of blocks also refuses these.
+Unknown names are kept. Unknown names inside a block get the prefix `blocks.N.`, so that the loader
+rejects them as unknown parameters of a block.
 """
 
 from __future__ import annotations
@@ -19,7 +19,8 @@ import re
 import torch
 from torch import Tensor
 
-# Names of Hugging Face: "dinov2.encoder.layer.0.norm1.weight"; base models lack "dinov2.".
+# Example of a Hugging Face name: "dinov2.encoder.layer.0.norm1.weight". Base models have no
+# "dinov2." prefix.
 _HF_BLOCK = re.compile(r"(?:[a-z0-9_]+\.)?(?:encoder\.)?layers?\.(\d+)\.(.+)")
 _HF_TOP = re.compile(r"(?:[a-z0-9_]+\.)?(embeddings\..+|layernorm\.(?:weight|bias))")
 _TENSORS = {
@@ -58,7 +59,7 @@ _GAMMA = re.compile(r"(blocks\.\d+\.)(?:ls([12])\.(?:gamma|lambda1)|gamma_([12])
 
 
 def to_own_names(weights: dict[str, Tensor]) -> dict[str, Tensor]:
-    """Convert weights as described above; ValueError if their shapes are inconsistent."""
+    """Convert weights to this package's names; raise ValueError if their shapes do not match."""
     if any("embeddings.patch_embeddings." in name for name in weights):
         weights = _from_hugging_face(weights)
     weights = {_TENSORS.get(name, name): x for name, x in weights.items()}
@@ -120,10 +121,13 @@ def _fold_temporal_dense(weights: dict[str, Tensor]) -> None:
         names = [f"{block}{x}" for x in ("timeattn.proj.weight", "timeattn.proj.bias")]
         names += [name, f"{block}temporal_dense.bias"]
         if any(x not in weights for x in names):
-            continue  # the loader reports what is missing
+            continue  # the loader reports the missing parameter
         weight, bias, dense, dense_bias = (weights[x].double() for x in names)
         if not weight.shape == dense.shape == bias.shape * 2 == dense_bias.shape * 2:
-            raise ValueError(f"{name} is {list(dense.shape)}, {names[0]} {list(weight.shape)}")
+            raise ValueError(
+                f"{name} is {list(dense.shape)}, which does not fit {names[0]} of shape "
+                f"{list(weight.shape)}"
+            )
         weights[names[0]] = (dense @ weight).float()
         weights[names[1]] = (dense @ bias + dense_bias).float()
         del weights[name], weights[names[3]]
@@ -143,9 +147,12 @@ def _fold_layer_scale(weights: dict[str, Tensor]) -> None:
         for parameter in (f"{layer}.weight", f"{layer}.bias"):
             x = weights.get(parameter)
             if x is None:
-                return  # the loader reports what is missing
+                return  # the loader reports the missing parameter
             if gamma.ndim != 1 or x.shape[:1] != gamma.shape:
-                raise ValueError(f"{name} is {list(gamma.shape)}, {parameter} {list(x.shape)}")
+                raise ValueError(
+                    f"{name} is {list(gamma.shape)}, which does not fit {parameter} of shape "
+                    f"{list(x.shape)}"
+                )
             wide = torch.promote_types(x.dtype, torch.float32)
             weights[parameter] = gamma.to(wide).view(-1, *(1,) * (x.ndim - 1)) * x.to(wide)
         del weights[name]

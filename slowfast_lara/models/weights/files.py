@@ -21,15 +21,15 @@ from torch import Tensor
 from slowfast_lara.errors import WeightsError, first_line
 from slowfast_lara.files import check_regular_file
 
-# Keys of the weights in checkpoints of PySlowFast and this package, of Lightning and MoCo, and of
-# DeiT and MAE.
+# Keys of the weights in checkpoints: of PySlowFast and this package (model_state), of Lightning and
+# MoCo (state_dict), and of DeiT and MAE (model).
 _WRAPPERS = ("model_state", "state_dict", "model")
 # The key of the EMA weights in this package's checkpoints.
 EMA_STATE = "ema_state"
-# Largest expansion of a compressed file. Trained weights hardly compress: by a third at most, or by
-# half if they were trained in 16 bits and saved in 32.
+# Maximum ratio of a file's expanded size to its own size. Trained weights hardly compress: by a
+# third at most, or by half if they were trained in 16 bits and saved in 32.
 _MAX_EXPANSION = 4
-# Any file may expand to this size, which is enough for a model of this package.
+# Files of any size may expand to this many bytes, which is enough for a model of this package.
 _ALWAYS_ALLOWED_BYTES = 512 * 2**20
 
 
@@ -52,11 +52,11 @@ def read_weights(path: str | os.PathLike[str], *, averaged: bool = False) -> dic
 
 
 def read_torch_file(path: str) -> Any:
-    """Read tensors and plain values that torch.save wrote, on the CPU, or raise WeightsError."""
+    """Read a torch.save file to the CPU; it may hold only tensors and plain values."""
     with _errors_in_one_line(path):
         if zipfile.is_zipfile(path):
             _check_archive(path)
-        with open(path, "rb") as file:  # given a path, torch.load would trust the suffix
+        with open(path, "rb") as file:  # not a path: torch.load would trust its suffix
             content = torch.load(file, map_location="cpu", weights_only=True)
         # An expanded tensor (stride 0) occupies its full size only when it is copied.
         size = sum(x.numel() * x.element_size() for x in _tensors_in(content, {}))
@@ -65,7 +65,7 @@ def read_torch_file(path: str) -> Any:
 
 
 def _tensors_in(content: Any, visited: dict[int, Any]) -> Iterator[Tensor]:
-    """Yield all tensors in dictionaries and lists, each only once: pickles may repeat objects."""
+    """Yield each tensor in nested dictionaries and lists once, even if it occurs several times."""
     if id(content) in visited:
         return
     visited[id(content)] = content
@@ -88,21 +88,21 @@ def _errors_in_one_line(path: str) -> Iterator[None]:
     except pickle.UnpicklingError:
         raise WeightsError(
             f"cannot read {path}: it contains objects other than tensors and plain values (a "
-            "config, NumPy scalars?), which could run code; save only its weights, with the "
-            "software that wrote it"
+            "config, NumPy scalars?), which could run code; save only the weights again, with the "
+            "software that wrote the file"
         ) from None
     except Exception as error:  # damaged zip, JSON or pickle data can raise anything
         raise WeightsError(f"cannot read {path}: {first_line(error)}") from None
 
 
 def _check_archive(path: str) -> None:
-    """Verify the checksums of a zip archive, which torch.load ignores."""
+    """Verify the checksums of a zip archive; torch.load does not."""
     with zipfile.ZipFile(path) as archive:
         entries = archive.infolist()
-        # With other methods, Python decompresses an entry at once, even beyond its declared size.
+        # For other methods, zipfile decompresses without a limit, even beyond the declared size.
         methods = {entry.compress_type for entry in entries}
         if methods - {zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED}:
-            raise WeightsError(f"cannot read {path}: compression is neither stored nor deflate")
+            raise WeightsError(f"cannot read {path}: the zip compression must be stored or deflate")
         _check_expanded_size(sum(entry.file_size for entry in entries), path)
         damaged = archive.testzip()
         if damaged:
@@ -110,7 +110,7 @@ def _check_archive(path: str) -> None:
 
 
 def _check_expanded_size(size: int, path: str) -> None:
-    """Raise WeightsError if a file would expand to far more bytes than it has."""
+    """Raise WeightsError if a file would expand to far more than its own size."""
     packed = os.path.getsize(path)
     limit = max(_MAX_EXPANSION * packed, _ALWAYS_ALLOWED_BYTES)
     if size > limit:
@@ -158,8 +158,8 @@ def plain_weights(content: Any, path: str) -> dict[str, Tensor]:
         # Only strings are shown, because the repr of a nested tuple may be extremely long.
         found = [f"{key!r:.40}" if isinstance(key, str) else type(key).__name__ for key in keys]
         raise WeightsError(
-            f"{path} holds no weights: expected tensors by name, bare or under "
-            f"{', '.join(_WRAPPERS)}; found: {', '.join(found)}"
+            f"{path} holds no weights: expected a dictionary of tensors, at the top level or under "
+            f"one of the keys {', '.join(_WRAPPERS)}; found: {', '.join(found)}"
         )
     for name, x in content.items():
         if x.layout != torch.strided or x.device.type != "cpu" or x.is_nested or x.is_quantized:

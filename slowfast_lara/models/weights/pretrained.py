@@ -30,10 +30,9 @@ from dataclasses import dataclass, field
 import torch
 from fvcore.common.config import CfgNode
 from torch import Tensor
-from torch.nn import functional
 
 from slowfast_lara.errors import ConfigError, WeightsError
-from slowfast_lara.models.motionformer import VisionTransformer, resize_positions
+from slowfast_lara.models.motionformer import VisionTransformer, resize_positions, resize_times
 from slowfast_lara.models.weights.conversion import to_own_names
 from slowfast_lara.models.weights.files import read_weights
 from slowfast_lara.models.weights.vit_npz import from_vit_npz, is_vit_npz
@@ -47,8 +46,8 @@ _OPTIONAL_PART = re.compile(
     r"(?P<estimator>attn\.estimator\.\w+)|(?P<hidden>pre_logits)|(?P<head>head\d*)|"
     r"(?P<time>temp_embed))\b.*"
 )
-# Parameters of the file that must not be ignored, because without them the file's network would
-# compute something else. Examples are norms of q and k, gated MLPs, and tokens other than CLS.
+# Parameters of the file that must not be ignored, because they change the network's output: norms
+# of q and k, gated MLPs, tokens other than CLS, and the like.
 _PART_OF_NETWORK = re.compile(r"blocks\.(\d+)\.|norm_pre\b|(?:reg|dist|register)_token")
 # Parts that keep their initial weights if the file has them in a different shape.
 _REPLACEABLE = ("head", "attn.estimator.")
@@ -56,7 +55,7 @@ _REPLACEABLE = ("head", "attn.estimator.")
 
 @dataclass
 class LoadReport:
-    """Names of weights in the model and the file, by outcome; `notes` has remarks on some names."""
+    """Weights by outcome: loaded, adapted, initialised or unused; `notes` are by name."""
 
     path: str
     loaded: list[str] = field(default_factory=list)
@@ -111,7 +110,7 @@ def load_pretrained(
 
 
 class _Loader:
-    """Collects new values and problems of a model's tensors; `finish` then changes the model."""
+    """Collects the new values of a model's tensors, and all problems; `finish` loads the values."""
 
     def __init__(self, model: VisionTransformer, path: str, inflate: str) -> None:
         self.model, self.path, self.inflate = model, path, inflate
@@ -132,7 +131,7 @@ class _Loader:
         }
 
     def read(self) -> dict[str, Tensor]:
-        """The content of the file, with this package's names."""
+        """Read the file's weights and convert their names to those of this package."""
         weights = read_weights(self.path, averaged=True)
         heads = None
         try:
@@ -190,7 +189,7 @@ class _Loader:
         elif flat is None:
             self.missing.append(flat_name)
         elif name.endswith("bias"):
-            if flat.shape == own.shape:  # otherwise `find_value` reports the 2-D bias
+            if flat.shape == own.shape:  # a wrong shape is reported for flat_name
                 self.use(name, flat, f"from {flat_name}", flat_name)
         else:
             flat = _as_convolution(flat, own[:, :, 0])
@@ -222,15 +221,15 @@ class _Loader:
         elif not _is_sequence(given, own.shape[2]):
             self.wrong_shape("temp_embed", given, own)
         else:
-            value, note = _resize_time(given, own.shape[1]), f"{given.shape[1]} frames"
+            value, note = resize_times(given, own.shape[1]), f"{given.shape[1]} frames"
             self.use("temp_embed", value, f"{note} to {own.shape[1]}", "temp_embed")
 
     def find_space_time(self, own: Tensor, given: Tensor | None) -> None:
-        frames, base, dim = self.model.num_frames, self.model.base_grid, own.shape[2]
+        frames, base, dim = self.model.base_frames, self.model.base_grid, own.shape[2]
         space, time = self.file.get("pos_embed"), self.file.get("temp_embed")
         if given is not None and space is None:
-            # ViViT's file does not store the side length of its grid. Either this or the number of
-            # frames is the same as in the model.
+            # ViViT's files do not store the side length of the grid. Assume the model's side length
+            # or, if that does not fit, the model's number of frames.
             tokens = given.shape[1] - 1 if _is_sequence(given, dim) else 0
             side = base if tokens % base**2 == 0 else math.isqrt(tokens // frames)
             space = given[:, : 1 + side**2]
@@ -245,7 +244,7 @@ class _Loader:
                 if not _is_sequence(time, dim):
                     expected = f"[1, frames, {dim}]"
                     raise ValueError(f"temp_embed is {_shape(time)}, expected {expected}")
-                patches = patches + _resize_time(time, frames).transpose(0, 1)
+                patches = patches + resize_times(time, frames).transpose(0, 1)
                 note, source = f"from pos_embed and temp_embed, for {frames} frames", "temp_embed"
         else:
             tokens = given.shape[1] - 1 if _is_sequence(given, dim) else 0
@@ -254,7 +253,7 @@ class _Loader:
                 return
             patches = given[0, 1:].unflatten(0, (-1, grid**2))
             note = f"{len(patches)} frames of {grid} x {grid} to {frames} of {base} x {base}"
-            patches = _resize_time(_resize_space(patches, base).transpose(0, 1), frames)
+            patches = resize_times(_resize_space(patches, base).transpose(0, 1), frames)
             patches, source, cls = patches.transpose(0, 1), "st_embed", given
         value = torch.cat((cls[:, :1], patches.flatten(0, 1)[None]), dim=1)
         self.use("st_embed", value, note, source)
@@ -278,7 +277,7 @@ class _Loader:
         self.problems.append(f"{name} is {_shape(given)}, expected {_shape(own)}")
 
     def changes_network(self, name: str) -> bool:
-        """Whether the file's network would compute something else without this parameter."""
+        """Whether a parameter that the model lacks changes the output of the file's network."""
         match = _PART_OF_NETWORK.match(name)
         # With a smaller VIT.DEPTH, the model omits the file's last blocks on purpose.
         too_deep = match and match[1] and int(match[1]) >= len(self.model.blocks)
@@ -331,7 +330,7 @@ def _inflate(flat: Tensor, frames: int, inflate: str) -> Tensor:
 
 
 def _grid_of(positions: Tensor, dim: int) -> int:
-    """The side length of the square grid of [1,1+side**2,D]."""
+    """The side length of the square grid of position embeddings [1,1+side**2,D]."""
     side = math.isqrt(positions.shape[1] - 1) if _is_sequence(positions, dim) else 0
     if side == 0 or side * side != positions.shape[1] - 1:
         expected = f"[1, 1 + side**2, {dim}]"
@@ -345,13 +344,6 @@ def _resize_space(positions: Tensor, side: int) -> Tensor:
     return resize_positions(positions, (old, old), (side, side))
 
 
-def _resize_time(times: Tensor, frames: int) -> Tensor:
-    """[B,F,D] -> [B,frames,D]."""
-    if times.shape[1] == frames:
-        return times
-    return functional.interpolate(times.transpose(1, 2), size=frames, mode="linear").transpose(1, 2)
-
-
 def _optional_part(name: str) -> str | None:
     """Name of the optional part that a parameter belongs to, or None."""
     match = _OPTIONAL_PART.fullmatch(name)
@@ -363,7 +355,7 @@ def _without_index(name: str) -> str:
 
 
 def _summary(items: list[str], separator: str = ", ") -> str:
-    """Up to four items that differ in more than the block index, and the number of other items."""
+    """List up to four items that differ in more than the block index; count the others."""
     items = list(dict.fromkeys(items))
     first: dict[str, str] = {}
     for item in items:

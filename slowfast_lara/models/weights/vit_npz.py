@@ -12,7 +12,7 @@ import re
 import torch
 from torch import Tensor
 
-_PREFIX = "opt/target/"  # in files that also hold the optimizer state
+_PREFIX = "opt/target/"  # of names, in files that also hold the optimizer state
 _BLOCK = re.compile(r"Transformer/encoderblock_(\d+)/(.+)")
 _QKV = re.compile(r"MultiHeadDotProductAttention_1/(query|key|value)/(kernel|bias)")
 _TENSORS = {"cls": "cls_token", "Transformer/posembed_input/pos_embedding": "pos_embed"}
@@ -58,7 +58,7 @@ def from_vit_npz(weights: dict[str, Tensor]) -> tuple[dict[str, Tensor], int | N
             else:
                 ours[full_name] = x
         except (IndexError, RuntimeError, ValueError):
-            raise ValueError(f"{name} is {list(x.shape)}, not its shape in a ViT") from None
+            raise ValueError(f"{name} is {list(x.shape)}; the shape does not fit a ViT") from None
     for target, parts in qkv.items():
         if len({part.shape for part in parts.values()}) > 1:
             raise ValueError(f"query, key and value differ in shape ({target})")

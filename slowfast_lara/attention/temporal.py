@@ -51,7 +51,8 @@ def temporal_attention(
     If `project_values` is False, the values are x, and the second halves are unused.
     """
     too_long = "clips of 2**31 elements or more" if math.prod(x.shape[1:]) >= 2**31 else ""
-    if choice.uses_triton(kernels, x, too_long):
+    tensors, options = (q, x, weight, bias), {"project_values": project_values}
+    if choice.uses_triton(kernels, "temporal", tensors, options, too_long):
         return temporal(q, x, weight, bias, project_values)[0]
     q = q * q.shape[-1] ** -0.5
     if is_exporting():

@@ -1,0 +1,265 @@
+"""Restarts: after a failure, the ranks of all nodes start again from the newest checkpoint.
+
+With TRAIN.MAX_RESTARTS above 0, each node has a launcher process, which outlives its ranks. If the
+run has several nodes, the launcher of node 0 serves the TCP store. The launchers agree through it:
+
+1. Each launcher publishes how its ranks ended. The first failure also ends the ranks that hang on
+   other nodes.
+2. The launcher of node 0 waits for the outcomes of all nodes and publishes a verdict: restart, or
+   the reason to exit. A node without an outcome is lost; the restarted ranks wait for it at the
+   rendezvous, as for any node.
+3. A launcher that starts while the ranks of all nodes run replaces a lost launcher. It waits for
+   the next verdict before it starts its ranks.
+
+If the ranks of a node fail before all ranks have joined, only this node exits, without a restart:
+the node may belong to another run.
+
+Bad input and signals end a run. If there was no progress since the last restart, a failure also
+ends the run, because it would repeat. Restarted ranks hold a new rendezvous, which no rank from
+before the restart can join.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import math
+import os
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+
+import torch.distributed as dist
+from fvcore.common.config import CfgNode
+
+from slowfast_lara.engine.heartbeat import Watchdog
+from slowfast_lara.engine.rendezvous import (
+    RUNNING,
+    open_store,
+    rank_store,
+    rendezvous_timeout,
+    wait_for_server,
+)
+from slowfast_lara.engine.run_logging import open_log, set_up_logging
+from slowfast_lara.engine.score_files import PATTERN
+from slowfast_lara.errors import DONE, FAILED, InputError, RunError, first_line, print_error
+from slowfast_lara.files import parse_json
+from slowfast_lara.runs import checkpoint
+from slowfast_lara.runs.folder import LOG
+
+logger = logging.getLogger(__name__)
+
+POLL_SECONDS = 0.5
+# Seconds after which a node without an outcome is lost. Ranks of other nodes detect a failure
+# within 30 s; their launcher kills them 30 s later.
+LOST_SECONDS = 75
+READ_SECONDS = 10  # maximum wait of node 0 for the others to read the last verdict
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """How the ranks of a node ended: exit code, and error message of the first failed rank."""
+
+    code: int
+    reason: str = ""
+    final: bool = False  # whether a restart is excluded: after bad input or a signal
+    order: int = 0  # 1 for the first node that failed, 2 for the second; 0 if unknown
+    joined: bool = False  # whether the ranks of this node completed the rendezvous
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """Decision to restart or to exit, with the reason."""
+
+    restart: bool
+    text: str = ""
+
+
+# A function that starts the ranks of this node and waits for them. Every POLL_SECONDS it calls its
+# argument `exchange(failed)`. `failed` is whether a rank of this node has failed after the
+# rendezvous. `exchange` returns whether a rank of any node has failed.
+RunRanks = Callable[[Callable[[bool], bool]], Outcome]
+
+
+def run_with_restarts(run_ranks: RunRanks, cfg: CfgNode, host: str, port: int) -> int:
+    """Run the ranks of this node until the run ends; return the exit code of the launcher.
+
+    Args:
+        run_ranks: runs the ranks of this node once.
+        cfg: the config of the run.
+        host, port: the address of the rendezvous.
+    """
+    if cfg.NUM_SHARDS > 1:
+        return _run_with_other_nodes(run_ranks, cfg, host, port)
+    judge = Judge(cfg)
+    while True:
+        outcome = run_ranks(lambda failed: failed)
+        if not _restarts(judge.decide([outcome]), outcome, cfg):
+            return outcome.code
+
+
+def _run_with_other_nodes(run_ranks: RunRanks, cfg: CfgNode, host: str, port: int) -> int:
+    try:
+        launchers = Launchers(cfg, host, port)
+        outcome, verdict = Outcome(FAILED), launchers.rejoin()
+        while verdict is None or _restarts(verdict, outcome, cfg):
+            outcome = run_ranks(launchers.exchange)
+            verdict = launchers.agree(outcome)
+        launchers.close()
+        return outcome.code
+    except (dist.DistError, TimeoutError) as error:
+        address = f"{host}:{port}"
+        raise RunError(f"lost the launcher of node 0 at {address}: {first_line(error)}") from None
+
+
+def _restarts(verdict: Verdict, outcome: Outcome, cfg: CfgNode) -> bool:
+    """Log the verdict; return whether to restart."""
+    set_up_logging()
+    if cfg.SHARD_ID == 0 and os.path.exists(os.path.join(cfg.OUTPUT_DIR, LOG)):
+        open_log(cfg.OUTPUT_DIR)
+    if verdict.restart:
+        logger.warning("%s", verdict.text)
+    elif verdict.text and not outcome.final:  # else the ranks have printed the reason
+        print_error(verdict.text)
+    for handler in logging.root.handlers:  # the restarted ranks open the same log
+        handler.close()
+    logging.root.handlers = []
+    return verdict.restart
+
+
+class Judge:
+    """Decides on restarts, in the launcher of node 0."""
+
+    def __init__(self, cfg: CfgNode) -> None:
+        self._maximum, self._output_dir = cfg.TRAIN.MAX_RESTARTS, cfg.OUTPUT_DIR
+        self._restarts, self._progress = 0, _progress(cfg.OUTPUT_DIR)
+
+    def decide(self, outcomes: Sequence[Outcome]) -> Verdict:
+        """Decide on a restart, given the outcomes of all nodes."""
+        failures = sorted((it for it in outcomes if it.code != DONE), key=lambda it: it.order)
+        if not failures:
+            return Verdict(False)
+        for failure in failures:
+            if failure.final:
+                return Verdict(False, f"no restart: {failure.reason}")
+        reason, before = failures[0].reason, self._progress
+        self._progress = _progress(self._output_dir)
+        if self._restarts == self._maximum:
+            return Verdict(False, f"no restart: TRAIN.MAX_RESTARTS is {self._maximum}; {reason}")
+        if self._restarts and self._progress == before:
+            return Verdict(False, f"no restart: no progress since the last restart; {reason}")
+        self._restarts += 1
+        number = f"Restart {self._restarts} of {self._maximum}"
+        newest = self._progress[0] or "the beginning: there is no checkpoint"
+        return Verdict(True, f"{number}: {reason}; resuming from {newest}")
+
+
+def _progress(output_dir: str) -> tuple[str, int]:
+    """Return the newest checkpoint ("" if none) and the size of a test's score files in bytes."""
+    scores = sum(path.stat().st_size for path in Path(output_dir).glob(PATTERN))
+    return (checkpoint.paths_in(output_dir) or [""])[-1], scores
+
+
+class Launchers:
+    """Connection of this node's launcher to those of the other nodes, through the TCP store."""
+
+    def __init__(self, cfg: CfgNode, host: str, port: int) -> None:
+        self._node, self._nodes = cfg.SHARD_ID, cfg.NUM_SHARDS
+        self._timeout = rendezvous_timeout(cfg)
+        self._judge = Judge(cfg) if self._node == 0 else None
+        if self._judge is None:
+            wait_for_server(host, port, self._timeout)
+        store = open_store(host, port, self._timeout, serve=self._judge is not None)
+        self._watchdog = Watchdog(f"the launcher of node {self._node}")
+        self._store, self._ranks = dist.PrefixStore("launchers", store), rank_store(store)
+        self._order = 0
+        self._start_generation(self._store.add("generation", 0))
+
+    def rejoin(self) -> Verdict | None:
+        """If this launcher replaces a lost one, return the next verdict; else return None."""
+        if self._node == 0 or not self._ranks.add(RUNNING, 0):
+            return None
+        # Publish an outcome in place of the lost launcher, so that node 0 does not wait for it.
+        self._publish(Outcome(FAILED, f"node {self._node} was started again"))
+        if not self._wait([self._key("verdict")], self._timeout):
+            raise InputError(
+                f"node {self._node} has already joined the run at this address; was this command "
+                "started twice, or do two runs share one --init_method?"
+            )
+        return self._read_verdict()
+
+    def exchange(self, failed: bool) -> bool:
+        """Publish whether a rank of this node has failed; return whether any rank has failed."""
+        self._watchdog.mark_alive()
+        try:
+            if failed and not self._order:
+                self._order = self._store.add(self._key("failures"), 1)
+            return failed or self._store.add(self._key("failures"), 0) > 0
+        except dist.DistError:  # node 0 has exited, so the ranks of this node exit, too
+            return True
+
+    def agree(self, outcome: Outcome) -> Verdict:
+        """Publish the outcome of this node; return the verdict of node 0's launcher."""
+        if not outcome.joined:  # the rendezvous failed, or this node belongs to another run
+            return Verdict(False)
+        self.exchange(outcome.code != DONE)
+        try:
+            self._publish(replace(outcome, order=self._order))
+            if self._judge is None:
+                self._wait([self._key("verdict")], math.inf)
+                return self._read_verdict()
+        except dist.DistError:
+            if outcome.final or outcome.code == DONE:  # node 0 has exited, too
+                return Verdict(False)
+            raise
+        # If the ranks of node 0 are done, all ranks have passed the last barrier: do not wait for
+        # the other outcomes.
+        verdict = self._judge.decide([outcome] if outcome.code == DONE else self._outcomes())
+        key = self._key("verdict")
+        if verdict.restart:
+            self._ranks.set(RUNNING, "0")
+            self._start_generation(self._store.add("generation", 1))
+        self._store.set(key, json.dumps(asdict(verdict)))
+        return verdict
+
+    def close(self) -> None:
+        """Stop the watchdog; node 0 first waits until all launchers have read the last verdict."""
+        if self._judge is not None:
+            readers = [self._key(f"read/{node}") for node in range(1, self._nodes)]
+            self._wait(readers, READ_SECONDS)
+        self._watchdog.stop()
+
+    def _outcomes(self) -> list[Outcome]:
+        """Wait for the outcomes of all nodes; a node without outcome after LOST_SECONDS is lost."""
+        keys = [self._key(f"outcome/{node}") for node in range(self._nodes)]
+        self._wait(keys, LOST_SECONDS)
+        return [
+            Outcome(**parse_json(self._store.get(key).decode()))
+            if self._store.check([key])
+            else Outcome(FAILED, f"node {node} is lost")
+            for node, key in enumerate(keys)
+        ]
+
+    def _publish(self, outcome: Outcome) -> None:
+        self._store.set(self._key(f"outcome/{self._node}"), json.dumps(asdict(outcome)))
+
+    def _read_verdict(self) -> Verdict:
+        verdict = Verdict(**parse_json(self._store.get(self._key("verdict")).decode()))
+        self._store.set(self._key(f"read/{self._node}"), "")
+        self._start_generation(self._generation + 1)
+        return verdict
+
+    def _start_generation(self, number: int) -> None:
+        self._generation, self._order = number, 0
+
+    def _wait(self, keys: list[str], seconds: float) -> bool:
+        """Wait until all keys are in the store, at most `seconds`; return whether they are."""
+        deadline = time.monotonic() + seconds
+        while not (found := self._store.check(keys)) and time.monotonic() < deadline:
+            self._watchdog.mark_alive()
+            time.sleep(POLL_SECONDS)
+        return found
+
+    def _key(self, name: str) -> str:
+        return f"{self._generation}/{name}"
