@@ -241,8 +241,8 @@ def _end_with_parent() -> None:
 def run_process(run: RunFunction, cfg: CfgNode, info: RankInfo | None = None) -> int:
     """Call `run` in this process; return the exit code.
 
-    `info` describes this rank; it is None if the run has a single process. If `run` fails and the
-    run has several ranks, or DataLoader workers are alive, the process exits without returning.
+    `info` describes this rank; it is None if the run has a single process. If the run has several
+    ranks, or if it fails while DataLoader workers are alive, the process exits without returning.
     """
     stop = StopRequest().listen()
     errors = []
@@ -261,7 +261,9 @@ def run_process(run: RunFunction, cfg: CfgNode, info: RankInfo | None = None) ->
             raise
 
     code = run_with_exit_code(work, os_error=FAILED)
-    if code != DONE and (info is not None or multiprocessing.active_children()):
+    # The threads of gloo outlive the process group. If one of them releases a tensor while Python
+    # shuts down, Python aborts ("terminate called without an active exception").
+    if info is not None or (code != DONE and multiprocessing.active_children()):
         end_process(code)
     # At exit, Python would wait for hanging DataLoader workers and ignore signals.
     for worker in multiprocessing.active_children():

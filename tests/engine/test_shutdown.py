@@ -37,6 +37,7 @@ from tests.helpers.runs import (
     RUN_NET,
     copy_set,
     finish,
+    free_port,
     load_checkpoint,
     run_ok,
     same_tensors,
@@ -281,6 +282,33 @@ sys.exit(run_process(run, None))
 def test_a_run_ends_although_workers_hang_after_the_last_batch():
     code, _, stderr = finish(start(program=("-c", STALLED_AT_THE_END)), SECONDS)
     assert code == 0, stderr
+
+
+BUSY_THREAD = """
+import sys, threading, torch
+from slowfast_lara.config import load_config
+from slowfast_lara.engine.launch import RankInfo, run_process
+
+def multiply():
+    x = torch.rand(50, 50)
+    while True:
+        x @ x
+
+def run(cfg, stop):
+    threading.Thread(target=multiply, daemon=True).start()
+
+rank, port = map(int, sys.argv[2:])
+sys.exit(run_process(run, load_config(sys.argv[1]), RankInfo(rank, 2, 0, "localhost", port)))
+"""
+
+
+def test_a_rank_exits_although_a_thread_is_inside_pytorch(tmp_path, video_set):
+    """Like a thread of gloo, which outlives the process group; Python would abort."""
+    config, port = write_config(tmp_path / "c.yaml", video_set, tmp_path / "out"), free_port()
+    ranks = [start(config, rank, port, program=("-c", BUSY_THREAD)) for rank in range(2)]
+    for rank in ranks:
+        code, _, stderr = finish(rank, SECONDS)
+        assert code == 0, stderr
 
 
 @linux_only
