@@ -190,7 +190,10 @@ def _wait_for(
     alive = dict(children)
     while alive:
         wait([child.sentinel for child in alive.values()], timeout=POLL_SECONDS)
-        for rank, child in [(rank, it) for rank, it in alive.items() if not it.is_alive()]:
+        ended = [(rank, child) for rank, child in alive.items() if not child.is_alive()]
+        # A rank that was killed is the cause of the lost connections that other ranks report.
+        ended.sort(key=lambda it: (it[1].exitcode or 0) >= 0)
+        for rank, child in ended:
             del alive[rank]
             # If a rank exits because of bad input, the other ranks fail too, and may exit first.
             if child.exitcode in FINAL or (child.exitcode and outcome.code == DONE):

@@ -134,6 +134,17 @@ def test_bad_input_and_signals_take_precedence_over_failures(tmp_path, codes, ex
     assert not expected or outcome.reason.startswith(f"rank {codes.index(expected)}: ")
 
 
+def test_a_killed_rank_takes_precedence_over_the_lost_connections_of_others(tmp_path):
+    context = multiprocessing.get_context("fork")
+    ranks = {0: context.Process(target=os._exit, args=(1,)), 1: context.Process(target=os.abort)}
+    for rank in ranks.values():
+        rank.start()
+    for rank in ranks.values():
+        rank.join()
+    outcome = _wait_for(ranks, str(tmp_path), lambda failed: failed)
+    assert outcome.reason == "rank 1 was killed by SIGABRT"
+
+
 # The agreement of the launchers, with a thread for each
 
 
