@@ -42,7 +42,14 @@ def _allocations(events: list[Any]) -> Iterator[tuple[int, int]]:
 
 
 def count_flops(model: nn.Module, *inputs: Any, projected_values: bool = False) -> int:
-    """Multiply-accumulates of a model, counted by fvcore and handlers for operators it lacks.
+    """Multiply-accumulates of a model, layer norms included."""
+    return int(analyse_flops(model, *inputs, projected_values=projected_values).total())
+
+
+def analyse_flops(
+    model: nn.Module, *inputs: Any, projected_values: bool = False
+) -> FlopCountAnalysis:
+    """Multiply-accumulates of a model by fvcore, with handlers for operators that it lacks.
 
     fvcore and papers on video models call a multiply-accumulate a FLOP. Set `projected_values` if
     the temporal stage projects the values.
@@ -79,4 +86,4 @@ def count_flops(model: nn.Module, *inputs: Any, projected_values: bool = False) 
     analysis.unsupported_ops_warnings(False)
     analysis.uncalled_modules_warnings(False)
     analysis.tracer_warnings("none")
-    return int(analysis.total())
+    return analysis

@@ -96,7 +96,8 @@ def test_a_collapsed_loss_scale_ends_the_run(tmp_path, video_set, capsys, monkey
     log = (output / "stdout.log").read_text()
     assert log.count("Low loss scale 0.5") == log.count("Low loss scale") == 1
     # 33 halvings and, because an iteration is checked during the next one, one more forward pass.
-    assert calls in (first_bad + 33, first_bad + 34)
+    # With first_bad = 20, an earlier step has halved the scale, too: see the next test.
+    assert calls == first_bad + 34 - (first_bad > 0)
 
 
 def test_overflow_of_single_steps_is_allowed(tmp_path, video_set, monkeypatch):
@@ -111,5 +112,5 @@ def test_overflow_of_single_steps_is_allowed(tmp_path, video_set, monkeypatch):
     monkeypatch.setattr(VisionTransformer, "forward", forward)
     output = train(tmp_path, video_set, "run", **FLOAT16, TRAIN__BATCH_SIZE=2)
     assert "loss scale" not in (output / "stdout.log").read_text()
-    # The scale of 65536 may be too large for the first step, too.
-    assert load_checkpoint(output, LAST)["scaler_state"]["scale"] in (65536 / 4, 65536 / 8)
+    # One more step overflows: its activations have gradients above 1, and 65536 is not a float16.
+    assert load_checkpoint(output, LAST)["scaler_state"]["scale"] == 65536 / 8
