@@ -51,10 +51,13 @@ def build_parser() -> CommandParser:
     _add_study_flags(parser, "runs/recipes")
 
     parser = root.add_command("pretrained", pretrained)
-    parser.add_argument("model", metavar="MODEL", help="Hugging Face folder of an image model")
+    models = "Hugging Face folder of an image model, or a trained video model"
+    parser.add_argument("model", metavar="MODEL", help=models)
     parser.add_argument("videos", nargs="+", metavar="VIDEO", help="video, or folder of videos")
-    parser.add_flag("--crop", "crop size in pixels", type=positive_int, default=224)
-    parser.add_flag("--frames", "frames of a clip", type=positive_int, default=8)
+    parser.add_flag("--crop", "crop size of an image model (default: 224)", type=positive_int)
+    parser.add_flag(
+        "--frames", "frames of a clip of an image model (default: 8)", type=positive_int
+    )
     clips = "number of clips, from evenly spaced videos"
     parser.add_flag("--clips", clips, type=positive_int, default=6)
     numbers = "numbers of landmarks, samples or groups"
@@ -99,7 +102,7 @@ def recipes(args: argparse.Namespace) -> None:
 
 
 def pretrained(args: argparse.Namespace) -> None:
-    """Compare the attentions with exact attention in a pretrained image model, on real videos."""
+    """Compare the attentions with exact attention in a pretrained model, on real videos."""
     from studies.pretrained import study_pretrained
 
     _run(lambda: study_pretrained(**vars(args)))

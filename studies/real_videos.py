@@ -38,7 +38,7 @@ from slowfast_lara.files import write_text
 from slowfast_lara.inference.load import load
 from slowfast_lara.prepare.lists import Split, classes_of, group_of
 from slowfast_lara.progress import progress_bar
-from studies.pretrained import load_model
+from studies.pretrained_models import load_image_model
 from studies.results import StudyResults
 from studies.rows import EXACT_FIRST, VIDEO, StudyRow
 from studies.runs import StudyRun, run_all, study_run
@@ -229,7 +229,7 @@ def _baselines(
 @torch.no_grad()
 def _frame_features(model: str, paths: Iterable[str]) -> dict[str, Tensor]:
     """CLS and the mean of the patches, [T,2D], of frames spread over each video."""
-    network, cfg = load_model(model, PROBE_CROP, PROBE_FRAMES)
+    network, cfg = load_image_model(model, PROBE_CROP, PROBE_FRAMES)
     cfg.TEST.DATASET = "ssv2"
     features = {}
     with progress_bar(len([*paths]), "frozen features", unit="video") as bar:

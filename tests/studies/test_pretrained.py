@@ -1,14 +1,18 @@
-"""`python -m studies pretrained`: errors of the attentions in a pretrained image model."""
+"""`python -m studies pretrained`: errors of the attentions in a pretrained model."""
 
 from __future__ import annotations
 
 import csv
+import shutil
 from pathlib import Path
 
 import pytest
 import torch
 
+import slowfast_lara
+from slowfast_lara.inference.layers import middle_view
 from studies.__main__ import main
+from tests.helpers.small_models import small_config, write_model
 from tests.helpers.videos import write_video
 
 transformers = pytest.importorskip("transformers")  # of the extra hf
@@ -71,6 +75,44 @@ def test_errors_in_layers_and_of_final_features(model, video, tmp_path, capsys):
         assert Path(f"{out}{ending}").stat().st_size > 0
 
 
+def write_run(folder: Path) -> str:
+    """A run with a model of random weights; returns its checkpoint."""
+    model = write_model(folder / "checkpoints", small_config())
+    shutil.copy(model.cfg, folder / "config.yaml")
+    return model.checkpoint
+
+
+def test_video_model(video, tmp_path, capsys):
+    """A trained model of this package: cosines are those of the models that `load` returns."""
+    path = write_run(tmp_path / "run")
+    out = str(tmp_path / "video")
+    flags = ["--numbers", "2", "15", "--attentions", "merged", "performer", "--out", out]
+    assert main(["pretrained", path, str(video), *flags]) == 0
+    assert "1 clip of 4 frames" in capsys.readouterr().out
+    swapped = {(r["attention"], r["landmarks"]): r for r in rows(Path(f"{out}_swapped.csv"))}
+    assert len(swapped) == 4
+    models = [
+        slowfast_lara.load(path, attention="exact"),
+        slowfast_lara.load(path, attention="merged", num_landmarks=2),
+    ]
+    view = middle_view(str(video), models[0].cfg)[None]
+    features = [model.network.forward_features([view])[0] for model in models]
+    expected = torch.cosine_similarity(*features, dim=0).item()
+    assert expected < 0.999
+    assert float(swapped["merged", "2"]["CLS"]) == pytest.approx(expected, abs=2e-6)
+    assert float(swapped["merged", "15"]["patches"]) > float(swapped["merged", "2"]["patches"])
+    layers = {(r["attention"], r["landmarks"]): r for r in rows(Path(f"{out}_layers.csv"))}
+    for key, row in swapped.items():  # the same estimator over the same tokens
+        share = float(layers[key]["of exact, %"])
+        assert float(row["MACs, % of exact"]) == pytest.approx(share, abs=0.6)
+
+
+def test_sizes_of_a_video_model_are_fixed(video, tmp_path, capsys):
+    path = write_run(tmp_path / "run")
+    assert main(["pretrained", path, str(video), "--crop", "64"]) == 2
+    assert "--crop" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize(
     "flags, mention",
     [(["--crop", "85"], "--crop"), (["--crop", "84", "--attentions", "no"], "unknown attention")],
@@ -83,4 +125,4 @@ def test_wrong_flags(model, video, flags, mention, tmp_path, capsys):
 
 def test_folder_without_a_model(video, tmp_path, capsys):
     assert main(["pretrained", str(tmp_path), str(video)]) == 2
-    assert "config.json" in capsys.readouterr().err
+    assert "checkpoint" in capsys.readouterr().err
