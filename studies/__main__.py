@@ -71,6 +71,8 @@ def build_parser() -> CommandParser:
     group = "regular expression for the path below a class folder; equal matches share a fold"
     parser.add_flag("--group", group, default="", metavar="REGEX")
     parser.add_flag("--folds", "folds of the cross-validation", type=positive_int, default=3)
+    motions = "synthetic videos for the first training"
+    parser.add_flag("--motions", motions, type=positive_int, default=3072)
     _add_study_flags(parser, "runs/videos")
     return root
 

@@ -1,10 +1,11 @@
 """Fine-tuning on real videos, cross-validated: `python -m studies videos MODEL FOLDER ...`.
 
-FOLDER has one folder of videos per class, MODEL is a Hugging Face folder of DINOv2 ViT-S/14. The
-groups of videos (recording sessions, `--group`) are divided into folds. In each fold:
+FOLDER has one folder of videos per class, MODEL is a Hugging Face folder of DINOv2 ViT-S/14. A
+video model with exact trajectory attention starts from the image weights and learns motion on
+synthetic videos (configs/finetune/dinov2_motions.yaml). The groups of videos (recording sessions,
+`--group`) are divided into folds. In each fold:
 
-- A video model with exact trajectory attention starts from the image weights and is trained on the
-  videos of the other folds (configs/study/videos.yaml).
+- The model is trained on the videos of the other folds (configs/finetune/dinov2_cpu.yaml).
 - Every other attention replaces it without training ("swapped"), and after a quarter of the epochs
   of training from the weights of the exact model ("fine-tuned"). Exact attention is fine-tuned in
   the same way, so that the rows are comparable.
@@ -34,21 +35,22 @@ from slowfast_lara.data import load_views
 from slowfast_lara.data.lists import read_path_labels
 from slowfast_lara.drawing import attention_styles, saved_figure
 from slowfast_lara.errors import InputError
-from slowfast_lara.files import write_text
+from slowfast_lara.files import atomic_write, write_text
 from slowfast_lara.inference.load import load
 from slowfast_lara.prepare.lists import Split, classes_of, group_of
 from slowfast_lara.progress import progress_bar
 from studies.pretrained_models import load_image_model
 from studies.results import StudyResults
 from studies.rows import EXACT_FIRST, VIDEO, StudyRow
-from studies.runs import StudyRun, run_all, study_run
+from studies.runs import StudyRun, make_set, run_all, study_run
 
-CONFIG = "study/videos"
+MOTIONS = "finetune/dinov2_motions"  # the config of the first training
+CONFIG = "finetune/dinov2_cpu"  # the config of a fold
 FINETUNE_SHARE = 4  # the rows train for this fraction of the epochs of the exact model
 MONITOR_SHARE = 8  # every eighth training video is in val.csv, too
 PENALTIES = (1e-4, 1e-3, 1e-2, 1e-1, 1.0)  # of the linear classifiers
 PROBE_CROP, PROBE_FRAMES = 224, 8  # of the frozen features
-CHOSEN_ROWS = ("softmax", "merged", "lara_best", "lara", "nystrom")  # fine-tuned by default
+CHOSEN_ROWS = ("softmax", "merged", "lara_best", "lara")  # fine-tuned by default
 
 
 class VideoResult(NamedTuple):
@@ -124,6 +126,7 @@ def study_videos(
     videos: str,
     group: str,
     folds: int,
+    motions: int,
     rows: Sequence[str] | None,
     jobs: int,
     work: str,
@@ -138,11 +141,16 @@ def study_videos(
         raise InputError(f"--rows has {min(unknown)!r}; must be among {', '.join(known)}")
     groups = video_groups(videos, group)
     classes = write_fold_lists(videos, groups, folds, folder / "lists")
-    weights = str(Path(model, "model.safetensors").resolve())
-    common = ["VIT.PRETRAINED_WEIGHTS", weights, "MODEL.NUM_CLASSES", str(classes), *opts]
-    exact, tuned = _plan(known, rows, folds, folder, common)
-    run_all(tuned, jobs)  # and the runs with exact attention that they start from
-    results = _baselines(model, exact, groups) + _tested(exact, VIDEO.rows, "swapped")
+    sizes = {"train": motions, "val": min(120, motions), "test": 12}
+    make_set(folder / "data", {"classes": 12, "size": 128, **sizes, "seed": 1})
+    weights = ["VIT.PRETRAINED_WEIGHTS", str(Path(model, "model.safetensors").resolve())]
+    data = ["DATA.PATH_TO_DATA_DIR", str(folder / "data"), *weights, *opts]
+    first = study_run(MOTIONS, EXACT_FIRST, 0, folder / "motions", data)
+    common = ["MODEL.NUM_CLASSES", str(classes), *opts]
+    exact, tuned = _plan(known, rows, folds, folder, common, first)
+    run_all([*exact, *tuned], jobs)
+    features = _frame_features(model, groups, folder / "features.npz")
+    results = _baselines(features, exact, groups) + _tested(exact, VIDEO.rows, "swapped")
     for name in rows:
         of_row = [run for run in tuned if run.row.name == name]
         results += _tested(of_row, [known[name]], "fine-tuned")
@@ -186,15 +194,20 @@ def write_fold_lists(videos: str, groups: Mapping[str, str], folds: int, out: Pa
 
 
 def _plan(
-    known: dict[str, StudyRow], rows: Sequence[str], folds: int, work: Path, common: Sequence[str]
+    known: dict[str, StudyRow],
+    rows: Sequence[str],
+    folds: int,
+    work: Path,
+    common: Sequence[str],
+    first: StudyRun,
 ) -> tuple[list[StudyRun], list[StudyRun]]:
     """The runs with exact attention, one per fold, and the fine-tuned runs of all rows."""
     exact, tuned = [], []
     for fold in range(folds):
         opts = ["DATA.PATH_TO_DATA_DIR", str(work / "lists" / f"fold_{fold}"), *common]
-        exact.append(study_run(CONFIG, EXACT_FIRST, fold, work, opts))
+        exact.append(study_run(CONFIG, EXACT_FIRST, fold, work, opts, first))
         epochs = max(1, exact[0].config.SOLVER.MAX_EPOCH // FINETUNE_SHARE)
-        opts += ["SOLVER.MAX_EPOCH", str(epochs), "TRAIN.CHECKPOINT_EPOCH_RESET", "True"]
+        opts += ["SOLVER.MAX_EPOCH", str(epochs)]
         tuned += [
             study_run(CONFIG, known[row], fold, work / "finetune", opts, exact[-1]) for row in rows
         ]
@@ -202,11 +215,9 @@ def _plan(
 
 
 def _baselines(
-    model: str, runs: Sequence[StudyRun], groups: Mapping[str, str]
+    features: Mapping[str, Tensor], runs: Sequence[StudyRun], groups: Mapping[str, str]
 ) -> list[VideoResult]:
     """Linear classifiers on frozen features of the image model, trained and tested in each fold."""
-    torch.set_num_threads(1)
-    features = _frame_features(model, groups)
     kinds: dict[str, Callable[[Tensor], Tensor]] = {
         "one frame": lambda x: x[PROBE_FRAMES // 2],  # [T,D] -> [D]
         "all frames in order": lambda x: x.flatten(),
@@ -227,8 +238,15 @@ def _baselines(
 
 
 @torch.no_grad()
-def _frame_features(model: str, paths: Iterable[str]) -> dict[str, Tensor]:
-    """CLS and the mean of the patches, [T,2D], of frames spread over each video."""
+def _frame_features(model: str, paths: Iterable[str], cache: Path) -> dict[str, Tensor]:
+    """CLS and the mean of the patches, [T,2D], of frames spread over each video.
+
+    They are stored in `cache`, for when the study is resumed.
+    """
+    torch.set_num_threads(1)
+    if cache.is_file():
+        with np.load(cache) as stored:
+            return dict(zip(stored["paths"].tolist(), torch.from_numpy(stored["features"])))
     network, cfg = load_image_model(model, PROBE_CROP, PROBE_FRAMES)
     cfg.TEST.DATASET = "ssv2"
     features = {}
@@ -237,6 +255,8 @@ def _frame_features(model: str, paths: Iterable[str]) -> dict[str, Tensor]:
             tokens = network(load_views(path, cfg)[0].transpose(0, 1)).last_hidden_state
             features[path] = torch.cat((tokens[:, 0], tokens[:, 1:].mean(1)), dim=1)
             bar.update()
+    with atomic_write(cache) as path, open(path, "wb") as file:
+        np.savez(file, paths=[*features], features=torch.stack([*features.values()]).numpy())
     return features
 
 

@@ -134,11 +134,13 @@ def write_finetune_lists(folder: Path) -> None:
 
 
 def run_all(runs: Sequence[StudyRun], jobs: int) -> None:
-    """Run the unfinished runs, `jobs` at a time; an exception terminates the active ones."""
-    first = {run.initial_run.folder: run.initial_run for run in runs if run.initial_run}
-    waiting = [run for run in (*first.values(), *runs) if not _check_done(run)]
+    """Run the unfinished runs, and those that they start from, `jobs` at a time.
+
+    An exception terminates the active runs.
+    """
+    waiting = [run for run in _with_initial_runs(runs) if not _check_done(run)]
     # Pretraining of a seed runs at the same time as the rows of the previous seed.
-    waiting.sort(key=lambda run: run.seed if run.initial_run else run.seed - 1)
+    waiting.sort(key=lambda run: (run.seed, 1) if run.initial_run else (run.seed - 1, 0))
     running: dict[subprocess.Popen, StudyRun] = {}
     total = len(waiting)
     try:
@@ -158,6 +160,16 @@ def run_all(runs: Sequence[StudyRun], jobs: int) -> None:
             process.terminate()
         for process in running:
             process.wait()
+
+
+def _with_initial_runs(runs: Sequence[StudyRun]) -> list[StudyRun]:
+    """All runs and their initial runs, which come first, without repetitions."""
+    found: dict[Path, StudyRun] = {}
+    for run in runs:
+        if run.initial_run:
+            found |= {first.folder: first for first in _with_initial_runs([run.initial_run])}
+        found[run.folder] = run
+    return list(found.values())
 
 
 def _check_done(run: StudyRun) -> bool:

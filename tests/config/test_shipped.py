@@ -65,7 +65,7 @@ def test_description_matches_the_config(name):
     attention = {"none": "Exact", "softmax": "Exact", "nystrom": "Nyströmformer"}
     kind = cfg.VIT.APPROX_ATTN_TYPE
     words = [attention.get(kind, kind).lower(), f"{cfg.DATA.TRAIN_CROP_SIZE} pixels"]
-    spread = name == "study/videos"  # over the whole video
+    spread = "dinov2" in name  # over the whole video
     apart = "spread" if spread else f"{cfg.DATA.SAMPLING_RATE} apart"
     words.append(f"{cfg.DATA.NUM_FRAMES} frames, {apart}")
     words += [] if name.startswith("quick/") else [f"{cfg.VIT.ATTN_LAYER} attention"]

@@ -77,7 +77,7 @@ def test_study(videos, tmp_path, capsys):
     config = transformers.Dinov2Config(**sizes, image_size=224, patch_size=14)
     transformers.Dinov2Model(config).save_pretrained(tmp_path / "model")
     flags = ["--group", r"_(\d+)", "--folds", "2", "--rows", "softmax", "merged", "--jobs", "2"]
-    flags += ["--work", str(tmp_path / "work"), "--out", str(tmp_path)]
+    flags += ["--motions", "12", "--work", str(tmp_path / "work"), "--out", str(tmp_path)]
     opts = {"SOLVER.MAX_EPOCH": 4, "TRAIN.EVAL_PERIOD": 4, "SOLVER.WARMUP_EPOCHS": 0.0}
     opts |= {"TRAIN.BATCH_SIZE": 2, "VIT.DEPTH": 1, "VIT.EMBED_DIM": 24, "VIT.NUM_HEADS": 2}
     words = [str(word) for pair in opts.items() for word in pair]
