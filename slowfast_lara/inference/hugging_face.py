@@ -203,7 +203,7 @@ def _model_tree(file: HubFile, kind: str, num_classes: int) -> dict[str, Any]:
     vit["TEMPORAL_RESOLUTION"] = frames // vit["PATCH_SIZE_TEMP"]
     if vit["TEMPORAL_RESOLUTION"] * (size // vit["PATCH_SIZE"]) ** 2 > _MAX_SIZE:
         raise file.fail("image_size", f"so small that a clip has at most {_MAX_SIZE} tokens")
-    # Sampling rate and number of test clips of the releases; TimeSformer's are 8x32, 16x16 and 96x4.
+    # Sampling rate and number of test clips of the releases; TimeSformer has 8x32, 16x16 and 96x4.
     apart, clips = {"videomae": (4, 5), "vivit": (2, 4)}.get(kind, (max(4, 256 // frames), 1))
     return {
         "VIT": vit,
