@@ -103,6 +103,9 @@ def obstacle(
     """The reason why estimators do not support these arguments, or an empty string."""
     if mask is not None:
         return "attention mask"
+    # A config with this flag does not pass it on; estimators compute no attention weights.
+    if getattr(module.config, "output_attentions", False):
+        return "output_attentions"
     is_causal = kwargs.get("is_causal")
     # transformers treats a layer without this attribute as causal.
     if getattr(module, "is_causal", True) if is_causal is None else is_causal:

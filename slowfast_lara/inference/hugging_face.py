@@ -11,6 +11,7 @@ from __future__ import annotations
 import logging
 import math
 import os
+import re
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -29,6 +30,7 @@ PREPROCESSOR = "preprocessor_config.json"
 WEIGHTS = "model.safetensors"
 INDEX = "model.safetensors.index.json"
 OLD_WEIGHTS = "pytorch_model.bin"
+_SHARD = re.compile(r"[\w.-]{1,200}\.safetensors", re.ASCII)
 _MAX_CHARACTERS = 10_000_000
 _MAX_SIZE = 2**20  # upper limit of sizes in config.json, and of the tokens per clip
 _GELUS = {
@@ -201,8 +203,8 @@ def _model_tree(file: HubFile, kind: str, num_classes: int) -> dict[str, Any]:
     vit["TEMPORAL_RESOLUTION"] = frames // vit["PATCH_SIZE_TEMP"]
     if vit["TEMPORAL_RESOLUTION"] * (size // vit["PATCH_SIZE"]) ** 2 > _MAX_SIZE:
         raise file.fail("image_size", f"so small that a clip has at most {_MAX_SIZE} tokens")
-    # Sampling rate and number of test clips from the papers. A TimeSformer clip spans 256 frames.
-    apart, clips = {"videomae": (4, 5), "vivit": (2, 4)}.get(kind, (max(1, 256 // frames), 1))
+    # Sampling rate and number of test clips of the releases; TimeSformer has 8x32, 16x16 and 96x4.
+    apart, clips = {"videomae": (4, 5), "vivit": (2, 4)}.get(kind, (max(4, 256 // frames), 1))
     return {
         "VIT": vit,
         "MODEL": {"MODEL_NAME": "VisionTransformer", "ARCH": "slow", "NUM_CLASSES": num_classes},
@@ -330,7 +332,7 @@ def _read_weights(folder: str) -> tuple[str, dict[str, Tensor]]:
     index = HubFile(index_path)
     files = index.content.get("weight_map")
     if not isinstance(files, dict) or not all(
-        isinstance(x, str) and os.path.basename(x) == x != "" for x in files.values()
+        isinstance(x, str) and _SHARD.fullmatch(x) for x in files.values()
     ):
         raise index.fail("weight_map", "an object with file names of this folder")
     weights: dict[str, Tensor] = {}

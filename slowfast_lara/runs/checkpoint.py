@@ -222,7 +222,11 @@ def load_weights(
 def check_fit(own: dict[str, torch.Tensor], states: dict[str, torch.Tensor], path: str) -> None:
     """Raise CheckpointError if the names or shapes of `states` differ from the model's (`own`)."""
     problems = [f"it has no {name}" for name in own if name not in states]
-    problems += [f"{name} is not in the model" for name in states if name not in own]
+    problems += [
+        f"{name if name.isprintable() else repr(name):.100} is not in the model"
+        for name in states
+        if name not in own
+    ]
     problems += [
         f"{name} is {list(states[name].shape)} instead of {list(own[name].shape)}"
         for name in own

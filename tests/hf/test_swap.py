@@ -252,6 +252,20 @@ def test_unknown_arguments_stay_exact():
     assert [tuple(x.shape) for x in weights] == [(2, 3, 37, 37)] * 2
 
 
+def test_attention_weights_by_the_config():
+    """transformers does not pass this flag of a config to its attention functions."""
+    model, inputs = build("vit")
+    model.set_attn_implementation("eager")
+    model.config.output_attentions = True
+    with torch.no_grad():
+        expected = model(**inputs).attentions
+        found = hf.use(model, "merged", groups=NUMBER)(**inputs).attentions
+    assert len(found) == len(expected) == 2
+    for weights, exact in zip(found, expected):
+        assert_close(weights, exact, 0)
+    assert {attention for _, attention in hf.report(model)} == {"exact: output_attentions"}
+
+
 def test_attention_dropout_is_in_the_report():
     model, inputs = build("videomae")
     model.config.attention_probs_dropout_prob = 0.3

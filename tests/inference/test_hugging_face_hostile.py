@@ -39,7 +39,7 @@ def error_of(folder) -> str:
     with pytest.raises(UserError) as caught:
         slowfast_lara.load(folder)
     message = str(caught.value)
-    assert "\n" not in message and len(message) < 1000
+    assert message.isprintable() and len(message) < 1000
     return message
 
 
@@ -56,7 +56,11 @@ def test_foreign_and_missing_weights_are_refused(folder, tmp_path):
     def missing(tensors):
         del tensors[block + "output.dense.bias"]
 
+    def unprintable(tensors):
+        tensors["a\nb\x1b" * 100] = torch.ones(8)
+
     for change, word in (
+        (unprintable, "'a\\nb\\x1ba"),
         (foreign, "blocks.0.attention.q_norm.weight is not in the model"),
         (decoder, "decoder.head.weight is not in the model"),
         (missing, "has no blocks.0.mlp.fc2.bias"),
@@ -114,6 +118,20 @@ def test_hostile_configs_give_one_line(folder, tmp_path, config, word):
 )
 def test_unsupported_processors_are_refused(folder, tmp_path, processor, word):
     assert word in error_of(changed_folder(folder, tmp_path, processor=processor))
+
+
+@pytest.mark.parametrize(
+    "name", ["../model.safetensors", "/model.safetensors", "..", "", "a\nb.safetensors",
+             "a\0.safetensors", "x" * 300 + ".safetensors", "config.json", 3, None, ["x"]],
+    ids=lambda name: repr(name)[:20],
+)  # fmt: skip
+def test_names_of_shards(folder, tmp_path, name):
+    """Shards are safetensors files of the folder itself."""
+    changed_folder(folder, tmp_path)
+    (tmp_path / "model.safetensors").unlink()
+    index = tmp_path / "model.safetensors.index.json"
+    index.write_text(json.dumps({"weight_map": {"x": name}}))
+    assert "weight_map" in error_of(tmp_path)
 
 
 def test_other_attentions_of_the_models_are_refused(tmp_path):

@@ -101,6 +101,15 @@ def test_pixels_of_real_videos(tmp_path, kind, path):
     check_pixels(path, kind, tmp_path)
 
 
+@pytest.mark.parametrize("frames, apart", [(8, 32), (16, 16), (96, 4)])
+def test_sampling_of_timesformer(tmp_path, frames, apart):
+    """The sampling rates of the releases for the base, the 448-pixel and the long model."""
+    folder_and_processor("timesformer", tmp_path)
+    transformers.TimesformerConfig(num_frames=frames).save_pretrained(tmp_path)
+    data = config_tree(str(tmp_path))["DATA"]
+    assert (data["NUM_FRAMES"], data["SAMPLING_RATE"]) == (frames, apart)
+
+
 @over_kinds
 def test_shipped_configs(tmp_path, kind):
     """A shipped config has the settings that `load` finds in the published folder."""
