@@ -66,7 +66,7 @@ def compare(
     model: nn.Module,
     clips: Tensor | Mapping[str, Any],
     *,
-    attentions: Iterable[str] | None = None,
+    attentions: str | Iterable[str] | None = None,
     numbers: Sequence[int] = NUMBERS,
     prefix: int | None = None,
     frames: int | None = None,
@@ -80,11 +80,13 @@ def compare(
     Args:
         model: a model that `use` accepts.
         clips: the model's main input, or a mapping with all inputs.
-        attentions: names of estimators; default: all but RA, which is quadratic.
+        attentions: names of estimators, or one name; default: all but RA, which is quadratic.
         numbers: numbers of groups, landmarks or samples.
         prefix: as in `use`.
         frames: as in `use`.
     """
+    if isinstance(attentions, str):
+        attentions = [attentions]
     names = list(attentions or (name for name in ESTIMATORS if name not in ("softmax", "ra")))
     settings = [
         (name, number) for name in names for number in (numbers if has_number(name) else (0,))
@@ -172,8 +174,10 @@ class _Measurement:
         estimate = joint.to(q.device)(q, k, v, scale)
         exact = functional.scaled_dot_product_attention(q, k, v, scale=scale)
         squares = [x.double().square().sum() for x in (estimate - exact, exact)]
-        layers = self._squares.setdefault(setting, {})
         path = self._paths[module]
+        if not squares[1].isfinite():
+            raise ValueError(f"{path}: attention is not finite; check the clips and the weights")
+        layers = self._squares.setdefault(setting, {})
         layers[path] = layers.get(path, 0) + torch.stack(squares).cpu()
 
     def result(self) -> Comparison:

@@ -51,6 +51,19 @@ def test_error_and_cost_of_one_layer():
     assert merged.errors[path] == pytest.approx(squares.item(), rel=1e-4)
 
 
+def test_one_name():
+    model, inputs = build("vit")
+    one, listed = (hf.compare(model, inputs, attentions=x) for x in ("merged", ["merged"]))
+    assert list(one) == list(listed) and one[0].attention == "merged"
+
+
+def test_clips_that_are_not_finite_are_refused():
+    model, inputs = build("vit")
+    clips = torch.full_like(inputs[model.main_input_name], torch.nan)
+    with pytest.raises(ValueError, match="finite"):
+        hf.compare(model, clips, attentions="merged")
+
+
 @pytest.mark.parametrize("implementation", ["sdpa", "eager"])
 def test_the_model_is_unchanged(implementation):
     model, inputs = build("videomae")
