@@ -159,9 +159,10 @@ def spawn(run: RunFunction, cfg: CfgNode, first: RankInfo, processes: int) -> in
             for i in range(processes):
                 info = replace(first, rank=first.rank + i, local_rank=i, port=port)
                 arguments = (run, cfg, info, start_method, folder)
-                children[info.rank] = context.Process(target=_run_child, args=arguments)
+                child = context.Process(target=_run_child, args=arguments)
                 with deferred_signals():
-                    children[info.rank].start()
+                    child.start()
+                children[info.rank] = child
             if stop.requested:  # the signal arrived before the children started
                 forward_signal()
             outcome = _wait_for(children, folder, exchange)
