@@ -198,7 +198,10 @@ class Launchers:
                 f"node {self._node} has already joined the run at this address; was this command "
                 "started twice, or do two runs share one --init_method?"
             )
-        return self._read_verdict()
+        verdict = self._read_verdict()
+        if verdict == Verdict(False):
+            raise RunError(f"the run ended before node {self._node} returned")
+        return verdict
 
     def exchange(self, failed: bool) -> bool:
         """Publish whether a rank of this node has failed; return whether any rank has failed."""

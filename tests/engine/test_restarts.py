@@ -21,7 +21,16 @@ from slowfast_lara.engine.launch import _wait_for
 from slowfast_lara.engine.rendezvous import PHASE, open_store, rank_store
 from slowfast_lara.engine.restarts import Judge, Launchers, Outcome, Verdict
 from slowfast_lara.engine.signals import StopRequest
-from slowfast_lara.errors import BAD_INPUT, DONE, FAILED, JOINED, STOPPED, ConfigError, InputError
+from slowfast_lara.errors import (
+    BAD_INPUT,
+    DONE,
+    FAILED,
+    JOINED,
+    STOPPED,
+    ConfigError,
+    InputError,
+    RunError,
+)
 from tests.helpers.isolation import ip, linked_namespaces, why_no_network_namespaces
 from tests.helpers.launchers import (
     command_line,
@@ -243,6 +252,14 @@ def test_a_launcher_replaces_a_lost_one(nodes, monkeypatch):
     futures = [*nodes.agree({0: KILLED, 1: KILLED}).values(), waiting]
     assert len({future.result(timeout=20) for future in futures}) == 1
     assert nodes.add(2).rejoin() is None  # the next rendezvous is open
+
+
+def test_a_run_ends_before_a_node_returns(nodes):
+    nodes.set_running()
+    waiting = nodes.submit(nodes.add(2).rejoin)
+    nodes.agree({0: Outcome(DONE)})
+    with pytest.raises(RunError, match="ended before node 2 returned"):
+        waiting.result(timeout=20)
 
 
 def test_a_node_that_has_not_joined_does_not_disturb_the_others(nodes):
