@@ -27,7 +27,7 @@ import torch.distributed as dist
 
 from slowfast_lara.engine.shutdown import end_process
 from slowfast_lara.engine.signals import StopRequest
-from slowfast_lara.errors import FAILED, RunError, Stopped, UserError, first_line, print_error
+from slowfast_lara.errors import FAILED, RunError, UserError, first_line, print_error
 
 PERIOD = 3.0  # seconds
 # A lost rank is detected after 7 periods. All ranks read the report at most 2 periods later, so
@@ -97,8 +97,7 @@ class Heartbeat(Watchdog):
     def poll(self) -> None:
         """While waiting for other ranks: mark this rank as alive; raise Stopped after a signal."""
         self.mark_alive()
-        if self._stop_request.requested:
-            raise Stopped("stopped by a signal before all ranks joined; nothing was written")
+        self._stop_request.check()
 
     def stop(self) -> None:
         """Stop both threads; call this before the process group is destroyed."""

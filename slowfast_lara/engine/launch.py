@@ -25,6 +25,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from multiprocessing.connection import wait
 from multiprocessing.process import BaseProcess
+from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -39,7 +40,7 @@ from slowfast_lara.engine.interfaces import choose_interface
 from slowfast_lara.engine.rendezvous import RankInfo, join_run, rendezvous_timeout
 from slowfast_lara.engine.restarts import POLL_SECONDS, Outcome, run_with_restarts
 from slowfast_lara.engine.shutdown import end_process, friendly_errors
-from slowfast_lara.engine.signals import StopRequest, ignore_signals
+from slowfast_lara.engine.signals import StopRequest, deferred_signals, ignore_signals
 from slowfast_lara.errors import (
     BAD_INPUT,
     DONE,
@@ -108,10 +109,7 @@ def launch(run: RunFunction, cfg: CfgNode, init_method: str | None = None) -> in
     per_node, restarts = max(1, cfg.NUM_GPUS), cfg.TRAIN.MAX_RESTARTS
     if per_node * cfg.NUM_SHARDS == 1 and not restarts:
         return run_process(run, cfg)
-    if init_method is None and cfg.NUM_SHARDS == 1:
-        host, port = "localhost", _free_port()
-    else:
-        host, port = _parse_address(init_method or DEFAULT_INIT_METHOD)
+    host, port = _parse_address(init_method or DEFAULT_INIT_METHOD)
     info = RankInfo(cfg.SHARD_ID * per_node, per_node * cfg.NUM_SHARDS, 0, host, port)
     if per_node == 1 and not restarts:
         return run_process(run, cfg, info)
@@ -140,7 +138,6 @@ def spawn(run: RunFunction, cfg: CfgNode, first: RankInfo, processes: int) -> in
     `first` describes the first rank of this node.
     """
     first = replace(first, launcher_store=cfg.TRAIN.MAX_RESTARTS > 0 and cfg.NUM_SHARDS > 1)
-    infos = [replace(first, rank=first.rank + i, local_rank=i) for i in range(processes)]
     context = multiprocessing.get_context("spawn")
     start_method = multiprocessing.get_start_method()
     children: dict[int, BaseProcess] = {}  # rank -> process
@@ -150,13 +147,21 @@ def spawn(run: RunFunction, cfg: CfgNode, first: RankInfo, processes: int) -> in
             child.terminate()
 
     stop = StopRequest()
+    joined = False  # whether the ranks of this node have joined those of all nodes once
 
     def run_ranks(exchange: Callable[[bool], bool]) -> Outcome:
+        nonlocal joined
+        # DataLoader workers of a killed rank 0 may still listen on the port of the last start.
+        port = first.port if cfg.NUM_SHARDS > 1 else _free_port()
         with tempfile.TemporaryDirectory() as folder:
-            for info in infos:
+            if joined:
+                Path(folder, JOINED).touch()
+            for i in range(processes):
+                info = replace(first, rank=first.rank + i, local_rank=i, port=port)
                 arguments = (run, cfg, info, start_method, folder)
                 child = context.Process(target=_run_child, args=arguments)
-                child.start()
+                with deferred_signals():
+                    child.start()
                 children[info.rank] = child
             if stop.requested:  # the signal arrived before the children started
                 forward_signal()
@@ -167,7 +172,7 @@ def spawn(run: RunFunction, cfg: CfgNode, first: RankInfo, processes: int) -> in
     stop.listen(forward_signal)
     try:
         if cfg.TRAIN.MAX_RESTARTS:
-            return run_with_restarts(run_ranks, cfg, first.host, first.port)
+            return run_with_restarts(run_ranks, cfg, first.host, first.port, stop)
         return run_ranks(lambda failed: failed).code
     finally:
         for child in children.values():  # still running if the launcher failed
@@ -197,7 +202,8 @@ def _wait_for(
             del alive[rank]
             # If a rank exits because of bad input, the other ranks fail too, and may exit first.
             if child.exitcode in FINAL or (child.exitcode and outcome.code == DONE):
-                outcome = outcome if outcome.code in FINAL else _failure(rank, child, folder)
+                hung = deadline is not None and time.monotonic() >= deadline
+                outcome = outcome if outcome.code in FINAL else _failure(rank, child, folder, hung)
         failed = outcome.code != DONE
         if exchange(failed and _have_joined(folder)) or failed:
             deadline = deadline or time.monotonic() + GRACE_SECONDS
@@ -212,12 +218,13 @@ def _have_joined(folder: str) -> bool:
     return os.path.exists(os.path.join(folder, JOINED))
 
 
-def _failure(rank: int, child: BaseProcess, folder: str) -> Outcome:
+def _failure(rank: int, child: BaseProcess, folder: str, hung: bool) -> Outcome:
     code = child.exitcode or FAILED
     if code < 0:
-        reason = f"rank {rank} was killed by {signal.Signals(-code).name}"
-        print_error(reason)
-        return Outcome(FAILED, reason)
+        what = "hung" if hung else f"was killed by {signal.Signals(-code).name}"
+        print_error(f"rank {rank} {what}")
+        killed = code == -signal.SIGKILL and not hung
+        return Outcome(FAILED, f"rank {rank} {what}", killed=killed)
     return Outcome(code, f"rank {rank}: {reported_error(folder, child.pid)}")
 
 

@@ -37,8 +37,8 @@ from slowfast_lara.files import parse_json
 
 RENDEZVOUS_SECONDS = 300
 POLL_SECONDS = 0.1
-# Key in `rank_store`: 1 once all ranks have joined; launchers reset it to 0 for a restart.
-RUNNING = "running"
+# Key in `rank_store`: 2 N while the ranks of restart N join each other, then 2 N + 1.
+PHASE = "phase"
 # If a process reports a different fingerprint, rank 0 waits this long before it gives up. Ranks
 # that join in this time report the difference, too. If the process belongs to another run, the
 # missing rank of this run may still join.
@@ -86,7 +86,7 @@ def join_run(
     rendezvous = Rendezvous(store, info.rank, info.world_size, heartbeat.poll)
     run_id = rendezvous.join(fingerprint, timeout)
     if info.rank == 0:
-        store.set(RUNNING, "1")
+        store.add(PHASE, 1)
     if folder := os.environ.get(LAUNCH_DIR):
         Path(folder, JOINED).touch()
     # A process that arrives after the rendezvous belongs to another run; rank 0 replies, so that

@@ -11,12 +11,12 @@ run has several nodes, the launcher of node 0 serves the TCP store. The launcher
 3. A launcher that starts while the ranks of all nodes run replaces a lost launcher. It waits for
    the next verdict before it starts its ranks.
 
-If the ranks of a node fail before all ranks have joined, only this node exits, without a restart:
-the node may belong to another run.
+If the ranks of a node fail before all ranks have joined for the first time, only this node exits,
+without a restart: the node may belong to another run.
 
-Bad input and signals end a run. If there was no progress since the last restart, a failure also
-ends the run, because it would repeat. Restarted ranks hold a new rendezvous, which no rank from
-before the restart can join.
+Bad input and signals end a run. If there was no progress since the last restart, an error also
+ends the run, because it would repeat; a killed rank or a lost node need not repeat. Restarted ranks
+hold a new rendezvous, which no rank from before the restart can join.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from fvcore.common.config import CfgNode
 
 from slowfast_lara.engine.heartbeat import Watchdog
 from slowfast_lara.engine.rendezvous import (
-    RUNNING,
+    PHASE,
     open_store,
     rank_store,
     rendezvous_timeout,
@@ -43,6 +43,7 @@ from slowfast_lara.engine.rendezvous import (
 )
 from slowfast_lara.engine.run_logging import open_log, set_up_logging
 from slowfast_lara.engine.score_files import PATTERN
+from slowfast_lara.engine.signals import StopRequest
 from slowfast_lara.errors import DONE, FAILED, InputError, RunError, first_line, print_error
 from slowfast_lara.files import parse_json
 from slowfast_lara.runs import checkpoint
@@ -65,7 +66,8 @@ class Outcome:
     reason: str = ""
     final: bool = False  # whether a restart is excluded: after bad input or a signal
     order: int = 0  # 1 for the first node that failed, 2 for the second; 0 if unknown
-    joined: bool = False  # whether the ranks of this node completed the rendezvous
+    joined: bool = False  # whether the ranks of this node completed a rendezvous
+    killed: bool = False  # whether SIGKILL ended the rank, or the node is lost
 
 
 @dataclass(frozen=True)
@@ -74,6 +76,7 @@ class Verdict:
 
     restart: bool
     text: str = ""
+    code: int = DONE  # unless DONE, the exit code of all nodes
 
 
 # A function that starts the ranks of this node and waits for them. Every POLL_SECONDS it calls its
@@ -82,16 +85,19 @@ class Verdict:
 RunRanks = Callable[[Callable[[bool], bool]], Outcome]
 
 
-def run_with_restarts(run_ranks: RunRanks, cfg: CfgNode, host: str, port: int) -> int:
+def run_with_restarts(
+    run_ranks: RunRanks, cfg: CfgNode, host: str, port: int, stop: StopRequest
+) -> int:
     """Run the ranks of this node until the run ends; return the exit code of the launcher.
 
     Args:
         run_ranks: runs the ranks of this node once.
         cfg: the config of the run.
         host, port: the address of the rendezvous.
+        stop: ends the waits of the launcher.
     """
     if cfg.NUM_SHARDS > 1:
-        return _run_with_other_nodes(run_ranks, cfg, host, port)
+        return _run_with_other_nodes(run_ranks, cfg, host, port, stop)
     judge = Judge(cfg)
     while True:
         outcome = run_ranks(lambda failed: failed)
@@ -99,15 +105,17 @@ def run_with_restarts(run_ranks: RunRanks, cfg: CfgNode, host: str, port: int) -
             return outcome.code
 
 
-def _run_with_other_nodes(run_ranks: RunRanks, cfg: CfgNode, host: str, port: int) -> int:
+def _run_with_other_nodes(
+    run_ranks: RunRanks, cfg: CfgNode, host: str, port: int, stop: StopRequest
+) -> int:
     try:
-        launchers = Launchers(cfg, host, port)
+        launchers = Launchers(cfg, host, port, stop)
         outcome, verdict = Outcome(FAILED), launchers.rejoin()
         while verdict is None or _restarts(verdict, outcome, cfg):
             outcome = run_ranks(launchers.exchange)
             verdict = launchers.agree(outcome)
         launchers.close()
-        return outcome.code
+        return verdict.code or outcome.code
     except (dist.DistError, TimeoutError) as error:
         address = f"{host}:{port}"
         raise RunError(f"lost the launcher of node 0 at {address}: {first_line(error)}") from None
@@ -137,17 +145,18 @@ class Judge:
 
     def decide(self, outcomes: Sequence[Outcome]) -> Verdict:
         """Decide on a restart, given the outcomes of all nodes."""
-        failures = sorted((it for it in outcomes if it.code != DONE), key=lambda it: it.order)
+        failures = [it for it in outcomes if it.code != DONE]
+        failures.sort(key=lambda it: (not it.killed, it.order))
         if not failures:
             return Verdict(False)
         for failure in failures:
             if failure.final:
-                return Verdict(False, f"no restart: {failure.reason}")
+                return Verdict(False, f"no restart: {failure.reason}", failure.code)
         reason, before = failures[0].reason, self._progress
         self._progress = _progress(self._output_dir)
         if self._restarts == self._maximum:
             return Verdict(False, f"no restart: TRAIN.MAX_RESTARTS is {self._maximum}; {reason}")
-        if self._restarts and self._progress == before:
+        if self._restarts and self._progress == before and not failures[0].killed:
             return Verdict(False, f"no restart: no progress since the last restart; {reason}")
         self._restarts += 1
         number = f"Restart {self._restarts} of {self._maximum}"
@@ -164,30 +173,35 @@ def _progress(output_dir: str) -> tuple[str, int]:
 class Launchers:
     """Connection of this node's launcher to those of the other nodes, through the TCP store."""
 
-    def __init__(self, cfg: CfgNode, host: str, port: int) -> None:
+    def __init__(self, cfg: CfgNode, host: str, port: int, stop: StopRequest) -> None:
         self._node, self._nodes = cfg.SHARD_ID, cfg.NUM_SHARDS
         self._timeout = rendezvous_timeout(cfg)
         self._judge = Judge(cfg) if self._node == 0 else None
         if self._judge is None:
-            wait_for_server(host, port, self._timeout)
+            wait_for_server(host, port, self._timeout, stop.check)
         store = open_store(host, port, self._timeout, serve=self._judge is not None)
         self._watchdog = Watchdog(f"the launcher of node {self._node}")
         self._store, self._ranks = dist.PrefixStore("launchers", store), rank_store(store)
-        self._order = 0
-        self._start_generation(self._store.add("generation", 0))
+        self._stop = stop
+        phase = self._ranks.add(PHASE, 0)
+        self._replaces = phase % 2 == 1 and self._node > 0  # whether all ranks run already
+        self._generation, self._order = phase // 2, 0
 
     def rejoin(self) -> Verdict | None:
         """If this launcher replaces a lost one, return the next verdict; else return None."""
-        if self._node == 0 or not self._ranks.add(RUNNING, 0):
+        if not self._replaces:
             return None
         # Publish an outcome in place of the lost launcher, so that node 0 does not wait for it.
-        self._publish(Outcome(FAILED, f"node {self._node} was started again"))
-        if not self._wait([self._key("verdict")], self._timeout):
+        self._publish(Outcome(FAILED, f"node {self._node} was started again", killed=True))
+        if not self._wait([self._key("verdict")], self._timeout, self._stop.check):
             raise InputError(
                 f"node {self._node} has already joined the run at this address; was this command "
                 "started twice, or do two runs share one --init_method?"
             )
-        return self._read_verdict()
+        verdict = self._read_verdict()
+        if verdict == Verdict(False):
+            raise RunError(f"the run ended before node {self._node} returned")
+        return verdict
 
     def exchange(self, failed: bool) -> bool:
         """Publish whether a rank of this node has failed; return whether any rank has failed."""
@@ -218,8 +232,8 @@ class Launchers:
         verdict = self._judge.decide([outcome] if outcome.code == DONE else self._outcomes())
         key = self._key("verdict")
         if verdict.restart:
-            self._ranks.set(RUNNING, "0")
-            self._start_generation(self._store.add("generation", 1))
+            self._start_generation(self._generation + 1)
+            self._ranks.set(PHASE, str(2 * self._generation))
         self._store.set(key, json.dumps(asdict(verdict)))
         return verdict
 
@@ -237,7 +251,7 @@ class Launchers:
         return [
             Outcome(**parse_json(self._store.get(key).decode()))
             if self._store.check([key])
-            else Outcome(FAILED, f"node {node} is lost")
+            else Outcome(FAILED, f"node {node} is lost", killed=True)
             for node, key in enumerate(keys)
         ]
 
@@ -253,11 +267,14 @@ class Launchers:
     def _start_generation(self, number: int) -> None:
         self._generation, self._order = number, 0
 
-    def _wait(self, keys: list[str], seconds: float) -> bool:
+    def _wait(
+        self, keys: list[str], seconds: float, on_poll: Callable[[], None] = lambda: None
+    ) -> bool:
         """Wait until all keys are in the store, at most `seconds`; return whether they are."""
         deadline = time.monotonic() + seconds
         while not (found := self._store.check(keys)) and time.monotonic() < deadline:
             self._watchdog.mark_alive()
+            on_poll()
             time.sleep(POLL_SECONDS)
         return found
 

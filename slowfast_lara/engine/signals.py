@@ -11,18 +11,20 @@ thread may wait for other ranks for half an hour.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import signal
 import socket
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
+from multiprocessing import resource_tracker
 from typing import Any, TypeVar
 
 from torch.utils.data import DataLoader
 
 from slowfast_lara.engine.shutdown import end_process
-from slowfast_lara.errors import INTERRUPTED, print_error
+from slowfast_lara.errors import INTERRUPTED, Stopped, print_error
 
 T = TypeVar("T")
 
@@ -63,6 +65,11 @@ class StopRequest:
         if self._listening and _HAS_TIMER:  # call `_on_timer` every second
             signal.setitimer(signal.ITIMER_REAL, 1.0, 1.0)
 
+    def check(self) -> None:
+        """While waiting for other ranks: raise Stopped after a signal."""
+        if self.requested:
+            raise Stopped("stopped by a signal before all ranks joined; nothing was written")
+
     def listen(self, on_request: Callable[[], None] | None = None) -> StopRequest:
         """Install the signal handlers; must be called in the main thread.
 
@@ -77,6 +84,7 @@ class StopRequest:
             signal.signal(number, self._on_signal)
         if _HAS_TIMER:
             signal.signal(signal.SIGALRM, self._on_timer)
+            signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)  # see `deferred_signals`
         self._listening = True
         return self
 
@@ -130,6 +138,22 @@ def ignore_signals() -> None:
         signal.setitimer(signal.ITIMER_REAL, 0)
     for number in (*SIGNALS, *([signal.SIGALRM] if _HAS_TIMER else [])):
         signal.signal(number, signal.SIG_IGN)
+
+
+@contextlib.contextmanager
+def deferred_signals() -> Iterator[None]:
+    """Let processes that start in the context receive the stop signals when they `listen`.
+
+    Otherwise a signal during their imports would kill them, instead of making them save and stop.
+    """
+    if _HAS_TIMER:
+        resource_tracker.ensure_running()  # its start, at the first process, unblocks signals
+        signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
+    try:
+        yield
+    finally:
+        if _HAS_TIMER:
+            signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)
 
 
 def shield_workers(loader: DataLoader) -> DataLoader:

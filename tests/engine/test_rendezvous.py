@@ -192,9 +192,10 @@ def test_nodes_with_different_keys(tmp_path, video_set, key, value):
 
 
 @linux_only
-@pytest.mark.parametrize("node", [0, 1])
-def test_one_signal_ends_the_wait_for_other_nodes(tmp_path, video_set, node):
-    config = write_config(tmp_path / "c.yaml", video_set, tmp_path / "out")
+@pytest.mark.parametrize("node, restarts", [(0, 0), (1, 0), (1, 1)])
+def test_one_signal_ends_the_wait_for_other_nodes(tmp_path, video_set, node, restarts):
+    changes = {"TRAIN__MAX_RESTARTS": restarts}
+    config = write_config(tmp_path / "c.yaml", video_set, tmp_path / "out", **changes)
     waiting = start_node(config, node, free_port())
     wait_for(lambda: _handles_sigterm(waiting.pid))
     time.sleep(2)

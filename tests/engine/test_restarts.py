@@ -16,11 +16,21 @@ import numpy as np
 import pytest
 
 from slowfast_lara.config import load_config
-from slowfast_lara.engine import heartbeat, restarts
+from slowfast_lara.engine import heartbeat, launch, restarts
 from slowfast_lara.engine.launch import _wait_for
-from slowfast_lara.engine.rendezvous import RUNNING, open_store, rank_store
+from slowfast_lara.engine.rendezvous import PHASE, open_store, rank_store
 from slowfast_lara.engine.restarts import Judge, Launchers, Outcome, Verdict
-from slowfast_lara.errors import BAD_INPUT, DONE, FAILED, JOINED, STOPPED, ConfigError, InputError
+from slowfast_lara.engine.signals import StopRequest
+from slowfast_lara.errors import (
+    BAD_INPUT,
+    DONE,
+    FAILED,
+    JOINED,
+    STOPPED,
+    ConfigError,
+    InputError,
+    RunError,
+)
 from tests.helpers.isolation import ip, linked_namespaces, why_no_network_namespaces
 from tests.helpers.launchers import (
     command_line,
@@ -43,7 +53,8 @@ from tests.helpers.runs import (
 )
 
 EXEC = "import os, sys; os.execvp(sys.argv[1], sys.argv[1:])"
-KILLED = Outcome(FAILED, "rank 1 was killed by SIGKILL", order=2)
+KILLED = Outcome(FAILED, "rank 1 was killed by SIGKILL", order=2, killed=True)
+ERROR = Outcome(FAILED, "rank 2: lost connection to another rank", order=1)
 LAST = "checkpoint_epoch_00020.pyth"
 TRAINING = {
     "SOLVER__MAX_EPOCH": 20,
@@ -77,7 +88,7 @@ def save(folder: Path, samples: int) -> None:
 
 def test_a_failure_restarts_from_the_newest_checkpoint(judge, tmp_path):
     save(tmp_path, 4)
-    verdict = judge.decide([Outcome(DONE), KILLED, Outcome(FAILED, "rank 2: lost", order=3)])
+    verdict = judge.decide([Outcome(DONE), KILLED, ERROR])  # killed: the cause of the other
     assert verdict.restart
     start = "Restart 1 of 2: rank 1 was killed by SIGKILL; resuming from "
     assert verdict.text.startswith(start) and verdict.text.endswith("sample_000000004.pyth")
@@ -92,22 +103,28 @@ def test_restarts_are_limited(judge, tmp_path):
     assert judge.decide([KILLED]) == Verdict(False, expected)
 
 
-def test_a_failure_that_recurs_without_progress_ends_the_run(judge):
+def test_an_error_that_recurs_without_progress_ends_the_run(judge):
     first = judge.decide([KILLED])
     assert first.restart and first.text.endswith("from the beginning: there is no checkpoint")
-    assert "no progress" in judge.decide([KILLED]).text
+    verdict = judge.decide([ERROR])
+    assert "no progress" in verdict.text and not verdict.restart
+
+
+def test_a_rank_that_is_killed_again_without_progress_is_restarted(judge):
+    assert judge.decide([ERROR]).restart and judge.decide([KILLED]).restart
+    assert not judge.decide([KILLED]).restart  # TRAIN.MAX_RESTARTS is 2
 
 
 def test_scores_of_a_test_are_progress(judge, tmp_path):
-    assert judge.decide([KILLED]).restart
+    assert judge.decide([ERROR]).restart
     (tmp_path / "out" / "test_scores.abc.part").write_text("scores")
-    assert judge.decide([KILLED]).restart
+    assert judge.decide([ERROR]).restart
 
 
 @pytest.mark.parametrize("code", [BAD_INPUT, STOPPED])
 def test_final_outcomes_end_the_run(judge, code):
     verdict = judge.decide([KILLED, Outcome(code, "rank 0: the reason", final=True, order=3)])
-    assert verdict == Verdict(False, "no restart: rank 0: the reason")
+    assert verdict == Verdict(False, "no restart: rank 0: the reason", code)
     assert judge.decide([Outcome(DONE), Outcome(DONE)]) == Verdict(False)
 
 
@@ -136,13 +153,24 @@ def test_bad_input_and_signals_take_precedence_over_failures(tmp_path, codes, ex
 
 def test_a_killed_rank_takes_precedence_over_the_lost_connections_of_others(tmp_path):
     context = multiprocessing.get_context("fork")
-    ranks = {0: context.Process(target=os._exit, args=(1,)), 1: context.Process(target=os.abort)}
+    kill = context.Process(target=signal.raise_signal, args=(signal.SIGKILL,))
+    ranks = {0: context.Process(target=os._exit, args=(1,)), 1: kill}
     for rank in ranks.values():
         rank.start()
     for rank in ranks.values():
         rank.join()
     outcome = _wait_for(ranks, str(tmp_path), lambda failed: failed)
-    assert outcome.reason == "rank 1 was killed by SIGABRT"
+    assert outcome == Outcome(FAILED, "rank 1 was killed by SIGKILL", killed=True)
+
+
+def test_a_rank_that_hangs_after_the_failure_of_another_node_is_not_its_cause(
+    tmp_path, monkeypatch
+):
+    monkeypatch.setattr(launch, "GRACE_SECONDS", 0)
+    rank = multiprocessing.get_context("fork").Process(target=time.sleep, args=(600,))
+    rank.start()
+    outcome = _wait_for({1: rank}, str(tmp_path), lambda failed: True)
+    assert outcome == Outcome(FAILED, "rank 1 hung")
 
 
 # The agreement of the launchers, with a thread for each
@@ -161,11 +189,11 @@ class Nodes:
 
     def add(self, node: int) -> Launchers:
         cfg = load_config(self._config, ("NUM_SHARDS", 3, "SHARD_ID", node))
-        self._added.append(Launchers(cfg, "127.0.0.1", self._port))
+        self._added.append(Launchers(cfg, "127.0.0.1", self._port, StopRequest()))
         return self._added[-1]
 
     def set_running(self) -> None:
-        rank_store(open_store("127.0.0.1", self._port, 10, serve=False)).set(RUNNING, "1")
+        rank_store(open_store("127.0.0.1", self._port, 10, serve=False)).add(PHASE, 1)
 
     def agree(self, outcomes: dict[int, Outcome]):
         return {
@@ -210,7 +238,7 @@ def test_a_node_without_an_outcome_is_lost(nodes):
 def test_bad_input_on_one_node_ends_all(nodes):
     bad = Outcome(BAD_INPUT, "rank 1: no such list", final=True)
     futures = nodes.agree({0: KILLED, 1: bad, 2: KILLED})
-    verdict = Verdict(False, "no restart: rank 1: no such list")
+    verdict = Verdict(False, "no restart: rank 1: no such list", BAD_INPUT)
     assert {future.result(timeout=20) for future in futures.values()} == {verdict}
 
 
@@ -223,7 +251,15 @@ def test_a_launcher_replaces_a_lost_one(nodes, monkeypatch):
     assert not waiting.done() and not nodes.launchers[0].exchange(False)
     futures = [*nodes.agree({0: KILLED, 1: KILLED}).values(), waiting]
     assert len({future.result(timeout=20) for future in futures}) == 1
-    assert returned.rejoin() is None  # the next rendezvous is open
+    assert nodes.add(2).rejoin() is None  # the next rendezvous is open
+
+
+def test_a_run_ends_before_a_node_returns(nodes):
+    nodes.set_running()
+    waiting = nodes.submit(nodes.add(2).rejoin)
+    nodes.agree({0: Outcome(DONE)})
+    with pytest.raises(RunError, match="ended before node 2 returned"):
+        waiting.result(timeout=20)
 
 
 def test_a_node_that_has_not_joined_does_not_disturb_the_others(nodes):
@@ -301,9 +337,17 @@ def test_a_killed_rank_is_restarted(tmp_path, video_set, undisturbed, victim):
     output = tmp_path / "out"
     run = start_two_ranks(tmp_path, video_set, output, **TRAINING, TRAIN__MAX_RESTARTS=1)
     wait_for(lambda: iterations(output) > 10, START_SECONDS)
-    os.kill(ranks_of(run)[victim], signal.SIGKILL)
+    rank = ranks_of(run)[victim]
+    # A suspended worker outlives its rank, and still listens on the port of the run's store.
+    workers = descendants(rank)
+    for pid in workers:
+        os.kill(pid, signal.SIGSTOP)
+    os.kill(rank, signal.SIGKILL)
+    run.wait(END_SECONDS)
+    for pid in workers:
+        os.kill(pid, signal.SIGKILL)
     code, stdout, stderr = finish(run, END_SECONDS)
-    assert code == 0, stdout + stderr
+    assert workers and code == 0, stdout + stderr
     text = (
         f"Restart 1 of 1: rank {victim} was killed by SIGKILL; resuming from {output}/checkpoints/"
     )
@@ -343,6 +387,17 @@ def test_exhausted_restarts(tmp_path, video_set):
     expected = "error: no restart: TRAIN.MAX_RESTARTS is 1; rank 1 was killed by SIGKILL"
     assert stderr.splitlines()[-1] == expected and "Traceback" not in stderr
     assert_restarted(output, "Restart 1 of 1")
+
+
+@linux_only
+@pytest.mark.slow
+def test_a_signal_while_ranks_start_saves_and_stops(tmp_path, video_set):
+    """The ranks import PyTorch and do not handle signals yet."""
+    run = start_two_ranks(tmp_path, video_set, tmp_path / "out", **ENDLESS)
+    wait_for(lambda: len(ranks_of(run)) == 2)
+    os.kill(run.pid, signal.SIGTERM)
+    code, _, stderr = finish(run, END_SECONDS)
+    assert code == STOPPED, stderr
 
 
 @pytest.mark.slow
@@ -427,15 +482,34 @@ def test_a_node_that_leaves_and_returns(tmp_path, video_set, undisturbed):
     assert_same_results(run.output, undisturbed)
 
 
+@linux_only
 @pytest.mark.slow
-def test_a_machine_loses_power_and_returns(tmp_path, video_set, undisturbed):
-    """Its link is down while its processes are killed, so that no connection is closed."""
+def test_a_rank_that_is_killed_while_it_joins_a_restart(tmp_path, video_set, undisturbed):
+    run = TwoNodes(tmp_path, video_set, **TRAINING, TRAIN__MAX_RESTARTS=2)
+    run.wait_until_running()
+    os.kill(ranks_of(run.nodes[0])[0], signal.SIGKILL)
+    log = run.output / "stdout.log"
+    wait_for(lambda: "Restart 1 " in log.read_text() and ranks_of(run.nodes[1]), START_SECONDS)
+    os.kill(ranks_of(run.nodes[1])[0], signal.SIGKILL)
+    assert run.finish() == [0, 0], run.stderr
+    killed = [f"Restart {i} of 2: rank {i - 1} was killed by SIGKILL" for i in (1, 2)]
+    assert_restarted(run.output, *killed)
+    assert_same_results(run.output, undisturbed)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("what", ["link", "power"])
+def test_a_machine_is_lost_and_returns(tmp_path, video_set, undisturbed, what):
+    """Its link is down. Without power, its processes are killed, too, and close no connection."""
     if reason := why_no_network_namespaces():
         pytest.skip(reason)
     with linked_namespaces() as names:
         run = TwoNodes(tmp_path, video_set, names, **TRAINING, TRAIN__MAX_RESTARTS=1)
         run.wait_until_running()
         ip("-n", names[1], "link", "set", names[1], "down")
+        if what == "link":
+            code, _, stderr = finish(run.nodes[1], 60)
+            assert code == 1 and "lost the TCP store" in stderr.splitlines()[-1], stderr
         kill_group(run.nodes[1])
         wait_for(lambda: "lost rank 1" in (run.output / "stdout.log").read_text(), START_SECONDS)
         ip("-n", names[1], "link", "set", names[1], "up")
@@ -447,13 +521,21 @@ def test_a_machine_loses_power_and_returns(tmp_path, video_set, undisturbed):
 
 @linux_only
 @pytest.mark.slow
-def test_the_launcher_of_node_0_is_lost(tmp_path, video_set):
+@pytest.mark.parametrize(
+    "number, message",
+    [
+        (signal.SIGKILL, "error: lost the launcher of node 0"),
+        (signal.SIGSTOP, "error: the launcher of node 1 exits: lost the TCP store of the run"),
+    ],
+)
+def test_the_launcher_of_node_0_is_lost(tmp_path, video_set, number, message):
     """It serves the store: the other node exits."""
     run = TwoNodes(tmp_path, video_set, **ENDLESS, TRAIN__MAX_RESTARTS=1)
     run.wait_until_running()
-    kill_group(run.nodes[0])
+    os.killpg(run.nodes[0].pid, number)
     code, _, stderr = finish(run.nodes[1], 60)
-    assert code == 1 and stderr.splitlines()[-1].startswith("error: lost the launcher of node 0")
+    assert code == 1 and message in stderr, stderr
+    kill_group(run.nodes[0])
 
 
 @pytest.mark.slow
