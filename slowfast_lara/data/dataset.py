@@ -25,6 +25,7 @@ from fvcore.common.config import CfgNode
 from slowfast_lara.data import transforms
 from slowfast_lara.data.augment import random_blur, random_erase, random_gray
 from slowfast_lara.data.bad_videos import Failure
+from slowfast_lara.data.lists import find_prefix, read_path_labels
 from slowfast_lara.data.rand_augment import RandAugment
 from slowfast_lara.data.regions import CropFn
 from slowfast_lara.data.sources import FrameSource, VideoPath, read_frames
@@ -82,6 +83,7 @@ class VideoDataset(torch.utils.data.Dataset):
     raw = False
     # Config key of the folder that is prepended to relative paths; error messages name the key.
     prefix_key = "DATA.PATH_PREFIX"
+    _frames: StringArray | None = None  # set by `use_frames`
 
     def __init__(self, cfg: CfgNode, mode: str) -> None:
         if mode not in MODES:
@@ -103,6 +105,23 @@ class VideoDataset(torch.utils.data.Dataset):
     def read_lists(self) -> tuple[list[str], list[Label]]:
         """Paths and labels of the videos of `self.mode`."""
         raise NotImplementedError
+
+    def read_path_list(self, list_file: str) -> tuple[list[str], list[Label]]:
+        """Paths and labels of a `path label` list."""
+        data, num_classes = self.cfg.DATA, self.cfg.MODEL.NUM_CLASSES
+        options = {"prefix": data.PATH_PREFIX, "several": data.MULTI_LABEL}
+        return read_path_labels(list_file, data.PATH_LABEL_SEPARATOR, num_classes, **options)
+
+    def use_frames(self, frames: StringArray, list_file: str) -> list[str]:
+        """Read extracted frames instead of video files; returns the folder of each video.
+
+        `frames` has one string per video, in the order of the labels: a path per line, relative to
+        DATA.PATH_PREFIX.
+        """
+        first_paths = [paths.partition("\n")[0] for paths in frames]
+        self._frames = frames
+        self._prefix = find_prefix(self.cfg.DATA.PATH_PREFIX, first_paths[0], list_file)
+        return [os.path.join(self._prefix, os.path.dirname(path)) for path in first_paths]
 
     def list_or_val(self) -> str:
         """Path of the list of `self.mode`; a test uses val.csv if there is no test.csv."""
@@ -126,7 +145,9 @@ class VideoDataset(torch.utils.data.Dataset):
 
     def video_path(self, index: int) -> VideoPath:
         """Path of a video file, or paths of the image files of its frames."""
-        return self.paths[index]
+        if self._frames is None:
+            return self.paths[index]
+        return [os.path.join(self._prefix, path) for path in self._frames[index].split("\n")[:-1]]
 
     @classmethod
     def clip_frames(
