@@ -31,12 +31,12 @@ class Charades(Kinetics):
         list_file = self.list_or_val()
         if not has_header(list_file):
             return self.read_path_list(list_file)
-        names, frames, self._frame_labels = read_frame_list(list_file)
+        names, frames, self._frame_labels = read_frame_list(list_file, with_labels=True)
         labels: list[Label] = [
             self._classes_of(label_lines.split("\n")[:-1], f"{list_file}, video {name}")
             for name, label_lines in zip(names, self._frame_labels)
         ]
-        return self.use_frames(frames, list_file), labels
+        return self.use_frames(frames, list(range(len(names))), list_file), labels
 
     def clip_label(self, index: int, draws: np.ndarray | None) -> Label:
         if self._frames is None or draws is None:

@@ -23,7 +23,6 @@ import torch
 from fvcore.common.config import CfgNode
 
 from slowfast_lara.data import transforms
-from slowfast_lara.data.augment import random_blur, random_erase, random_gray
 from slowfast_lara.data.bad_videos import Failure
 from slowfast_lara.data.lists import find_prefix, read_path_labels
 from slowfast_lara.data.rand_augment import RandAugment
@@ -97,10 +96,9 @@ class VideoDataset(torch.utils.data.Dataset):
         classes = {x: tuple(map(int, x)) if isinstance(x, tuple) else int(x) for x in labels}
         self.labels: list[Label] = [classes[label] for label in labels]
         self._check_paths()
-        data = cfg.DATA
-        self._timestamps = TimestampCache(data.PATH_TO_DATA_DIR)
-        self._normalize = transforms.Normalize(data.MEAN, data.STD, data.REVERSE_INPUT_CHANNEL)
-        self._rand_augment = RandAugment(data.RAND_AUGMENT)
+        self._timestamps = TimestampCache(cfg.DATA.PATH_TO_DATA_DIR)
+        self._normalize = transforms.Normalize(cfg.DATA)
+        self._rand_augment = RandAugment(cfg.DATA.RAND_AUGMENT)
 
     def read_lists(self) -> tuple[list[str], list[Label]]:
         """Paths and labels of the videos of `self.mode`."""
@@ -112,15 +110,16 @@ class VideoDataset(torch.utils.data.Dataset):
         options = {"prefix": data.PATH_PREFIX, "several": data.MULTI_LABEL}
         return read_path_labels(list_file, data.PATH_LABEL_SEPARATOR, num_classes, **options)
 
-    def use_frames(self, frames: StringArray, list_file: str) -> list[str]:
+    def use_frames(self, frames: StringArray, rows: list[int], list_file: str) -> list[str]:
         """Read extracted frames instead of video files; returns the folder of each video.
 
-        `frames` has one string per video, in the order of the labels: a path per line, relative to
-        DATA.PATH_PREFIX.
+        Video i has the paths `frames[rows[i]]`, one per line, relative to DATA.PATH_PREFIX.
         """
-        first_paths = [paths.partition("\n")[0] for paths in frames]
-        self._frames = frames
-        self._prefix = find_prefix(self.cfg.DATA.PATH_PREFIX, first_paths[0], list_file)
+        # A tensor, whose memory the workers share.
+        self._frames, self._frame_rows = frames, torch.tensor(rows)
+        first = frames[0].partition("\n")[0]
+        self._prefix = find_prefix(self.cfg.DATA.PATH_PREFIX, first, list_file)
+        first_paths = (frames[row].partition("\n")[0] for row in rows)
         return [os.path.join(self._prefix, os.path.dirname(path)) for path in first_paths]
 
     def list_or_val(self) -> str:
@@ -147,7 +146,8 @@ class VideoDataset(torch.utils.data.Dataset):
         """Path of a video file, or paths of the image files of its frames."""
         if self._frames is None:
             return self.paths[index]
-        return [os.path.join(self._prefix, path) for path in self._frames[index].split("\n")[:-1]]
+        paths = self._frames[int(self._frame_rows[index])].split("\n")[:-1]
+        return [os.path.join(self._prefix, path) for path in paths]
 
     @classmethod
     def clip_frames(
@@ -313,11 +313,11 @@ class VideoDataset(torch.utils.data.Dataset):
         if data.USE_RAND_AUGMENT:
             clip = self._rand_augment(clip, rng)
         if data.GRAYSCALE:
-            clip = random_gray(clip, rng)
+            clip = transforms.random_gray(clip, rng)
         if data.GAUSSIAN:
-            clip = random_blur(clip, rng)
+            clip = transforms.random_blur(clip, rng)
         if data.RE_PROB:
-            clip = random_erase(clip, rng, data.RE_PROB)
+            clip = transforms.random_erase(clip, rng, data.RE_PROB)
         return self._to_tensor(clip)
 
     def _to_tensor(self, clip: np.ndarray) -> torch.Tensor:

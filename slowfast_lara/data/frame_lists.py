@@ -16,7 +16,10 @@ HEADER = "original_vido_id video_id frame_id path labels"
 
 
 class FrameList(NamedTuple):
-    """Names of the videos; `paths` and `labels` have one string per video, a line per frame."""
+    """Names of the videos; `paths` and `labels` have one string per video, a line per frame.
+
+    `labels` is empty unless the list was read with labels.
+    """
 
     names: list[str]
     paths: StringArray
@@ -27,14 +30,14 @@ def has_header(list_file: str) -> bool:
     return next(read_lines(list_file), (1, ""))[1].startswith(HEADER.split()[0])
 
 
-def read_frame_list(list_file: str) -> FrameList:
+def read_frame_list(list_file: str, *, with_labels: bool = False) -> FrameList:
     """Read and check a list; all lines of one video must be consecutive."""
     if not has_header(list_file):
         raise DataError(
             f"{list_file}, line 1: expected the header {HEADER!r}; remove this file if "
             "the videos are DATA.PATH_PREFIX/ID.webm, not extracted frames"
         )
-    names, *columns = _parse(list_file)
+    names, *columns = _parse(list_file, with_labels)
     if not names:
         raise DataError(f"{list_file}: empty; expected lines of {HEADER!r}")
     if len(set(names)) < len(names):
@@ -47,7 +50,7 @@ def read_frame_list(list_file: str) -> FrameList:
 _Column = tuple[bytearray, list[int]]
 
 
-def _parse(list_file: str) -> tuple[list[str], _Column, _Column]:
+def _parse(list_file: str, with_labels: bool) -> tuple[list[str], _Column, _Column]:
     """The names of the videos, the frame paths and the frame labels.
 
     The loop works on bytes and does little per line, because lists have millions of lines.
@@ -61,8 +64,10 @@ def _parse(list_file: str) -> tuple[list[str], _Column, _Column]:
 
     def finish_video() -> None:
         if any(a >= b for a, b in zip(numbers, numbers[1:])):
-            numbers[:], paths[:], labels[:] = zip(*sorted(zip(numbers, paths, labels)))
-        for (block, ends), lines in zip(columns, (paths, labels)):
+            order = sorted(range(len(numbers)), key=lambda i: (numbers[i], paths[i]))
+            paths[:] = [paths[i] for i in order]
+            labels[:] = [labels[i] for i in order] if with_labels else []
+        for (block, ends), lines in zip(columns, (paths, labels) if with_labels else (paths,)):
             block.extend(b"\n".join(lines) + b"\n")
             ends.append(len(block))
 
@@ -88,7 +93,8 @@ def _parse(list_file: str) -> tuple[list[str], _Column, _Column]:
                 names.append(name.decode())
             numbers.append(number)
             paths.append(path)
-            labels.append(label)
+            if with_labels:
+                labels.append(label)
         if video is not None:
             finish_video()
         for block, _ in columns:

@@ -23,7 +23,6 @@ from slowfast_lara.data.dataset import VideoDataset
 from slowfast_lara.data.frame_lists import has_header, read_frame_list
 from slowfast_lara.data.lists import find_prefix, parse_label
 from slowfast_lara.data.sampling import segment_indices, segment_view_indices
-from slowfast_lara.data.string_array import StringArray
 from slowfast_lara.data.text_files import load_json, open_text
 from slowfast_lara.errors import DataError
 from slowfast_lara.labels import Label
@@ -58,8 +57,8 @@ class Ssv2(VideoDataset):
         names = [name for name in label_of if name in row_of]
         if not names:
             raise DataError(f"{list_file}: none of its videos is in {PREFIX}{split}.json")
-        frames = StringArray.of(frames[row_of[name]] for name in names)
-        return self.use_frames(frames, list_file), [label_of[name] for name in names]
+        folders = self.use_frames(frames, [row_of[name] for name in names], list_file)
+        return folders, [label_of[name] for name in names]
 
     @classmethod
     def clip_frames(
