@@ -63,9 +63,7 @@ def measure_errors(
     exact = softmax_attention(q, k, v, num_frames=num_frames)
     approximate = [name for name, cls in ESTIMATORS.items() if not cls.exact]
     for setting in vary(approximate, ("biased",)):
-        possible, note = fitting_numbers(setting.name, fitting, q.shape[2], num_frames)
-        if note and note not in table.notes:
-            table.notes.append(note)
+        possible = fitting_numbers(setting.name, fitting, q.shape[2], num_frames, table.notes)
         table.errors[setting.label] = [math.nan] * len(fitting)
         for number in possible:
             squares = setting._replace(number=number).squared_errors(inputs, exact, cfg, seeds)

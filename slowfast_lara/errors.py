@@ -72,10 +72,6 @@ class ConnectionLost(RunError):
     """Lost connection to another rank, whose own error may be the cause."""
 
 
-class TooManyBadVideos(RunError):
-    """More undecodable videos than DATA.MAX_BAD_SHARE allows; the message lists them."""
-
-
 class Stopped(UserError):
     """Graceful stop after a signal; the state is saved."""
 

@@ -224,12 +224,12 @@ def all_settings(
 
     Also returns a note for each attention for which a number of landmarks is too large.
     """
-    settings, notes = [], []
+    settings: list[Setting] = []
+    notes: list[str] = []
     for name in names:
         numbers: Sequence[int | None] = [None]
         if has_landmarks(name):
-            numbers, note = fitting_numbers(name, samples, tokens, num_frames)
-            notes += [note] if note else []
+            numbers = fitting_numbers(name, samples, tokens, num_frames, notes)
         settings += [
             setting._replace(number=number)
             for setting in vary([name], VARIED)

@@ -87,9 +87,9 @@ def has_landmarks(name: str) -> bool:
 
 
 def fitting_numbers(
-    name: str, samples: Sequence[int], tokens: int, num_frames: int
-) -> tuple[list[int], str]:
-    """The `samples` that are valid numbers of landmarks, and a note on the invalid ones, or "".
+    name: str, samples: Sequence[int], tokens: int, num_frames: int, notes: list[str]
+) -> list[int]:
+    """The `samples` that are valid numbers of landmarks; adds a note on the others to `notes`.
 
     A clip cannot have more landmarks than tokens. A frame must have fewer groups than keys, because
     one group per key is exact attention.
@@ -100,6 +100,8 @@ def fitting_numbers(
     elif ESTIMATORS[name].landmarks_are_tokens:
         most, reason = tokens, f"the clip has {tokens} tokens"
     if most is None or max(samples) <= most:
-        return list(samples), ""
+        return list(samples)
     larger = ", ".join(str(number) for number in samples if number > most)
-    return [n for n in samples if n <= most], f"skipped {name} with {larger}: {reason}"
+    note = f"skipped {name} with {larger}: {reason}"
+    notes += [note] if note not in notes else []
+    return [number for number in samples if number <= most]

@@ -89,7 +89,11 @@ def swap(
     table = SwapTable(f"{model.path} with attentions that it was not trained with")
     models = _swapped_models(model, attentions or [*ESTIMATORS], landmarks, table.notes)
     scores, labels, views_to_time = test_models(models, videos, table.notes)
-    seconds = _view_times(models, views_to_time)
+    jobs = {
+        str(key): partial(view_outputs, model.network, views_to_time, model.cfg)
+        for key, model in models.items()
+    }
+    seconds = [best / len(views_to_time) for best in best_times(jobs, REPEATS).values()]
     orders = [_top5(torch.from_numpy(model_scores), kind) for model_scores in scores]
     for key, order, view_seconds in zip(models, orders, seconds):
         correct = (order == labels.reshape(len(labels), 1, -1)).all(-1)
@@ -121,8 +125,7 @@ def _swapped_models(
     for name, estimator in estimators.items():
         counts: Sequence[int | None] = [None]
         if has_landmarks(estimator):
-            counts, note = fitting_numbers(estimator, landmarks, *token_counts(model.cfg))
-            notes += [note] if note else []
+            counts = fitting_numbers(estimator, landmarks, *token_counts(model.cfg), notes)
         for count in counts:
             options = {} if count is None else {"num_landmarks": count}
             try:
@@ -163,12 +166,3 @@ def test_models(
     if not labels:
         raise RunError(f"none of {counted(len(some), 'test video')} could be read")
     return np.stack(scores, axis=1), np.array(labels), views[: views_at_a_time(cfg)]
-
-
-def _view_times(models: Mapping[Any, TrainedModel], views: Tensor) -> list[float]:
-    """Seconds per view of each model, with the batch size of the test."""
-    jobs = {
-        str(index): partial(view_outputs, model.network, views, model.cfg)
-        for index, model in enumerate(models.values())
-    }
-    return [seconds / len(views) for seconds in best_times(jobs, REPEATS).values()]

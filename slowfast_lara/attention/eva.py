@@ -23,7 +23,7 @@ from torch import Tensor
 
 from slowfast_lara.attention.groups import attend, group_softmax, group_sums, keys_and_values
 from slowfast_lara.attention.pooled import grid_blocks
-from slowfast_lara.attention.registry import Estimator, register
+from slowfast_lara.attention.registry import LandmarkEstimator, register
 from slowfast_lara.attention.softmax import softmax_attention
 from slowfast_lara.attention.tensors import index_tensor, scaled, split_frames, without_autocast
 
@@ -106,12 +106,8 @@ def _summaries(
 
 
 @register("eva")
-class EvaAttention(Estimator):
+class EvaAttention(LandmarkEstimator):
     counts_keys_of_a_frame = True
-
-    def __init__(self, *, num_landmarks: int) -> None:
-        super().__init__()
-        self.num_landmarks = num_landmarks
 
     def forward(self, q: Tensor, k: Tensor, v: Tensor, *, num_frames: int = 1) -> Tensor:
         noise = None

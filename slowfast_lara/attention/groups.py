@@ -33,18 +33,12 @@ import torch
 from torch import Tensor
 
 from slowfast_lara.attention.components import append_biases, append_units
-from slowfast_lara.attention.sdpa import fused_attention
+from slowfast_lara.attention.sdpa import fused_attention, sdpa_supports
 from slowfast_lara.attention.softmax import frames_first, frames_last
 from slowfast_lara.attention.tensors import is_exporting, split_frames, to_float32
 
 # Lower limit of a logit minus the largest logit of its frame, so that exp does not underflow.
 MIN_LOG_WEIGHT = -60.0
-_SDPA_DTYPES = (torch.float16, torch.bfloat16, torch.float32)
-
-
-def sdpa_supports(x: Tensor) -> bool:
-    """Whether x is on a GPU, or on the meta device, and fused GPU attention supports its dtype."""
-    return x.device.type in ("cuda", "meta") and x.dtype in _SDPA_DTYPES
 
 
 def keys_and_values(q: Tensor, k: Tensor, v: Tensor, num_frames: int) -> tuple[Tensor, Tensor]:
@@ -53,7 +47,7 @@ def keys_and_values(q: Tensor, k: Tensor, v: Tensor, num_frames: int) -> tuple[T
     A pair is a key and its value, concatenated. The compute dtype is the dtype of q on a GPU.
     Elsewhere and in exported programs it is at least float32.
     """
-    if not sdpa_supports(q) or is_exporting():
+    if not sdpa_supports(q):
         q = to_float32(q)
     return q, torch.cat([split_frames(x.to(q.dtype), num_frames) for x in (k, v)], dim=-1)
 
@@ -109,7 +103,7 @@ def attend(q: Tensor, means: Tensor, biases: Tensor) -> Tensor:
     `means` are k_c and v_c, concatenated [B,h,F,m,2d]; `biases` are b_c [B,h,F,m].
     """
     k, v = means.split(q.shape[-1], dim=-1)
-    if sdpa_supports(q) and not is_exporting():
+    if sdpa_supports(q):
         return _attend_by_components(q, k, v, biases)
     queries = frames_first(q.unsqueeze(2))[0]  # [B*h,N,d]
     biases = biases.permute(2, 0, 1, 3).flatten(1, 2)  # [F,B*h,m]

@@ -30,11 +30,12 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from slowfast_lara.attention.importance_sdpa import estimate_by_sdpa, sdpa_supports
+from slowfast_lara.attention.importance_sdpa import estimate_by_sdpa
 from slowfast_lara.attention.kernels import choice
 from slowfast_lara.attention.kernels.combine import combine
 from slowfast_lara.attention.kernels.key_stats import key_stats
 from slowfast_lara.attention.samples import MIN_ALPHA, QueryWeights, Samples
+from slowfast_lara.attention.sdpa import sdpa_supports
 from slowfast_lara.attention.tensors import (
     is_exporting,
     scaled,
@@ -97,7 +98,7 @@ def estimate(
             unsupported = unsupported or "values with a shape different from the keys'"
         if choice.uses_triton(kernels, "estimate", (q, k, v), unsupported=unsupported):
             return _by_triton(q, k, v, make_samples(k, True, *given), num_frames)
-        if sdpa_supports(q) and not is_exporting():
+        if sdpa_supports(q):
             return estimate_by_sdpa(q, k, v, make_samples(k, False, *given), num_frames)
         tensors = (*map(to_float32, (q, k, v)), *given)
 

@@ -40,15 +40,9 @@ from slowfast_lara.attention.sdpa import fused_attention
 from slowfast_lara.attention.softmax import frames_last
 from slowfast_lara.attention.tensors import scaled, split_frames
 
-_DTYPES = (torch.float16, torch.bfloat16, torch.float32)
 # alpha is multiplied by this factor, because its minimum 1e-8 underflows in float16. The factor
 # cancels in the softmax over samples.
 _ALPHA_UNIT = 1024.0
-
-
-def sdpa_supports(x: Tensor) -> bool:
-    """Whether the operator that `_attention` calls supports the device and dtype of x."""
-    return x.device.type in ("cuda", "meta") and x.dtype in _DTYPES
 
 
 def estimate_by_sdpa(q: Tensor, k: Tensor, v: Tensor, samples: Samples, num_frames: int) -> Tensor:

@@ -17,7 +17,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from slowfast_lara.attention.landmarks import check_landmarks
-from slowfast_lara.attention.registry import Estimator, register
+from slowfast_lara.attention.registry import LandmarkEstimator, register
 from slowfast_lara.attention.softmax import combine_landmarks, softmax_attention, softmax_weights
 from slowfast_lara.attention.tensors import at_least_float32, gather_tokens
 
@@ -67,12 +67,8 @@ def orthogonal_tokens(q: Tensor, num_landmarks: int, first_landmark: int | None)
 
 
 @register("orthoformer")
-class OrthoformerAttention(Estimator):
+class OrthoformerAttention(LandmarkEstimator):
     landmarks_are_tokens = True
-
-    def __init__(self, *, num_landmarks: int) -> None:
-        super().__init__()
-        self.num_landmarks = num_landmarks
 
     def forward(self, q: Tensor, k: Tensor, v: Tensor, *, num_frames: int = 1) -> Tensor:
         return orthoformer_attention(

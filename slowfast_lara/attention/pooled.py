@@ -13,7 +13,7 @@ import math
 from torch import Tensor
 
 from slowfast_lara.attention.groups import attend_to_groups, keys_and_values
-from slowfast_lara.attention.registry import Estimator, register
+from slowfast_lara.attention.registry import LandmarkEstimator, register
 from slowfast_lara.attention.softmax import softmax_attention
 from slowfast_lara.attention.tensors import index_tensor, without_autocast
 
@@ -49,12 +49,8 @@ def grid_blocks(tokens: int, most: int) -> list[int]:
 
 
 @register("pooled")
-class PooledAttention(Estimator):
+class PooledAttention(LandmarkEstimator):
     counts_keys_of_a_frame = True
-
-    def __init__(self, *, num_landmarks: int) -> None:
-        super().__init__()
-        self.num_landmarks = num_landmarks
 
     def forward(self, q: Tensor, k: Tensor, v: Tensor, *, num_frames: int = 1) -> Tensor:
         return pooled_attention(q, k, v, num_groups=self.num_landmarks, num_frames=num_frames)

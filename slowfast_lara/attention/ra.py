@@ -80,7 +80,7 @@ def ra_with_draws(
     out = []
     for k_frame, v_frame in frames:
         if biased:
-            centre = _expected_key(q, k_frame)
+            centre = fused_attention(q, k_frame, k_frame, scale=1.0)  # sum_p pi_p k_fp
         else:
             probabilities = (q @ k_frame.mT).detach().softmax(-1)
         estimates = []
@@ -96,11 +96,6 @@ def ra_with_draws(
         out.append((sum(estimates[1:], estimates[0]) / num_samples).transpose(1, 2))
     # [B,F,N,h,d] is the memory layout that the temporal stage of trajectory attention reads.
     return torch.stack(out, dim=1).permute(0, 3, 2, 1, 4)
-
-
-def _expected_key(q: Tensor, k: Tensor) -> Tensor:
-    """Expected key of each query, sum_p softmax_p(q_n.k_p) k_p: q [B,h,N,d]; k [B,h,P,d]."""
-    return fused_attention(q, k, k, scale=1.0)
 
 
 def sample_attention(samples: Tensor, k: Tensor, v: Tensor, zeros: int) -> Tensor:

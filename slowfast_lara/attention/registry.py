@@ -72,6 +72,14 @@ class Estimator(nn.Module):
         return "triton" if triton else "torch"
 
 
+class LandmarkEstimator(Estimator):
+    """Base class of the estimators whose only argument is `num_landmarks`."""
+
+    def __init__(self, *, num_landmarks: int) -> None:
+        super().__init__()
+        self.num_landmarks = num_landmarks
+
+
 @dataclass(frozen=True)
 class Option:
     """An option of an estimator.

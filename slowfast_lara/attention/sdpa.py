@@ -12,8 +12,20 @@ from torch import Tensor
 from torch.nn import functional
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
+from slowfast_lara.attention.tensors import is_exporting
+
+_FUSED_DTYPES = (torch.float16, torch.bfloat16, torch.float32)
 # In order of preference. MATH is only used for float64, which has no fused backend.
 BACKENDS = [SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]
+
+
+def sdpa_supports(x: Tensor) -> bool:
+    """Whether x is on a GPU, or on the meta device, and fused GPU attention supports its dtype.
+
+    False in exported programs, which may run on other devices.
+    """
+    on_gpu = x.device.type in ("cuda", "meta")
+    return on_gpu and x.dtype in _FUSED_DTYPES and not is_exporting()
 
 
 def fused_attention(

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from slowfast_lara.attention.groups import attend_to_groups, group_sums, keys_and_values
-from slowfast_lara.attention.registry import Estimator, register
+from slowfast_lara.attention.registry import LandmarkEstimator, register
 from slowfast_lara.attention.softmax import softmax_attention
 from slowfast_lara.attention.tensors import largest, without_autocast
 
@@ -70,12 +70,8 @@ def _match(means: Tensor, sizes: Tensor, number: int) -> Tensor:
 
 
 @register("tome")
-class TomeAttention(Estimator):
+class TomeAttention(LandmarkEstimator):
     counts_keys_of_a_frame = True
-
-    def __init__(self, *, num_landmarks: int) -> None:
-        super().__init__()
-        self.num_landmarks = num_landmarks
 
     def forward(self, q: Tensor, k: Tensor, v: Tensor, *, num_frames: int = 1) -> Tensor:
         return tome_attention(q, k, v, num_groups=self.num_landmarks, num_frames=num_frames)

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Mapping
+from functools import partial
 from typing import Any
 
 from slowfast_lara.config.keys import all_keys, get_value, set_value
 from slowfast_lara.errors import ConfigError
 
+_value = partial(get_value, default=None)
 # Values that this package requires; PySlowFast's own models may use other values.
 _REQUIRED = {
     "MODEL.HEAD_ACT": "softmax",
@@ -77,11 +79,3 @@ def differences(tree: Mapping[str, Any]) -> list[str]:
     if (method := _value(tree, "DATA.ENSEMBLE_METHOD")) not in (None, "sum"):
         found.append(f"DATA.ENSEMBLE_METHOD is {method!r:.20}; slowfast_lara averages")
     return found
-
-
-def _value(tree: Mapping[str, Any], key: str) -> Any:
-    """The value of a dotted key; None if it is missing."""
-    try:
-        return get_value(tree, key)
-    except KeyError:
-        return None

@@ -106,11 +106,13 @@ def all_keys() -> dict[str, Key]:
     return {**KEYS, kind: KEYS[kind]._replace(allowed=known), **options}
 
 
-def get_value(tree: Any, key: str) -> Any:
-    """The value of a dotted key in nested mappings; KeyError if the key is missing."""
+def get_value(tree: Any, key: str, default: Any = ...) -> Any:
+    """The value of a dotted key in nested mappings; if it is missing, `default` or KeyError."""
     for part in key.split("."):
-        if not isinstance(tree, Mapping):
-            raise KeyError(key)
+        if not isinstance(tree, Mapping) or part not in tree:
+            if default is ...:
+                raise KeyError(key)
+            return default
         tree = tree[part]
     return tree
 

@@ -109,11 +109,9 @@ class _Dumper(yaml.SafeDumper):
     """Writes one key per line, and lists as [a, b]."""
 
 
-def _flow_list(dumper: _Dumper, values: list[Any]) -> yaml.Node:
-    return dumper.represent_sequence("tag:yaml.org,2002:seq", values, flow_style=True)
-
-
-_Dumper.add_representer(list, _flow_list)
+_Dumper.add_representer(
+    list, lambda dumper, x: dumper.represent_sequence("tag:yaml.org,2002:seq", x, flow_style=True)
+)
 
 
 def standalone(name_or_path: str) -> str:

@@ -6,7 +6,7 @@ import logging
 from collections.abc import Iterable
 from typing import NamedTuple
 
-from slowfast_lara.errors import TooManyBadVideos, printable
+from slowfast_lara.errors import RunError, printable
 
 logger = logging.getLogger(__name__)
 
@@ -44,7 +44,7 @@ class BadVideos:
         bad = len(self.reasons)
         if bad > before and bad > self._allowed:
             lines = (f"\n  {printable(f'{path}: {why}')}" for path, why in self.reasons.items())
-            raise TooManyBadVideos(
+            raise RunError(
                 f"{bad} of {self._num_videos} videos do not decode, more than DATA.MAX_BAD_SHARE "
                 f"({self._max_share:g}) allows; increase it, or remove them from the lists with "
                 f"`slowfast-lara data check` and `data drop-bad`:{''.join(lines)}"

@@ -23,8 +23,8 @@ import torch
 from fvcore.common.config import CfgNode
 
 from slowfast_lara.data import transforms
-from slowfast_lara.data.augment import random_blur, random_erase, random_gray
 from slowfast_lara.data.bad_videos import Failure
+from slowfast_lara.data.lists import find_prefix, read_path_labels
 from slowfast_lara.data.rand_augment import RandAugment
 from slowfast_lara.data.regions import CropFn
 from slowfast_lara.data.sources import FrameSource, VideoPath, read_frames
@@ -82,6 +82,7 @@ class VideoDataset(torch.utils.data.Dataset):
     raw = False
     # Config key of the folder that is prepended to relative paths; error messages name the key.
     prefix_key = "DATA.PATH_PREFIX"
+    _frames: StringArray | None = None  # set by `use_frames`
 
     def __init__(self, cfg: CfgNode, mode: str) -> None:
         if mode not in MODES:
@@ -95,14 +96,31 @@ class VideoDataset(torch.utils.data.Dataset):
         classes = {x: tuple(map(int, x)) if isinstance(x, tuple) else int(x) for x in labels}
         self.labels: list[Label] = [classes[label] for label in labels]
         self._check_paths()
-        data = cfg.DATA
-        self._timestamps = TimestampCache(data.PATH_TO_DATA_DIR)
-        self._normalize = transforms.Normalize(data.MEAN, data.STD, data.REVERSE_INPUT_CHANNEL)
-        self._rand_augment = RandAugment(data.RAND_AUGMENT)
+        self._timestamps = TimestampCache(cfg.DATA.PATH_TO_DATA_DIR)
+        self._normalize = transforms.Normalize(cfg.DATA)
+        self._rand_augment = RandAugment(cfg.DATA.RAND_AUGMENT)
 
     def read_lists(self) -> tuple[list[str], list[Label]]:
         """Paths and labels of the videos of `self.mode`."""
         raise NotImplementedError
+
+    def read_path_list(self, list_file: str) -> tuple[list[str], list[Label]]:
+        """Paths and labels of a `path label` list."""
+        data, num_classes = self.cfg.DATA, self.cfg.MODEL.NUM_CLASSES
+        options = {"prefix": data.PATH_PREFIX, "several": data.MULTI_LABEL}
+        return read_path_labels(list_file, data.PATH_LABEL_SEPARATOR, num_classes, **options)
+
+    def use_frames(self, frames: StringArray, rows: list[int], list_file: str) -> list[str]:
+        """Read extracted frames instead of video files; returns the folder of each video.
+
+        Video i has the paths `frames[rows[i]]`, one per line, relative to DATA.PATH_PREFIX.
+        """
+        # A tensor, whose memory the workers share.
+        self._frames, self._frame_rows = frames, torch.tensor(rows)
+        first = frames[0].partition("\n")[0]
+        self._prefix = find_prefix(self.cfg.DATA.PATH_PREFIX, first, list_file)
+        first_paths = (frames[row].partition("\n")[0] for row in rows)
+        return [os.path.join(self._prefix, os.path.dirname(path)) for path in first_paths]
 
     def list_or_val(self) -> str:
         """Path of the list of `self.mode`; a test uses val.csv if there is no test.csv."""
@@ -126,7 +144,10 @@ class VideoDataset(torch.utils.data.Dataset):
 
     def video_path(self, index: int) -> VideoPath:
         """Path of a video file, or paths of the image files of its frames."""
-        return self.paths[index]
+        if self._frames is None:
+            return self.paths[index]
+        paths = self._frames[int(self._frame_rows[index])].split("\n")[:-1]
+        return [os.path.join(self._prefix, path) for path in paths]
 
     @classmethod
     def clip_frames(
@@ -292,11 +313,11 @@ class VideoDataset(torch.utils.data.Dataset):
         if data.USE_RAND_AUGMENT:
             clip = self._rand_augment(clip, rng)
         if data.GRAYSCALE:
-            clip = random_gray(clip, rng)
+            clip = transforms.random_gray(clip, rng)
         if data.GAUSSIAN:
-            clip = random_blur(clip, rng)
+            clip = transforms.random_blur(clip, rng)
         if data.RE_PROB:
-            clip = random_erase(clip, rng, data.RE_PROB)
+            clip = transforms.random_erase(clip, rng, data.RE_PROB)
         return self._to_tensor(clip)
 
     def _to_tensor(self, clip: np.ndarray) -> torch.Tensor:

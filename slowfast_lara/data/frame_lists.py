@@ -16,13 +16,14 @@ HEADER = "original_vido_id video_id frame_id path labels"
 
 
 class FrameList(NamedTuple):
-    """`names` has the videos' names, `paths` one string per video: a frame path per line.
+    """Names of the videos; `paths` and `labels` have one string per video, a line per frame.
 
-    If the list was read with labels, a line is the path, a space, and the labels of the frame.
+    `labels` is empty unless the list was read with labels.
     """
 
     names: list[str]
     paths: StringArray
+    labels: StringArray
 
 
 def has_header(list_file: str) -> bool:
@@ -36,31 +37,39 @@ def read_frame_list(list_file: str, *, with_labels: bool = False) -> FrameList:
             f"{list_file}, line 1: expected the header {HEADER!r}; remove this file if "
             "the videos are DATA.PATH_PREFIX/ID.webm, not extracted frames"
         )
-    names, block, ends = _parse(list_file, with_labels)
+    names, *columns = _parse(list_file, with_labels)
     if not names:
         raise DataError(f"{list_file}: empty; expected lines of {HEADER!r}")
     if len(set(names)) < len(names):
         repeated = next(name for name, count in Counter(names).items() if count > 1)
         raise DataError(f"{list_file}: the frames of video {repeated} must be consecutive lines")
-    return FrameList(names, StringArray(block, np.array(ends)))
+    return FrameList(names, *(StringArray(block, np.array(ends)) for block, ends in columns))
 
 
-def _parse(list_file: str, with_labels: bool) -> tuple[list[str], bytearray, list[int]]:
-    """The names of the videos, all frame paths as lines of one block, and each video's end offset.
+# The lines of all videos, and each video's end offset.
+_Column = tuple[bytearray, list[int]]
+
+
+def _parse(list_file: str, with_labels: bool) -> tuple[list[str], _Column, _Column]:
+    """The names of the videos, the frame paths and the frame labels.
 
     The loop works on bytes and does little per line, because lists have millions of lines.
     """
     names: list[str] = []
-    block, ends = bytearray(), []
+    columns: list[_Column] = [(bytearray(), []), (bytearray(), [])]
     video: bytes | None = None
     numbers: list[int] = []
     paths: list[bytes] = []
+    labels: list[bytes] = []
 
     def finish_video() -> None:
         if any(a >= b for a, b in zip(numbers, numbers[1:])):
-            paths[:] = [path for _, path in sorted(zip(numbers, paths))]
-        block.extend(b"\n".join(paths) + b"\n")
-        ends.append(len(block))
+            order = sorted(range(len(numbers)), key=lambda i: (numbers[i], paths[i]))
+            paths[:] = [paths[i] for i in order]
+            labels[:] = [labels[i] for i in order] if with_labels else []
+        for (block, ends), lines in zip(columns, (paths, labels) if with_labels else (paths,)):
+            block.extend(b"\n".join(lines) + b"\n")
+            ends.append(len(block))
 
     with open_text(list_file, mode="rb", encoding=None) as file:
         lines = enumerate(file, start=1)
@@ -70,7 +79,7 @@ def _parse(list_file: str, with_labels: bool) -> tuple[list[str], bytearray, lis
         for line_number, line in lines:
             try:
                 name, _, frame, rest = line.split(None, 3)
-                path, labels = rest.rsplit(None, 1)
+                path, label = rest.rsplit(None, 1)
                 number = int(frame)
             except ValueError:
                 if not (text := line.decode(errors="replace").strip()):
@@ -80,11 +89,14 @@ def _parse(list_file: str, with_labels: bool) -> tuple[list[str], bytearray, lis
             if name != video:
                 if video is not None:
                     finish_video()
-                video, numbers, paths = name, [], []
+                video, numbers, paths, labels = name, [], [], []
                 names.append(name.decode())
             numbers.append(number)
-            paths.append(b"%b %b" % (path, labels) if with_labels else path)
+            paths.append(path)
+            if with_labels:
+                labels.append(label)
         if video is not None:
             finish_video()
-        block.decode()  # raises UnicodeDecodeError if a path is not UTF-8
-    return names, block, ends
+        for block, _ in columns:
+            block.decode()  # raises UnicodeDecodeError if a path is not UTF-8
+    return names, columns[0], columns[1]

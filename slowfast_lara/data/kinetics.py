@@ -8,7 +8,6 @@ import numpy as np
 from fvcore.common.config import CfgNode
 
 from slowfast_lara.data.dataset import VideoDataset
-from slowfast_lara.data.lists import read_path_labels
 from slowfast_lara.data.sampling import clip_indices
 from slowfast_lara.labels import Label
 
@@ -17,14 +16,7 @@ class Kinetics(VideoDataset):
     """Clips of NUM_FRAMES x SAMPLING_RATE from DATA.PATH_TO_DATA_DIR/{train,val,test}.csv."""
 
     def read_lists(self) -> tuple[list[str], list[Label]]:
-        data = self.cfg.DATA
-        return read_path_labels(
-            os.path.join(data.PATH_TO_DATA_DIR, f"{self.mode}.csv"),
-            data.PATH_LABEL_SEPARATOR,
-            self.cfg.MODEL.NUM_CLASSES,
-            data.PATH_PREFIX,
-            several=data.MULTI_LABEL,
-        )
+        return self.read_path_list(os.path.join(self.cfg.DATA.PATH_TO_DATA_DIR, f"{self.mode}.csv"))
 
     @classmethod
     def clip_frames(

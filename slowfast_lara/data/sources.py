@@ -77,25 +77,37 @@ def read_frames(
         threads: number of decoder threads for a video file (see `read_clip`).
         cache: timestamps of known video files (see `read_clip`); unused if `whole`.
     """
-    if isinstance(source, FrameArray):
-        indices = choose(len(source.pixels), source.fps or default_fps)
-        return _read_cropped(indices, source.pixels.__getitem__, crop)
-    images = _image_files(source)
-    if images is not None:
-        indices = choose(len(images), _fps_of(images, default_fps))
-        return _read_cropped(indices, lambda index: read_image(images[index]), crop)
+    stored = _stored_frames(source, default_fps)
+    if stored is not None:
+        frames, read_frame, fps = stored
+        indices = choose(len(frames), fps)
+        distinct = np.unique(indices)
+        kept = FrameBuffer(len(distinct), crop)
+        for index in distinct:
+            kept.add(read_frame(frames[index]))
+        return ClipFrames(kept.pixels, np.searchsorted(distinct, indices))
     read = read_whole if whole else partial(read_clip, cache=cache)
     return read(str(source), choose, crop, default_fps=default_fps, threads=threads)
 
 
-def _read_cropped(
-    indices: np.ndarray, read_frame: Callable[[int], np.ndarray], crop: CropFn
-) -> ClipFrames:
-    distinct = np.unique(indices)
-    kept = FrameBuffer(len(distinct), crop)
-    for index in distinct:
-        kept.add(read_frame(index))
-    return ClipFrames(kept.pixels, np.searchsorted(distinct, indices))
+def _stored_frames(
+    source: FrameSource, default_fps: float
+) -> tuple[Any, Callable[[Any], np.ndarray], float] | None:
+    """Frames in memory or image files, the function that reads one of them, and the frame rate.
+
+    None if the source is a video file.
+    """
+    if isinstance(source, FrameArray):
+        return source.pixels, np.asarray, source.fps or default_fps
+    images: Sequence[str] | None = None
+    if not isinstance(source, str):
+        images = source
+    elif os.path.isdir(source):
+        images = list_images(source)
+    elif not os.path.exists(source):
+        images = FrameRange.parse(source)
+    fps = images.fps if isinstance(images, FrameRange) else None
+    return None if images is None else (images, read_image, fps or default_fps)
 
 
 class TimedFrame(NamedTuple):
@@ -111,15 +123,10 @@ def open_frames(
     source: FrameSource, default_fps: float = 30
 ) -> Iterator[tuple[float, Iterator[TimedFrame]]]:
     """Open a source; yield its frame rate and an iterator over its frames."""
-    fps = float(default_fps)
-    if isinstance(source, FrameArray):
-        fps = float(source.fps or default_fps)
-        yield fps, at_constant_rate(source.pixels, fps)
-        return
-    images = _image_files(source)
-    if images is not None:
-        fps = float(_fps_of(images, default_fps))
-        yield fps, at_constant_rate(map(read_image, images), fps)
+    stored = _stored_frames(source, default_fps)
+    if stored is not None:
+        frames, read_frame, fps = stored
+        yield float(fps), at_constant_rate(map(read_frame, frames), fps)
         return
     with open_video(str(source)) as (container, stream):
         fps = header_rate(stream) or read_timestamps(str(source)).fps or default_fps
@@ -155,19 +162,6 @@ def _timed_frames(container: Any, stream: Any, fps: float) -> Iterator[TimedFram
         frame, start = following, end
     last = float(frame.duration * stream.time_base) if frame.duration else 1 / fps
     yield TimedFrame(start, start + last, to_rgb(frame))
-
-
-def _image_files(source: VideoPath) -> Sequence[str] | None:
-    """The image files of a source; None if the source is a video file."""
-    if not isinstance(source, str):
-        return source
-    if os.path.isdir(source):
-        return list_images(source)
-    return None if os.path.exists(source) else FrameRange.parse(source)
-
-
-def _fps_of(images: Sequence[str], default_fps: float) -> float:
-    return (images.fps if isinstance(images, FrameRange) else None) or default_fps
 
 
 def list_images(folder: str) -> list[str]:

@@ -17,15 +17,12 @@ from collections.abc import Iterable
 from typing import Any
 
 import numpy as np
-import torch
 from fvcore.common.config import CfgNode
 
 from slowfast_lara.data.dataset import VideoDataset
 from slowfast_lara.data.frame_lists import has_header, read_frame_list
-from slowfast_lara.data.lists import find_prefix, parse_label, read_path_labels
+from slowfast_lara.data.lists import find_prefix, parse_label
 from slowfast_lara.data.sampling import segment_indices, segment_view_indices
-from slowfast_lara.data.sources import VideoPath
-from slowfast_lara.data.string_array import StringArray
 from slowfast_lara.data.text_files import load_json, open_text
 from slowfast_lara.errors import DataError
 from slowfast_lara.labels import Label
@@ -41,41 +38,27 @@ class Ssv2(VideoDataset):
     frames_in_folders = True
 
     def read_lists(self) -> tuple[list[str], list[Label]]:
-        data, num_classes = self.cfg.DATA, self.cfg.MODEL.NUM_CLASSES
-        folder = data.PATH_TO_DATA_DIR
-        # Paths of extracted frames, one string per video of the list; None for video files.
-        self._frames: StringArray | None = None
+        folder = self.cfg.DATA.PATH_TO_DATA_DIR
         split = "train" if self.mode == "train" else "validation"
         list_file = self.list_or_val()
         has_list = os.path.exists(list_file)
         has_annotations = os.path.exists(os.path.join(folder, f"{PREFIX}labels.json"))
         if has_list and not has_annotations and not has_header(list_file):
-            return read_path_labels(
-                list_file, data.PATH_LABEL_SEPARATOR, num_classes, data.PATH_PREFIX
-            )
-        label_of = read_annotations(folder, split, num_classes)
+            return self.read_path_list(list_file)
+        label_of = read_annotations(folder, split, self.cfg.MODEL.NUM_CLASSES)
         if not has_list:
-            prefix = find_prefix(data.PATH_PREFIX, f"{next(iter(label_of))}.webm", list_file)
+            first = f"{next(iter(label_of))}.webm"
+            prefix = find_prefix(self.cfg.DATA.PATH_PREFIX, first, list_file)
             suffix = video_suffix(prefix, label_of)
             files = [os.path.join(prefix, f"{name}{suffix}") for name in label_of]
             return files, list(label_of.values())
-        listed, self._frames = read_frame_list(list_file)
+        listed, frames, _ = read_frame_list(list_file)
         row_of = {name: row for row, name in enumerate(listed)}
         names = [name for name in label_of if name in row_of]
         if not names:
             raise DataError(f"{list_file}: none of its videos is in {PREFIX}{split}.json")
-        self._rows = torch.tensor([row_of[name] for name in names])
-        first = self._frames[0].partition("\n")[0]
-        self._prefix = find_prefix(data.PATH_PREFIX, first, list_file)
-        firsts = (self._frames[row].partition("\n")[0] for row in self._rows.tolist())
-        folders = [os.path.join(self._prefix, os.path.dirname(path)) for path in firsts]
+        folders = self.use_frames(frames, [row_of[name] for name in names], list_file)
         return folders, [label_of[name] for name in names]
-
-    def video_path(self, index: int) -> VideoPath:
-        if self._frames is None:
-            return super().video_path(index)
-        paths = self._frames[int(self._rows[index])].split("\n")[:-1]
-        return [os.path.join(self._prefix, path) for path in paths]
 
     @classmethod
     def clip_frames(

@@ -1,4 +1,4 @@
-"""Crops, flips, colour changes and normalisation of clips.
+"""Crops, flips, colour changes, blur, erasing and normalisation of clips.
 
 Clips are uint8 [T, H, W, 3] until they are normalised. Random functions draw once per clip from the
 given generator. (PySlowFast's functions are not used: random_crop returns one value instead of two
@@ -22,6 +22,12 @@ LUMA = np.array([0.299, 0.587, 0.114])
 COLOR_JITTER = 0.4
 CROP_AREA = (0.08, 1.0)
 CROP_ASPECT = (3 / 4, 4 / 3)
+# Probabilities and blur widths are those of Motionformer and SimCLR (Chen et al. 2020).
+GRAY_PROBABILITY = 0.2
+BLUR_PROBABILITY = 0.5
+BLUR_SIGMA = (0.1, 2.0)  # range in pixels
+ERASED_AREA = (0.02, 1 / 3)  # range, as fraction of the frame area
+ERASED_ASPECT = (0.3, 1 / 0.3)  # range of height / width
 
 
 def whole_frame(height: int, width: int, short_side: int) -> Region:
@@ -135,6 +141,40 @@ def saturation(clip: np.ndarray, factor: float) -> np.ndarray:
     return cv2.transform(flat, matrix.astype(np.float32)).reshape(clip.shape)
 
 
+def random_gray(clip: np.ndarray, rng: np.random.Generator) -> np.ndarray:
+    """Convert the clip to grayscale with probability GRAY_PROBABILITY."""
+    return saturation(clip, 0) if rng.random() < GRAY_PROBABILITY else clip
+
+
+def random_blur(clip: np.ndarray, rng: np.random.Generator) -> np.ndarray:
+    """Apply a Gaussian blur of random width with probability BLUR_PROBABILITY."""
+    if rng.random() >= BLUR_PROBABILITY:
+        return clip
+    sigma = rng.uniform(*BLUR_SIGMA)
+    return by_frame(clip, lambda frame, out: cv2.GaussianBlur(frame, (0, 0), sigma, dst=out))
+
+
+def random_erase(clip: np.ndarray, rng: np.random.Generator, probability: float) -> np.ndarray:
+    """With the given probability, fill the same rectangle of all frames with noise.
+
+    Zhong et al., "Random Erasing Data Augmentation" (2020). The noise differs from frame to frame,
+    so that the rectangle does not look like a static object.
+    """
+    if rng.random() >= probability:
+        return clip
+    frames, height, width, channels = clip.shape
+    area = height * width * rng.uniform(*ERASED_AREA)
+    aspect = math.exp(rng.uniform(*np.log(ERASED_ASPECT)))
+    rows = min(max(round(math.sqrt(area * aspect)), 1), height)
+    columns = min(max(round(math.sqrt(area / aspect)), 1), width)
+    top = int(rng.integers(height - rows, endpoint=True))
+    left = int(rng.integers(width - columns, endpoint=True))
+    erased = clip.copy()
+    noise = rng.integers(256, size=(frames, rows, columns, channels), dtype=np.uint8)
+    erased[:, top : top + rows, left : left + columns] = noise
+    return erased
+
+
 def by_frame(clip: np.ndarray, change: Callable[[np.ndarray, np.ndarray], Any]) -> np.ndarray:
     """Call `change(frame, out)` on every frame; `change` writes the new frame to `out`."""
     result = np.empty(clip.shape, np.uint8)
@@ -151,12 +191,15 @@ def look_up(clip: np.ndarray, values: np.ndarray) -> np.ndarray:
 
 
 class Normalize:
-    """Converts uint8 [T, H, W, 3] to float32 [3, T, H, W]: (x / 255 - mean) / std."""
+    """Converts uint8 [T, H, W, 3] to float32 [3, T, H, W]: (x / 255 - mean) / std.
 
-    def __init__(self, mean: list[float], std: list[float], bgr: bool) -> None:
-        values = (np.arange(256)[:, None] / 255 - np.array(mean)) / np.array(std)
+    `data` is the config node DATA.
+    """
+
+    def __init__(self, data: CfgNode) -> None:
+        values = (np.arange(256)[:, None] / 255 - np.array(data.MEAN)) / np.array(data.STD)
         self._tables = [np.ascontiguousarray(column) for column in values.T.astype(np.float32)]
-        self._channels = [2, 1, 0] if bgr else [0, 1, 2]
+        self._channels = [2, 1, 0] if data.REVERSE_INPUT_CHANNEL else [0, 1, 2]
 
     def __call__(self, clip: np.ndarray, out: np.ndarray | None = None) -> torch.Tensor:
         if out is None:

@@ -19,7 +19,7 @@ def crop_views(frames: ClipFrames, cfg: CfgNode) -> torch.Tensor:
     """Normalised views, float32 [clips * crops, 3, T, H, W]; `frames.order` must be [clips, T]."""
     data, size = cfg.DATA, cfg.DATA.TEST_CROP_SIZE
     positions = (1,) if cfg.TEST.NUM_SPATIAL_CROPS == 1 else (0, 1, 2)
-    normalize = Normalize(data.MEAN, data.STD, data.REVERSE_INPUT_CHANNEL)
+    normalize = Normalize(data)
     clips, num_frames = frames.order.shape
     views = _buffers.take((clips, len(positions), 3, num_frames, size, size))
     planes = np.empty((3, 1, *frames.pixels.shape[1:3]), np.float32)

@@ -19,9 +19,8 @@ class BatchCopies:
     """
 
     def __init__(self, cfg: CfgNode, device: torch.device) -> None:
-        data = cfg.DATA
         self._device = device
-        self._normalize = Normalize(data.MEAN, data.STD, data.REVERSE_INPUT_CHANNEL)
+        self._normalize = Normalize(cfg.DATA)
         self._stream = torch.cuda.Stream(device) if device.type == "cuda" else None
 
     def __call__(self, batch: Batch) -> tuple[list[Tensor], Tensor]:

@@ -8,8 +8,8 @@ loses the iterations that ran during the write.
 from __future__ import annotations
 
 import logging
-import threading
 from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from typing import Any
 
 from torch import Tensor
@@ -21,33 +21,28 @@ class CheckpointWriter:
     """Runs one write at a time, in a thread if `background`; errors are raised in the caller."""
 
     def __init__(self, background: bool) -> None:
-        self._background = background
-        self._thread: threading.Thread | None = None
-        self._error: Exception | None = None
+        self._executor = ThreadPoolExecutor(1, "checkpoint") if background else None
+        self._writing: Future[None] | None = None
 
     def submit(self, content: dict[str, Any], write: Callable[[dict[str, Any]], None]) -> None:
         """Call `write(content)` now or, in the background, with a copy of the content."""
         self.wait()
-        if self._background:
-            arguments = write, copied_to_cpu(content, {})
-            self._thread = threading.Thread(target=self._run, args=arguments, name="checkpoint")
-            self._thread.start()
-        else:
+        if self._executor is None:
             write(content)
+        else:
+            self._writing = self._executor.submit(write, copied_to_cpu(content, {}))
 
     def check(self) -> None:
-        """If the last write has already failed, raise its error; do not wait for the write."""
-        if self._error is not None:
+        """If the last write has ended, raise its error, if any; do not wait for the write."""
+        if self._writing is not None and self._writing.done():
             self.wait()
 
     def wait(self) -> None:
         """Wait until the write has ended; raise its error."""
-        if self._thread is not None:
-            self._thread.join()
-            self._thread = None
-        error, self._error = self._error, None
-        if error is not None:
-            raise error
+        if self._writing is not None:
+            wait([self._writing])
+            ended, self._writing = self._writing, None
+            ended.result()
 
     def close(self) -> None:
         """Wait until the write has ended; log its error: the run may be raising another error."""
@@ -55,12 +50,6 @@ class CheckpointWriter:
             self.wait()
         except Exception as error:
             logger.error("%s", error)
-
-    def _run(self, write: Callable[[dict[str, Any]], None], content: dict[str, Any]) -> None:
-        try:
-            write(content)
-        except Exception as error:
-            self._error = error
 
 
 def copied_to_cpu(value: Any, copies: dict[Any, Tensor]) -> Any:

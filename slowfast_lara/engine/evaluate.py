@@ -25,12 +25,18 @@ from slowfast_lara.data.loader import TestVideos
 from slowfast_lara.engine.batch_copies import BatchCopies
 from slowfast_lara.engine.distributed import all_gather, all_reduce_sum, barrier, rank, unwrap_ddp
 from slowfast_lara.engine.metrics import metrics, per_class, score_loss
-from slowfast_lara.engine.score_files import ScoreFiles, VideoResult, scores_fingerprint
+from slowfast_lara.engine.score_files import (
+    ScoreFiles,
+    VideoResult,
+    remove_files,
+    scores_fingerprint,
+)
 from slowfast_lara.engine.signals import StopRequest
 from slowfast_lara.errors import RunError, Stopped, counted
 from slowfast_lara.files import atomic_write, write_json
+from slowfast_lara.inference.prediction import Prediction
 from slowfast_lara.inference.scoring import autocast, score_views
-from slowfast_lara.labels import Label, LabelKind, label_kind, top_actions, top_classes
+from slowfast_lara.labels import Label, LabelKind, label_kind
 from slowfast_lara.models.build import device_of
 from slowfast_lara.progress import progress_bar
 from slowfast_lara.runs.folder import TEST_METRICS, TEST_RESULTS
@@ -170,7 +176,7 @@ def _resume_test(files: ScoreFiles, loader: DataLoader) -> list[VideoResult]:
     """
     found = files.read()
     by_rank = all_gather((sorted(found), len(files.of_other_tests)))
-    files.remove_other_tests()
+    remove_files(files.of_other_tests)
     done = {index for indices, _ in by_rank for index in indices}
     if any(others for _, others in by_rank):
         logger.warning(
@@ -216,11 +222,10 @@ def _write_results(
     labels = torch.tensor(np.array([dataset.target(result.index) for result in scored]))
     counts = {"num_videos": len(scored), "num_failed": len(failed)}
     summary = {**metrics(scores, labels, kind), **counts}
-    videos = []
-    for result, row in zip(scored, scores):
-        entry = _ranking(row, dataset.labels[result.index], kind, names)
-        path = dataset.paths[result.index]
-        videos.append({"path": path, **entry, "num_views": result.num_views})
+    videos = [
+        _video_entry(result, dataset.paths[result.index], dataset.labels[result.index], kind, names)
+        for result in scored
+    ]
     content = {
         **summary,
         "checkpoint": weights.checkpoint,
@@ -260,21 +265,15 @@ def _labelled(label: Label, kind: LabelKind, names: Sequence[str] | None) -> dic
     return {"label": label} | ({"label_name": kind.name_of(label, names)} if names else {})
 
 
-def _ranking(
-    scores: Tensor, label: Label, kind: LabelKind, names: Sequence[str] | None
+def _video_entry(
+    result: VideoResult, path: str, label: Label, kind: LabelKind, names: Sequence[str] | None
 ) -> dict[str, Any]:
     """Label, top-5 classes and their scores; for actions, also those of the verb and the noun."""
-    if kind.is_pair:
-        pairs, values = top_actions(scores, kind)
-        best: list[Label] = [(verb, noun) for verb, noun in pairs.tolist()]
-    else:
-        best = top_classes(scores).tolist()
-        values = scores[best]
-    entry = {**_labelled(label, kind, names), "top5": best, "top5_scores": values.tolist()}
-    entry |= {"top5_names": [kind.name_of(x, names) for x in best]} if names else {}
+    assert result.scores is not None
+    found = Prediction(result.scores, names or (), result.num_views, path, kind=kind).to_dict()
     if isinstance(label, tuple) and kind.is_pair:
         part_names = kind.split_names(names) if names else {}
-        for (part, part_scores), own in zip(kind.split(scores).items(), label):
-            part_kind = LabelKind({"": kind.parts[part]})
-            entry[part] = _ranking(part_scores, own, part_kind, part_names.get(part))
-    return entry
+        for part, own in zip(kind.parts, label):
+            labelled = _labelled(own, LabelKind({"": kind.parts[part]}), part_names.get(part))
+            found[part] = {**labelled, **found[part]}
+    return {"path": path, **_labelled(label, kind, names), **found}

@@ -30,18 +30,15 @@ def choose_interface(host: str) -> str:
 def interface_to(host: str) -> str:
     """Name of the interface that sends packets to an IPv4 host; "" if unknown."""
     address = _source_address(host)
+    is_loopback = address and ipaddress.ip_address(address).is_loopback
     # Debian maps a machine's own host name to a loopback address.
-    if address and ipaddress.ip_address(address).is_loopback and not _is_loopback_name(host):
+    if is_loopback and host != "localhost" and not host.startswith("127."):
         address = _source_address(_DOCUMENTATION)
     for _, name in socket.if_nameindex() if address else []:
         if _address_of(name) == address:
             return name
     # All addresses 127.x.y.z belong to the loopback interface, although it lists only one.
     return "lo" if address.startswith("127.") and _address_of("lo") else ""
-
-
-def _is_loopback_name(host: str) -> bool:
-    return host == "localhost" or host.startswith("127.")
 
 
 def _source_address(host: str) -> str:

@@ -23,18 +23,23 @@ from fvcore.common.config import CfgNode
 from fvcore.common.history_buffer import HistoryBuffer
 from slowfast.utils.logging import log_json_stats
 
+from slowfast_lara.config.yaml_files import parse_yaml
 from slowfast_lara.data.dataset import Sample, VideoDataset
 from slowfast_lara.data.transforms import pixels_of
 from slowfast_lara.engine.distributed import rank
 from slowfast_lara.engine.iteration import PendingIteration
 from slowfast_lara.engine.metrics import main_metric
 from slowfast_lara.engine.throughput import Throughput
-from slowfast_lara.engine.wandb_run import start_wandb
+from slowfast_lara.errors import ConfigError, first_line
+from slowfast_lara.files import write_text
 from slowfast_lara.labels import label_kind
 from slowfast_lara.progress import progress_bar
 
 logger = logging.getLogger(__name__)
 T = TypeVar("T")
+
+# In OUTPUT_DIR: the id of the W&B run, so that a resumed training logs to the same run.
+WANDB_ID_FILE = "wandb_run_id.txt"
 
 
 class TrainProgress:
@@ -172,6 +177,37 @@ class TrainProgress:
         done = self._epoch * self._epoch_batches + self._batch
         left = self._cfg.SOLVER.MAX_EPOCH * self._epoch_batches - done
         return str(datetime.timedelta(seconds=int(self._recent("dt") * left)))
+
+
+def start_wandb(cfg: CfgNode) -> Any:
+    """Start or resume the W&B run of OUTPUT_DIR; W&B's environment variables apply."""
+    import wandb  # optional dependency
+
+    path = os.path.join(cfg.OUTPUT_DIR, WANDB_ID_FILE)
+    run_id = None
+    if os.path.isfile(path):
+        with open(path, encoding="utf-8") as file:
+            run_id = file.read(100).strip()
+    try:
+        run = wandb.init(
+            project=os.environ.get("WANDB_PROJECT", "slowfast_lara"),
+            name=os.environ.get("WANDB_NAME", os.path.basename(os.path.abspath(cfg.OUTPUT_DIR))),
+            dir=cfg.OUTPUT_DIR,
+            config=parse_yaml(cfg.dump(), "the config"),
+            id=run_id or None,
+            resume="allow",
+            settings=wandb.Settings(console="off"),  # stdout.log records the output
+        )
+    except Exception as error:  # no API key, no network, ...: W&B raises many exception types
+        raise ConfigError(
+            f"WANDB.ENABLE is True, but W&B does not start: {first_line(error)}; "
+            "set the environment variable WANDB_MODE=offline to log without a server"
+        ) from None
+    # A resumed training repeats some batches. W&B drops values of earlier steps, so the batch
+    # number is a metric of its own.
+    run.define_metric("*", step_metric="batch")
+    write_text(path, f"{run.id}\n")
+    return run
 
 
 def _summarize(stats: dict[str, float], prefix: str = "") -> list[str]:

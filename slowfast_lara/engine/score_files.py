@@ -109,14 +109,11 @@ class ScoreFiles:
                 "command resumes the test"
             ) from None
 
-    def remove_other_tests(self) -> None:
-        _remove(self.of_other_tests)
-
     def remove(self) -> None:
         """Remove all files of this test, after its results are written."""
         if self._file is not None:
             self._file.close()
-        _remove([*self._found, self._path])
+        remove_files([*self._found, self._path])
         remove_empty(self._made_folders)
 
 
@@ -124,6 +121,6 @@ def _crc(record: np.ndarray) -> int:
     return zlib.crc32(record.tobytes()[:-4])
 
 
-def _remove(paths: Sequence[Path]) -> None:
+def remove_files(paths: Sequence[Path]) -> None:
     for path in paths:
         path.unlink(missing_ok=True)  # another process may have removed the file

@@ -24,7 +24,7 @@ from slowfast_lara.files import atomic_write
 from slowfast_lara.inference.load import load
 from slowfast_lara.inference.model import MAX_VIEWS, TrainedModel, check_positive
 from slowfast_lara.inference.prediction import Ranking, format_ranking
-from slowfast_lara.inference.prediction_files import PredictionArrays, PredictionFiles
+from slowfast_lara.inference.prediction_files import ArrayRow, PredictionFiles, prediction_arrays
 from slowfast_lara.inference.timeline import Timeline
 from slowfast_lara.inference.videos import find_videos, output_paths
 
@@ -59,7 +59,7 @@ def predict_videos(
         arrays = None
         if args.npz:
             width = model.cfg.VIT.EMBED_DIM
-            arrays = stack.enter_context(PredictionArrays(args.npz, model.class_names, width))
+            arrays = stack.enter_context(prediction_arrays(args.npz, model.class_names, width))
         for video, copy, plot in zip(videos, copies, plots):
             try:
                 if args.stream:
@@ -84,13 +84,13 @@ def _score_views(
     video: str,
     views: int | None,
     out: PredictionFiles,
-    arrays: PredictionArrays | None,
+    arrays: list[ArrayRow] | None,
 ) -> None:
     if arrays is None:
         prediction = model(video, views=views)
     else:
         prediction, features = model.predict_with_features(video, views=views)
-        arrays.add(video, prediction, features)
+        arrays.append((video, prediction.scores, features, prediction.num_views))
     print(printable(video))
     parts = prediction.top_parts()
     rankings = {"action": prediction.top(), **parts} if parts else {"": prediction.top()}

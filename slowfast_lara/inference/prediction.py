@@ -26,8 +26,8 @@ class Ranking(NamedTuple):
 
     def to_dict(self) -> dict[str, Any]:
         """The five best classes, with the keys of the JSON files."""
-        classes, names, scores = self
-        return {"top5": classes[:5], "top5_names": names[:5], "top5_scores": scores[:5]}
+        named = {"top5_names": self.names[:5]} if self.names else {}
+        return {"top5": self.classes[:5], **named, "top5_scores": self.scores[:5]}
 
 
 class ClassScore(NamedTuple):
@@ -40,14 +40,18 @@ class ClassScore(NamedTuple):
 def rank_classes(
     scores: np.ndarray, names: Sequence[str], count: int = 5, kind: LabelKind | None = None
 ) -> Ranking:
-    """The `count` best classes or, for a model of verbs and nouns, the best actions."""
+    """The `count` best classes or, for a model of verbs and nouns, the best actions.
+
+    If `names` is empty, the ranking has no names.
+    """
     values = torch.from_numpy(scores)
     if kind is None or not kind.is_pair:
         best = top_classes(values, count)
-        return Ranking(best.tolist(), [names[i] for i in best], values[best].tolist())
+        return Ranking(best.tolist(), [names[i] for i in best if names], values[best].tolist())
     pairs, products = top_actions(values, kind, count)
     labels = [(verb, noun) for verb, noun in pairs.tolist()]
-    return Ranking(labels, [kind.name_of(x, names) for x in labels], products.tolist())
+    named = [kind.name_of(label, names) for label in labels if names]
+    return Ranking(labels, named, products.tolist())
 
 
 def format_ranking(ranking: Ranking) -> str:

@@ -5,48 +5,40 @@ from __future__ import annotations
 import contextlib
 import csv
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
 from slowfast_lara.files import atomic_text, atomic_write, csv_cell
-from slowfast_lara.inference.prediction import Prediction, Ranking
+from slowfast_lara.inference.prediction import Ranking
+
+# Path, scores, features, and number of views of a video.
+ArrayRow = tuple[str, np.ndarray, np.ndarray, int]
 
 
-class PredictionArrays:
-    """Context manager that writes the scores and features of all videos to an NPZ file.
+@contextlib.contextmanager
+def prediction_arrays(
+    path: str, class_names: Sequence[str], num_features: int
+) -> Iterator[list[ArrayRow]]:
+    """Yield a list of rows to fill; write them to an NPZ file when the context ends.
 
     Arrays: paths [videos], scores float32 [videos, classes], features float32 [videos, D],
     num_views [videos], class_names [classes]. Failed videos are left out.
     """
-
-    def __init__(self, path: str, class_names: Sequence[str], num_features: int) -> None:
-        self._path, self._class_names, self._num_features = path, class_names, num_features
-        self._rows: list[tuple[str, np.ndarray, np.ndarray, int]] = []
-
-    def __enter__(self) -> PredictionArrays:
-        self._files = contextlib.ExitStack()
-        # Open the file now, so that an unwritable path is reported at once.
-        temporary = self._files.enter_context(atomic_write(self._path))
-        self._file = self._files.enter_context(open(temporary, "wb"))
-        return self
-
-    def add(self, path: str, prediction: Prediction, features: np.ndarray) -> None:
-        self._rows.append((path, prediction.scores, features, prediction.num_views))
-
-    def __exit__(self, kind, error, traceback) -> None:
-        if kind is None:
-            paths, scores, features, num_views = zip(*self._rows) if self._rows else ((),) * 4
-            np.savez(
-                self._file,
-                paths=np.array(paths, str),
-                scores=np.array(scores, np.float32).reshape(-1, len(self._class_names)),
-                features=np.array(features, np.float32).reshape(-1, self._num_features),
-                num_views=np.array(num_views, int),
-                class_names=np.array(self._class_names, str),
-            )
-        self._files.__exit__(kind, error, traceback)
+    rows: list[ArrayRow] = []
+    # Open the file now, so that an unwritable path is reported at once.
+    with atomic_write(path) as temporary, open(temporary, "wb") as file:
+        yield rows
+        paths, scores, features, num_views = zip(*rows) if rows else ((),) * 4
+        np.savez(
+            file,
+            paths=np.array(paths, str),
+            scores=np.array(scores, np.float32).reshape(-1, len(class_names)),
+            features=np.array(features, np.float32).reshape(-1, num_features),
+            num_views=np.array(num_views, int),
+            class_names=np.array(class_names, str),
+        )
 
 
 class PredictionFiles:

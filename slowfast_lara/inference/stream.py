@@ -80,8 +80,7 @@ class WindowScorer:
         # (start time in seconds, cropped frame) of each frame of the current window.
         self._recent: deque[tuple[float, np.ndarray]] = deque(maxlen=limit)
         self._position = (False, 0)
-        data = cfg.DATA
-        self._normalize = Normalize(data.MEAN, data.STD, data.REVERSE_INPUT_CHANNEL)
+        self._normalize = Normalize(cfg.DATA)
 
     def run(self, frames: Iterable[TimedFrame]) -> Iterator[tuple[np.ndarray, Window | None]]:
         """Yield each frame with the window that ends with this frame, or None.

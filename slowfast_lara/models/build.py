@@ -12,8 +12,8 @@ from torch.nn.parallel import DistributedDataParallel
 
 from slowfast_lara.attention.kernels import choice
 from slowfast_lara.attention.kernels.verdicts import Call
+from slowfast_lara.models.motionformer import MODEL_REGISTRY
 from slowfast_lara.models.numerics import autocast_dtype
-from slowfast_lara.models.registry import MODEL_REGISTRY
 
 logger = logging.getLogger(__name__)
 

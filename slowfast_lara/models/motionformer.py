@@ -15,6 +15,7 @@ from typing import Any
 
 import torch
 from fvcore.common.config import CfgNode
+from fvcore.common.registry import Registry
 from torch import Tensor, nn
 from torch.nn import functional
 
@@ -22,8 +23,9 @@ from slowfast_lara.attention import build_estimator, has_kernels
 from slowfast_lara.labels import label_kind
 from slowfast_lara.models.act_checkpoint import checkpointed
 from slowfast_lara.models.attention_config import chosen_estimator, estimator_settings
-from slowfast_lara.models.registry import MODEL_REGISTRY
 from slowfast_lara.models.space_time import ATTENTION_LAYERS, DIVIDED
+
+MODEL_REGISTRY = Registry("MODEL")  # PySlowFast 1.0 has no registry of models
 
 ACTIVATIONS = {"tanh": nn.Tanh, "gelu": nn.GELU, "relu": nn.ReLU}
 # Values of VIT.GELU, and PyTorch's names for them.

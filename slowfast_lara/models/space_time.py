@@ -61,13 +61,6 @@ class SpaceTimeAttention(nn.Module):
         """[B,h,R+N,d] -> the prefix [B,h,R,d] and the patches [B,h,N,d]."""
         return x[:, :, : self.num_prefix], x[:, :, self.num_prefix :]
 
-    def prefix_attention(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        """Exact attention of the prefix over all tokens: [B,h,R,d]."""
-        prefix, _ = self.split(q)
-        if not self.num_prefix:
-            return prefix
-        return fused_attention(prefix, k, v)
-
     def project(self, prefix: Tensor, patches: Tensor) -> Tensor:
         """Prefix [B,h,R,d] and patches [B,N,D] -> the layer's output [B,R+N,D]."""
         tokens = patches
@@ -110,7 +103,10 @@ class DividedAttention(SpaceTimeAttention):
         out = out.unflatten(0, (-1, num_groups))
         order = (0, 3, 1, 2, 4) if self.over_time else (0, 1, 3, 2, 4)
         patches = out.permute(order).flatten(1, 2).flatten(2)
-        return self.project(self.prefix_attention(q, k, v), patches)
+        prefix, _ = self.split(q)
+        if self.num_prefix:
+            prefix = fused_attention(prefix, k, v)
+        return self.project(prefix, patches)
 
     def group(self, tokens: Tensor, num_frames: int) -> Tensor:
         """[B,h,R+N,d] -> [B*P,h,F,d] over time, [B*F,h,P,d] over space."""

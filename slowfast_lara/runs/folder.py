@@ -11,6 +11,7 @@ from typing import Any, NamedTuple, cast
 
 import numpy as np
 
+from slowfast_lara.config.keys import get_value
 from slowfast_lara.config.yaml_files import parse_yaml
 from slowfast_lara.data.classes import class_names
 from slowfast_lara.errors import InputError
@@ -95,9 +96,7 @@ class RunRecord:
 
     def setting(self, key: str, default: Any = None) -> Any:
         """Value of a dotted config key; `default` if the key is missing."""
-        value: Any = self.config
-        for part in key.split("."):
-            value = value.get(part) if isinstance(value, dict) else None
+        value = get_value(self.config, key, None)
         return default if value is None else value
 
     def stats_of(self, kind: str) -> list[dict[str, Any]]:

@@ -116,10 +116,7 @@ def _raw_config(content: dict[str, Any]) -> dict[str, Any]:
 
 def _value(tree: dict[str, Any], key: str, defaults: CfgNode) -> Any:
     """The value of a key; its default if the checkpoint is older than the key."""
-    try:
-        return get_value(tree, key)
-    except KeyError:
-        return get_value(defaults, key)
+    return get_value(tree, key, get_value(defaults, key))
 
 
 def _same(key: str, saved: Any, current: Any) -> bool:

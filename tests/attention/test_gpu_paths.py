@@ -8,6 +8,7 @@ from benchmarks.kernel_counts import count_kernels
 from slowfast_lara import attention
 from slowfast_lara.attention import importance_sampling, importance_sdpa, lara, ra
 from slowfast_lara.attention.landmarks import farthest_tokens, segment_means
+from slowfast_lara.attention.sdpa import sdpa_supports
 from slowfast_lara.attention.tensors import to_float32
 from tests.helpers import reference
 from tests.helpers.comparing import assert_close, assert_same_function
@@ -104,8 +105,8 @@ def test_sdpa_only_where_pytorch_has_the_operator(monkeypatch):
     with FakeTensorMode():
         for device in ("cuda", "mps", "cpu"):
             half, double = torch.empty(2, device=device).half(), torch.empty(2, device=device)
-            assert importance_sdpa.sdpa_supports(half) is (device == "cuda")
-            assert not importance_sdpa.sdpa_supports(double.double())
+            assert sdpa_supports(half) is (device == "cuda")
+            assert not sdpa_supports(double.double())
     monkeypatch.setattr(importance_sampling, "estimate_by_sdpa", None)
     q, w = torch.empty(1, 2, 12, 8, device="meta").double(), torch.empty(2, 5, 8, device="meta")
     out = attention.performer_attention(q, q, q, w.double(), num_frames=3)

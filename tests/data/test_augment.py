@@ -7,7 +7,7 @@ import math
 import numpy as np
 import pytest
 
-from slowfast_lara.data.augment import ERASED_AREA, random_blur, random_erase, random_gray
+from slowfast_lara.data.transforms import ERASED_AREA, random_blur, random_erase, random_gray
 
 SIZES = [(33, 24), (8, 9), (1, 1), (2, 40)]
 

@@ -49,7 +49,10 @@ def test_line_ends_blank_lines_and_bom(tmp_path, start, end, seed):
     path = tmp_path / "train.csv"
     path.write_bytes((start + end.join([HEADER, *lines])).encode())
     names, paths = reference(lines)
-    assert read_frame_list(str(path)) == (names, paths) and len(names) == 40
+    found = read_frame_list(str(path), with_labels=True)
+    assert found[:2] == read_frame_list(str(path))[:2] == (names, paths) and len(names) == 40
+    labels = [line.rsplit(" ", 1)[1] for line in lines]
+    assert "".join(found.labels).split("\n")[:-1] == labels
 
 
 @pytest.mark.parametrize(

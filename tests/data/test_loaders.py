@@ -15,7 +15,7 @@ import torch
 from slowfast_lara.data.bad_videos import BadVideos, Failure
 from slowfast_lara.data.loader import test_loader as make_test_loader
 from slowfast_lara.data.loader import train_loader, val_loader
-from slowfast_lara.errors import DataError, RunError, TooManyBadVideos
+from slowfast_lara.errors import DataError, RunError
 from tests.helpers.runs import finish, start
 from tests.helpers.videos import config
 
@@ -263,7 +263,7 @@ def test_bad_videos_are_counted_once(caplog):
         bad.add([Failure("a.mp4", "no frame decodes"), Failure("b.mp4", "not a file")])
     assert len(caplog.records) == 2 and "a.mp4: no frame decodes" in caplog.text
     bad.add([Failure(f"{number}.mp4", "truncated") for number in range(4)])
-    with pytest.raises(TooManyBadVideos) as caught:
+    with pytest.raises(RunError, match="MAX_BAD_SHARE") as caught:
         bad.add([Failure("c.mp4", "truncated")])
     first, *lines = str(caught.value).splitlines()
     assert first.startswith("7 of 600 videos do not decode") and "drop-bad" in first
@@ -274,7 +274,7 @@ def test_bad_videos_are_counted_once(caplog):
 def test_a_few_bad_videos_of_a_small_set_are_allowed():
     few = [Failure(f"{number}.mp4", "truncated") for number in range(6)]
     BadVideos(43, 0.01).add(few[:5])
-    with pytest.raises(TooManyBadVideos):
+    with pytest.raises(RunError, match="MAX_BAD_SHARE"):
         BadVideos(43, 0.01).add(few)
-    with pytest.raises(TooManyBadVideos):
+    with pytest.raises(RunError, match="MAX_BAD_SHARE"):
         BadVideos(43, 0).add(few[:1])

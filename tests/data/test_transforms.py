@@ -3,6 +3,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
+from fvcore.common.config import CfgNode
 from PIL import Image, ImageEnhance, ImageFilter, ImageOps
 
 from slowfast_lara.config import load_config
@@ -170,7 +171,9 @@ def test_random_regions_are_inside_the_frame(height, width):
 
 
 def test_normalize_is_exact(clip):
-    normalized = transforms.Normalize([0.1, 0.2, 0.3], [0.5, 0.4, 0.3], False)(clip[:, ::-1, ::-1])
+    statistics = {"MEAN": [0.1, 0.2, 0.3], "STD": [0.5, 0.4, 0.3]}
+    data = CfgNode({**statistics, "REVERSE_INPUT_CHANNEL": False})
+    normalized = transforms.Normalize(data)(clip[:, ::-1, ::-1])
     pixels = torch.from_numpy(clip[:, ::-1, ::-1].copy()).double() / 255
     expected = (pixels - torch.tensor([0.1, 0.2, 0.3])) / torch.tensor([0.5, 0.4, 0.3])
     assert torch.allclose(normalized.double(), expected.permute(3, 0, 1, 2), atol=1e-6)

@@ -340,7 +340,7 @@ def same_draws_as_pytorch() -> None:
 
 def small_model(kernels: str = "triton", **vit: object) -> torch.nn.Module:
     from slowfast_lara.config import get_cfg
-    from slowfast_lara.models.registry import MODEL_REGISTRY
+    from slowfast_lara.models import MODEL_REGISTRY
     from tests.helpers.small_models import small_config
 
     cfg = get_cfg()

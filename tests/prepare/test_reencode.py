@@ -16,8 +16,7 @@ import pytest
 
 from slowfast_lara.data.video import count_frames
 from slowfast_lara.errors import DecodeError
-from slowfast_lara.prepare.geometry import target_size
-from slowfast_lara.prepare.reencode import Options, PreparedVideo, prepare_video
+from slowfast_lara.prepare.reencode import Options, PreparedVideo, prepare_video, target_size
 from tests.helpers.pictures import upright, write_pictures
 from tests.helpers.videos import NEEDS_REAL_VIDEOS, decode_all, real_videos, write_video
 
