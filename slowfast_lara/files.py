@@ -31,7 +31,8 @@ def atomic_write(path: str | os.PathLike[str]) -> Iterator[str]:
             _sync(temporary, os.O_RDWR)
         os.replace(temporary, path)
     except OSError as error:
-        error.filename = error.filename or os.fspath(path)  # unset if the disk is full
+        if error.filename in (None, temporary):  # unset if the disk is full
+            error.filename, error.filename2 = os.fspath(path), None
         raise
     finally:
         with contextlib.suppress(FileNotFoundError):

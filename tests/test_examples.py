@@ -5,12 +5,15 @@ from __future__ import annotations
 import csv
 import json
 import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
+
+from tests.helpers.runs import finish, start, wait_for
 
 ROOT = Path(__file__).resolve().parents[1]
 EXAMPLES = ROOT / "examples"
@@ -86,3 +89,12 @@ def test_every_example_is_listed():
     listed = (EXAMPLES / "README.md").read_text(encoding="utf-8")
     files = [path.name for path in EXAMPLES.iterdir() if path.suffix in (".py", ".ipynb")]
     assert len(files) == 4 and all(f"`{name}`" in listed for name in files)
+
+
+def test_ctrl_c_of_the_quickstart(tmp_path):
+    """It waits for the subcommand, which ends by itself, and has no traceback."""
+    process = start(tmp_path, program=(str(ROOT / "tools" / "quickstart.py"),))
+    wait_for(lambda: [*(tmp_path / "videos").rglob("*.mp4")])
+    os.killpg(process.pid, signal.SIGINT)
+    code, _, stderr = finish(process)
+    assert code == 130 and "Traceback" not in stderr, stderr

@@ -6,6 +6,7 @@ import errno
 import itertools
 import json
 import os
+from pathlib import Path
 
 import pytest
 
@@ -192,6 +193,15 @@ def test_failed_folder_leaves_no_parents(tmp_path):
     with pytest.raises(OSError, match="full"), atomic_folder(tmp_path / "there" / "a" / "b" / "c"):
         raise OSError("full")
     assert not list((tmp_path / "there").iterdir())
+
+
+def test_errors_of_a_write_name_the_path(tmp_path):
+    """They do not name the temporary file."""
+    (tmp_path / "folder").mkdir()
+    for path in (tmp_path / "folder", Path("/proc/a.txt")):
+        with pytest.raises(OSError) as caught, atomic_write(path) as name:
+            open(name, "w").close()
+        assert (caught.value.filename, caught.value.filename2) == (str(path), None)
 
 
 def test_failed_write_keeps_the_old_file(tmp_path):

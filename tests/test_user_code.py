@@ -220,6 +220,14 @@ def test_import_that_fails_is_one_line(name, tmp_path):
     assert re.search(message, stderr) and name.removeprefix("./") in stderr
 
 
+def test_files_next_to_the_import_do_not_shadow_other_modules(tmp_path):
+    (tmp_path / "mine.py").write_text("import wave, neighbour; wave.open")
+    (tmp_path / "neighbour.py").touch()
+    (tmp_path / "wave.py").write_text("raise ImportError('shadows a module of Python')")
+    code, _, stderr = command("configs", "--import", tmp_path / "mine.py")
+    assert code == 0, stderr
+
+
 @pytest.mark.parametrize("words", BAD_FILES, ids=" ".join)
 def test_every_command_has_the_flag(words, capsys, monkeypatch):
     monkeypatch.setenv(VARIABLE, "")

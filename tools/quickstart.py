@@ -7,6 +7,7 @@ of each video, and prints the accuracy, the paths of the output files, and comma
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import shlex
@@ -29,9 +30,7 @@ def main(folder: Path) -> int:
         ["data", "synthetic", videos, *SET],
         ["run", "--cfg", CONFIG, "DATA.PATH_TO_DATA_DIR", videos, "OUTPUT_DIR", output],
     ):
-        words = [sys.executable, "-m", "slowfast_lara.cli", *map(str, command)]
-        code = subprocess.run(words).returncode
-        if code:
+        if code := run_command(*map(str, command)):
             return code
     results = json.loads((output / "test_results.json").read_text())
     classes = len(json.loads((videos / "classes.json").read_text()))
@@ -55,6 +54,14 @@ In the picture of `visualize`, the line of LARA, with the paper's settings, can 
 background where exact attention follows the object. A frame of this small model has 16 keys, so
 attentions with 16 groups of keys (merged, tome, pooled, eva) equal exact attention.""")
     return 0
+
+
+def run_command(*words: str) -> int:
+    """Run a subcommand of slowfast-lara; after Ctrl-C, wait until it has saved a checkpoint."""
+    process = subprocess.Popen([sys.executable, "-m", "slowfast_lara.cli", *words])
+    while True:
+        with contextlib.suppress(KeyboardInterrupt):  # Ctrl-C reaches the subcommand, too
+            return process.wait()
 
 
 def print_command(tool: str, *arguments: object) -> None:

@@ -247,12 +247,14 @@ def speed(args: argparse.Namespace) -> None:
     """
     from slowfast_lara.analysis.loader_benchmark import loader_speed
     from slowfast_lara.config import load_config
+    from slowfast_lara.config.validate import check_lists
 
     cores = os.cpu_count() or 1
     workers = args.workers or sorted({0, cores, *(2**n for n in range(cores.bit_length()))})
     if min(workers) < 0:
         raise InputError(f"--workers is {min(workers)}; must be at least 0")
     cfg = load_config(args.cfg, args.pairs)
+    check_lists(cfg)
     print_table(loader_speed(cfg, workers, args.seconds, args.step_ms), args.out)
 
 

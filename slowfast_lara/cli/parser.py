@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import difflib
 import inspect
 import math
 import os
@@ -67,6 +68,7 @@ class CommandParser(argparse.ArgumentParser):
 
     def parse_arguments(self, words: Sequence[str]) -> argparse.Namespace:
         """Parse flags and positional arguments in any order."""
+        self._check_flags(words)
         if not self.bare_overrides:
             return self.parse_intermixed_args(list(self._with_lists_ended(words)))
         # Positional arguments cannot start with a dash, but values can: -1e-4.
@@ -75,6 +77,16 @@ class CommandParser(argparse.ArgumentParser):
             if key.startswith("-"):
                 self.error(f"unknown flag {key}; see --help")
         return argparse.Namespace(**{**vars(args), "opts": opts})
+
+    def _check_flags(self, words: Sequence[str]) -> None:
+        """Report an unknown flag before argparse reports that another argument is missing."""
+        for word in words:
+            flag = word.partition("=")[0]
+            if flag.startswith("--") and flag not in self._option_string_actions:
+                known = [name.strip("-") for name in self._option_string_actions]
+                similar = difflib.get_close_matches(flag.strip("-"), known, n=1)
+                hint = f"did you mean --{similar[0]}?" if similar else "see --help"
+                self.error(f"unknown flag {flag}; {hint}")
 
     def _with_lists_ended(self, words: Sequence[str]) -> Iterator[str]:
         """Insert --opts before a config key that follows the values of a flag such as --landmarks.

@@ -64,10 +64,8 @@ def check_machine(cfg: CfgNode) -> None:
         device = "cuda:0" if cfg.NUM_GPUS else "mps" if cfg.DEVICE == "mps" else "cpu"
         if problem := obstacle(torch.device(device)):
             _fail(cfg, "VIT.KERNELS", f"{problem}; set auto or torch")
-    of_kitchens = dataset_class(cfg, "TRAIN") is Epickitchens and cfg.EPICKITCHENS.ANNOTATIONS_DIR
-    folder = "EPICKITCHENS.ANNOTATIONS_DIR" if of_kitchens else "DATA.PATH_TO_DATA_DIR"
-    if (cfg.TRAIN.ENABLE or cfg.TEST.ENABLE) and not os.path.isdir(get_value(cfg, folder)):
-        _fail(cfg, folder, "must be an existing folder with the lists")
+    if cfg.TRAIN.ENABLE or cfg.TEST.ENABLE:
+        check_lists(cfg)
     if cfg.TRAIN.ENABLE and dataset_class(cfg, "TRAIN") is not Epickitchens:
         _check_class_count(cfg)
     without_file = {
@@ -87,6 +85,14 @@ def check_machine(cfg: CfgNode) -> None:
             problem = "the package wandb is not installed; pip install 'slowfast_lara[wandb]'"
             _fail(cfg, "WANDB.ENABLE", problem)
     _check_writable(cfg)
+
+
+def check_lists(cfg: CfgNode) -> None:
+    """Raise ConfigError if the folder with the lists does not exist."""
+    of_kitchens = dataset_class(cfg, "TRAIN") is Epickitchens and cfg.EPICKITCHENS.ANNOTATIONS_DIR
+    folder = "EPICKITCHENS.ANNOTATIONS_DIR" if of_kitchens else "DATA.PATH_TO_DATA_DIR"
+    if not os.path.isdir(get_value(cfg, folder)):
+        _fail(cfg, folder, "must be an existing folder with the lists")
 
 
 def _check_class_count(cfg: CfgNode) -> None:

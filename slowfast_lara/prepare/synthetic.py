@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import signal
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
@@ -142,6 +143,7 @@ class _Worker:
 
 
 def _start_worker(settings: Settings, renderers: Mapping[str, Renderer]) -> None:
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # ignore Ctrl-C: the parent ends this process
     _Worker.settings, _Worker.renderers = settings, renderers
 
 

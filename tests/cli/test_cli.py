@@ -136,8 +136,18 @@ def test_help_of_the_other_programs_imports_no_torch(program):
 
 @pytest.mark.parametrize("words", EVERY, ids=" ".join)
 def test_unknown_flag(words, capsys):
+    """It is named, although other arguments are missing."""
     assert code_of([*words, "--bogus"]) == 2
-    assert only_error(capsys)
+    assert "unknown flag --bogus; see --help" in only_error(capsys)
+
+
+def test_unknown_flag_suggests_a_similar_one(capsys):
+    for words, hint in (
+        (["run", "--confg", "quick/lara"], "unknown flag --confg; did you mean --cfg?"),
+        (["predict", "runs/a", "a.mp4", "--view=3"], "unknown flag --view; did you mean --views?"),
+    ):
+        assert code_of(words) == 2
+        assert hint in only_error(capsys)
 
 
 def test_bad_arguments_cover_every_subcommand():
@@ -193,6 +203,11 @@ def test_overrides_after_a_list_of_values(words, flag, values, marker, pairs):
     files = [word for word in words[1:] if word in ("run", "a.mp4")]
     assert getattr(args, flag) == values
     assert model_and_files(args) == (("run", None), files[1:], pairs)
+
+
+def test_data_speed_without_lists(capsys):
+    assert code_of(["data", "speed", "--cfg", "quick/lara"]) == 2
+    assert "DATA.PATH_TO_DATA_DIR is ''" in only_error(capsys)
 
 
 def test_overrides_of_data_speed_after_a_list_of_values(capsys):

@@ -152,6 +152,10 @@ def test_unusable_checkpoints(setup, capsys, tmp_path):
     for key in ("TRAIN.CHECKPOINT_FILE_PATH", "TEST.CHECKPOINT_FILE_PATH"):
         enable = "TEST.ENABLE" if key.startswith("TRAIN") else "TRAIN.ENABLE"
         assert_refused(capsys, ["--cfg", setup[0], key, torn, enable, "False"], torn)
+    text = tmp_path / "text.pyth"
+    text.write_text("a page with the text 404")
+    arguments = ["--cfg", setup[0], "TRAIN.CHECKPOINT_FILE_PATH", text, "TEST.ENABLE", "False"]
+    assert_refused(capsys, arguments, text, "expected a PyTorch file", "starts with b'a page")
     other = tmp_path / "other.pyth"
     torch.save({"epoch": 0, "model_state": {"head.weight": torch.zeros(2, 2)}}, other)
     assert_refused(

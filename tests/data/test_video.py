@@ -95,11 +95,15 @@ def test_frames_of_real_videos(path, read):
 # Key frames after a seek
 
 
+VARIABLE_MS = np.cumsum([20, 55, 35, 20, 80] * 9).tolist()
+
+
 @pytest.mark.parametrize("codec", ["msmpeg4", "wmv2", "flv", "mpeg4", "h263p"])
 @pytest.mark.parametrize("index", ["none", "cut"])
-def test_avi_without_a_whole_index(tmp_path, codec, index):
+@pytest.mark.parametrize("pts", [None, VARIABLE_MS], ids=["constant", "variable"])
+def test_avi_without_a_whole_index(tmp_path, codec, index, pts):
     """FFmpeg flags packets that the index does not contain as key frames."""
-    path = write_video(tmp_path / "a.avi", 45, codec=codec, options={"g": "10"})
+    path = write_video(tmp_path / "a.avi", 45, codec=codec, options={"g": "10"}, pts=pts)
     content = path.read_bytes()
     offset = content.rindex(b"idx1")
     cut = content[: offset + 8 + 16 * 20]

@@ -56,6 +56,8 @@ def read_torch_file(path: str) -> Any:
     with _errors_in_one_line(path):
         if zipfile.is_zipfile(path):
             _check_archive(path)
+        else:  # older PyTorch files are bare pickles
+            _check_start(path, pickle.PROTO, "a PyTorch file")
         with open(path, "rb") as file:  # not a path: torch.load would trust its suffix
             content = torch.load(file, map_location="cpu", weights_only=True)
         # An expanded tensor (stride 0) occupies its full size only when it is copied.
@@ -93,6 +95,15 @@ def _errors_in_one_line(path: str) -> Iterator[None]:
         ) from None
     except Exception as error:  # damaged zip, JSON or pickle data can raise anything
         raise WeightsError(f"cannot read {path}: {first_line(error)}") from None
+
+
+def _check_start(path: str, expected: bytes, kind: str) -> None:
+    with open(path, "rb") as file:
+        start = file.read(9)
+    if not start.startswith(expected):
+        raise WeightsError(
+            f"cannot read {path}: expected {kind}, got one that starts with {start!r}"
+        )
 
 
 def _check_archive(path: str) -> None:
@@ -135,11 +146,8 @@ def _read(path: str, averaged: bool) -> dict[str, Tensor]:
 
         with open(path, "rb") as file:
             return load(file.read())
-    elif start[:1] != pickle.PROTO:  # older PyTorch files are bare pickles
-        raise WeightsError(
-            f"cannot read {path}: expected a PyTorch, safetensors or NumPy file, got one that "
-            f"starts with {start!r}"
-        )
+    else:
+        _check_start(path, pickle.PROTO, "a PyTorch, safetensors or NumPy file")
     content = read_torch_file(path)
     if isinstance(content, dict):
         for key in (EMA_STATE, *_WRAPPERS) if averaged else _WRAPPERS:
