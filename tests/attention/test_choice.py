@@ -139,7 +139,7 @@ def test_the_faster_one_is_used_if_it_is_right(no_subprocess):
 
 
 def test_a_batch_that_does_not_fit_into_memory_is_compared_in_part(monkeypatch):
-    """PyTorch in float32 needs more memory than the kernels, which may still be the better choice."""
+    """PyTorch in float32 needs more memory than the kernels, which may be the better choice."""
     compared = []
 
     def compare(self, batch):

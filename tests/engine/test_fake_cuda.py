@@ -108,12 +108,10 @@ def test_compiled_steps(library):
     cases = [f"{case}:bfloat16:auto:MODEL.COMPILE=True" for case in chosen]
     cases += ["trajectory:lara:bfloat16:torch:MODEL.COMPILE=True"]
     used = run(library, cases)
-    assert [sorted(calls)[:2] for calls in used.values()] == [
-        ["temporal", "temporal_backward"],
-        ["combine", "combine_backward"],
-        ["merged", "merged_backward"],
-        [],
-    ]
+    combined = {"key_stats", "combine"}
+    expected = [{"temporal"}, {"temporal", *combined}, {"merged"}, set()]
+    for calls, operators in zip(used.values(), expected):
+        assert operators <= set(calls) and bool(operators) == bool(calls)
 
 
 @pytest.mark.slow
