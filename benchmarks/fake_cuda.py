@@ -69,7 +69,7 @@ def patch_torch() -> None:
     for module, functions in replacements.items():
         for name, result in functions.items():
             setattr(module, name, lambda *args, result=result, **kwargs: result)
-    nn.Module._apply = convert  # type: ignore[assignment]  # PyTorch's cannot convert fake tensors
+    nn.Module._apply = convert  # type: ignore[method-assign]  # theirs cannot convert these
 
 
 def convert(module: nn.Module, function: Any, recurse: bool = True) -> nn.Module:
@@ -90,10 +90,6 @@ class SavedBytes(torch.autograd.graph.saved_tensors_hooks):
         self._parameters = {x.untyped_storage()._cdata for x in model.parameters()}
         self._sizes: dict[int, int] = {}
         super().__init__(self._save, lambda x: x)
-
-    def __enter__(self) -> SavedBytes:
-        super().__enter__()
-        return self
 
     def _save(self, x: Tensor) -> Tensor:
         storage = x.untyped_storage()
@@ -129,7 +125,8 @@ def count_step(cfg: Any, clips: int) -> dict[str, int]:
     scaler = torch.amp.GradScaler(device.type, enabled=scales_loss(cfg))
 
     def step() -> int:
-        with SavedBytes(model) as saved:
+        saved = SavedBytes(model)
+        with saved:
             with autocast(cfg, device):
                 logits = model([clip]).float()
             loss = classification_loss(logits, labels, kind, cfg.SOLVER.SMOOTHING)

@@ -69,14 +69,14 @@ def step_counts(configs: Sequence[str], clips: int, before: str | None) -> StepT
         "saved: tensors that autograd keeps for the backward pass, without parameters",
     ]
     counts = [
-        StepCount(*case, name, **found[name][number])
+        StepCount(*case, name, *found[name][number])
         for number, case in enumerate(cases)
         for name in checkouts
     ]
     return StepTable("launches and saved bytes of a training step", counts, notes=notes)
 
 
-def _count(checkout: str, library: str, clips: int, cases: Sequence[str]) -> list[dict[str, int]]:
+def _count(checkout: str, library: str, clips: int, cases: Sequence[str]) -> list[tuple[int, int, int]]:
     """Counts of each case with the packages of a checkout."""
     command = [sys.executable, "-W", "ignore", "-P", fake_cuda.__file__, str(clips), *cases]
     environment = {**os.environ, "PYTHONPATH": checkout, "LD_PRELOAD": library}
@@ -85,4 +85,5 @@ def _count(checkout: str, library: str, clips: int, cases: Sequence[str]) -> lis
     if done.returncode:
         reason = (done.stderr.strip().splitlines() or ["the process ended without a message"])[-1]
         raise RunError(f"{checkout}: {reason[:200]}")
-    return [json.loads(line) for line in done.stdout.splitlines()]
+    counts = (json.loads(line) for line in done.stdout.splitlines())
+    return [(count["launches"], count["triton"], count["saved"]) for count in counts]
