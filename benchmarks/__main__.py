@@ -81,6 +81,13 @@ def _add_estimates(root: CommandParser) -> None:
     _add_landmark_flags(parser)
     add_table_flag(parser, "PATH.csv and PATH.md")
 
+    parser = root.add_command("step", step)
+    names = ["motionformer", "lara", "lara_best", "merged"]
+    shipped = [f"K400/{name}_224_16x4" for name in names]
+    parser.add_flag("--configs", "shipped configs", nargs="+", default=shipped, metavar="NAME")
+    parser.add_flag("--clips", "batch size", type=positive_int, default=8)
+    _add_checkout_flags(parser, "PATH.csv and PATH.md")
+
     parser = root.add_command("scale", scale)
     parser.add_flag("--device", "the GPUs: A100 or H100", default="A100")
     number = {"type": positive_int, "nargs": "+", "metavar": "N"}
@@ -133,9 +140,9 @@ def _add_attention_flags(parser: CommandParser) -> None:
     add_table_flag(parser)
 
 
-def _add_checkout_flags(parser: CommandParser) -> None:
+def _add_checkout_flags(parser: CommandParser, files: str = "PATH.csv") -> None:
     parser.add_flag("--before", "also measure an earlier checkout", metavar="CHECKOUT")
-    add_table_flag(parser, "PATH.csv")
+    add_table_flag(parser, files)
 
 
 def at_least(least: int, parse: Callable[[str], int] = positive_int) -> Callable[[str], int]:
@@ -230,6 +237,13 @@ def joint(args: argparse.Namespace) -> None:
     from benchmarks.joint import joint_costs
 
     print_table(joint_costs(args.devices, args.clips, args.landmarks, args.groups), args.out)
+
+
+def step(args: argparse.Namespace) -> None:
+    """Count the launches and the saved bytes of a training step; needs no GPU."""
+    from benchmarks.step_counts import step_counts
+
+    print_table(step_counts(args.configs, args.clips, args.before), args.out)
 
 
 def scale(args: argparse.Namespace) -> None:

@@ -200,6 +200,7 @@ class Normalize:
         values = (np.arange(256)[:, None] / 255 - np.array(data.MEAN)) / np.array(data.STD)
         self._tables = [np.ascontiguousarray(column) for column in values.T.astype(np.float32)]
         self._channels = [2, 1, 0] if data.REVERSE_INPUT_CHANNEL else [0, 1, 2]
+        self._device_tables: list[torch.Tensor] = []
 
     def __call__(self, clip: np.ndarray, out: np.ndarray | None = None) -> torch.Tensor:
         if out is None:
@@ -212,7 +213,11 @@ class Normalize:
 
     def batch(self, pixels: torch.Tensor) -> torch.Tensor:
         """Normalise a batch [B, T, H, W, 3] on any device; bitwise equal to `__call__` per clip."""
-        tables = [torch.from_numpy(table).to(pixels.device) for table in self._tables]
+        tables = self._device_tables
+        if not tables or tables[0].device != pixels.device:
+            # Only once: a copy from memory that is not pinned blocks the host.
+            tables = [torch.from_numpy(table).to(pixels.device) for table in self._tables]
+            self._device_tables = tables
         planes = [tables[channel][pixels[..., channel].int()] for channel in self._channels]
         return torch.stack(planes, dim=1)
 

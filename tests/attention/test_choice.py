@@ -9,12 +9,13 @@ import json
 import logging
 import os
 import subprocess
+from types import SimpleNamespace
 
 import pytest
 import torch
 
 from slowfast_lara.attention import ESTIMATORS, build_estimator, has_kernels
-from slowfast_lara.attention.kernels import choice, launch, verdicts
+from slowfast_lara.attention.kernels import choice, launch, measure, verdicts
 from slowfast_lara.attention.kernels.verdicts import Call, Verdict
 
 CPU = torch.device("cpu")
@@ -135,6 +136,42 @@ def test_the_faster_one_is_used_if_it_is_right(no_subprocess):
         keep(call, verdict)
         choice.decide([call, call], CPU)
         assert choice.DECISIONS == {(CPU, *call.key()): triton}
+
+
+def test_a_batch_that_does_not_fit_into_memory_is_compared_in_part(monkeypatch):
+    """PyTorch in float32 needs more memory than the kernels, which may be the better choice."""
+    compared = []
+
+    def compare(self, batch):
+        compared.append(batch)
+        if batch > 2:
+            raise torch.OutOfMemoryError("CUDA out of memory")
+        return batch / 100, ""
+
+    monkeypatch.setattr(measure.Operator, "compare", compare)
+    monkeypatch.setattr(measure, "_milliseconds", lambda *_: [None, 1.0])
+    verdict = measure.measure(temporal_call(8).description(), CPU)
+    assert verdict == Verdict(None, 1.0, 0.02) and verdict.triton
+    assert compared == [1, 8, 4, 2]
+
+
+@pytest.mark.parametrize("has_log", [True, False])
+def test_the_start_of_a_measurement_is_shown(has_log, monkeypatch, capsys, caplog):
+    """A model in a notebook has no log, and its first call would be silent for minutes."""
+    caplog.set_level(logging.INFO)
+    monkeypatch.setattr(verdicts, "_measure_in_subprocess", lambda calls, _: ([Verdict()], ""))
+    if not has_log:
+        monkeypatch.setattr(logging.root, "handlers", [])
+    assert verdicts.measure([{}], CPU) == [Verdict()]
+    shown = caplog.text if has_log else capsys.readouterr().err
+    assert "measuring kernels (operators: 1) on cpu: this may take minutes" in shown
+    assert not caplog.records or caplog.records[0].levelname == "INFO"
+
+
+def test_an_interrupted_measurement_does_not_delay_the_exit():
+    timer = verdicts._kill_later(SimpleNamespace(kill=None))
+    assert timer.daemon  # Python waits for all other threads
+    timer.cancel()
 
 
 def test_a_verdict_is_for_one_call_and_one_state_of_the_code(no_subprocess, monkeypatch):

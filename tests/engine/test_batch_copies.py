@@ -9,6 +9,7 @@ import torch
 
 from slowfast_lara.config import load_config
 from slowfast_lara.data.loader import train_loader, val_loader
+from slowfast_lara.data.transforms import Normalize
 from slowfast_lara.engine import run as run_module
 from slowfast_lara.engine.batch_copies import BatchCopies
 from tests.helpers.commands import run as main
@@ -40,6 +41,17 @@ def test_raw_batches_equal_normalised_ones(tmp_path, video_set, loader):
         assert clips.dtype == torch.float32 and clips.is_contiguous()
         assert torch.equal(clips, expected)
         assert torch.equal(plain.indices, raw.indices)
+
+
+def test_tables_are_copied_to_a_device_once(monkeypatch):
+    """On CUDA, each copy from memory that is not pinned would block the host."""
+    normalize = Normalize([0.2, 0.4, 0.6], [0.3, 0.2, 0.1], True)
+    pixels = torch.randint(0, 256, (2, 3, 4, 5, 3), dtype=torch.uint8)
+    first = normalize.batch(pixels)
+    with monkeypatch.context() as patched:
+        patched.setattr(torch, "from_numpy", None)
+        assert torch.equal(normalize.batch(pixels), first)
+    assert normalize.batch(pixels.to("meta")).device.type == "meta"
 
 
 @pytest.mark.usefixtures("in_process")

@@ -15,8 +15,8 @@ import sys
 from pathlib import Path
 
 import pytest
-from torch.utils.cpp_extension import TORCH_LIB_PATH, include_paths
 
+from benchmarks.fake_cuda import build_library
 from slowfast_lara.attention import ESTIMATORS, has_kernels
 from slowfast_lara.models.space_time import ATTENTION_LAYERS
 
@@ -28,11 +28,8 @@ ATTENTIONS = ["none", *(name for name in ESTIMATORS if name != "softmax")]
 @pytest.fixture(scope="module")
 def library(tmp_path_factory) -> str:
     """The library of the fake device."""
-    source, library = ROOT / "tests/helpers/fake_cuda.cpp", tmp_path_factory.mktemp("fake") / "a.so"
-    paths = [f"-I{path}" for path in include_paths()]
-    paths += [f"-L{TORCH_LIB_PATH}", f"-Wl,-rpath,{TORCH_LIB_PATH}"]
-    command = ["g++", "-shared", "-fPIC", "-std=c++20", *paths, source, "-ltorch_cpu", "-lc10"]
-    subprocess.run([*command, "-o", library], check=True)
+    library = tmp_path_factory.mktemp("fake") / "a.so"
+    build_library(library)
     return str(library)
 
 
@@ -102,6 +99,19 @@ def test_every_attention_with_kernels(library, kernels):
         elif name != "none" and has_kernels(name):
             expected |= {"combine", "combine_backward", "key_stats", "key_stats_backward"}
         assert expected <= set(calls), (layer, name, calls)
+
+
+@pytest.mark.slow
+def test_compiled_steps(library):
+    """One graph without breaks, with the kernels that were chosen before."""
+    chosen = ("trajectory:none", "trajectory:lara", "joint:merged")
+    cases = [f"{case}:bfloat16:auto:MODEL.COMPILE=True" for case in chosen]
+    cases += ["trajectory:lara:bfloat16:torch:MODEL.COMPILE=True"]
+    used = run(library, cases)
+    combined = {"key_stats", "combine"}
+    expected = [{"temporal"}, {"temporal", *combined}, {"merged"}, set()]
+    for calls, operators in zip(used.values(), expected):
+        assert operators <= set(calls) and bool(operators) == bool(calls)
 
 
 @pytest.mark.slow

@@ -1,8 +1,8 @@
 """Training steps on a fake CUDA device: python -m tests.helpers.fake_cuda CASE ...
 
 Fake tensors have shapes, strides and a device, but no data. On them a model takes the code paths of
-a GPU. LD_PRELOAD must hold the library of fake_cuda.cpp, because PyTorch looks for devices once.
-This file patches torch globally, so tests run it as a program of its own. A case is
+a GPU. LD_PRELOAD must hold the library of benchmarks/fake_cuda.cpp, because PyTorch looks for
+devices once. This file patches torch globally, so tests run it as a program of its own. A case is
 LAYER:ATTENTION:PRECISION:KERNELS[:KEY=VALUE...]. One line per case: the case, "passed" or the
 error, and the SDPA backends and operators of this package that it used.
 """
@@ -10,18 +10,20 @@ error, and the SDPA backends and operators of this package that it used.
 from __future__ import annotations
 
 import collections
+import contextlib
+import functools
 import sys
 import tempfile
 import traceback
 from typing import Any
 
 import torch
-from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.nn import functional
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_map
 
+from benchmarks.fake_cuda import patch_torch
 from benchmarks.kernel_counts import gpu_attention, gpu_backend
 from slowfast_lara.attention.kernels import verdicts
 from slowfast_lara.config import load_config
@@ -40,40 +42,6 @@ from slowfast_lara.models import build_model
 from slowfast_lara.models.build import device_of
 from tests.helpers.small_models import small_config
 
-
-def patch_torch() -> None:
-    """Make PyTorch take the fake device for a GPU of compute capability 8.0."""
-    replacements: dict[Any, dict[str, Any]] = {
-        torch.cuda: {
-            "is_available": True,
-            "current_device": 0,
-            "device_count": 1,
-            "get_device_capability": (8, 0),
-            "get_device_name": "fake",
-            "is_bf16_supported": True,
-            "is_current_stream_capturing": False,
-            "_lazy_init": None,
-        },
-        torch._C: {"_cuda_getDevice": 0, "_cuda_exchangeDevice": 0, "_cuda_maybeExchangeDevice": 0},
-        torch.cuda.amp.common: {"amp_definitely_not_available": False},
-    }
-    for module, functions in replacements.items():
-        for name, result in functions.items():
-            setattr(module, name, lambda *args, result=result, **kwargs: result)
-    torch.nn.Module._apply = convert  # PyTorch's cannot convert fake parameters
-
-
-def convert(module: nn.Module, function: Any, recurse: bool = True) -> nn.Module:
-    """Replace the parameters and buffers of a module by `function` of them."""
-    for part in module.modules():
-        for name, x in part._parameters.items():
-            if x is not None:
-                part._parameters[name] = nn.Parameter(function(x.detach()), x.requires_grad)
-        for name, x in part._buffers.items():
-            part._buffers[name] = function(x)
-    return module
-
-
 USED: collections.Counter[str] = collections.Counter()
 
 
@@ -86,11 +54,20 @@ class Operators(TorchDispatchMode):
         return function(*args, **(kwargs or {}))
 
 
+def run_graph(graph: Any, _: Any) -> Any:
+    """Backend of torch.compile that counts this package's operators and compiles nothing."""
+    for node in graph.graph.nodes:
+        if getattr(node.target, "namespace", "") == "slowfast_lara":
+            USED[node.target._schema.name.split("::")[1]] += 1
+    return graph.forward
+
+
 def attention_on_gpu(attention: Any) -> Any:
     """`scaled_dot_product_attention` with the operator that PyTorch chooses on a GPU."""
 
     def replacement(q, k, v, attn_mask=None, dropout_p=0.0, *, scale=None):
-        if q.device.type != "cuda":
+        # A graph of torch.compile calls PyTorch's function.
+        if q.device.type != "cuda" or torch.compiler.is_compiling():
             return attention(q, k, v, attn_mask, dropout_p, scale=scale)
         assert not torch.backends.cuda.cudnn_sdp_enabled(), "cuDNN's attention is allowed"
         backend = gpu_backend(q, k, v, attn_mask)
@@ -179,13 +156,18 @@ def main(cases: list[str]) -> None:
     functional.scaled_dot_product_attention = attention_on_gpu(
         functional.scaled_dot_product_attention
     )
+    # With MODEL.COMPILE, trace all of the model as one graph, and run its operators.
+    torch.compile = functools.partial(torch.compile, backend=run_graph, fullgraph=True)
     # As on a GPU where Triton is faster: there is no GPU to measure.
     verdicts.of_calls = lambda calls, device: [verdicts.Verdict(2.0, 1.0, 0.0)] * len(calls)
     for case in cases:
         USED.clear()
         try:
-            with FakeTensorMode(), Operators():
-                train_and_evaluate(config(case))
+            cfg = config(case)
+            # torch.compile does not trace within such a mode.
+            operators = contextlib.nullcontext() if cfg.MODEL.COMPILE else Operators()
+            with FakeTensorMode(), operators:
+                train_and_evaluate(cfg)
             result = "passed"
         except Exception:
             result = repr(traceback.format_exc())

@@ -115,7 +115,10 @@ def of_calls(calls: Sequence[Call], device: torch.device) -> list[Verdict]:
 def measure(calls: Sequence[dict[str, Any]], device: torch.device) -> list[Verdict]:
     """Measure `calls` in a subprocess; after a crash, a new subprocess measures the rest."""
     number = len(calls)
-    logger.info("Compiling and measuring the kernels of %d operators on %s", number, device)
+    # Without a log, as in a notebook, Python shows only warnings.
+    level = logging.INFO if logging.root.handlers else logging.WARNING
+    text = "Compiling and measuring kernels (operators: %d) on %s: this may take minutes"
+    logger.log(level, text, number, device)
     verdicts: list[Verdict] = []
     while len(verdicts) < number:
         rest = calls[len(verdicts) :]
@@ -168,6 +171,7 @@ def _measure_in_subprocess(
 def _kill_later(process: subprocess.Popen[str]) -> threading.Timer:
     """Start a timer that kills the subprocess after TIMEOUT."""
     timer = threading.Timer(TIMEOUT, process.kill)
+    timer.daemon = True  # after an interrupt, Python must not wait for it
     timer.start()
     return timer
 
