@@ -7,7 +7,7 @@ import contextlib
 import pytest
 import torch
 
-from slowfast_lara.config import load_config
+from slowfast_lara.config import get_cfg, load_config
 from slowfast_lara.data.loader import train_loader, val_loader
 from slowfast_lara.data.transforms import Normalize
 from slowfast_lara.engine import run as run_module
@@ -45,7 +45,7 @@ def test_raw_batches_equal_normalised_ones(tmp_path, video_set, loader):
 
 def test_tables_are_copied_to_a_device_once(monkeypatch):
     """On CUDA, each copy from memory that is not pinned would block the host."""
-    normalize = Normalize([0.2, 0.4, 0.6], [0.3, 0.2, 0.1], True)
+    normalize = Normalize(get_cfg().DATA)
     pixels = torch.randint(0, 256, (2, 3, 4, 5, 3), dtype=torch.uint8)
     first = normalize.batch(pixels)
     with monkeypatch.context() as patched:
