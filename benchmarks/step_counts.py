@@ -76,8 +76,10 @@ def step_counts(configs: Sequence[str], clips: int, before: str | None) -> StepT
     return StepTable("launches and saved bytes of a training step", counts, notes=notes)
 
 
-def _count(checkout: str, library: str, clips: int, cases: Sequence[str]) -> list[tuple[int, int, int]]:
-    """Counts of each case with the packages of a checkout."""
+def _count(
+    checkout: str, library: str, clips: int, cases: Sequence[str]
+) -> list[tuple[int, int, int]]:
+    """Launches, Triton launches and saved bytes of each case, with the packages of a checkout."""
     command = [sys.executable, "-W", "ignore", "-P", fake_cuda.__file__, str(clips), *cases]
     environment = {**os.environ, "PYTHONPATH": checkout, "LD_PRELOAD": library}
     environment.pop("TRITON_INTERPRET", None)
