@@ -79,7 +79,7 @@ def step_counts(configs: Sequence[str], clips: int, before: str | None) -> StepT
 def _count(
     checkout: str, library: str, clips: int, cases: Sequence[str]
 ) -> list[tuple[int, int, int]]:
-    """Counts of each case with the packages of a checkout."""
+    """Launches, Triton launches and saved bytes of each case, with the packages of a checkout."""
     command = [sys.executable, "-W", "ignore", "-P", fake_cuda.__file__, str(clips), *cases]
     environment = {**os.environ, "PYTHONPATH": checkout, "LD_PRELOAD": library}
     environment.pop("TRITON_INTERPRET", None)
