@@ -28,7 +28,7 @@ logger = logging.getLogger(__name__)
 
 # Environment variable with the directory that a launcher shares with the ranks it starts.
 LAUNCH_DIR = "SLOWFAST_LARA_LAUNCH_DIR"
-# File in this directory: the ranks have joined those of all nodes.
+# Marker file in this directory: the ranks of this node have completed a rendezvous.
 JOINED = "joined"
 
 

@@ -31,7 +31,7 @@ def atomic_write(path: str | os.PathLike[str]) -> Iterator[str]:
             _sync(temporary, os.O_RDWR)
         os.replace(temporary, path)
     except OSError as error:
-        if error.filename in (None, temporary):  # unset if the disk is full
+        if error.filename in (None, temporary):  # None if the disk is full
             error.filename, error.filename2 = os.fspath(path), None
         raise
     finally:

@@ -47,7 +47,7 @@ def exclusive_lock(folder: str, name: str, error: type[InputError] = InputError)
         yield
     finally:
         with contextlib.suppress(OSError):
-            # Before the lock is released: afterwards, another process may have locked this file.
+            # Remove the file before releasing the lock: afterwards, another process may hold it.
             os.remove(path)
         os.close(lock)
         if fcntl is None:  # Windows cannot remove open files

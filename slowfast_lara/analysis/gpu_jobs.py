@@ -2,8 +2,8 @@
 
 Attentions and the temporal stage run forward and backward on random q, k, v of ViT-B. A `step` is
 the forward pass, loss, backward pass and fused AdamW step of a model with trajectory attention.
-`inference` is the forward pass of that model in eval mode. Functions of this module run in a worker
-process.
+`inference` is the forward pass of that model in eval mode. `machine`, `check_kernels` and `measure`
+run in a worker process.
 
 A path is an implementation: PyTorch's operations or the Triton kernels, with or without
 torch.compile.

@@ -128,7 +128,7 @@ class _Subset(torch.utils.data.Dataset):
 class _Profile(NamedTuple):
     keys: list[tuple[int, ...]]
     samples: list[Any]  # the last `batch_size` samples
-    calls: dict[Any, tuple[int, float]]  # function -> number of calls, total seconds
+    calls: dict[Any, tuple[int, float]]  # function -> number of calls, cumulative seconds
 
 
 def _profile(loader: Any, batch_size: int, seconds: float) -> _Profile:

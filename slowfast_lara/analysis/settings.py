@@ -15,7 +15,8 @@ from slowfast_lara.attention import ESTIMATORS, Estimator, estimator_options
 from slowfast_lara.inference.layers import LayerInputs, estimator_for
 from slowfast_lara.models.attention_config import display_name
 
-# RA has quadratic cost per sample, so its error is measured on about this number of queries.
+# The cost of RA is quadratic in the number of tokens, so its error is measured on about this number
+# of queries.
 RA_QUERIES = 64
 
 

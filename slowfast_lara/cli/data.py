@@ -171,10 +171,10 @@ def lists_ssv2(args: argparse.Namespace) -> None:
 def lists_folder(args: argparse.Namespace) -> None:
     """Write the lists for your own videos.
 
-    VIDEOS contains one folder per class, named after the class. Each class is divided into test
-    (10 %), validation (10 %) and training videos. The split depends only on the file names and the
-    seed. Classes are numbered in alphabetical order. Written to OUT: train.csv, val.csv and
-    test.csv (`path label`) and classes.json.
+    VIDEOS contains one folder per class, named after the class. Each class is divided into test,
+    validation (by default 10 % each) and training videos. The split depends only on the file names
+    and the flags. Classes are numbered in alphabetical order. Written to OUT: train.csv,
+    val.csv and test.csv (`path label`) and classes.json.
 
     Videos of one scene or session must be in one list, otherwise the test accuracy is too high.
     --group keeps videos together if the expression (or its first group in parentheses) matches the
@@ -190,10 +190,10 @@ def lists_folder(args: argparse.Namespace) -> None:
 def check(args: argparse.Namespace) -> int | None:
     """Decode every video and list the bad ones.
 
-    A video is bad if it has no frames, or packets that cannot be decoded, or if it crashes the
-    decoder. OUT lists the paths of bad videos with the reasons, OUT.progress the checked videos. To
-    resume an interrupted check, repeat the command. To remove the bad videos from the lists, use
-    `data drop-bad`. The exit code is 1 if there are bad videos.
+    A video is bad if it has no frames, or packets that cannot be decoded, or if decoding it crashes
+    or takes more than 30 minutes. OUT lists the paths of bad videos with the reasons, OUT.progress
+    the checked videos. To resume an interrupted check, repeat the command. To remove the bad videos
+    from the lists, use `data drop-bad`. The exit code is 1 if there are bad videos.
     """
     from slowfast_lara.prepare.check import check_videos
 

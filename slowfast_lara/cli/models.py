@@ -185,8 +185,8 @@ def _add_visualize(root: CommandParser) -> None:
 
 def _add_numbers_flag(parser: CommandParser, flag: str, default: list[int]) -> None:
     meaning = (
-        "numbers to try of landmarks, of samples, or of groups of keys per frame; numbers above "
-        "the number of tokens are skipped"
+        "numbers of landmarks, samples, or groups of keys per frame to try; numbers that are too "
+        "large for an attention are skipped"
     )
     parser.add_flag(flag, meaning, type=positive_int, nargs="+", default=default, metavar="C")
 

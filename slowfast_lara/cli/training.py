@@ -22,8 +22,8 @@ Each measurement is written to PATH.csv at once; a failed one (such as out of me
 reason. To resume, repeat the command. A file of another GPU, driver or version is refused.
 """
 EXIT_CODES = """\
-exit codes: 0 done, 1 failed, 2 bad input, 75 stopped by SIGTERM, SIGINT or SIGUSR1 after
-saving a checkpoint (repeat the command to resume), 130 stopped by a second Ctrl-C.
+exit codes: 0 done, 1 failed, 2 bad input, 75 stopped by SIGTERM, SIGINT or SIGUSR1 with the
+state saved (repeat the command to resume), 130 stopped by a second Ctrl-C.
 """
 
 

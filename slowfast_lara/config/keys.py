@@ -1,8 +1,8 @@
 """The table of config keys: default, effect of a change, meaning, allowed values.
 
 Motionformer's keys keep their names and defaults, so that Motionformer's YAML files load unchanged.
-PySlowFast 1.0 has more keys than this table. They stay in the config, because PySlowFast's files
-may set them, but this package does not read them. docs/config.md is generated from this table.
+PySlowFast 1.0 has further keys. They stay in the config, because PySlowFast's files may set them,
+but this package does not read them. docs/config.md is generated from this table.
 """
 
 from __future__ import annotations

@@ -23,7 +23,7 @@ from slowfast_lara.labels import Label
 
 
 class Charades(Kinetics):
-    """Clips of NUM_FRAMES x SAMPLING_RATE frames, each with several classes."""
+    """Clips of NUM_FRAMES x SAMPLING_RATE; a label is a tuple of classes."""
 
     frames_in_folders = True
 

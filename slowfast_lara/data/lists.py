@@ -79,7 +79,7 @@ def parse_label(text: str, num_classes: int, where: str, key: str = "MODEL.NUM_C
 
 
 def parse_labels(text: str, num_classes: int, where: str) -> tuple[int, ...]:
-    """Parse comma-separated class numbers, which may be in quotes; an empty string has none."""
+    """Parse comma-separated class numbers, which may be in quotes; () for an empty string."""
     numbers = text.replace('"', "")
     parts = numbers.split(",") if numbers else []
     return tuple(sorted({parse_label(part, num_classes, where) for part in parts}))

@@ -192,9 +192,9 @@ def _decode_by_pts(
 def frames_from(container: Any, stream: Any, wanted: list[int], key: int | None) -> Iterator[Any]:
     """Yield decoded frames up to the last of the `wanted` timestamps.
 
-    Starts with a seek to the timestamp `key`, or at the start of the video if `key` is None. Yields
-    nothing if the seek does not find a packet flagged as key frame. The first decoded frame must
-    also be a key frame: FFmpeg may set the flag on packets that the container's index omits.
+    Starts with a seek to the timestamp `key`, or at the start of the video if `key` is None. After
+    a seek, yields nothing if no packet is flagged as key frame, or if the first decoded frame is
+    not a key frame: FFmpeg may set the flag on packets that the container's index omits.
     """
     context, missing = stream.codec_context, set(wanted)
     can_skip = context.name in _SKIPS_NONREF

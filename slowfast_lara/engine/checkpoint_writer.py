@@ -1,8 +1,8 @@
 """Writing of checkpoints in the background, while the training continues on the GPU.
 
-On a CPU, training waits for each write, because the write needs the same cores. If the process is
-killed, at most TRAIN.CHECKPOINT_ITERATIONS iterations are lost. On GPUs, a kill during a write also
-loses the iterations that ran during the write.
+On a CPU, training waits for each write, because the write needs the same cores. A killed process
+loses the iterations since its last complete checkpoint. On GPUs, a write is complete only some
+iterations after it started.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class CheckpointWriter:
             ended.result()
 
     def close(self) -> None:
-        """Wait until the write has ended; log its error: the run may be raising another error."""
+        """Wait until the write has ended; log its error, as the run may be raising another one."""
         try:
             self.wait()
         except Exception as error:

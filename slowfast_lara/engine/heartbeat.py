@@ -95,7 +95,7 @@ class Heartbeat(Watchdog):
         self._thread.start()
 
     def poll(self) -> None:
-        """While waiting for other ranks: mark this rank as alive; raise Stopped after a signal."""
+        """Mark this rank as alive while it waits for other ranks; raise Stopped after a signal."""
         self.mark_alive()
         self._stop_request.check()
 

@@ -1,7 +1,8 @@
 """Launcher: starts the processes of a run on this node and returns their exit code.
 
 - Under `torchrun`, this process is one of the ranks that torchrun has started.
-- On a single node with at most one GPU, this process performs the whole run.
+- On a single node with at most one GPU and TRAIN.MAX_RESTARTS 0, this process performs the whole
+  run.
 - Otherwise the user starts the command once on each of the NUM_SHARDS nodes, as with PySlowFast,
   and the command runs one rank per GPU of its node (without GPUs, one rank).
 
@@ -147,11 +148,11 @@ def spawn(run: RunFunction, cfg: CfgNode, first: RankInfo, processes: int) -> in
             child.terminate()
 
     stop = StopRequest()
-    joined = False  # whether the ranks of this node have joined those of all nodes once
+    joined = False  # whether the ranks of this node have ever completed the rendezvous
 
     def run_ranks(exchange: Callable[[bool], bool]) -> Outcome:
         nonlocal joined
-        # DataLoader workers of a killed rank 0 may still listen on the port of the last start.
+        # DataLoader workers of a killed rank 0 may still listen on the port of the previous start.
         port = first.port if cfg.NUM_SHARDS > 1 else _free_port()
         with tempfile.TemporaryDirectory() as folder:
             if joined:
@@ -196,7 +197,7 @@ def _wait_for(
     while alive:
         wait([child.sentinel for child in alive.values()], timeout=POLL_SECONDS)
         ended = [(rank, child) for rank, child in alive.items() if not child.is_alive()]
-        # A rank that was killed is the cause of the lost connections that other ranks report.
+        # Killed ranks first: they are the cause of the lost connections that other ranks report.
         ended.sort(key=lambda it: (it[1].exitcode or 0) >= 0)
         for rank, child in ended:
             del alive[rank]

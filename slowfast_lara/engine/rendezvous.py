@@ -37,7 +37,7 @@ from slowfast_lara.files import parse_json
 
 RENDEZVOUS_SECONDS = 300
 POLL_SECONDS = 0.1
-# Key in `rank_store`: 2 N while the ranks of restart N join each other, then 2 N + 1.
+# Key in `rank_store`: 2 N during the rendezvous of restart N (0: the first start), then 2 N + 1.
 PHASE = "phase"
 # If a process reports a different fingerprint, rank 0 waits this long before it gives up. Ranks
 # that join in this time report the difference, too. If the process belongs to another run, the
@@ -162,7 +162,7 @@ class Rendezvous:
         problem = differences(fingerprint, rank0, self._rank)
         if problem:
             problem = f"config, code and lists must be equal on all ranks, but {problem}"
-            self._store.set(self._key("problem"), problem)  # rank 0 reads the last one
+            self._store.set(self._key("problem"), problem)  # rank 0 reports only the last one
             self._store.add(self._key("problems"), 1)
             raise InputError(problem)
         if self._store.add(self._key(f"rank/{self._rank}"), 1) > 1:

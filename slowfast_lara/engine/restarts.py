@@ -52,8 +52,8 @@ from slowfast_lara.runs.folder import LOG
 logger = logging.getLogger(__name__)
 
 POLL_SECONDS = 0.5
-# Seconds after which a node without an outcome is lost. Ranks of other nodes detect a failure
-# within 30 s; their launcher kills them 30 s later.
+# Seconds after which a node without an outcome counts as lost. Ranks of other nodes detect a
+# failure within 30 s; their launcher kills them 30 s later.
 LOST_SECONDS = 75
 READ_SECONDS = 10  # maximum wait of node 0 for the others to read the last verdict
 
@@ -224,7 +224,7 @@ class Launchers:
                 self._wait([self._key("verdict")], math.inf)
                 return self._read_verdict()
         except dist.DistError:
-            if outcome.final or outcome.code == DONE:  # node 0 has exited, too
+            if outcome.final or outcome.code == DONE:  # exit without a verdict
                 return Verdict(False)
             raise
         # If the ranks of node 0 are done, all ranks have passed the last barrier: do not wait for

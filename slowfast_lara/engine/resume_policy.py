@@ -5,8 +5,8 @@ of the run before the run writes any file. TRAIN.ACCEPT_CHANGES True accepts dif
 
 A run resumes from its OUTPUT_DIR. As in PySlowFast, it also resumes from the checkpoint
 TRAIN.CHECKPOINT_FILE_PATH, unless TRAIN.CHECKPOINT_EPOCH_RESET is True: then it is a new training
-that starts from the weights. Users forget the second key, so every error of such a resume mentions
-TRAIN.CHECKPOINT_EPOCH_RESET.
+that starts from the weights. Users forget TRAIN.CHECKPOINT_EPOCH_RESET, so every error of a
+resume from TRAIN.CHECKPOINT_FILE_PATH names it.
 """
 
 from __future__ import annotations

@@ -73,7 +73,7 @@ class _LogFile(logging.FileHandler):
 def set_up_logging() -> None:
     """Log to stdout: all records on rank 0, only warnings on other ranks; errors go to stderr.
 
-    Rank 0 also buffers its records until `open_log`, because a run may not write to OUTPUT_DIR
+    Rank 0 also buffers its records until `open_log`, because a run must not write to OUTPUT_DIR
     before its checks have passed. PySlowFast's `setup_logging` is not used: it writes no file
     and assumes 8 processes per node.
     """

@@ -19,7 +19,11 @@ from slowfast_lara.errors import ConnectionLost, RunError, UserError, first_line
 
 @contextlib.contextmanager
 def friendly_errors() -> Iterator[None]:
-    """Convert errors of other ranks, of NCCL and of exhausted memory to a RunError of one line."""
+    """Convert some errors to a RunError of one line.
+
+    These are lost connections to other ranks, errors of NCCL, exhausted GPU or shared memory, and
+    operators that are not deterministic.
+    """
     try:
         yield
     except UserError:

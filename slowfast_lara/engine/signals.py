@@ -1,8 +1,8 @@
 """Graceful stop on SIGTERM, SIGINT (Ctrl-C) and SIGUSR1 (Slurm's early warning).
 
-After the first signal, the run saves a checkpoint at the next optimiser step and exits with code
-75 (see `errors`). If the next batch does not arrive because the DataLoader workers hang, the run
-saves the state after the last optimiser step.
+After the first signal, a training saves a checkpoint at the next optimiser step, and a test stops
+after the current video. The exit code is 75 (see `errors`). If the next batch of a training does
+not arrive because the DataLoader workers hang, the state after the last optimiser step is saved.
 
 A second SIGTERM or SIGINT ends the process at once. A separate thread watches for it, because
 Python runs signal handlers only when the main thread returns from C code. In C code, the main
@@ -66,7 +66,7 @@ class StopRequest:
             signal.setitimer(signal.ITIMER_REAL, 1.0, 1.0)
 
     def check(self) -> None:
-        """While waiting for other ranks: raise Stopped after a signal."""
+        """Raise Stopped after a signal; called while this process waits for other ranks."""
         if self.requested:
             raise Stopped("stopped by a signal before all ranks joined; nothing was written")
 
@@ -147,7 +147,8 @@ def deferred_signals() -> Iterator[None]:
     Otherwise a signal during their imports would kill them, instead of making them save and stop.
     """
     if _HAS_TIMER:
-        resource_tracker.ensure_running()  # its start, at the first process, unblocks signals
+        # The first process would start the resource tracker, and this start unblocks signals.
+        resource_tracker.ensure_running()
         signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
     try:
         yield

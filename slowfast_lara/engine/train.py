@@ -12,8 +12,8 @@ backward pass sums gradients over the ranks, so a rank that entered it alone wou
   the other ranks raise an error in the collective. Before it ends, the process completes the work
   queued on its device, because other ranks may be summing gradients with this rank.
 - The collective also shares signals, bad videos and non-finite metrics, so that all ranks stop
-  after the same optimiser step or raise the same error. If the next batch of one rank does not
-  arrive, all ranks save the state after the last optimiser step and stop.
+  after the same optimiser step or raise the same error. If, after a signal, the next batch of one
+  rank does not arrive, all ranks save the state after the last optimiser step and stop.
 - If a rank is killed, or raises inside the backward pass, its gloo connections break, and the
   other ranks raise an error. NCCL connections do not break; `heartbeat` ends the other ranks.
 

@@ -35,7 +35,7 @@ class Split(NamedTuple):
 def write_folder_lists(folder: str, out: str, split: Split) -> None:
     """Write OUT/{train,val,test}.csv and classes.json from a folder with one folder per class.
 
-    The split depends only on the file names and the seed.
+    The split depends only on the file names and `split`.
     """
     if not (split.val_share > 0 and split.test_share > 0 and sum(split[:2]) < 1):
         raise InputError(

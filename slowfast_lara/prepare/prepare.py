@@ -183,7 +183,7 @@ class Record:
                 )
 
     def find(self, task: Task) -> PreparedVideo | None:
-        """Recorded result of a task; None if not recorded, or if source or options changed."""
+        """Recorded result of a task; None if source, options or result file do not match it."""
         try:
             version, options, values, *_ = self.log.entries[os.path.abspath(task.source)]
             known = PreparedVideo(*values)

@@ -193,9 +193,10 @@ def load_weights(
 ) -> list[str]:
     """Load the weights of a checkpoint into a model without DDP wrapper.
 
-    If a name or shape does not fit, raise CheckpointError and leave the model unchanged. If the
-    weights were trained with another attention, the model's estimator buffers keep their seeded
-    values (drawn from RNG_SEED), and estimator weights that the model lacks are ignored.
+    If a name or shape does not fit, raise CheckpointError and leave the model unchanged. If
+    `attention` is OTHER, the model's estimator buffers keep their seeded values (drawn from
+    RNG_SEED); if it is UNKNOWN, only those do that are missing or have another shape in `states`.
+    In both cases, estimator weights that the model lacks are ignored.
 
     Returns:
         The names of the buffers that keep their seeded values.
