@@ -73,7 +73,11 @@ class JointTable(MarkdownTable):
         return [self.title, *self.notes]
 
     def cells(self) -> Cells:
-        """A row for each model and clip length; ratios of inference / training."""
+        """A row for each model and clip length.
+
+        For each device: the share of attention in the time of a layer with exact attention; then,
+        for each attention, "inference / training" times of a layer relative to exact attention.
+        """
         names = [f"{device}: {x}" for device in self.devices for x in ("share", *ATTENTIONS)]
         rows: list[list[object]] = [["model, frames x pixels", "tokens", *names]]
         for model, frames, tokens in dict.fromkeys(key[:3] for key in self.costs):

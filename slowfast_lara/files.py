@@ -19,8 +19,8 @@ _TEMPORARY = ".writing-"
 def atomic_write(path: str | os.PathLike[str]) -> Iterator[str]:
     """Yield a temporary path to write to; rename the file to `path` on success, else remove it.
 
-    The temporary name has the suffix of `path`, because writers choose a format by suffix. It has
-    no other part of the name, because PySlowFast loads any file with "checkpoint" in its name.
+    The temporary name keeps only the suffix of `path`, by which writers choose a format. It omits
+    the rest, because PySlowFast loads any file with "checkpoint" in its name.
     """
     folder, name = os.path.split(os.path.abspath(path))
     os.makedirs(folder, exist_ok=True)

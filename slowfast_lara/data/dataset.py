@@ -227,9 +227,9 @@ class VideoDataset(torch.utils.data.Dataset):
         if not any(os.path.exists(file) for file in files):
             node, name = self.prefix_key.split(".")
             raise DataError(
-                f"{self.prefix_key} is {self.cfg[node][name]!r}; with this prefix, none of "
-                f"{counted(len(files), 'video')} of the {self.mode} list exists; the first is "
-                + files[0]
+                f"{self.prefix_key} is {self.cfg[node][name]!r}; with this prefix, none of the "
+                f"{counted(len(files), 'video')} checked in the {self.mode} list exists; the first "
+                f"is {files[0]}"
             )
 
     def __len__(self) -> int:

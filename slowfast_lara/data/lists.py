@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
+from typing import TYPE_CHECKING
 
 from slowfast_lara.data.text_files import open_text
 from slowfast_lara.errors import DataError
-from slowfast_lara.labels import Label
+
+if TYPE_CHECKING:
+    from slowfast_lara.labels import Label
 
 VIDEO_SUFFIXES = (
     *(".mp4", ".mkv", ".webm", ".avi", ".mov", ".flv", ".m4v", ".mpg", ".mpeg", ".ts", ".wmv"),

@@ -15,7 +15,7 @@ class TokenLayout(NamedTuple):
 
     prefix: int = 0
     frames: int = 1
-    # If this is not 0, the sequence length determines the number of frames, not `frames`.
+    # If not 0, the number of frames follows from the sequence length, and `frames` is ignored.
     patches_of_frame: int = 0
 
     def frames_of(self, tokens: int) -> int:

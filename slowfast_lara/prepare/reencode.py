@@ -251,7 +251,7 @@ class _Encoder:
         context.gop_size = options.key_frames
         context.color_range = first.color_range
         context.color_primaries, context.color_trc = first.color_primaries, first.color_trc
-        # swscale converts RGB with BT.601, which decoders assume if no colour matrix is declared.
+        # swscale converts RGB with BT.601, its default for an undeclared colour matrix.
         is_rgb = first.format.is_rgb
         context.colorspace = _UNSPECIFIED_COLORSPACE if is_rgb else first.colorspace
         self._colors = first.colorspace, first.color_range

@@ -128,6 +128,13 @@ def test_help_imports_no_torch(words):
     assert_help_is_fast("slowfast-lara", "slowfast_lara.cli", words)
 
 
+@pytest.mark.parametrize("module", ["check", "lists", "lists_prepared", "prepare"])
+def test_preparing_data_imports_no_torch(module):
+    code = f"import sys, slowfast_lara.prepare.{module}; assert 'torch' not in sys.modules"
+    done = subprocess.run([sys.executable, "-c", code], env=environment(), capture_output=True)
+    assert done.returncode == 0, done.stderr
+
+
 @pytest.mark.parametrize("program", OTHER_PROGRAMS)
 def test_help_of_the_other_programs_imports_no_torch(program):
     for words in OTHER_PROGRAMS[program]:

@@ -55,9 +55,9 @@ def compare_operators(
     sizes: tuple[int, int],
     reference: torch.dtype = torch.float32,
 ) -> Iterator[Comparison]:
-    """Compare every operator with PyTorch's operations, computed in the dtype `reference`.
+    """Compare the operators in `dtype` with PyTorch's operations in the dtype `reference`.
 
-    `sizes`: head size and number of samples.
+    `sizes`: the head size d, and the number C of LARA's samples or of groups of merged keys.
     """
     tf32 = dtype == torch.float32 and matmul_precision() == "tf32"
     tolerance = _TOLERANCE_TF32 if tf32 else _TOLERANCE[dtype]
