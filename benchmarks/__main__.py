@@ -117,7 +117,7 @@ def _add_speed_commands(root: CommandParser) -> None:
 
     parser = root.add_command("stage", stage)
     parser.add_flag("--crops", "crop sizes", default=[224, 336], **sizes)
-    groups = "groups of the keys of a frame, or keys that a query attends to exactly"
+    groups = "groups of a frame's keys; for eva: keys and summaries per query and frame"
     parser.add_flag("--groups", groups, type=positive_int, default=96)
     _add_attention_flags(parser)
 
@@ -129,7 +129,7 @@ def _add_speed_commands(root: CommandParser) -> None:
 
     sizes["type"] = at_least(129)
     parser = root.add_command("vjepa2", vjepa2)
-    frames = "tokens; a frame of 256 pixels has 256"
+    frames = "tokens; two frames of 256 x 256 pixels (one tubelet) have 256"
     parser.add_flag("--tokens", frames, default=[2048, 8192], **sizes)
     _add_attention_flags(parser)
 

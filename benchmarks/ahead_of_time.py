@@ -24,7 +24,7 @@ from benchmarks.kernel_counts import GpuAttention
 from benchmarks.kernel_traffic import OPERATORS
 from slowfast_lara.attention.kernels import launch as launching
 
-# Shared memory of a program, in bytes, by compute capability without the point.
+# Largest shared memory of a program, in bytes, by compute capability without the point.
 SHARED_MEMORY = {80: 166912, 86: 101376, 89: 101376, 90: 232448, 100: 232448, 120: 101376}
 ARCHS = tuple(SHARED_MEMORY)
 

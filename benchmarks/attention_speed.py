@@ -69,14 +69,14 @@ def crop_costs(
 def stage_costs(
     crops: Sequence[int], estimators: Sequence[str] | None, repeats: int, groups: int
 ) -> SpeedTable:
-    """Measure the spatial stage at each crop size, with `groups` keys per frame or LANDMARKS."""
+    """Measure the spatial stage at each crop size: LANDMARKS landmarks, or `groups` per frame."""
     title = f"spatial stage, ViT-B, 8 frames, batch 1, {LANDMARKS} landmarks or {groups} groups"
     table = SpeedTable(title, "crop", display_name(EXACT))
     for crop in crops:
         x = torch.randn(1, 1 + FRAMES * (crop // 16) ** 2, WIDTH)
         with torch.no_grad():
             projected = trajectory_layer(EXACT).queries_keys_values(x)
-        # Twice the projections of random tokens: weights that are neither uniform nor one-hot.
+        # The factor 2 makes attention weights that are neither nearly uniform nor nearly one-hot.
         inputs = [(2 * tensor[:, :, 1:]).requires_grad_() for tensor in projected]
         stages: dict[str, nn.Module] = {}
         for name, shown, options in _stage_settings(estimators):

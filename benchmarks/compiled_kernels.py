@@ -79,7 +79,7 @@ class KernelTable(ResultTable):
 
 
 def configs_with_kernels(names: Sequence[str] = ()) -> dict[str, CfgNode]:
-    """The shipped configs for GPUs that support Triton, with one block each."""
+    """The shipped GPU configs that allow VIT.KERNELS triton, reduced to one block each."""
     found = {}
     for name in names or shipped_names():
         with contextlib.suppress(ConfigError):

@@ -69,7 +69,8 @@ def patch_torch() -> None:
     for module, functions in replacements.items():
         for name, result in functions.items():
             setattr(module, name, lambda *args, result=result, **kwargs: result)
-    nn.Module._apply = convert  # type: ignore[method-assign]  # theirs cannot convert these
+    # PyTorch's own `_apply` cannot convert fake tensors.
+    nn.Module._apply = convert  # type: ignore[method-assign]
 
 
 def convert(module: nn.Module, function: Any, recurse: bool = True) -> nn.Module:

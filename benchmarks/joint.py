@@ -40,7 +40,7 @@ class Model(NamedTuple):
     frames: tuple[int, ...]
 
 
-# DINOv2 is a model of images; with joint attention over their frames it starts a model of clips.
+# DINOv2 is an image model. Its rows assume a video model of the same sizes with joint attention.
 MODELS = {
     "DINOv2-S, joint": Model(384, 6, 224, 14, 1, (8, 32)),
     "DINOv2-B, joint": Model(768, 12, 224, 14, 1, (8, 32)),
@@ -52,7 +52,7 @@ MODELS = {
 
 
 class LayerCost(NamedTuple):
-    """Estimated seconds of a layer, forward and backward; and the part of the attention."""
+    """Estimated seconds: forward pass of a layer, both passes, attention alone in both passes."""
 
     forward: float
     both: float

@@ -5,7 +5,7 @@ bytes that each kernel reads and writes, and its FLOPs. They need neither Triton
 
 The bytes of a tensor count once for each pass of a kernel over the tensor. Programs that read the
 same tile are neighbours in the grid, so only the first one reads it from memory; the others find it
-in the L2 cache. So does a program that passes over the keys of its own frame again.
+in the L2 cache. A second pass of a program over the keys of its frame reads the L2 cache, too.
 
 In half precision, matmuls with the samples and landmarks run twice: once with the rounded value and
 once with the remainder that rounding removed (`_split_matmuls`). Padding of tiles is not counted.

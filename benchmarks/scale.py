@@ -14,13 +14,13 @@ for b clips of N tokens in F temporal tokens, a model of width D, depth L and p 
     update   = 28 p / bandwidth / efficiency          AdamW reads 4 and writes 3 float32 numbers
     reduce   = 2 (g-1)/g 4p / link                    ring in a node of g GPUs
              + 2 (m-1)/m 4p/g / network               between m nodes, each GPU its g-th share
-    step     = forward + max(backward, reduce) + update      gradients are reduced in the backward
+    step     = forward + max(backward, reduce) + update      reduction overlaps backward pass
     clips/s  = b GPUs / step
     workers  = clips/s of a node x seconds to decode a clip on one core
 
-b is the largest power of two, up to --clips, whose memory fits into 90 % of the GPU; if not even
-one clip fits, activations are checkpointed. `efficiency` is the share of the roofline that real
-kernels reach, an assumption: adjust it to the first step that you measure. Not included: the
+b is the first of --clips, --clips / 2, --clips / 4, ... whose memory fits into 90 % of the GPU; if
+not even one clip fits, activations are checkpointed. `efficiency` is the share of the roofline that
+real kernels reach, an assumption: adjust it to the first step that you measure. Not included: the
 classifier, the loss, stragglers and evaluation.
 """
 
@@ -123,8 +123,8 @@ class _Autocast(TorchFunctionMode):
 
 
 def saved_bytes(function: Callable[[], Tensor]) -> tuple[int, Tensor]:
-    """Bytes of the tensors that a backward pass keeps, each storage once; and the result."""
-    kept: list[Tensor] = []  # alive, so that no address is used twice
+    """Bytes that autograd saves for the backward pass, each storage once; and the result."""
+    kept: list[Tensor] = []  # keeps tensors alive, so that no address is reused
 
     def pack(x: Tensor) -> Tensor:
         kept.append(x)
@@ -174,14 +174,14 @@ def block_counts(setting: Setting, clips: int) -> BlockCounts:
 
 
 def saved_per_clip(setting: Setting) -> int:
-    """Bytes that a block keeps for each clip; those that all clips share are weights."""
+    """Bytes that a block saves per clip: the difference of two batches, which excludes weights."""
     one, two = (block_counts(setting, clips).saved for clips in (1, 2))
     return two - one
 
 
 @cache
 def embedding_counts(setting: Setting, clips: int) -> tuple[list[Kernel], list[Kernel]]:
-    """Kernels of the patch embedding; its backward pass has a gradient of the weights alone."""
+    """Kernels of the patch embedding; its backward pass computes only the weight gradient."""
     patches = torch.empty(clips * setting.tokens, 3 * 2 * 16 * 16, device="meta")
     weight = nn.Linear(patches.shape[1], MODELS[setting.model].width, device="meta").weight
     half = patches.bfloat16(), weight.bfloat16()
@@ -199,7 +199,7 @@ def memory(setting: Setting, clips: int, checkpointing: bool) -> float:
 
 
 def largest_batch(setting: Setting, limit: float, most: int) -> tuple[int, bool]:
-    """The largest power of two of clips that fits, and whether it needs checkpointing."""
+    """The first of `most`, `most` / 2, ... clips that fits, and whether it needs checkpointing."""
     for checkpointing in (False, True):
         clips = most
         while clips and memory(setting, clips, checkpointing) > limit:

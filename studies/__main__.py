@@ -87,7 +87,7 @@ def _add_study_flags(parser: CommandParser, work: str) -> None:
 
 
 def attention(args: argparse.Namespace) -> None:
-    """Train and test small models with the attentions of the paper."""
+    """Train and test small models with each attention."""
     from studies.attention import study
 
     _run(lambda: study(**vars(args)))

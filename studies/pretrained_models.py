@@ -49,7 +49,7 @@ class ImageModel:
         return inputs
 
     def features(self, views: Sequence[Tensor], setting: Setting) -> tuple[Tensor, Tensor]:
-        """CLS [frames,D] and the patches [frames,P,D] with an attention in all layers."""
+        """CLS [frames,D] and all other tokens [frames,N-1,D] with an attention in all layers."""
         images = torch.cat([view.transpose(0, 1) for view in views])
         hf.use(self.network, setting.name, **_options(setting))
         parts = [self.network(some).last_hidden_state for some in images.split(8)]

@@ -6,9 +6,9 @@ synthetic videos (configs/finetune/dinov2_motions.yaml). The groups of videos (r
 `--group`) are divided into folds. In each fold:
 
 - The model is trained on the videos of the other folds (configs/finetune/dinov2_cpu.yaml).
-- Every other attention replaces it without training ("swapped"), and after a quarter of the epochs
-  of training from the weights of the exact model ("fine-tuned"). Exact attention is fine-tuned in
-  the same way, so that the rows are comparable.
+- Every other attention replaces exact attention in this model without training ("swapped").
+- The rows in `--rows` are trained from the weights of this model for a quarter of the epochs
+  ("fine-tuned"). Exact attention is one of them by default, so that the rows are comparable.
 - Two linear classifiers on frozen features of the image model: one frame, and all frames in order.
 
 Every video is tested once, by the model that was not trained on its group. The last checkpoint is
@@ -46,7 +46,7 @@ from studies.runs import StudyRun, make_set, run_all, study_run
 
 MOTIONS = "finetune/dinov2_motions"  # the config of the first training
 CONFIG = "finetune/dinov2_cpu"  # the config of a fold
-FINETUNE_SHARE = 4  # the rows train for this fraction of the epochs of the exact model
+FINETUNE_SHARE = 4  # the exact model trains for this many times the epochs of the other rows
 MONITOR_SHARE = 8  # every eighth training video is in val.csv, too
 PENALTIES = (1e-4, 1e-3, 1e-2, 1e-1, 1.0)  # of the linear classifiers
 PROBE_CROP, PROBE_FRAMES = 224, 8  # of the frozen features

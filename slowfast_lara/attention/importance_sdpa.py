@@ -48,7 +48,7 @@ _ALPHA_UNIT = 1024.0
 def estimate_by_sdpa(q: Tensor, k: Tensor, v: Tensor, samples: Samples, num_frames: int) -> Tensor:
     """The estimate in the dtype of q: q [B,h,N,d]; k, v [B,h,F*P,d] -> [B,h,N,F,d]."""
     k, v = k.to(q.dtype), v.to(q.dtype)
-    # q and k are not scaled in this file; the samples include their factor d**-0.25 instead.
+    # In this file q and k are not scaled; w includes the factor d**-0.25 of q and k instead.
     w = scaled(samples.w).to(q.dtype).flatten(0, 1)  # [B*h,C,d]
     log_sums, means = _key_stats(k, v, w, num_frames)
     if samples.log_weights is not None:

@@ -72,9 +72,9 @@ def ra_with_draws(
 ) -> Tensor:
     """`ra_attention` with eps = noise * draw(q). If `biased`, draw=None means eps = 0."""
     q, k = scaled(q), scaled(k)
-    # `sample_attention` appends the norms to the d components of the keys. On a GPU, the head size
-    # is padded with zeros to a multiple of 8: otherwise no fused kernel supports it, and PyTorch
-    # materialises the N x P matrix. A CPU needs no padding, which would take 10 % more time.
+    # `sample_attention` appends the norms to the d components of the keys. On a GPU, it also pads
+    # the head size with zeros to a multiple of 8, as fused kernels require; `fused_attention` would
+    # pad with another copy. A CPU needs no padding, which would take 10 % more time.
     zeros = 0 if q.device.type == "cpu" else -(q.shape[-1] + 1) % 8
     frames = zip(split_frames(k, num_frames).unbind(2), split_frames(v, num_frames).unbind(2))
     out = []

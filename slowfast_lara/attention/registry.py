@@ -41,7 +41,8 @@ class Estimator(nn.Module):
     # True if `num_landmarks` is the number of keys or groups of keys per frame, not per clip.
     # Such an estimator is exact if a frame has at most `num_landmarks` keys.
     counts_keys_of_a_frame = False
-    # Head size and number of samples for the Triton kernels; None if there are no kernels.
+    # Head size and number of samples that `unsupported` checks; None for estimators without Triton
+    # kernels, and for those that override `unsupported`.
     kernel_sizes: tuple[int, int] | None = None
     # Value of the option `kernels`; "torch" for estimators without Triton kernels.
     kernels: Kernels = "torch"
@@ -187,7 +188,8 @@ def build_estimator(
         options: options of this estimator, as listed by `estimator_options`.
 
     Raises:
-        ValueError: a name or value is invalid, or kernels="triton" does not support the sizes.
+        ValueError: a name or value is invalid, or kernels="triton" does not support the estimator
+            or its sizes.
         TypeError: an option is unknown.
     """
     known = estimator_options(name)

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from slowfast_lara.lazy import check_installed
 
 # Registered names are this prefix + purpose + "_on_" + the model's own implementation, e.g.
-# "sdpa". Models search the name for substrings such as "flash".
+# "sdpa". The name includes the implementation, because models search it for "flash" and the like.
 _NAME = "slowfast_lara_"
 # Arguments of attention functions that estimators support or may ignore.
 _KNOWN = {
@@ -103,7 +103,7 @@ def obstacle(
     """The reason why estimators do not support these arguments, or an empty string."""
     if mask is not None:
         return "attention mask"
-    # A config with this flag does not pass it on; estimators compute no attention weights.
+    # Estimators compute no attention weights. If a config sets this flag, `kwargs` lacks it.
     if getattr(module.config, "output_attentions", False):
         return "output_attentions"
     is_causal = kwargs.get("is_causal")

@@ -62,7 +62,7 @@ class JointEstimator(nn.Module):
 
 
 def _swap_axes(x: Tensor, prefix: int, axes: tuple[int, int]) -> Tensor:
-    """Transpose the grid of patches from shape `axes`; the prefix tokens do not move."""
+    """Transpose the grid of patches, which has the shape `axes`; prefix tokens do not move."""
     if 1 in axes:
         return x
     patches = x[:, :, prefix:].unflatten(2, axes).transpose(2, 3).flatten(2, 3)

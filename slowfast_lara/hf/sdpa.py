@@ -24,7 +24,7 @@ class replace_sdpa(TorchFunctionMode):
     model then ran with exact attention; torch.compile is the usual reason.
 
     Args:
-        name: as in `slowfast_lara.hf.use`; so are all arguments that are not listed here.
+        name: as in `slowfast_lara.hf.use`, like all arguments that are not listed here.
         prefix: number of tokens before the patches.
         frames: number of temporal tokens.
         training: whether random attentions draw new samples in every call.

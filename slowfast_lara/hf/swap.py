@@ -3,8 +3,9 @@
 Models of transformers look up their attention function by name (`config._attn_implementation`) and
 call it with the attention layer as first argument. `use` adds an estimator to every such layer as a
 submodule, so that copies, devices, precisions and exports treat it as part of the model. It also
-sets the config's name to that of an attention function of this module. If an estimator does not
-support the arguments, this function calls the model's own; `report` lists the reason.
+sets `config._attn_implementation` to the name of an attention function of this module. If an
+estimator does not support the arguments, that function calls the model's own attention function;
+`report` lists the reason.
 """
 
 from __future__ import annotations

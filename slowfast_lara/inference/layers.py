@@ -82,7 +82,7 @@ def estimator_for(
     _, heads, tokens, head_dim = inputs.q.shape
     settings = {**estimator_settings(cfg, name), **changes}
     if ESTIMATORS[name].landmarks_are_tokens:
-        # This estimator selects landmarks among the tokens, but the config may set more landmarks.
+        # This estimator has at most one landmark per token, but the config may set more landmarks.
         settings["num_landmarks"] = min(settings["num_landmarks"], tokens)
     built = build_estimator(name, head_dim=head_dim, num_heads=heads, seed=seed, **settings)
     if type(built) is type(inputs.estimator):

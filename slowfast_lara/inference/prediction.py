@@ -15,7 +15,7 @@ from slowfast_lara.labels import LabelKind, top_actions, top_classes
 
 
 class Ranking(NamedTuple):
-    """Class indices, names and scores in three lists, sorted by falling score.
+    """Class indices, names and scores in three lists, in descending order of score.
 
     For a model of verbs and nouns, a class is a pair of indices.
     """

@@ -145,7 +145,7 @@ class PatchEmbed(nn.Module):
 class VisionTransformer(nn.Module):
     """Motionformer with any attention layer and estimator.
 
-    Without CLS, the classifier gets the mean of the patches.
+    Without CLS, the classifier gets the mean of all tokens (registers and patches).
 
     The input is a clip [B,3,T,H,W] or images [B,3,H,W], alone or in a list (PySlowFast's pathways).
     The output is logits in training mode and softmax scores in eval mode; with `multi_label`,

@@ -4,6 +4,7 @@ The first R tokens are the prefix: CLS and registers, usually CLS alone. The oth
 patches, frame-major. The prefix attends to all tokens, always with exact attention. Patches attend
 to the prefix only in joint and divided layers with exact attention, as in Motionformer. They do not
 attend to it in trajectory layers, nor with other estimators, which group patches into landmarks.
+TimesformerAttention treats the prefix differently: see its docstring.
 
 Shapes: B batch, h heads, R prefix tokens, N = F*P patches, F frames, P tokens of a frame, d head
 size, D = h*d.

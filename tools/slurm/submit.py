@@ -46,7 +46,7 @@ class Training:
         address = (job.num_nodes, job.node, job.hostnames[0], port)
         self.process = subprocess.Popen(command(self.arguments, self.gpus, *address))
         code = self._wait()
-        if code == STOPPED:  # by the same signal that makes submitit requeue the job
+        if code == STOPPED:  # by the signal on which submitit requeues the job: wait for that
             time.sleep(SIGNAL_SECONDS)
         if code:
             raise RuntimeError(f"run_net.py ended with exit code {code}")

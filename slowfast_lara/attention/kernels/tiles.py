@@ -4,8 +4,8 @@ Each tile is the largest with which the compiled kernel spills no registers and 
 memory of every supported GPU. `python -m benchmarks kernels` compiles the kernels of the shipped
 configs for sm_80 to sm_120 and reports violations. In float32, with a head size of 128 and 256
 samples, there are exceptions: some kernels spill registers, and one exceeds the shared memory of
-GPUs with compute capability 8.6, 8.9 or 12.0. On these GPUs that kernel does not launch, and `auto`
-selects PyTorch.
+GPUs with compute capability 8.6, 8.9 or 12.0. On these GPUs that kernel does not launch. `auto` is
+not affected: it always selects PyTorch in float32.
 """
 
 from __future__ import annotations
@@ -24,7 +24,8 @@ FRAME_GROUP = 4
 QUERY_PARTS = 16
 
 # Tiles (BLOCK_C samples, BLOCK_N queries or keys, warps, pipeline stages) of kernels whose programs
-# own a block of samples or loop over blocks of samples: first for d <= 64, then for d <= 128.
+# own a block of samples or loop over blocks of samples: first for d <= 64, then for d <= 128. In
+# float32, the second tile with 16 queries or keys is used, or a tile of the second table.
 _SAMPLE_BLOCKS = {
     "key_stats_forward": ((64, 64, 8, 2), (64, 64, 8, 2)),
     "query_normaliser": ((64, 64, 4, 2), (64, 64, 4, 2)),
@@ -40,10 +41,10 @@ _SAMPLE_BLOCKS_FLOAT32 = {
     "key_stats_backward_tied": ((16, 16, 4, 1), (16, 16, 8, 1)),
     "key_stats_backward_samples": ((32, 16, 4, 1), (16, 16, 8, 1)),
 }
-# BLOCK_N of kernels whose programs hold all samples: first for d <= 64 and C <= 128, then for
-# larger sizes.
+# BLOCK_N of kernels whose programs hold all samples, in half precision: first for d <= 64 and
+# C <= 128, then for larger sizes.
 _ALL_SAMPLES = {"combine_forward": (64, 32), "combine_backward_queries": (32, 16)}
-# BLOCK_E (columns of a head in one tile) of the kernels of the temporal stage.
+# BLOCK_E (columns of a head in one tile) of the temporal stage's kernels, in half precision.
 _TEMPORAL = {
     "temporal_scores": 16,
     "temporal_pool": 64,

@@ -16,7 +16,9 @@ Names are those of the equations in importance_sampling.py and samples.py:
     B, H, N, F, P, C, D, BLOCK_N   sizes and block sizes
 
 bh is the flat index of clip b and head h. Offsets that may exceed 2**31 are int64. `scale` is
-d**-0.25. In memory, q and k are not scaled; samples and landmarks are in the scaled space.
+d**-0.5 in the kernels of `merged` and `temporal`, and d**-0.25 in all others. In memory, q and k
+are not scaled; samples and landmarks are in the scaled space, except the landmarks that `landmarks`
+writes and `proposals` reads.
 
 q, k and v may be half precision and enter matmuls as they are. Samples and landmarks are float32
 and part of an exponent: rounding large ones to 8 or 11 bits would change the softmax weights. They

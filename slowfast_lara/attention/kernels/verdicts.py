@@ -5,9 +5,9 @@ crash: a kernel that accesses invalid memory makes the GPU unusable for its proc
 PyTorch is used.
 
 A verdict is valid for one operator with its options and input shapes, and for one GPU, driver,
-torch version, triton version and hash of the code. Each verdict is a JSON file in
-~/.cache/slowfast_lara/kernels (or $XDG_CACHE_HOME/slowfast_lara/kernels). If a measurement has no
-result, e.g. after a crash, its verdict is not saved.
+torch version, triton version, float32 matmul precision and hash of the code. Each verdict is a JSON
+file in ~/.cache/slowfast_lara/kernels (or $XDG_CACHE_HOME/slowfast_lara/kernels). If a measurement
+has no result, e.g. after a crash, its verdict is not saved.
 """
 
 from __future__ import annotations
@@ -63,7 +63,10 @@ class Call(NamedTuple):
         return self.tensors[0]
 
     def key(self) -> tuple[Any, ...]:
-        """All fields except the batch size, so that one decision covers batches of any size."""
+        """Operator, options, shapes without the batch size, and dtype of the first tensor.
+
+        So one decision covers batches of any size and any memory layout.
+        """
         shapes = tuple(None if x is None else tuple(x.shape[1:]) for x in self.tensors)
         return self.operator, tuple(self.options.items()), shapes, self.first.dtype
 
@@ -204,7 +207,7 @@ def table(calls: Sequence[Call], verdicts: Sequence[Verdict], device: torch.devi
 
 
 def _environment(device: torch.device) -> dict[str, Any]:
-    """GPU, driver, library versions and hash of the code; a verdict is valid only for these."""
+    """GPU, driver, versions, precision and hash of the code; a verdict is valid only for these."""
     driver = Path("/proc/driver/nvidia/version")
     try:
         triton = version("triton")

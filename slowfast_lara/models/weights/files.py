@@ -110,7 +110,7 @@ def _check_archive(path: str) -> None:
     """Verify the checksums of a zip archive; torch.load does not."""
     with zipfile.ZipFile(path) as archive:
         entries = archive.infolist()
-        # For other methods, zipfile decompresses without a limit, even beyond the declared size.
+        # With other compression methods, zipfile may decompress far beyond the declared size.
         methods = {entry.compress_type for entry in entries}
         if methods - {zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED}:
             raise WeightsError(f"cannot read {path}: the zip compression must be stored or deflate")

@@ -55,7 +55,7 @@ _REPLACEABLE = ("head", "attn.estimator.")
 
 @dataclass
 class LoadReport:
-    """Weights by outcome: loaded, adapted, initialised or unused; `notes` are by name."""
+    """Weights by outcome: loaded, adapted, initialised or unused; `notes` maps names to reasons."""
 
     path: str
     loaded: list[str] = field(default_factory=list)
