@@ -49,13 +49,14 @@ class ImageModel:
         return inputs
 
     def features(self, views: Sequence[Tensor], setting: Setting) -> tuple[Tensor, Tensor]:
-        """CLS [frames,D] and all other tokens [frames,N-1,D] with an attention in all layers."""
+        """CLS [frames,D] and the patches [frames,P,D] with an attention in all layers."""
         images = torch.cat([view.transpose(0, 1) for view in views])
         hf.use(self.network, setting.name, **_options(setting))
         parts = [self.network(some).last_hidden_state for some in images.split(8)]
         hf.use(self.network, EXACT)
         tokens = torch.cat(parts)
-        return tokens[:, 0], tokens[:, 1:]
+        registers = getattr(self.network.config, "num_register_tokens", 0)
+        return tokens[:, 0], tokens[:, 1 + registers :]
 
     def macs(self, setting: Setting) -> float:
         """MACs of an attention in one layer for one frame."""

@@ -213,7 +213,7 @@ KEYS = {
         "frames of the stored position embeddings (0: DATA.NUM_FRAMES); they are resized for other "
         "DATA.NUM_FRAMES"),
     "VIT.CLS_TOKEN": shared(True, MODEL, ANY,
-        "classify by the CLS token (False: by the mean of the patches)"),
+        "classify by the CLS token (False: by the mean of the tokens)"),
     "VIT.NUM_REGISTERS": shared(0, MODEL, AT_LEAST_0, "register tokens after CLS, as in DINOv2"),
     "VIT.GELU": shared("exact", WEIGHTS, one_of(*GELUS), "GELU: exact, or its tanh approximation"),
     "VIT.NORM_EPS": shared(1e-6, WEIGHTS, POSITIVE, "epsilon of the layer norms of blocks"),
