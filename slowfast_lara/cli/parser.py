@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import difflib
 import inspect
+import itertools
 import math
 import os
 import re
@@ -80,7 +81,7 @@ class CommandParser(argparse.ArgumentParser):
 
     def _check_flags(self, words: Sequence[str]) -> None:
         """Report an unknown flag before argparse reports that another argument is missing."""
-        for word in words:
+        for word in itertools.takewhile(lambda word: word != "--", words):
             flag = word.partition("=")[0]
             if flag.startswith("--") and flag not in self._option_string_actions:
                 known = [name.strip("-") for name in self._option_string_actions]

@@ -67,6 +67,7 @@ BAD_VALUES = [
     ["benchmarks", "lists", "--start", "no"],
     ["benchmarks", "roofline", "--device", "C64"],
     ["benchmarks", "joint", "--devices", "C64"],
+    ["benchmarks", "step", "--clips", "0"],
     ["benchmarks", "scale", "--gpus", "9"],
     ["benchmarks", "kernels", "--kernels", "no"],
     ["studies", "attention", "--rows", "no"],

@@ -146,7 +146,7 @@ def test_a_wrong_prefix_is_found_when_the_dataset_is_built(tmp_path):
     with pytest.raises(DataError) as caught:
         Kinetics(cfg, "train")
     message = str(caught.value)
-    assert "DATA.PATH_PREFIX is " in message and "8 videos of the train list" in message
+    assert "DATA.PATH_PREFIX is " in message and "the 8 videos checked" in message
     assert message.endswith(str(tmp_path / "wrong/0.mp4")) and "\n" not in message
     cfg.DATA.PATH_PREFIX = ""
     with pytest.raises(DataError, match=f"PATH_PREFIX is ''.*{tmp_path}/0.mp4"):
