@@ -19,6 +19,7 @@ a run needs one.
 from __future__ import annotations
 
 import math
+import shlex
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -154,7 +155,7 @@ def study_videos(
     for name in rows:
         of_row = [run for run in tuned if run.row.name == name]
         results += _tested(of_row, [known[name]], "fine-tuned")
-    names = f"--group {group!r} --folds {folds} --rows {' '.join(rows)}"
+    names = f"--group {shlex.quote(group)} --folds {folds} --rows {' '.join(rows)}"
     notes = [
         f"`python -m studies videos {Path(model).name} {Path(videos).name} {names}`",
         f"Top-1 of {len(results[0].right)} videos of {classes} classes. Each video is tested once, "
