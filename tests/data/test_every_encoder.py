@@ -15,6 +15,7 @@ from slowfast_lara.data.sources import FrameArray
 from slowfast_lara.data.timestamps import TimestampCache
 from slowfast_lara.data.video import count_frames, read_clip, read_timestamps, read_whole
 from slowfast_lara.errors import DecodeError
+from tests.helpers.pictures import restore_scheduling
 from tests.helpers.videos import config, decode_all, set_old, streamed, whole_frame
 
 FRAMES = 45
@@ -79,6 +80,8 @@ def write(path: Path, encoder: str, pix_fmt: str, size: tuple[int, int], ms: lis
             container.mux(stream.encode())
     except (ValueError, OSError, av.FFmpegError):
         return False
+    finally:
+        restore_scheduling()
     return path.exists()
 
 

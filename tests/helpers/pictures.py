@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
 import struct
 from collections.abc import Iterator
 from fractions import Fraction
@@ -59,7 +61,18 @@ def write_pictures(
                 frame.pts, frame.time_base = milliseconds[number], Fraction(1, 1000)
             container.mux(stream.encode(frame))
         container.mux(stream.encode())
+    restore_scheduling()
     return path
+
+
+def restore_scheduling() -> None:
+    """Undo the real-time priority that SVT-AV1 gives to all of root's threads.
+
+    Other test processes would starve.
+    """
+    for thread in os.listdir("/proc/self/task"):
+        with contextlib.suppress(ProcessLookupError):
+            os.sched_setscheduler(int(thread), os.SCHED_OTHER, os.sched_param(0))
 
 
 def upright(turn: int, mirror: bool):
