@@ -8,11 +8,12 @@ import torch
 
 from slowfast_lara.config import load_config
 from slowfast_lara.data.charades import Charades
+from slowfast_lara.data.frame_lists import HEADER
 from slowfast_lara.data.kinetics import Kinetics
 from slowfast_lara.data.lists import parse_labels
 from slowfast_lara.data.loader import val_loader
 from slowfast_lara.errors import ConfigError, DataError
-from tests.helpers.labelled_sets import CLASSES, write_charades
+from tests.helpers.labelled_sets import CLASSES, write_charades, write_frame
 from tests.helpers.runs import write_config, write_video
 
 
@@ -57,21 +58,36 @@ def test_a_training_clip_has_the_classes_of_its_frames(tmp_path, charades):
     assert len(seen) == 2
 
 
+def test_classes_of_the_first_and_the_last_frame(tmp_path):
+    frames = [f"a 0 {i} a/{i}.jpg {label}" for i, label in enumerate(["4", '""', "0"])]
+    (tmp_path / "val.csv").write_text("\n".join([HEADER, *frames]) + "\n")
+    for i in range(3):
+        write_frame(tmp_path / f"a/{i}.jpg", 0, i)
+    assert Charades(config(tmp_path, tmp_path), "val").labels == [(0, 4)]
+
+
+def test_a_folder_of_frames_is_a_video(tmp_path, charades):
+    cfg = config(tmp_path, charades)
+    assert Charades.read_views(str(charades / "val1"), cfg).equal(Charades(cfg, "test")[1].views)
+
+
 def test_batches_are_multi_hot(tmp_path, charades):
     (batch,) = val_loader(config(tmp_path, charades), batch_size=4)
     assert batch.labels.dtype == torch.int64
     assert batch.labels.tolist() == [[1, 1, 0, 0, 0], [0, 1, 1, 0, 0], [0, 0, 1, 1, 0]]
 
 
+@pytest.mark.parametrize("mode", ["train", "val"])
 @pytest.mark.parametrize("name", ["Kinetics", "Charades"])
-def test_lists_of_videos_with_several_classes(tmp_path, name):
+def test_lists_of_videos_with_several_classes(tmp_path, name, mode):
     write_video(tmp_path / "a b.mp4", 0)
     lines = ["a b.mp4 3,1", "a b.mp4 2", 'a b.mp4 "0,4"', 'a b.mp4 ""']
-    (tmp_path / "val.csv").write_text("\n".join(lines) + "\n")
+    (tmp_path / f"{mode}.csv").write_text("\n".join(lines) + "\n")
     cfg = config(tmp_path, tmp_path, TRAIN__DATASET=name, TEST__DATASET=name)
-    dataset = {"Kinetics": Kinetics, "Charades": Charades}[name](cfg, "val")
+    dataset = {"Kinetics": Kinetics, "Charades": Charades}[name](cfg, mode)
     assert dataset.labels == [(1, 3), (2,), (0, 4), ()]
-    assert dataset[3].label.tolist() == [0] * 5
+    for index, expected in ((0, [0, 1, 0, 1, 0]), (3, [0] * 5)):
+        assert dataset[(0, index) if mode == "train" else index].label.tolist() == expected
 
 
 @pytest.mark.parametrize("text", ["1,", ",", "1,,2", "x", "1;2", "5", "-1", "1,5"])

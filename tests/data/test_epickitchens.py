@@ -169,6 +169,7 @@ def test_ranges_of_frames():
     again = FrameRange.parse(str(frames))
     assert list(again) == list(frames) and again.fps == 60 and len(again) == 4
     assert list(frames[1:3]) == ["a/P01_01/frame_0000000010.jpg", "a/P01_01/frame_0000000011.jpg"]
+    assert list(FrameRange.parse("a/frame_0000000007-0000000007.jpg")) == ["a/frame_0000000007.jpg"]
     for other in ("a.jpg", "frame_0000000009.jpg", "frame_0000000009-0000000008.jpg"):
         assert FrameRange.parse(other) is None
     assert FrameRange("a/other", 1, 2).fps is None
@@ -187,10 +188,12 @@ def test_class_names(kitchens, tmp_path):
         names_in(str(tmp_path), 2)
 
 
-def test_a_range_is_a_video_for_load_views(tmp_path, kitchens):
+def test_a_range_and_a_folder_are_videos_for_load_views(tmp_path, kitchens):
     cfg = config(tmp_path, kitchens)
     dataset = Epickitchens(cfg, "test")
     views = Epickitchens.read_views(dataset.paths[1], cfg)
     assert views.equal(dataset[1].views)
+    folder = Epickitchens.read_views(str(kitchens / "P02/rgb_frames/P02_03"), cfg)
+    assert folder.shape == views.shape and not folder.equal(views)
     with pytest.raises(DecodeError):
         Epickitchens.read_views(dataset.paths[1].replace("P02_03", "P02_04"), cfg)
