@@ -88,7 +88,7 @@ def reading_times(
     train_samples: int,
     before: str | None = None,
 ) -> ReadingTable:
-    """Measure all readers on the three tasks; `before` is the path of an earlier checkout."""
+    """Measure all readers on all tasks; `before` is a checkout of an earlier version."""
     threads, opencv_threads = torch.get_num_threads(), cv2.getNumThreads()
     torch.set_num_threads(1)
     cv2.setNumThreads(0)

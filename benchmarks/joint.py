@@ -40,7 +40,8 @@ class Model(NamedTuple):
     frames: tuple[int, ...]
 
 
-# DINOv2 is an image model. Its rows assume a video model of the same sizes with joint attention.
+# DINOv2 is an image model. Its rows are for a video model of the same size with joint space-time
+# attention.
 MODELS = {
     "DINOv2-S, joint": Model(384, 6, 224, 14, 1, (8, 32)),
     "DINOv2-B, joint": Model(768, 12, 224, 14, 1, (8, 32)),

@@ -140,7 +140,7 @@ def study_pretrained(
 def _settings(
     names: Sequence[str], numbers: Sequence[int], tokens: int
 ) -> list[tuple[str, Setting]]:
-    """Labels and settings; numbers that would be exact attention are left out."""
+    """Pairs of label and setting, for numbers below `tokens` (more would be exact attention)."""
     settings = []
     for label in names:
         name, options = RECOMMENDED.get(label, (label, {}))

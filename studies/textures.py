@@ -49,9 +49,11 @@ def read_textures(folder: str, size: int, splits: Sequence[str]) -> dict[str, Te
         except DecodeError as error:
             reasons.append(str(error))
     if not videos:
-        raise InputError(f"--textures {folder}: no usable video out of {len(paths)}: {reasons[0]}")
+        raise InputError(
+            f"--textures {folder}: no usable video among {len(paths)}; the first: {reasons[0]}"
+        )
     if reasons:
-        print(printable(f"skipping {len(reasons)} of {len(paths)} videos: {reasons[0]}"))
+        print(printable(f"skipping {len(reasons)} of {len(paths)} videos; the first: {reasons[0]}"))
     return _divide(videos, splits)
 
 

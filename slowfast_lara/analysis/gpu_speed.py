@@ -105,7 +105,7 @@ class Plan(NamedTuple):
         return sorted(cases, key=lambda case: PATHS[case.path][1])
 
     def names(self, part: str) -> list[str]:
-        """Names of the attentions to measure for `part`, one of PARTS."""
+        """Names of the attentions to measure for `part`; "temporal" has only one implementation."""
         if part == "temporal":
             return [""]
         if self.attentions is not None:

@@ -169,7 +169,7 @@ def _stage_times(
 
 
 def _clips_per_second(cfg: CfgNode, dataset: _Subset, batch_size: int, seconds: float) -> float:
-    """Measure clips per second; the clock starts at the first batch, when workers are running."""
+    """Measure clips per second from the first batch on, when the workers are already running."""
     loader: Any = train_loader(cfg, batch_size=batch_size, dataset=dataset)
     clips = epoch = 0
     start: float | None = None

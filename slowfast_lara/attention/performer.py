@@ -37,7 +37,7 @@ def performer_attention(
 
 
 def orthogonalise(gaussian: Tensor) -> Tensor:
-    """Make the samples [h,S,d] in each block of d samples orthogonal, and keep their lengths."""
+    """Orthogonalise the samples [h,S,d] within each block of d samples; keep their norms."""
     blocks = gaussian.split(gaussian.shape[-1], dim=-2)
     directions = [torch.linalg.qr(block.mT)[0].mT for block in blocks]
     return torch.cat(directions, dim=-2) * gaussian.norm(dim=-1, keepdim=True)

@@ -128,7 +128,7 @@ def add_commands(root: CommandParser) -> None:
     parser = root.add_command("approximation-error", approximation_error, epilog=ERROR_EPILOG)
     add_model_arguments(parser, *VIDEOS)
     _add_numbers_flag(parser, "--samples", [16, 32, 64, 128, 256])
-    seeds = "number of seeds to average over, for random attentions"
+    seeds = "number of seeds to average over, for attentions that draw random samples"
     parser.add_flag("--seeds", seeds, type=positive_int, default=5)
     parser.add_flag("--attentions", ATTENTIONS, nargs="+", metavar="NAME")
     parser.add_flag("--layer", "measure only this layer, counted from 0 (default: all)", type=int)

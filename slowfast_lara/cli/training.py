@@ -108,6 +108,7 @@ def configs(args: argparse.Namespace) -> None:
         text = "".join(f"{name:<{width}}  {description(name)}\n" for name in names)
     if args.out:
         write_text(args.out, text)
+        print(f"Wrote {args.out}")
     else:
         print(text, end="")
 

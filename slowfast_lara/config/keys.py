@@ -319,7 +319,7 @@ KEYS = {
         "weight decay; not applied to biases, norms, position embeddings and the CLS token"),
     "SOLVER.SMOOTHING": Key(0.0, TRAINING, BELOW_1, "label smoothing, also of mixed labels"),
     "SOLVER.LAYER_DECAY": Key(1.0, TRAINING, Rule("above 0 and at most 1", lambda x: 0 < x <= 1),
-        "factor on the learning rate for every layer between a parameter and the classifier"),
+        "layer-wise decay of the learning rate: one factor for each layer before the classifier"),
     "SOLVER.EMA_DECAY": Key(0.0, TRAINING, BELOW_1,
         "decay of the EMA weights; limited to (1 + n) / (10 + n) at step n (0: no EMA)"),
     "SOLVER.CLIP_GRAD": Key(None, TRAINING, Rule("above 0 or None", lambda x: x is None or x > 0),

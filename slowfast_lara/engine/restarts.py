@@ -76,7 +76,7 @@ class Verdict:
 
     restart: bool
     text: str = ""
-    code: int = DONE  # unless DONE, the exit code of all nodes
+    code: int = DONE  # exit code of every node; with DONE, each node exits with its own code
 
 
 # A function that starts the ranks of this node and waits for them. Every POLL_SECONDS it calls its

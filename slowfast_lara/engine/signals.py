@@ -1,12 +1,12 @@
 """Graceful stop on SIGTERM, SIGINT (Ctrl-C) and SIGUSR1 (Slurm's early warning).
 
-After the first signal, a training saves a checkpoint at the next optimiser step, and a test stops
-after the current video. The exit code is 75 (see `errors`). If the next batch of a training does
+After the first signal, a training run saves a checkpoint at the next optimiser step, and a test run
+stops after the current video. The exit code is 75 (see `errors`). If the next training batch does
 not arrive because the DataLoader workers hang, the state after the last optimiser step is saved.
 
 A second SIGTERM or SIGINT ends the process at once. A separate thread watches for it, because
-Python runs signal handlers only when the main thread returns from C code. In C code, the main
-thread may wait for other ranks for half an hour.
+Python runs signal handlers only when the main thread returns from C code, where it may wait half an
+hour for other ranks.
 """
 
 from __future__ import annotations

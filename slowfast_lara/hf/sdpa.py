@@ -1,4 +1,4 @@
-"""`replace_sdpa`: estimators in models that call `scaled_dot_product_attention` themselves."""
+"""`replace_sdpa` replaces calls of PyTorch's `scaled_dot_product_attention` by an estimator."""
 
 from __future__ import annotations
 

@@ -48,9 +48,10 @@ def write_folder_lists(folder: str, out: str, split: Split) -> None:
     for label, (name, paths) in enumerate(videos.items()):
         counts = Counter(chosen[path] for path in paths)
         if min(counts[part] for part in lines) == 0:
+            groups = counted(len({group_of(path, folder, split) for path in paths}), "group")
             raise DataError(
-                f"{os.path.join(folder, name)}: its {len(paths)} videos are in too few groups for "
-                "training, validation and test"
+                f"{os.path.join(folder, name)}: its {len(paths)} videos are in {groups}; too few "
+                "for training, validation and test"
             )
         for path in paths:
             lines[chosen[path]].append(f"{os.path.abspath(path)} {label}\n")

@@ -57,7 +57,7 @@ class Task(NamedTuple):
 def find_tasks(videos: str, out: str) -> list[Task]:
     """Find the videos below a folder, and name their results below OUT."""
     if not os.path.isdir(videos):
-        raise InputError(f"{videos}: must be a folder with videos")
+        raise InputError(f"{videos}: not a folder")
     real, real_out = os.path.realpath(videos), os.path.realpath(out)
     if os.path.commonpath([real, real_out]) in (real, real_out):
         raise InputError(f"{videos} and {out}: neither may be inside the other")

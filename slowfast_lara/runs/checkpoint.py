@@ -119,7 +119,7 @@ def load(path: str) -> dict[str, Any]:
     for key, least in (("epoch", -1), ("iteration", 0), ("global_batch", 1), ("ema_steps", 0)):
         value = content.get(key, least)
         if type(value) is not int or not least <= value < 2**31:
-            # Print only strings and floats: in an untrusted file, other values may be huge.
+            # The repr of other types can be very long, or fail: containers, huge integers.
             shown = f"{value!r:.40}" if type(value) in (str, float) else type(value).__name__
             raise CheckpointError(
                 f"cannot read checkpoint {path}: {key!r} must be an integer from {least} to "

@@ -181,7 +181,7 @@ def test_groups_that_cannot_be_divided(tmp_path, capsys):
         (tmp_path / "clips" / "a").mkdir(parents=True, exist_ok=True)
         (tmp_path / "clips" / "a" / f"{number % 2}_{number}.mp4").touch()
     command = ["data", "lists-folder", str(tmp_path / "clips"), str(tmp_path / "out")]
-    for group, reason in (("^.", "too few groups"), ("x", "does not match")):
+    for group, reason in (("^.", "9 videos are in 2 groups; too few"), ("x", "does not match")):
         assert main([*command, "--group", group]) == 2
         assert reason in capsys.readouterr().err
     with pytest.raises(SystemExit):

@@ -74,7 +74,8 @@ def main() -> None:
     parser.add_argument("--hours", type=float, default=24)
     parser.add_argument("--partition")
     parser.add_argument("--cluster", choices=("slurm", "local"), default="slurm")
-    parser.add_argument("--logs", default="submitit/%j", help="folder on a shared file system")
+    logs = "folder for the logs, on a shared file system"
+    parser.add_argument("--logs", default="submitit/%j", help=logs)
     args, arguments = parser.parse_known_args()
     try:
         import submitit

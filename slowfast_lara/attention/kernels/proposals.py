@@ -14,11 +14,13 @@ from slowfast_lara.attention.kernels.launch import launch
 def proposals(
     q_landmarks: Tensor, k_landmarks: Tensor, noise: Tensor | None
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """One sample w_c of each proposal N(q~_c + k~_c, I), for float32 landmarks [B,h,C,d].
+    """Draw one sample w_c from each proposal N(q~_c + k~_c, I), for float32 landmarks [B,h,C,d].
+
+    q~ and k~ are the landmarks times d^-1/4; `p_c` is the density of proposal c.
 
     Returns:
-        w and q~ [B,h,C,d], in the scaled space like `noise`; log(q_c(w_c) / N(w_c;0,I)) [B,h,C];
-        the balance heuristic q_c(w_c) / sum_j q_j(w_c) [B,h,C]. q_c is the density of proposal c.
+        w and q~ [B,h,C,d]; log(p_c(w_c) / N(w_c;0,I)) [B,h,C]; the balance heuristic
+        p_c(w_c) / sum_j p_j(w_c) [B,h,C].
     """
     noise_or_unused = q_landmarks if noise is None else noise
     out, inputs = _empty(q_landmarks), (q_landmarks, k_landmarks, noise_or_unused)
