@@ -1,10 +1,10 @@
 """Ahead-of-time compilation of the kernels that a model launches: registers, spills, shared memory.
 
 A model runs on the meta device. Its operators compute the grids and arguments of their kernels, and
-a recorder takes the place of the launches. Triton compiles a kernel anew for each *form*: the types
-of its arguments, which of them are 1 or multiples of 16, and the compile-time constants. Triton can
-compile for a GPU that is not present, and ships NVIDIA's assembler ptxas, which reports the
-resources of a kernel.
+a recorder replaces the launches. Triton compiles a kernel separately for each specialisation, here
+called *form*: the types of its arguments, which of them are 1 or multiples of 16, and the
+compile-time constants. Triton can compile for a GPU that is not present, and ships NVIDIA's
+assembler ptxas, which reports the resources of a kernel.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class Launch(NamedTuple):
 
 
 class Form(NamedTuple):
-    """A kernel with all that its compiled code depends on."""
+    """A specialisation of a kernel: all that its compiled code depends on."""
 
     kernel: str
     signature: tuple[tuple[str, str], ...]
@@ -67,7 +67,7 @@ class _OwnOperators(TorchDispatchMode):
 
 
 class _Recorder:
-    """Takes the place of a Triton function."""
+    """Replacement of a Triton function: records launches instead of running them."""
 
     def __init__(self, kernel: str, arg_names: list[str], launches: list[Launch]) -> None:
         self.kernel, self.arg_names, self.launches = kernel, arg_names, launches
@@ -77,7 +77,7 @@ class _Recorder:
 
 
 def recorded_launches(function: Callable[[], Any]) -> list[Launch]:
-    """The launches of a function of meta tensors, which takes the code paths of a GPU."""
+    """Run a function of meta tensors, with the code paths of a GPU; return its launches."""
     launches: list[Launch] = []
     original = launching.triton_function
     launching.triton_function = lambda kernel: _Recorder(

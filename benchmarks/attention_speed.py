@@ -7,7 +7,8 @@ textbook.py.
 the temporal stage. The baseline is exact attention.
 
 `vjepa2` measures one layer of V-JEPA 2-L in transformers: `hf.use` replaces its attention. RA is
-left out, because it is quadratic. The baseline is the fused kernel of PyTorch that the model uses.
+left out, because it materialises the attention matrix. The baseline is the fused kernel of PyTorch
+that the model uses.
 
 `length` measures the encoder of the paper's efficiency table (appendix H.5): 8 layers of joint
 attention, width 192, 3 heads, 16 samples. The baseline is exact attention that materialises the
@@ -89,7 +90,7 @@ def stage_costs(
 
 
 def _stage_settings(names: Sequence[str] | None) -> list[tuple[str, str, dict[str, Any]]]:
-    """Exact attention and the attentions by these names: estimator, user-facing name, options."""
+    """(estimator, user-facing name, options) of exact attention and each attention in `names`."""
     shown = [display_name(name) for name in names or (*ESTIMATORS, *RECOMMENDED)]
     settings = [(name, *resolve_attention(name)) for name in dict.fromkeys(["exact", *shown])]
     return [(name, shown, options) for shown, name, options in settings]
@@ -115,7 +116,7 @@ def length_costs(
 def vjepa2_costs(
     tokens: Sequence[int], estimators: Sequence[str] | None, repeats: int
 ) -> SpeedTable:
-    """Measure a layer of V-JEPA 2-L by transformers: its own attention, and each estimator."""
+    """Measure a transformers layer of V-JEPA 2-L with its own attention and with each estimator."""
     check_installed("transformers", "hf")
     from transformers import VJEPA2Config
     from transformers.models.vjepa2.modeling_vjepa2 import VJEPA2Layer

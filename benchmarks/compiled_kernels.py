@@ -1,7 +1,7 @@
 """Registers, spills and shared memory of the GPU kernels, compiled without a GPU.
 
-The kernels are exactly those that a training step of each shipped config launches if its operators
-use Triton.
+The kernels are exactly those that a training step of each shipped GPU config launches if its
+operators use Triton.
 """
 
 from __future__ import annotations

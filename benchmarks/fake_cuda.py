@@ -4,7 +4,7 @@
 
 Fake tensors have shapes, strides and a device, but no data. On them a model takes the code paths of
 a GPU, autocast included. `build_library` compiles LIBRARY; it must be preloaded, because PyTorch
-looks for devices only once. `patch_torch` changes torch globally, so use a process of its own.
+looks for devices only once. `patch_torch` changes torch globally, so use a separate process.
 
 To count a step of another checkout, this file is run by its path with that checkout's packages. It
 uses only names that exist in both old and new checkouts.

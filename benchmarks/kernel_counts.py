@@ -158,8 +158,8 @@ def _attention_costs(name: str, given: list[Tensor]) -> tuple[int, int, int]:
         return 1, 0, 2 * pairs * (q.shape[-1] + v.shape[-1])
     # A first kernel multiplies the outputs by their gradients. The main kernel accumulates the
     # gradient of q over blocks of 128 keys, in a float32 buffer in global memory. Flash attention
-    # passes over the buffer three times: it zeroes it, adds to it, and converts it in a separate
-    # kernel. Memory-efficient attention reads and writes the buffer for every block but the last.
+    # passes over the buffer three times: to zero it, to add to it, and to convert it (in a separate
+    # kernel). Memory-efficient attention reads and writes the buffer for every block but the last.
     passes = 3 if "flash" in name else 2 * (-(-k.shape[-2] // 128) - 1)
     launches = 3 if "flash" in name else 2
     return launches, passes * 4 * q.shape.numel(), 2 * pairs * (3 * q.shape[-1] + 2 * v.shape[-1])

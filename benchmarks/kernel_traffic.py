@@ -5,7 +5,7 @@ bytes that each kernel reads and writes, and its FLOPs. They need neither Triton
 
 The bytes of a tensor count once for each pass of a kernel over the tensor. Programs that read the
 same tile are neighbours in the grid, so only the first one reads it from memory; the others find it
-in the L2 cache. A second pass of a program over the keys of its frame reads the L2 cache, too.
+in the L2 cache. A second pass of a program over the keys of its frame also reads the L2 cache.
 
 In half precision, matmuls with the samples and landmarks run twice: once with the rounded value and
 once with the remainder that rounding removed (`_split_matmuls`). Padding of tiles is not counted.
@@ -101,7 +101,7 @@ def key_stats_backward(
 def combine_forward(
     B: int, h: int, N: int, F: int, C: int, d: int, size: int, aligned: bool
 ) -> list[Launch]:
-    """The estimate; if `aligned`, another kernel computes the query normaliser first."""
+    """One kernel for the estimate; if `aligned`, another computes the query normaliser first."""
     queries, landmarks = B * h * N * d * size, B * h * C * FLOAT32
     matmul_flops, scores = 2 * B * h * N * C * d, _split_matmuls(size) * (1 + aligned)
     moved = queries * (1 + F) + B * h * F * C * (d * size + FLOAT32) + landmarks * d
@@ -214,14 +214,14 @@ def _temporal_pool(B: int, N: int, F: int, h: int, d: int, size: int) -> Launch:
 def merged_forward(
     B: int, h: int, N: int, F: int, P: int, m: int, d: int, size: int, rounds: int
 ) -> list[Launch]:
-    """Moments of the queries; groups of the keys, and their means; attention."""
+    """Three kernels: moments of the queries; groups of the keys and their means; attention."""
     queries, keys = B * h * N * d * size, 2 * B * h * F * P * d * size
     groups = B * h * F * m * (2 * d * size + FLOAT32)
     moments = B * h * QUERY_PARTS * 2 * d * FLOAT32
     # Norms, nearness, groups and shares of the keys are written once, and then stay in the cache.
     chosen = keys + moments + 4 * B * h * F * P * FLOAT32 + groups
-    # Distances of the keys from the centres, and of twice as many candidates from each other; then
-    # the means of keys and values.
+    # Distances of the keys from the m centres, and between the candidates of each round, twice as
+    # many as its centres; then the means of keys and values.
     flops = 2 * B * h * F * d * (P * m + 4 * m * m // rounds + 2 * _split_matmuls(size) * P * m)
     return [
         Launch("query_moments", queries + moments, 3 * B * h * N * d),
@@ -233,14 +233,14 @@ def merged_forward(
 def merged_backward(
     B: int, h: int, N: int, F: int, P: int, m: int, d: int, size: int
 ) -> list[Launch]:
-    """Gradients of the means of the groups, then of keys and values, then of the queries.
+    """Three kernels: gradients of the means of the groups, of keys and values, and of the queries.
 
     The first and the last kernel recompute the attention weights.
     """
     queries, keys, means = B * h * N * d * size, 2 * B * h * F * P * d * size, B * h * F * d
     groups = B * h * F * m * (2 * d * size + FLOAT32)
     read, matmul_flops = queries * (1 + F) + groups, 2 * B * h * F * N * m * d
-    # t_p is written; groups and shares are read.
+    # The scratch tensor t_p (see triton_group_means.py) is written; groups and shares are read.
     keys_moved = 2 * keys + groups + 3 * B * h * F * P * FLOAT32 + means * FLOAT32
     passes = 2 if d > 64 else 1  # a program owns 64 components
     return [

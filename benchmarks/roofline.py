@@ -66,7 +66,7 @@ class Sizes(NamedTuple):
 
     @property
     def key_frames(self) -> int:
-        """Frames whose keys each query attends to separately."""
+        """Number of frames whose keys a query attends to separately; 1 for joint attention."""
         return 1 if self.joint else self.frames
 
 

@@ -13,7 +13,7 @@ for b clips of N tokens in F temporal tokens, a model of width D, depth L and p 
     backward = (L backward seconds + patch embedding) / efficiency; with checkpointing + forward
     update   = 28 p / bandwidth / efficiency          AdamW reads 4 and writes 3 float32 numbers
     reduce   = 2 (g-1)/g 4p / link                    ring in a node of g GPUs
-             + 2 (m-1)/m 4p/g / network               between m nodes, each GPU its g-th share
+             + 2 (m-1)/m 4p/g / network               between m nodes; each GPU sends a g-th part
     step     = forward + max(backward, reduce) + update      reduction overlaps backward pass
     clips/s  = b GPUs / step
     workers  = clips/s of a node x seconds to decode a clip on one core

@@ -11,7 +11,7 @@ from slowfast_lara.cli import run_command
 from slowfast_lara.cli.parser import CommandParser, add_jobs_flag, positive_int
 from slowfast_lara.errors import INTERRUPTED, STOPPED, print_error
 
-# Not results/: a short trial must not overwrite the published tables of the checkout.
+# The default is not results/: a trial run must not overwrite the published tables of the checkout.
 _OUT = "runs/results"
 _PUBLISHED = "; the published ones are in results/"
 
@@ -71,7 +71,7 @@ def build_parser() -> CommandParser:
     group = "regular expression for the path below a class folder; equal matches share a fold"
     parser.add_flag("--group", group, default="", metavar="REGEX")
     parser.add_flag("--folds", "folds of the cross-validation", type=positive_int, default=3)
-    motions = "synthetic videos for the first training"
+    motions = "number of synthetic videos for the first training run"
     parser.add_flag("--motions", motions, type=positive_int, default=3072)
     _add_study_flags(parser, "runs/videos")
     return root

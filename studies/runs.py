@@ -134,7 +134,7 @@ def write_finetune_lists(folder: Path) -> None:
 
 
 def run_all(runs: Sequence[StudyRun], jobs: int) -> None:
-    """Run the unfinished runs, and those that they start from, `jobs` at a time.
+    """Run the unfinished runs and the runs that provide their initial weights, `jobs` at a time.
 
     An exception terminates the active runs.
     """

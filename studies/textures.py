@@ -1,9 +1,10 @@
 """Textures: frames of real videos that provide the pixels of a textured set.
 
 The frames are read once, scaled to the size that the set needs, and kept in memory. There are at
-most MAX_FRAMES frames and MAX_BYTES bytes, from the first MAX_SECONDS of at most MAX_VIDEOS videos.
-Splits share no frames. If there are many videos, each video belongs to one split; if there are few,
-the frames of each video are divided among the splits by time.
+most MAX_FRAMES frames and MAX_BYTES bytes, but at least one frame per video and split, from the
+first MAX_SECONDS of at most MAX_VIDEOS videos. Splits share no frames. If there are many videos,
+each video belongs to one split; if there are few, the frames of each video are divided among the
+splits by time.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """`slowfast-lara benchmark gpu`: check and time kernels, attentions and training steps.
 
 Measurements run in a worker process (gpu_jobs.py). Each result, or the reason of a failure, is
-appended to a CSV file at once. Running the command again does only the missing measurements.
+immediately appended to a CSV file. A repeated command runs only the missing measurements.
 """
 
 from __future__ import annotations
@@ -156,7 +156,7 @@ def _check(worker: Worker, file: ResultFile, device: str, precision: str) -> Non
 
     if file.has(row(ALL_OPERATORS, None, "").case):
         return
-    print_progress(f"comparing the kernels with float64 in {precision}")
+    print_progress(f"comparing the kernels in {precision} with PyTorch in float64")
     try:
         checks = worker.call(check_kernels, device, precision, limit=2 * LIMIT)
     except JobFailed as problem:
@@ -315,7 +315,7 @@ def _shown(ms: float | None) -> str:
 
 
 def verdict(rows: Sequence[Row], plan: Plan, clips: int, obstacle: str) -> list[str]:
-    """Whether the kernels agree with float64, the fastest attentions, and the fastest steps."""
+    """Lines on the kernels' agreement with float64, the fastest attentions and fastest steps."""
     checks = [row for row in rows if row.part == CHECK and row.attention == ALL_OPERATORS]
     failed = [f"{row.precision}: {row.problem}" for row in checks if row.problem]
     largest = max((row.error or 0.0 for row in checks), default=0.0)

@@ -67,7 +67,7 @@ class LoaderTable(ResultTable):
         return lines
 
     def verdict(self, step_ms: float, cores: int) -> str:
-        """One sentence: how many workers keep up with training steps of `step_ms`."""
+        """Describe how many workers keep up with training steps of `step_ms`."""
         needed = self.batch_size * 1000 / step_ms
         start = f"steps of {step_ms:g} ms need {needed:.1f} clips per second"
         enough = [count for count, rate in self.rates.items() if rate >= needed]

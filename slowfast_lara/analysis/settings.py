@@ -1,4 +1,4 @@
-"""Settings of attentions to compare, and their squared errors relative to exact attention."""
+"""Settings of attentions to compare, and their squared differences from exact attention."""
 
 from __future__ import annotations
 

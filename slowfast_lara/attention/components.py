@@ -26,8 +26,8 @@ def append_units(x: Tensor) -> Tensor:
 def append_biases(x: Tensor, biases: Tensor) -> Tensor:
     """Keys x [...,M,d] and biases [...,M] -> [...,M,d']: append each bias as two components.
 
-    A dot product with a query from `append_units` then adds the bias to the logit. The largest
-    bias is subtracted first: a constant added to all M biases cancels in the softmax.
+    A dot product with a query from `append_units` then adds the bias to the logit. To keep the
+    components small, the largest bias is subtracted from all M biases; this cancels in the softmax.
     """
     biases = biases - biases.detach().amax(-1, keepdim=True)
     return append_split(x, biases.unsqueeze(-1) / UNIT)

@@ -9,9 +9,11 @@ exactly to the keys of its own window, and to one summary of each chunk c outsid
 
 The sample w_c ~ N(mean query + mean key of the chunk, I) is this mean in eval mode. All vectors
 are in the scaled space (samples.py). The paper learns k_c and needs no b_c. In a frame, a query
-attends to about m/2 keys of its window and about m/2 summaries. With m >= P the result is exact.
+attends to about m/2 keys of its window and about m/2 summaries, where m is `num_keys`. With m >= P
+the result is exact.
 
-Shapes: N = F*P queries, which must be the tokens of the keys (self-attention); C chunks of a frame.
+Shapes: F frames; P tokens of a frame; N = F*P queries, which must be the tokens of the keys
+(self-attention); C chunks of a frame.
 """
 
 from __future__ import annotations

@@ -8,9 +8,10 @@ group sum to 1. A group c acts as one key, value and bias:
 
 b_c is the entropy of the weights: 0 for a single key, log(size) for equal weights. By Jensen's
 inequality, for any weights, the logit q_n.k_c / sqrt(d) + b_c is at most the exact log-mass of the
-group, log sum_p exp(q_n.k_p / sqrt(d)). Both are equal for a reference query r if s_p is
-proportional to exp(r.k_p / sqrt(d)). In `merged`, r is the mean query. `tome` and `pooled` have
-equal weights, which corresponds to r = 0.
+group, log sum_p exp(q_n.k_p / sqrt(d)). If s_p is proportional to exp(r.k_p / sqrt(d)) for a
+reference query r, the logit of r equals the log-mass. In `merged`, r is the mean query, and b_c has
+a second term (merged.py), which is not part of the bounds here. `tome` and `pooled` have equal
+weights, which corresponds to r = 0.
 
 The error is bounded. For a query q, let delta be the largest difference of (q - r).k_p / sqrt(d)
 between two keys of a group. Then the logit of the group is below its log-mass by at most
@@ -37,7 +38,8 @@ from slowfast_lara.attention.sdpa import fused_attention, sdpa_supports
 from slowfast_lara.attention.softmax import frames_first, frames_last
 from slowfast_lara.attention.tensors import is_exporting, split_frames, to_float32
 
-# Lower limit of a logit minus the largest logit of its frame, so that exp does not underflow.
+# Lower limit of the difference between a logit and the largest logit of its frame. Without the
+# limit, exp would underflow.
 MIN_LOG_WEIGHT = -60.0
 
 
@@ -85,7 +87,7 @@ def group_entropies(shares: Tensor, groups: Tensor, num_groups: int) -> Tensor:
 def group_sums(x: Tensor, groups: Tensor, num_groups: int) -> Tensor:
     """Sums of x over the keys of each group: x [...,P,e], groups [...,P] -> [...,m,e].
 
-    The sums are deterministic on every device. On a GPU, index_add would not be: it uses atomics.
+    The sums are deterministic. On a GPU, index_add would not be deterministic: it uses atomics.
     """
     if x.device.type != "cpu" or is_exporting():
         numbers = torch.arange(num_groups, device=x.device).unsqueeze(-1)

@@ -8,8 +8,8 @@ over S samples w:
     f(w) = sum_p softmax_p(w.k_fp - |k_fp|^2/2) v_fp
 
 The biased variant replaces the drawn key k_fz by its expectation sum_p pi_p k_fp. In eval mode its
-eps is 0. The option `noise` scales eps in training (by d**-0.25 in the authors' image code). Unless
-`noise` is 1, the estimate in training is biased.
+eps is 0. The option `noise` scales eps in training (by d**-0.25 in the authors' image code). Any
+value except 1 makes the estimate in training biased.
 
 Time is quadratic in the number of tokens. The unbiased variant stores the N x P probabilities of
 one frame at a time; the biased variant stores no probabilities.
@@ -74,7 +74,7 @@ def ra_with_draws(
     q, k = scaled(q), scaled(k)
     # `sample_attention` appends the norms to the d components of the keys. On a GPU, it also pads
     # the head size with zeros to a multiple of 8, as fused kernels require; `fused_attention` would
-    # pad with another copy. A CPU needs no padding, which would take 10 % more time.
+    # pad with another copy. On a CPU, padding is not needed and would take 10 % more time.
     zeros = 0 if q.device.type == "cpu" else -(q.shape[-1] + 1) % 8
     frames = zip(split_frames(k, num_frames).unbind(2), split_frames(v, num_frames).unbind(2))
     out = []
@@ -101,8 +101,9 @@ def ra_with_draws(
 def sample_attention(samples: Tensor, k: Tensor, v: Tensor, zeros: int) -> Tensor:
     """f(w) = sum_p softmax_p(w.k_p - |k_p|^2/2) v_p: samples w [B,h,N,d]; k, v [B,h,P,d].
 
-    The norms |k_p|^2/2 are an extra component of the keys, followed by `zeros` zeros. A mask could
-    not hold the norms, because the fused kernels compute no gradient of a mask.
+    The norms |k_p|^2/2 are an extra component of the keys, followed by `zeros` zeros. A mask with
+    the norms would need a gradient: PyTorch then uses no fused attention on a CPU, and computes
+    N x P gradients on a GPU.
     """
     half_norms = k.square().sum(-1, keepdim=True) / 2
     minus = samples.new_full((*samples.shape[:-1], 1 + zeros), -1.0)

@@ -1,6 +1,6 @@
 """Registry of the estimators, and their common base class.
 
-Shapes everywhere: B batch, h heads, N queries, F frames, P tokens of a frame, C landmarks, S
+Shapes in all modules: B batch, h heads, N queries, F frames, P tokens of a frame, C landmarks, S
 samples, d head size. Frame-major tokens [F*P] are ordered by frame first, then by position.
 
 An estimator is a module, called as `est(q, k, v, num_frames=F)` with q [B,h,N,d] and k, v
@@ -34,7 +34,8 @@ ESTIMATORS: dict[str, type[Estimator]] = {}
 class Estimator(nn.Module):
     """Base class of the estimators."""
 
-    # Whether this is exact softmax attention. Only then may the CLS token be one of the keys.
+    # Whether this is exact softmax attention. In space_time.py, only the keys of exact attention
+    # include the CLS token.
     exact = False
     # True if landmarks are tokens or means of tokens, so that C is at most the number of tokens.
     landmarks_are_tokens = False

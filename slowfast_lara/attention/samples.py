@@ -7,7 +7,8 @@ The weight a'_nc of sample c for query n is, in the scaled space (q and k times 
     r_nc = softmax_n(q_n.q~_c),   rbar_n = sum_c shares_c r_nc
 
 r_nc is the alignment score of query n and landmark q~_c, normalised over all queries. rbar_n is
-the weighted mean of the alignment scores of query n.
+the weighted mean of the alignment scores of query n. lara.py computes log_weights, balance, gain
+and shares.
 
 In training mode, random numbers come from torch's global generators, as in dropout. In eval mode,
 they come from a seed, and the global random state does not change.
@@ -50,7 +51,7 @@ def noise_scale(noise: float | Literal["code"], head_dim: int) -> float:
     return head_dim**-0.25 if noise == "code" else noise
 
 
-# A custom operator, because torch.compile cannot trace a generator and the meta device has none.
+# This is a custom operator: torch.compile cannot trace a generator, and the meta device has none.
 @torch.library.custom_op("slowfast_lara::seeded_normal", mutates_args=())
 def seeded_normal(like: Tensor, seed: int) -> Tensor:
     """Standard normal numbers from a seed, with the shape, dtype and device of `like`."""

@@ -20,9 +20,9 @@ BACKENDS = [SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBacke
 
 
 def sdpa_supports(x: Tensor) -> bool:
-    """Whether x is on a GPU, or on the meta device, and fused GPU attention supports its dtype.
+    """Whether x is on a GPU or the meta device and has a dtype that fused GPU attention supports.
 
-    False in exported programs, which may run on other devices.
+    False during export, because an exported program may run on another device.
     """
     on_gpu = x.device.type in ("cuda", "meta")
     return on_gpu and x.dtype in _FUSED_DTYPES and not is_exporting()

@@ -10,9 +10,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-# True while torch.export or the ONNX exporter traces a model. Code that loops over chunks, or
-# has its own backward pass, then runs plain operations on the whole batch: chunks would fix the
-# batch size in the exported program.
+# True while torch.export or the ONNX exporter traces a model. Code that loops over chunks, or has
+# its own backward pass, then runs plain operations on the whole batch: a loop would fix the batch
+# size in the exported program, and inference needs no backward pass.
 is_exporting = torch.compiler.is_exporting
 
 
@@ -39,7 +39,7 @@ def index_tensor(numbers: Sequence[int], device: torch.device) -> Tensor:
 
 
 def largest(x: Tensor, number: int) -> tuple[Tensor, Tensor]:
-    """The largest elements of [...,P] and their indices, [...,number]; ties: lower index first."""
+    """The `number` largest elements of x [...,P] and their indices; ties: lower index first."""
     if is_exporting():  # ONNX has no stable sort, but its TopK returns ties in this order
         return x.topk(number, dim=-1)
     values, indices = x.sort(dim=-1, descending=True, stable=True)

@@ -6,11 +6,13 @@ the groups alternately into two sets, finds for each group of the first set the 
 second, and merges the nearest of these pairs. Steps repeat until m groups are left. The logits of a
 group include the log of its size (proportional attention).
 
-The distance of two groups is the increase of the squared error if they are merged (Ward's method):
+The distance of two groups a and b, with mean keys k_a and k_b and sizes n_a and n_b, is the
+increase of the squared error if they are merged (Ward's method):
 
     |k_a - k_b|^2 n_a n_b / (n_a + n_b)
 
-It gave smaller errors than the cosine similarity of the paper. With m >= P the result is exact.
+This distance gave smaller errors than the cosine similarity of the paper. If m is at least the
+number of keys of a frame, the result is exact.
 """
 
 from __future__ import annotations

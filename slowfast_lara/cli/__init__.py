@@ -64,6 +64,6 @@ def run_command(root: CommandParser, argv: Sequence[str]) -> int:
 
 
 def _run(handler: Handler, args: argparse.Namespace) -> int | None:
-    # Removed from args, because some handlers pass **vars(args) to functions.
+    # Remove `imports` from args, because some handlers pass **vars(args) to functions.
     import_user_code(vars(args).pop("imports"))
     return handler(args)

@@ -241,8 +241,8 @@ def speed(args: argparse.Namespace) -> None:
 
     Loads training clips, as in training, with each number of workers. Prints the clips per second,
     the time of each stage of loading a sample and, with --step-ms, how many workers keep up with
-    the GPU. Only one process is measured: in a training on several GPUs, each process has this
-    number of workers, and all workers share the cores. The first read of a video also scans its
+    the GPU. Only one process is measured: in training on several GPUs, each process has this number
+    of workers, and all workers share the cores. The first read of a video also scans its
     timestamps; the time of this scan is reported separately.
     """
     from slowfast_lara.analysis.loader_benchmark import loader_speed

@@ -28,7 +28,7 @@ NUMBERS = (32, 64, 128, 256)
 
 
 class ComparedAttention(NamedTuple):
-    """Relative squared error per layer; `share` is the MACs relative to exact attention."""
+    """Relative squared error per layer; `share` is the MACs divided by exact attention's."""
 
     attention: str
     number: int  # groups, landmarks or samples; 0 if the attention has none

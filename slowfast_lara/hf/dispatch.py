@@ -75,7 +75,7 @@ def _mask(own_mask: Callable[..., Tensor | None], **kwargs: Any) -> Tensor | Non
     """A model's own mask; None if no token is masked.
 
     In torch.export, transformers would build a mask of ones even without padding. Estimators do not
-    support masks, so attention would be exact.
+    support masks, so every layer would compute exact attention.
     """
     no_padding = kwargs.get("attention_mask") is None and kwargs.get("local_size") is None
     if kwargs.get("allow_is_bidirectional_skip") and no_padding:

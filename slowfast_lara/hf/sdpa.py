@@ -18,13 +18,13 @@ from slowfast_lara.hf.layouts import TokenLayout
 class replace_sdpa(TorchFunctionMode):
     """Context manager: calls of `scaled_dot_product_attention` use an estimator.
 
-    For models of timm, open_clip and others outside of transformers. Calls with masks, causal
-    attention, grouped queries, cross attention or few tokens stay exact. `replaced` and `exact`
-    count the calls. If no call was replaced, leaving the context raises a RuntimeError, because the
-    model then ran with exact attention; torch.compile is the usual reason.
+    It is meant for models that are not from transformers, e.g. of timm or open_clip. Calls with
+    masks, causal attention, grouped queries, cross attention or few tokens stay exact. `replaced`
+    and `exact` count the calls. If no call was replaced, leaving the context raises a RuntimeError,
+    because the model then ran with exact attention; torch.compile is the usual reason.
 
     Args:
-        name: as in `slowfast_lara.hf.use`, like all arguments that are not listed here.
+        name: as in `slowfast_lara.hf.use`, which also documents the arguments not listed here.
         prefix: number of tokens before the patches.
         frames: number of temporal tokens.
         training: whether random attentions draw new samples in every call.

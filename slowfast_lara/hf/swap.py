@@ -2,8 +2,8 @@
 
 Models of transformers look up their attention function by name (`config._attn_implementation`) and
 call it with the attention layer as first argument. `use` adds an estimator to every such layer as a
-submodule, so that copies, devices, precisions and exports treat it as part of the model. It also
-sets `config._attn_implementation` to the name of an attention function of this module. If an
+submodule, so that copying, moving, casting and exporting the model include it. `use` also sets
+`config._attn_implementation` to the name of an attention function of this module. If an
 estimator does not support the arguments, that function calls the model's own attention function;
 `report` lists the reason.
 """

@@ -174,8 +174,8 @@ def compare(
     """Compare an exported program with the model; RunError if their scores differ too much.
 
     Returns:
-        Two lines of text: the difference between the scores, and the speed. The model card has no
-        speed, because it depends on the load of this machine.
+        Two parts of a line of text: the difference between the scores, and the speed. The model
+        card omits the speed, because the speed depends on the load of this machine.
     """
     largest = 0.0
     for count in _BATCH_SIZES:

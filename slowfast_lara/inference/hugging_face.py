@@ -1,8 +1,8 @@
 """Folders of Hugging Face transformers: ViViT, VideoMAE and TimeSformer for classification.
 
-A folder has config.json, preprocessor_config.json, and the weights: model.safetensors (or shards
-with an index), in older folders pytorch_model.bin. This module converts them to a config and
-weights of this package, without the transformers library.
+A folder has config.json, preprocessor_config.json, and the weights: model.safetensors, or shards
+with an index, or pytorch_model.bin in older folders. This module converts these files to a config
+and weights of this package, without the transformers library.
 Nothing in these files is trusted: values of wrong types or sizes raise a one-line WeightsError.
 """
 
@@ -203,7 +203,8 @@ def _model_tree(file: HubFile, kind: str, num_classes: int) -> dict[str, Any]:
     vit["TEMPORAL_RESOLUTION"] = frames // vit["PATCH_SIZE_TEMP"]
     if vit["TEMPORAL_RESOLUTION"] * (size // vit["PATCH_SIZE"]) ** 2 > _MAX_SIZE:
         raise file.fail("image_size", f"so small that a clip has at most {_MAX_SIZE} tokens")
-    # Sampling rate and number of test clips of the releases; TimeSformer has 8x32, 16x16 and 96x4.
+    # Sampling rate and number of test clips of the released models. TimeSformer was released for
+    # 8x32, 16x16 and 96x4 (frames x sampling rate).
     apart, clips = {"videomae": (4, 5), "vivit": (2, 4)}.get(kind, (max(4, 256 // frames), 1))
     return {
         "VIT": vit,

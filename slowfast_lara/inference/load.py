@@ -58,8 +58,9 @@ def load(
     Args:
         source: the folder of a run (loads its best checkpoint if there is one, else the newest),
             a checkpoint, the folder of an export to safetensors, or a folder of Hugging Face
-            transformers (ViViT, VideoMAE, TimeSformer); or hf://USER/MODEL, such a folder on the
-            Hugging Face Hub. If `weights` is given: a config file, or the name of a shipped config.
+            transformers (ViViT, VideoMAE, TimeSformer); or hf://USER/MODEL, a folder of one of the
+            last two kinds on the Hugging Face Hub. If `weights` is given: a config file, or the
+            name of a shipped config.
         weights: a checkpoint or weights file for the config in `source`.
         device: where to put the model; default: the first GPU, or the CPU if there is none.
         revision: branch, tag or commit of a model on the Hub; default: its main branch.

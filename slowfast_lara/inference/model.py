@@ -319,7 +319,7 @@ def new_network(cfg: CfgNode) -> nn.Module:
     """Build the network of a config; the global random state stays unchanged."""
     try:
         with torch.random.fork_rng(devices=[]):
-            # On a GPU, build_model would measure kernels for training batches, too.
+            # With TRAIN.ENABLE, build_model would also measure kernels for training batches.
             return build_model(with_overrides(cfg, ["TRAIN.ENABLE", False]))
     except (RuntimeError, MemoryError, TypeError) as error:  # from PyTorch, for layers too large
         raise ConfigError(f"cannot build the model of this config: {first_line(error)}") from None

@@ -15,7 +15,8 @@ from slowfast_lara.models.attention_config import chosen_estimator, display_name
 from slowfast_lara.runs import checkpoint, saved_config
 from slowfast_lara.runs.folder import CONFIG, TEST_METRICS, TEST_PREFIX, RunRecord, read_run
 
-# Format of `engine.resume_policy.list_fingerprint`; a foreign checkpoint may hold any text.
+# Format of the text that `engine.resume_policy.list_fingerprint` returns. A checkpoint from another
+# source may hold any text instead.
 _FINGERPRINT = re.compile("[0-9]{1,9} videos, sha256 [0-9a-f]{1,64}")
 
 _USAGE = {

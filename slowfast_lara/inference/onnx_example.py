@@ -68,7 +68,7 @@ def display(frame, sample_aspect):
     matrix = frame.side_data.get("DISPLAYMATRIX")
     if matrix is None:
         return pixels
-    # The matrix displays pixel (x, y) at (a x + c y, b x + d y); y points downwards.
+    # The matrix maps pixel (x, y) to position (a x + c y, b x + d y); y points downwards.
     a, b, _, c, d = map(int, np.frombuffer(bytes(matrix), np.int32)[:5])
     if abs(b) + abs(c) > abs(a) + abs(d):
         pixels, a, d = pixels.swapaxes(0, 1), c, b

@@ -1,4 +1,4 @@
-"""Activation checkpointing: the backward pass computes the activations of a block again."""
+"""Activation checkpointing: the backward pass recomputes the activations of a block."""
 
 from __future__ import annotations
 

@@ -11,8 +11,8 @@ from slowfast_lara.attention import ESTIMATORS, estimator_options
 from slowfast_lara.errors import InputError
 
 EXACT = "softmax"
-# User-facing name -> estimator and recommended options. Listed are only options that affect
-# inference and differ from the paper. configs/*/best.yaml set the same values.
+# User-facing name -> estimator and recommended options. Only options that affect inference and
+# differ from the paper are listed. configs/*/best.yaml set the same values.
 RECOMMENDED: dict[str, tuple[str, dict[str, Any]]] = {
     "lara-recommended": (
         "lara",

@@ -3,7 +3,8 @@
 Patrick et al., "Keeping Your Eye on the Ball: Trajectory Attention in Video Transformers", NeurIPS
 2021. Parameters have the same names as in Motionformer's checkpoints.
 
-Shapes: B batch, T frames of the clip, F temporal tokens, P tokens per frame, D width.
+Shapes: B batch, T frames of the clip, F temporal tokens, P patches per temporal token, R prefix
+tokens (CLS and registers), D width.
 """
 
 from __future__ import annotations
@@ -149,7 +150,8 @@ class VisionTransformer(nn.Module):
 
     The input is a clip [B,3,T,H,W] or images [B,3,H,W], alone or in a list (PySlowFast's pathways).
     The output is logits in training mode and softmax scores in eval mode; with `multi_label`,
-    sigmoid scores. Several `num_classes` make several classifiers, with concatenated outputs.
+    sigmoid scores. If `num_classes` is a sequence, each number has its own classifier, and the
+    outputs are concatenated.
     """
 
     sincos: Tensor  # fixed position embeddings, [1,F*P,D]

@@ -1,4 +1,4 @@
-"""Numerics of a run: CPU threads, autocast and the arithmetic of GPUs, all set from the config.
+"""Numerics of a run: CPU threads, autocast and the arithmetic of GPUs, set from the config.
 
 The last bits of sums depend on these settings, so a resumed run must not change them.
 """
@@ -47,7 +47,8 @@ def cpu_threads(cfg: CfgNode) -> Iterator[None]:
 def autocast_dtype(cfg: CfgNode, device: torch.device) -> torch.dtype | None:
     """The dtype of autocast on a device; None if the model computes in float32.
 
-    On a CPU without half-precision instructions, autocast took 20 times as long as float32.
+    With SOLVER.PRECISION auto, a CPU computes in float32: on a CPU without half-precision
+    instructions, autocast took 20 times as long.
     """
     if not cfg.SOLVER.USE_MIXED_PRECISION:
         return None

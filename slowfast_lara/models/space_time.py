@@ -178,7 +178,10 @@ class TrajectoryAttention(SpaceTimeAttention):
 
 
 def _is_traced() -> bool:
-    """Whether torch.compile or torch.export is tracing: both derive their own backward pass."""
+    """Whether torch.compile or torch.export is tracing.
+
+    Plain operations then replace the autograd Functions of this file.
+    """
     return torch.compiler.is_compiling() or is_exporting()
 
 

@@ -74,7 +74,7 @@ def drop_bad(bad_file: str, lists: Sequence[str], *, separator: str, prefix: str
     """Remove the videos in `bad_file` (written by `check_videos`) from the lists."""
     bad = {os.path.abspath(line.split("\t")[0]) for _, line in read_lines(bad_file)}
     lines, kept = {}, {}
-    for name in lists:  # read and check all lists before one is written
+    for name in lists:  # read and check all lists before writing any of them
         lines[name] = [line for _, line in read_lines(name)]
         paths = [os.path.abspath(path) for _, path, _ in read_entries(name, separator, prefix)]
         kept[name] = [line for line, path in zip(lines[name], paths) if path not in bad]

@@ -64,9 +64,9 @@ def write_folder_lists(folder: str, out: str, split: Split) -> None:
 def _choose_splits(folder: str, videos: dict[str, list[str]], split: Split) -> dict[str, str]:
     """Choose "train", "val" or "test" for each video.
 
-    In each class, whole groups go to the test set and then to the validation set, until each has
-    its fraction of the class's videos (at least one). A group with videos of several classes is in
-    one set only. The last group of a class stays in the training set.
+    In each class, whole groups go to the test set and then to the validation set, until each of
+    these two sets has its share of the class's videos (at least one). A group with videos of
+    several classes is in one set only. The last group of a class stays in the training set.
     """
     groups = {path: group_of(path, folder, split) for paths in videos.values() for path in paths}
     set_of: dict[str, str] = {}
@@ -91,7 +91,8 @@ def _choose_splits(folder: str, videos: dict[str, list[str]], split: Split) -> d
 def group_of(path: str, folder: str, split: Split) -> str:
     """The text that `split.group` matches in a video's path below its class folder.
 
-    If `split.group` is empty, each video is a group of its own.
+    If `split.group` has capture groups, the result is the text of the first one. If `split.group`
+    is empty, each video is a group of its own.
     """
     name = os.path.relpath(path, folder).replace(os.sep, "/")
     if not split.group:
@@ -209,7 +210,7 @@ def write_ssv2_lists(annotations: str, folder: str, out: str, classes: int) -> N
             missing += [] if lines else [name]
         _write_split(out, split, found, missing, len(labels))
     names = [f"{PREFIX}{name}.json" for name in ("labels", *SSV2_SPLITS.values())]
-    # Without the official files in OUT, the dataset reads labels from the lists.
+    # With the official files in OUT, the dataset would ignore the labels in lists of videos.
     copies = {names[0]: DEFAULT_NAME} if has_videos else {name: name for name in names}
     if not same_folder:
         for name, copy in copies.items():

@@ -62,7 +62,7 @@ def _results(run: RunRecord) -> dict[str, str]:
 
 
 def _title(run: RunRecord) -> str:
-    """The name of the run's folder; for a generic name ("out"), also its parent and attention."""
+    """The run's folder name; for a generic name ("out"), also the parent folder and attention."""
     parent, name = os.path.split(os.path.abspath(run.folder))
     if name.lower() not in ("out", "output", "run", "result", "results", "train", "test"):
         return name

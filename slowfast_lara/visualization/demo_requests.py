@@ -56,7 +56,7 @@ class AllowedHosts:
 
 
 class RequestChecks:
-    """Middleware that stores uploads; it refuses requests from other sites and unknown files."""
+    """Middleware that stores uploads; it refuses requests from other sites or for unknown files."""
 
     def __init__(
         self, app: Callable[..., Awaitable[None]], hosts: AllowedHosts, uploads: Uploads

@@ -1,10 +1,10 @@
 """Attention weights that an estimator implies, computed by differentiation.
 
-Every estimator is linear in the values (if it groups keys: for fixed groups). In each head,
-out_n = sum_m w_nm v_m, where n is a query and m a key. So the weights w_nm of query n are the
-derivative of one component of out_n with respect to the same component of v_m. They are exact and
-cost one forward and backward pass of the layer. The N x N matrix of weights is not built, unless
-the estimator itself builds it.
+Every estimator is linear in the values. (An estimator that groups keys is linear for fixed groups.)
+In each head, out_n = sum_m w_nm v_m, where n is a query and m a key. So the weights w_nm of query n
+are the derivative of one component of out_n with respect to the same component of v_m. The weights
+are exact and cost one forward and backward pass of the layer. The N x N matrix of weights is not
+built, unless the estimator itself builds it.
 
 For trajectory layers, `trajectory_weights` differentiates the estimator. For joint and divided
 layers, `attention_rows` differentiates the whole layer, including CLS.

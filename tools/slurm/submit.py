@@ -46,7 +46,7 @@ class Training:
         address = (job.num_nodes, job.node, job.hostnames[0], port)
         self.process = subprocess.Popen(command(self.arguments, self.gpus, *address))
         code = self._wait()
-        if code == STOPPED:  # by the signal on which submitit requeues the job: wait for that
+        if code == STOPPED:  # wait until submitit requeues the job on the same signal
             time.sleep(SIGNAL_SECONDS)
         if code:
             raise RuntimeError(f"run_net.py ended with exit code {code}")
@@ -60,7 +60,8 @@ class Training:
         return submitit.helpers.DelayedSubmission(Training(self.arguments, self.gpus))
 
     def _wait(self) -> int:
-        # Not Popen.wait, which a signal handler must not call again: `checkpoint` is called in one.
+        # Poll, because Popen.wait is not reentrant: the signal handler that calls `checkpoint`
+        # interrupts this wait, and waits, too.
         while (code := self.process.poll()) is None:
             time.sleep(0.5)
         return code

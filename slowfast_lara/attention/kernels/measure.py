@@ -79,7 +79,7 @@ class Operator:
         return run
 
     def compare(self, batch: int) -> tuple[float, str]:
-        """Largest relative error of the kernels; a description if it is too large, else ""."""
+        """Return the kernels' largest relative error, and its description if it is too large."""
         actual = self.step("triton", batch)()
         expected = self.step("torch", batch, torch.float32)()
         errors = [
@@ -112,7 +112,7 @@ def _random_tensor(layout: dict[str, Any], device: torch.device) -> Tensor:
     shape, stride, offset = (layout[key] for key in ("shape", "stride", "offset"))
     dtype = getattr(torch, layout["dtype"])
     values = torch.randn(shape, device=device)
-    if 0 in stride:  # an expanded tensor: the elements are not distinct
+    if 0 in stride:  # an expanded tensor: several elements share memory, so copy_ would fail
         return values.to(dtype)
     size = offset + 1 + sum((n - 1) * step for n, step in zip(shape, stride))
     return torch.empty(size, dtype=dtype, device=device).as_strided(shape, stride, offset).copy_(

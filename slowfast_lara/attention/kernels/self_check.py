@@ -1,4 +1,4 @@
-"""Comparison of the Triton kernels with PyTorch's operations on the GPU at hand.
+"""Comparison of the Triton kernels with PyTorch's operations on the user's GPU.
 
 `slowfast-lara benchmark gpu` compares the output and the gradients of each operator with PyTorch's
 on a small case. A training or test run uses measure.py instead, at the shapes of its own model.

@@ -20,7 +20,8 @@ def block_size(n: int) -> int:
 # computes the scores only once for these frames.
 FRAME_GROUP = 4
 
-# Number of partial sums over the queries, one program each: enough programs to occupy the GPU.
+# Number of parts of a sum over the queries. One program computes each part, so that enough programs
+# run to occupy the GPU.
 QUERY_PARTS = 16
 
 # Tiles (BLOCK_C samples, BLOCK_N queries or keys, warps, pipeline stages) of kernels whose programs

@@ -2,7 +2,7 @@
 
 With the keys k_p, the values v_p and the mean query r (equations: attention/merged.py):
 
-    x_p = (k_p - mean) / std + values (v_p - mean) / std
+    x_p = (k_p - mean_k) / std_k + values (v_p - mean_v) / std_v
     s_p = softmax of r.k_p / sqrt(d) over the keys of p's group
 
 A program owns a frame. It chooses the centres in rounds, by the rules of `merged.choose_groups`,

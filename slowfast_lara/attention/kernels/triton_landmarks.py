@@ -87,7 +87,7 @@ def segment_backward(
     grad_ptr, chosen_ptr, out_ptr, F, P, C, SHORT, LENGTH,
     D: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_N: tl.constexpr, MEANS: tl.constexpr,
 ):  # fmt: skip
-    """Gradient of x. Unless MEANS, it is zero except at the chosen token of each segment."""
+    """Gradient of x. Without MEANS, only the chosen token of a segment has a nonzero gradient."""
     pid = tl.program_id(0)
     bh, first, number = segment(pid, C, SHORT, LENGTH)
     d, i = tl.arange(0, BLOCK_D), tl.arange(0, BLOCK_N)

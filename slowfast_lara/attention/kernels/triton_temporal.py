@@ -251,8 +251,8 @@ def temporal_backward_tokens(
     tl.store(dx_ptr + b * F * N * D + offsets, b_dx.to(dtype), mask=mask)
 
 
-# Without do_not_specialize, Triton compiles variants for B = 1 and for multiples of 16. A run has
-# batches of several sizes.
+# Without do_not_specialize, Triton compiles variants for arguments of 1 and for multiples of 16.
+# Batch sizes vary during a run, so Triton would compile them in the middle of the run.
 @triton.jit(do_not_specialize=["B", "STEPS"])
 def temporal_backward_weight(
     q_ptr, x_ptr, coeffs_ptr, partial_ptr,

@@ -1,8 +1,8 @@
 """Verdicts on the Triton kernels: measured in a subprocess, saved in the user's cache folder.
 
-A subprocess (measure.py) compares the kernels with PyTorch and times both. The subprocess may
-crash: a kernel that accesses invalid memory makes the GPU unusable for its process. After a crash,
-PyTorch is used.
+A subprocess (measure.py) compares the kernels with PyTorch and times both, because a kernel that
+accesses invalid memory makes the GPU unusable for its process. If the subprocess crashes, PyTorch
+is used.
 
 A verdict is valid for one operator with its options and input shapes, and for one GPU, driver,
 torch version, triton version, float32 matmul precision and hash of the code. Each verdict is a JSON
@@ -88,7 +88,7 @@ class Call(NamedTuple):
 
 
 class Verdict(NamedTuple):
-    """Result of a measurement; times are of a forward plus a backward pass, None if unknown."""
+    """Result of a measurement; a time covers forward and backward pass, and is None if unknown."""
 
     torch_ms: float | None = None
     triton_ms: float | None = None
@@ -118,7 +118,7 @@ def of_calls(calls: Sequence[Call], device: torch.device) -> list[Verdict]:
 def measure(calls: Sequence[dict[str, Any]], device: torch.device) -> list[Verdict]:
     """Measure `calls` in a subprocess; after a crash, a new subprocess measures the rest."""
     number = len(calls)
-    # Without a log, as in a notebook, Python shows only warnings.
+    # If logging is not configured, as in a notebook, Python shows only warnings.
     level = logging.INFO if logging.root.handlers else logging.WARNING
     text = "Compiling and measuring kernels (operators: %d) on %s: this may take minutes"
     logger.log(level, text, number, device)

@@ -1,14 +1,14 @@
 """Loading of existing weights into a model: image models, and checkpoints of other runs.
 
-Supported are state dicts of timm, Hugging Face and Meta (ViT, DeiT III, DINOv2), the original ViT
-release (.npz), and checkpoints of Motionformer, PySlowFast and this package. Weights that do not
-fit are adapted:
+Supported files are state dicts of timm, Hugging Face and Meta (ViT, DeiT III, DINOv2), the original
+ViT release (.npz), and checkpoints of Motionformer, PySlowFast and this package. Weights that do
+not fit are adapted:
 
 - A 2-D patch embedding is inflated to the t frames of a 3-D patch. It is copied to the middle frame
   (index t // 2, zero elsewhere) as in Motionformer, or copied to all frames and divided by t.
 - Spatial position embeddings are resized bicubically to the model's base grid, temporal ones
-  linearly to the model's number of frames. A joint embedding that the file lacks is the spatial
-  embedding in every frame, plus the temporal embedding if the file has one.
+  linearly to the model's number of frames. If the file lacks a joint embedding, it is computed as
+  the spatial embedding in every frame, plus the temporal embedding if the file has one.
 - A classifier whose number of classes differs from the file's keeps its initial weights.
 - Parts that image models lack keep their initial weights: trajectory projections (proj_q, proj_kv),
   temporal attention (timeattn, norm3), the hidden layer of the head (pre_logits), `temp_embed`, and

@@ -12,7 +12,7 @@ import re
 import torch
 from torch import Tensor
 
-_PREFIX = "opt/target/"  # of names, in files that also hold the optimizer state
+_PREFIX = "opt/target/"  # prefix of names in files that also hold the optimizer state
 _BLOCK = re.compile(r"Transformer/encoderblock_(\d+)/(.+)")
 _QKV = re.compile(r"MultiHeadDotProductAttention_1/(query|key|value)/(kernel|bias)")
 _TENSORS = {"cls": "cls_token", "Transformer/posembed_input/pos_embedding": "pos_embed"}
