@@ -49,11 +49,11 @@ class ConfigError(InputError):
 
 
 class DataError(InputError):
-    """Invalid list or annotation file; the message names the file and line."""
+    """Unusable list, annotations or class names; the message names file and line, if known."""
 
 
 class DecodeError(InputError):
-    """Video without a decodable frame; the message starts with its path."""
+    """Unreadable video, image or frame array; for a file, the message starts with its path."""
 
 
 class WeightsError(InputError):
@@ -79,14 +79,14 @@ class Stopped(UserError):
 
 
 def run_with_exit_code(command: Callable[[], int | None], *, os_error: int = BAD_INPUT) -> int:
-    """Run a command, print its error in one line, and return the process exit code.
+    """Run a command, print its error, and return the process exit code.
 
     Args:
         command: returns an exit code, or None for success.
         os_error: the exit code after an OSError.
     """
     if isinstance(sys.stdout, io.TextIOWrapper) and sys.stdout.errors == "strict":
-        # On Windows, redirected output uses a legacy code page: escape characters it lacks.
+        # On Windows, redirected output uses a legacy code page: escape characters not in it.
         sys.stdout.reconfigure(errors="backslashreplace")
     try:
         return command() or DONE

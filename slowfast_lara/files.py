@@ -27,7 +27,7 @@ def atomic_write(path: str | os.PathLike[str]) -> Iterator[str]:
     temporary = _temporary_name(folder, os.path.splitext(name)[1])
     try:
         yield temporary
-        if not os.path.islink(temporary):  # the target of a symbolic link may be read-only
+        if not os.path.islink(temporary):  # the caller may have made a link to a read-only file
             _sync(temporary, os.O_RDWR)
         os.replace(temporary, path)
     except OSError as error:

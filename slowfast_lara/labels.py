@@ -1,8 +1,8 @@
 """Kinds of labels, and the ranking of classes by score.
 
 A clip has one class, several classes (DATA.MULTI_LABEL, as in Charades), or a verb and a noun
-(EPIC-KITCHENS). A model has one classifier per part of the label; its scores are one vector, the
-parts concatenated.
+(EPIC-KITCHENS). A model has one classifier per part of the label; the scores of all parts are
+concatenated into one vector.
 
 Labels of a batch are int64: [B] for one class, [B, 2] for verb and noun, and multi-hot [B, classes]
 for several classes.

@@ -1,8 +1,8 @@
 """Import of users' modules, which register attentions and datasets of their own.
 
 A module is imported only if the user names it, with `--import` or in the environment variable
-SLOWFAST_LARA_IMPORT. A run records the names in its config (IMPORTS); they are never imported from
-there, because a checkpoint may come from an untrusted source.
+SLOWFAST_LARA_IMPORT. A run records the names in its config (IMPORTS). Loading a config does not
+import these modules, because a checkpoint's config may come from an untrusted source.
 """
 
 from __future__ import annotations

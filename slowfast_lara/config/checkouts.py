@@ -71,8 +71,8 @@ def differences(tree: Mapping[str, Any]) -> list[str]:
     one_crop = _value(tree, "TEST.NUM_SPATIAL_CROPS") == 1 and not is_motionformer(tree)
     if one_crop and isinstance(scales, list) and scales[:1] != [crop]:
         found.append(
-            "with TEST.NUM_SPATIAL_CROPS 1 the short side is DATA.TRAIN_JITTER_SCALES[0], in "
-            "slowfast_lara DATA.TEST_CROP_SIZE"
+            "TEST.NUM_SPATIAL_CROPS 1 scales the short side to DATA.TRAIN_JITTER_SCALES[0], but "
+            "slowfast_lara scales it to DATA.TEST_CROP_SIZE"
         )
     if _value(tree, "TEST.SHUFFLE_FRAMES"):
         found.append("TEST.SHUFFLE_FRAMES True shuffles the frames")

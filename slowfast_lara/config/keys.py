@@ -142,7 +142,7 @@ KEYS = {
     "TRAIN.CHECKPOINT_FILE_PATH": Key(..., NOTHING, ANY,
         "video checkpoint to start from, or to resume; see CHECKPOINT_EPOCH_RESET"),
     "TRAIN.CHECKPOINT_EPOCH_RESET": Key(False, NOTHING, ANY,
-        "True: start a new training from the weights of CHECKPOINT_FILE_PATH; False: resume the "
+        "True: train from the weights of CHECKPOINT_FILE_PATH; False: resume the "
         "training of that checkpoint, which must have the same settings and epochs left"),
     "TRAIN.CHECKPOINT_ITERATIONS": Key(0, NOTHING, AT_LEAST_0,
         "iterations between checkpoints within an epoch (0: only at the end of an epoch)"),

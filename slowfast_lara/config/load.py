@@ -68,7 +68,7 @@ def config_of(tree: dict[str, Any], where: str, opts: Overrides = ()) -> CfgNode
 def _without_user_code(tree: dict[str, Any], where: str) -> dict[str, Any]:
     """A config without IMPORTS, and without the options of attentions that are not registered.
 
-    Raises ConfigError if the config uses an attention or dataset that has to be imported.
+    Raises ConfigError if the config uses an attention or dataset that is not registered.
     """
     imports = tree.get("IMPORTS")
     if not imports:
@@ -186,7 +186,7 @@ def _parse(text: str) -> Any:
 
 
 def _convert(value: Any, typical: Any, words: Collection[str], where: str) -> Any:
-    """Convert `value` to the type of `typical`; ConfigError if that would lose information.
+    """Convert `value` to the type of `typical`; raise ConfigError if the types do not fit.
 
     A value in `words` is returned unchanged: some keys accept a word in place of a number.
     """

@@ -223,7 +223,7 @@ def _check_training(cfg: CfgNode) -> None:
         if not steps or steps[0] != 0 or sorted(set(steps)) != steps:
             _fail(cfg, "SOLVER.STEPS", "must be a rising list of epochs that starts with 0")
         if len(solver.LRS) != len(steps):
-            _fail(cfg, "SOLVER.LRS", f"must have {len(steps)} numbers, one per SOLVER.STEPS")
+            _fail(cfg, "SOLVER.LRS", f"must have {len(steps)} numbers, as many as SOLVER.STEPS")
     if mixup.ENABLE and not mixup.ALPHA + mixup.CUTMIX_ALPHA > 0:
         _fail(cfg, "MIXUP.ENABLE", "requires MIXUP.ALPHA or MIXUP.CUTMIX_ALPHA above 0")
     if cfg.TRAIN.MAX_RESTARTS and not cfg.TRAIN.AUTO_RESUME:

@@ -16,7 +16,7 @@ ALWAYS_ALLOWED = 5
 
 
 class Failure(NamedTuple):
-    """A video that does not decode, and why."""
+    """A video that does not decode or has non-finite scores, and the reason."""
 
     path: str
     reason: str
@@ -46,6 +46,6 @@ class BadVideos:
             lines = (f"\n  {printable(f'{path}: {why}')}" for path, why in self.reasons.items())
             raise RunError(
                 f"{bad} of {self._num_videos} videos do not decode, more than DATA.MAX_BAD_SHARE "
-                f"({self._max_share:g}) allows; increase it, or remove them from the lists with "
-                f"`slowfast-lara data check` and `data drop-bad`:{''.join(lines)}"
+                f"({self._max_share:g}) allows; increase it, or remove the videos from the lists "
+                f"with `slowfast-lara data check` and `data drop-bad`:{''.join(lines)}"
             )

@@ -78,7 +78,7 @@ class VideoDataset(torch.utils.data.Dataset):
     may_flip = True
     # Whether a folder of images is accepted as a video.
     frames_in_folders = False
-    # Whether clips are returned as uint8 pixels, a quarter of the bytes, and normalised on a GPU.
+    # Whether clips are uint8 pixels (a quarter of the bytes of float32), to normalise on a GPU.
     raw = False
     # Config key of the folder that is prepended to relative paths; error messages name the key.
     prefix_key = "DATA.PATH_PREFIX"
@@ -92,7 +92,7 @@ class VideoDataset(torch.utils.data.Dataset):
         paths, labels = self.read_lists()
         self._check_lists(paths, labels)
         self.paths: Sequence[str] = StringArray.of(paths)
-        # One object for all equal labels: fewer objects, so forked workers copy fewer pages.
+        # Equal labels share one object: forked workers copy the page of each object that they use.
         classes = {x: tuple(map(int, x)) if isinstance(x, tuple) else int(x) for x in labels}
         self.labels: list[Label] = [classes[label] for label in labels]
         self._check_paths()
@@ -111,7 +111,7 @@ class VideoDataset(torch.utils.data.Dataset):
         return read_path_labels(list_file, data.PATH_LABEL_SEPARATOR, num_classes, **options)
 
     def use_frames(self, frames: StringArray, rows: list[int], list_file: str) -> list[str]:
-        """Read extracted frames instead of video files; returns the folder of each video.
+        """Use extracted frames instead of video files; return the folder of each video.
 
         Video i has the paths `frames[rows[i]]`, one per line, relative to DATA.PATH_PREFIX.
         """

@@ -3,7 +3,7 @@
 The annotations are the official CSV files, EPIC_100_train.csv and EPIC_100_validation.csv, in
 EPICKITCHENS.ANNOTATIONS_DIR. The frames are
 EPICKITCHENS.VISUAL_DATA_DIR/P01/rgb_frames/P01_101/frame_0000000001.jpg and so on. Motionformer's
-configs name the pickles of the same annotations, which are never read: unpickling can run any code.
+configs name pickles of the same annotations. Pickles are never read: unpickling can run any code.
 """
 
 from __future__ import annotations

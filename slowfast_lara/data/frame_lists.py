@@ -16,7 +16,7 @@ HEADER = "original_vido_id video_id frame_id path labels"
 
 
 class FrameList(NamedTuple):
-    """Names of the videos; `paths` and `labels` have one string per video, a line per frame.
+    """Names of the videos. `paths` and `labels` have one string per video, with one line per frame.
 
     `labels` is empty unless the list was read with labels.
     """

@@ -112,7 +112,7 @@ def videos_below(folder: str) -> Iterator[str]:
 
     def should_visit(path: str) -> bool:
         real = os.path.realpath(path)
-        # Skip links to a folder above `top` (a cycle) or below it (the walk visits it anyway).
+        # Skip links to a folder above `top` (a cycle) or below `top` (visited without the link).
         is_above_or_below = os.path.commonpath((top, real)) in (top, real)
         if real in visited or (os.path.islink(path) and is_above_or_below):
             return False

@@ -33,7 +33,7 @@ PREFIX = "something-something-v2-"
 class Ssv2(VideoDataset):
     """Clips of one frame from each of NUM_FRAMES equal segments of the video."""
 
-    # "Pushing something from left to right" mirrored is another class.
+    # A mirrored video of "Pushing something from left to right" belongs to another class.
     may_flip = False
     frames_in_folders = True
 

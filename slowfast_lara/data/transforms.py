@@ -1,8 +1,10 @@
 """Crops, flips, colour changes, blur, erasing and normalisation of clips.
 
-Clips are uint8 [T, H, W, 3] until they are normalised. Random functions draw once per clip from the
-given generator. (PySlowFast's functions are not used: random_crop returns one value instead of two
-if there is nothing to crop, and contrast_jitter passes a keyword argument that does not exist.)
+Clips are uint8 [T, H, W, 3] until they are normalised. Random functions draw their parameters once
+per clip. Random crops take a seed, not a generator: they are called once per frame size, and every
+call for a clip uses the same seed. (PySlowFast's functions are not used: random_crop returns one
+value instead of two if there is nothing to crop, and contrast_jitter passes a keyword argument that
+does not exist.)
 """
 
 from __future__ import annotations

@@ -3,8 +3,9 @@
 The caller passes a function that chooses frame indices by the number of frames and the frame rate.
 The number of frames is counted from the packets, because headers are often wrong. The frame rate
 is that of the header if it is plausible, otherwise it is computed from the timestamps.
-- `read_clip` (training) seeks to the key frame before the first wanted frame and stops after the
-  last wanted frame. It identifies frames by their timestamps.
+- `read_clip` (training, validation) seeks to the key frame before the first wanted frame and stops
+  after the last wanted frame. It identifies frames by their timestamps; if these are unusable, it
+  calls `read_whole`.
 - `read_whole` (testing) decodes the whole video and counts frames. If that count differs from the
   number of packets, it calls the function again, with the number of decoded frames.
 Unwanted frames are dropped at once: memory does not grow with the length of the video.
@@ -144,7 +145,7 @@ def _is_shown(packet: Any, codec: str) -> bool:
     """Whether a packet is displayed; False if empty, cut by an edit list, or a hidden VP8 frame."""
     if not packet.size or packet.is_discard:
         return False
-    # Bit 4 of a VP8 frame is show_frame. Alternate reference frames are not shown.
+    # Bit 4 of a VP8 frame's first byte is show_frame. Alternate reference frames are not shown.
     return codec != "vp8" or bool(memoryview(packet)[0] & 0x10)
 
 

@@ -32,7 +32,7 @@ class BatchCopies:
         current = torch.cuda.current_stream(self._device)
         current.wait_stream(self._stream)
         for tensor in (*clips, labels):
-            tensor.record_stream(current)  # its memory is not reused before `current` is done
+            tensor.record_stream(current)  # do not reuse its memory before `current` has read it
         return clips, labels
 
     def _copy(self, batch: Batch) -> tuple[list[Tensor], Tensor]:

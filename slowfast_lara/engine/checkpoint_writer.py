@@ -1,4 +1,4 @@
-"""Writing of checkpoints in the background, while the training continues on the GPU.
+"""Writing of checkpoints in the background, while training continues on the GPU.
 
 On a CPU, training waits for each write, because the write needs the same cores. A killed process
 loses the iterations since its last complete checkpoint. On GPUs, a write is complete only some

@@ -2,7 +2,7 @@
 
 After each optimiser step, average = d * average + (1 - d) * weights. The decay d is the smaller of
 SOLVER.EMA_DECAY and (1 + n) / (10 + n), where n is the number of earlier steps: a low decay in the
-first steps keeps the random initial weights from dominating the average of a short training.
+first steps keeps the random initial weights from dominating the average of a short training run.
 Buffers, such as the fixed samples of an estimator, are not averaged.
 
 PyTorch's AveragedModel is not used, because each of its updates reads a counter from the device and

@@ -20,7 +20,8 @@ from slowfast_lara.models.build import device_of
 from slowfast_lara.models.numerics import autocast_dtype
 from slowfast_lara.user_code import imported
 
-# Config keys that may differ between nodes, because they do not affect the results.
+# Config keys that may differ between nodes, because they do not affect the results. The paths in
+# IMPORTS may differ, but the imported files must be equal (`_imported_hashes`).
 MAY_DIFFER = ("SHARD_ID", "DATA_LOADER.NUM_WORKERS", "DATA_LOADER.PIN_MEMORY", "IMPORTS")
 _SSV2 = (f"{PREFIX}{name}.json" for name in ("labels", "train", "validation"))
 LISTS = ("train.csv", "val.csv", "test.csv", *_SSV2)

@@ -9,8 +9,8 @@ Calls to the store have no reliable timeout: they block while the machine of the
 unreachable or its process is suspended. A watchdog thread checks that the calls return.
 
 A rank that fails writes its error to the store. The other ranks notice the lost connection, read
-the error and report it, so that the log of every node has it. Rank 0 serves the store, so it exits
-only after the other ranks have read the error.
+the error and report it, so that the log of every node has it. If rank 0 serves the store, the store
+closes when rank 0 exits: rank 0 first waits until the other ranks have read the error.
 
 The heartbeat and the watchdog threads count their own periods, not seconds. Suspending and
 continuing a whole job therefore does not look like a lost rank.
@@ -34,7 +34,8 @@ PERIOD = 3.0  # seconds
 # within 30 s of the loss.
 MISSED_BEATS = 7
 STORE = "the TCP store of the run"
-# If rank 0 fails, it waits this long for the other ranks, which read its error at their next beat.
+# After the failure of any rank, rank 0 waits at most this many periods before it exits. The other
+# ranks read the error at their next beat.
 READ_PERIODS = 3
 
 
@@ -70,7 +71,7 @@ class Heartbeat(Watchdog):
     """Ends this process when another rank or the store is lost; shares stop requests.
 
     The training loop also exchanges stop requests, once per batch. That is not enough, because a
-    test runs no collectives, and the next batch of a training may never arrive.
+    test runs no collectives, and the next training batch may never arrive.
 
     The constructor starts the watchdog thread; `start` starts the heartbeat thread.
     """
@@ -134,7 +135,7 @@ class Heartbeat(Watchdog):
             self._store.add("readers", 1)
 
     def _wait_for_readers(self) -> None:
-        """On rank 0, which serves the store, wait until all ranks have read the failure."""
+        """On rank 0, which may serve the store, wait until all ranks have read the failure."""
         deadline = time.monotonic() + READ_PERIODS * PERIOD
         while self._rank == 0 and self._failure and time.monotonic() < deadline:
             if self._store.add("readers", 0) >= self._world_size:

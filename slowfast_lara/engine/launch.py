@@ -197,7 +197,7 @@ def _wait_for(
     while alive:
         wait([child.sentinel for child in alive.values()], timeout=POLL_SECONDS)
         ended = [(rank, child) for rank, child in alive.items() if not child.is_alive()]
-        # Killed ranks first: they are the cause of the lost connections that other ranks report.
+        # Sort killed ranks first: they cause the lost connections that other ranks report.
         ended.sort(key=lambda it: (it[1].exitcode or 0) >= 0)
         for rank, child in ended:
             del alive[rank]

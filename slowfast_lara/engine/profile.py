@@ -16,7 +16,7 @@ logger = logging.getLogger(__name__)
 
 
 class StepProfiler:
-    """On rank 0, profiles the batches in TRAIN.PROFILE, counted from 1 in this process."""
+    """On rank 0, profiles batches TRAIN.PROFILE [first, last], counted from 1 in this process."""
 
     def __init__(self, cfg: CfgNode) -> None:
         batches: list[int] = cfg.TRAIN.PROFILE or [0, 0]

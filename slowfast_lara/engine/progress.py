@@ -1,8 +1,8 @@
 """Training metrics: a progress bar, lines in the log, scalars for TensorBoard and W&B.
 
 The `json_stats:` lines use PySlowFast's keys. PySlowFast's TrainMeter is not used: it reports no
-data loading time, computes the ETA from the last iteration only, and counts the rest of a resumed
-epoch as a whole epoch. Importing it also imports matplotlib, which takes a second.
+data loading time and computes the ETA from the last iteration only. Importing it also imports
+matplotlib, which takes a second.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ from slowfast_lara.progress import progress_bar
 logger = logging.getLogger(__name__)
 T = TypeVar("T")
 
-# In OUTPUT_DIR: the id of the W&B run, so that a resumed training logs to the same run.
+# File in OUTPUT_DIR with the W&B run id, so that a resumed run logs to the same W&B run.
 WANDB_ID_FILE = "wandb_run_id.txt"
 
 
@@ -203,8 +203,8 @@ def start_wandb(cfg: CfgNode) -> Any:
             f"WANDB.ENABLE is True, but W&B does not start: {first_line(error)}; "
             "set the environment variable WANDB_MODE=offline to log without a server"
         ) from None
-    # A resumed training repeats some batches. W&B drops values of earlier steps, so the batch
-    # number is a metric of its own.
+    # A resumed run repeats some batches. W&B drops values of earlier steps; therefore the batch
+    # number is logged as a metric and is not W&B's step.
     run.define_metric("*", step_metric="batch")
     write_text(path, f"{run.id}\n")
     return run

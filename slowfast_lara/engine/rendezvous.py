@@ -37,7 +37,8 @@ from slowfast_lara.files import parse_json
 
 RENDEZVOUS_SECONDS = 300
 POLL_SECONDS = 0.1
-# Key in `rank_store`: 2 N during the rendezvous of restart N (0: the first start), then 2 N + 1.
+# Key in `rank_store`. The value is 2 N during the rendezvous of restart N, and 2 N + 1 afterwards.
+# The first start has N = 0.
 PHASE = "phase"
 # If a process reports a different fingerprint, rank 0 waits this long before it gives up. Ranks
 # that join in this time report the difference, too. If the process belongs to another run, the
@@ -226,8 +227,9 @@ def open_store(host: str, port: int, timeout: float, *, serve: bool) -> dist.TCP
 
 
 def listen(host: str, port: int) -> socket.socket:
-    """Return a socket that listens on `host` only, or on all interfaces if `host` is not local.
+    """Return a socket that listens on the address of `host` only or, if needed, on all interfaces.
 
+    All interfaces are needed if other nodes cannot reach the address, or if no interface has it.
     PyTorch would always listen on all interfaces, even for tcp://localhost.
     """
     try:

@@ -8,15 +8,15 @@ run has several nodes, the launcher of node 0 serves the TCP store. The launcher
 2. The launcher of node 0 waits for the outcomes of all nodes and publishes a verdict: restart, or
    the reason to exit. A node without an outcome is lost; the restarted ranks wait for it at the
    rendezvous, as for any node.
-3. A launcher that starts while the ranks of all nodes run replaces a lost launcher. It waits for
-   the next verdict before it starts its ranks.
+3. A launcher that starts after all ranks have joined replaces a lost launcher. It waits for the
+   next verdict before it starts its ranks.
 
-If the ranks of a node fail before all ranks have joined for the first time, only this node exits,
-without a restart: the node may belong to another run.
+If the run has several nodes and the ranks of a node fail before they have ever completed the
+rendezvous, only this node exits, without a restart: the node may belong to another run.
 
 Bad input and signals end a run. If there was no progress since the last restart, an error also
-ends the run, because it would repeat; a killed rank or a lost node need not repeat. Restarted ranks
-hold a new rendezvous, which no rank from before the restart can join.
+ends the run, because it would probably recur; a killed rank or a lost node does not end the run.
+Restarted ranks hold a new rendezvous, which no rank from before the restart can join.
 """
 
 from __future__ import annotations
@@ -184,7 +184,7 @@ class Launchers:
         self._store, self._ranks = dist.PrefixStore("launchers", store), rank_store(store)
         self._stop = stop
         phase = self._ranks.add(PHASE, 0)
-        self._replaces = phase % 2 == 1 and self._node > 0  # whether all ranks run already
+        self._replaces = phase % 2 == 1 and self._node > 0  # whether all ranks have joined
         self._generation, self._order = phase // 2, 0
 
     def rejoin(self) -> Verdict | None:

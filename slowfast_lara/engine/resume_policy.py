@@ -4,9 +4,9 @@ A checkpoint holds its config and a fingerprint of its training list. Both are c
 of the run before the run writes any file. TRAIN.ACCEPT_CHANGES True accepts differences.
 
 A run resumes from its OUTPUT_DIR. As in PySlowFast, it also resumes from the checkpoint
-TRAIN.CHECKPOINT_FILE_PATH, unless TRAIN.CHECKPOINT_EPOCH_RESET is True: then it is a new training
-that starts from the weights. Users forget TRAIN.CHECKPOINT_EPOCH_RESET, so every error of a
-resume from TRAIN.CHECKPOINT_FILE_PATH names it.
+TRAIN.CHECKPOINT_FILE_PATH, unless TRAIN.CHECKPOINT_EPOCH_RESET is True: the run then loads only the
+weights and trains from epoch 0. Users forget TRAIN.CHECKPOINT_EPOCH_RESET, so every error of a
+resume from TRAIN.CHECKPOINT_FILE_PATH names this key.
 """
 
 from __future__ import annotations
@@ -46,14 +46,14 @@ def list_fingerprint(paths: Sequence[str], labels: Sequence[Label]) -> str:
 
 @contextlib.contextmanager
 def resume_from_file(path: str) -> Iterator[None]:
-    """Context manager that adds to a CheckpointError how to start a new training from `path`."""
+    """Context manager that adds to a CheckpointError how to train from the weights of `path`."""
     try:
         yield
     except CheckpointError as error:
         reason = re.sub(f"^{re.escape(path)} ", "it ", str(error))
         raise CheckpointError(
             f"TRAIN.CHECKPOINT_FILE_PATH cannot resume from {path}: {reason}; to start a new "
-            "training from its weights, set TRAIN.CHECKPOINT_EPOCH_RESET True"
+            "training run from its weights, set TRAIN.CHECKPOINT_EPOCH_RESET True"
         ) from None
 
 

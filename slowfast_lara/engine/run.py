@@ -51,7 +51,7 @@ def run(cfg: CfgNode, stop: StopRequest) -> None:
     threads = choose_threads(cfg)
     choose_gpu_arithmetic(cfg)
     set_up_logging()
-    # Read all lists and checkpoints before the training, so that errors are reported at once.
+    # Read all lists and checkpoints before training, so that errors are reported at once.
     loaders = _build_loaders(cfg)
     with contextlib.ExitStack() as stack:
         # Only rank 0 locks the folder, because only rank 0 reads and writes checkpoints.
@@ -62,7 +62,7 @@ def run(cfg: CfgNode, stop: StopRequest) -> None:
         if cfg.TRAIN.ENABLE:
             videos = cast(VideoDataset, loaders["train"].dataset)
             state = TrainState(cfg, resume_policy.list_fingerprint(videos.paths, videos.labels))
-            # Check the tested checkpoint before the training; load its weights afterwards.
+            # Check the checkpoint to test before training; load its weights after training.
             if cfg.TEST.CHECKPOINT_FILE_PATH and cfg.TEST.ENABLE:
                 broadcast_from_rank0(lambda: _read_tested_weights(cfg) and None)
         elif cfg.TEST.ENABLE:
@@ -154,7 +154,7 @@ def _class_names(cfg: CfgNode, content: dict[str, Any]) -> list[str] | None:
 
 
 def _log_checkpoints(output_dir: str) -> None:
-    """Log the checkpoints of a training, and which of them `slowfast-lara predict` uses."""
+    """Log the checkpoints of a training run, and which of them `slowfast-lara predict` uses."""
     folder, used = get_checkpoint_dir(output_dir), "the last"
     names = [f"{os.path.basename(path)} (last)" for path in checkpoint.paths_in(output_dir)[-1:]]
     match checkpoint.peek_checkpoint(checkpoint.best_path(output_dir)):  # {} if best.pyth is absent

@@ -142,7 +142,7 @@ def ignore_signals() -> None:
 
 @contextlib.contextmanager
 def deferred_signals() -> Iterator[None]:
-    """Let processes that start in the context receive the stop signals when they `listen`.
+    """Keep stop signals pending in processes that start in the context, until they `listen`.
 
     Otherwise a signal during their imports would kill them, instead of making them save and stop.
     """

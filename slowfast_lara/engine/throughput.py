@@ -1,4 +1,4 @@
-"""Throughput of a training on GPUs: clips per second, and model FLOPs utilisation (MFU)."""
+"""Throughput of training on GPUs: clips per second, and model FLOPs utilisation (MFU)."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ PEAK_TFLOPS = {
 
 
 class Throughput:
-    """Clips per second and MFU of one process from the seconds per batch."""
+    """Clips per second and MFU of one process, computed from the seconds per batch."""
 
     def __init__(self, cfg: CfgNode, batch_size: int) -> None:
         self._batch_size = batch_size
@@ -72,9 +72,9 @@ def training_flops(cfg: CfgNode) -> int:
 
 
 def _forward_flops(cfg: CfgNode) -> int:
-    """FLOPs of the forward pass of one clip with CPU operators, counted on fake tensors.
+    """FLOPs of the forward pass of one clip, counted on fake tensors on the CPU.
 
-    GPU operators are not counted: some estimators do redundant work on GPUs to launch fewer
+    A count on the GPU would be too high: there, some estimators do redundant work to launch fewer
     kernels.
     """
     from torch.utils.flop_counter import FlopCounterMode  # imports Triton, which is slow

@@ -1,4 +1,4 @@
-"""Model, EMA, optimiser and loss scaler of a training, and their checkpoints."""
+"""Model, EMA, optimiser and loss scaler of a training run, and their checkpoints."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ logger = logging.getLogger(__name__)
 
 
 class TrainState:
-    """All state that the training changes; `start` is the position to train from.
+    """All state that training changes; `start` is the position to train from.
 
     Random generators are not part of the state: `train` seeds them before every batch.
     `train_list` is the fingerprint of the training list (`resume_policy.list_fingerprint`).

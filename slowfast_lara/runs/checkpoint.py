@@ -49,7 +49,7 @@ class TrainedAttention(Enum):
 
 @dataclass(frozen=True)
 class TrainingPosition:
-    """Progress of a training: completed epochs, and completed batches of the next epoch."""
+    """Progress of a training run: completed epochs, and completed batches of the next epoch."""
 
     epochs: int = 0
     batches: int = 0
@@ -195,8 +195,8 @@ def load_weights(
 
     If a name or shape does not fit, raise CheckpointError and leave the model unchanged. If
     `attention` is OTHER, the model's estimator buffers keep their seeded values (drawn from
-    RNG_SEED); if it is UNKNOWN, only those do that are missing or have another shape in `states`.
-    In both cases, estimator weights that the model lacks are ignored.
+    RNG_SEED). If it is UNKNOWN, a buffer keeps them only if `states` lacks the buffer or has it in
+    another shape. In both cases, estimator weights that the model lacks are ignored.
 
     Returns:
         The names of the buffers that keep their seeded values.

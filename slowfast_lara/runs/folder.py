@@ -18,7 +18,7 @@ from slowfast_lara.errors import InputError
 from slowfast_lara.files import parse_json
 from slowfast_lara.labels import Label
 
-# File names in OUTPUT_DIR; checkpoints are in checkpoints/ (see `checkpoint`). A training writes
+# File names in OUTPUT_DIR; checkpoints are in checkpoints/ (see `checkpoint`). Training writes
 # CONFIG and ENVIRONMENT; a test writes the same files with the prefix TEST_PREFIX.
 LOG = "stdout.log"
 CONFIG = "config.yaml"

@@ -47,7 +47,7 @@ def check_model(
     Args:
         path: The checkpoint, for messages.
         content: The content of the checkpoint.
-        cfg: The config of the model that is to use the weights.
+        cfg: The config of the model that will load the weights.
         swap_attention: Accept weights that were trained with a different attention.
 
     Returns:
