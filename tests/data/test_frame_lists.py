@@ -76,6 +76,11 @@ def test_other_whitespace_and_characters(tmp_path, change):
     assert found.paths[1].count("\n") == 2
 
 
+def test_a_list_of_only_the_header(tmp_path):
+    with pytest.raises(DataError, match="train.csv: empty"):
+        read_frame_list(write(tmp_path, []))
+
+
 def test_frames_out_of_order(tmp_path):
     lines = [f"{video} 0 {frame} {video}/{frame}.jpg 0" for video in (1, 2) for frame in (10, 9, 2)]
     paths = read_frame_list(write(tmp_path, lines)).paths
