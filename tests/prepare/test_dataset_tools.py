@@ -82,6 +82,14 @@ def test_invalid_annotations(tmp_path, content, expected):
     assert expected in output and "Traceback" not in output
 
 
+def test_annotations_without_videos(tmp_path):
+    annotations = tmp_path / "k400.csv"
+    annotations.write_text("label,youtube_id,time_start,time_end\nx,y,1,2\n")
+    arguments = (tmp_path, tmp_path / "out", "--val", annotations)
+    output = run("datasets/build_kinetics_lists.py", *arguments, expect=2)
+    assert f"{tmp_path}: no videos" in output and not (tmp_path / "out").exists()
+
+
 def folder_of_classes(folder, **counts):
     for name, count in counts.items():
         (folder / name / "taken in may").mkdir(parents=True)
