@@ -77,7 +77,7 @@ class _Recorder:
 
 
 def recorded_launches(function: Callable[[], Any]) -> list[Launch]:
-    """Run a function of meta tensors, with the code paths of a GPU; return its launches."""
+    """Run `function` on meta tensors; record and return the kernel launches of a GPU."""
     launches: list[Launch] = []
     original = launching.triton_function
     launching.triton_function = lambda kernel: _Recorder(

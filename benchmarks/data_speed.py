@@ -1,8 +1,8 @@
 """Video reading speed, compared with PySlowFast's Kinetics dataset and an earlier checkout.
 
-There are three tasks: all test views of a video, training samples, and training samples of enlarged
-copies of the videos, whose key frames are far apart, like those of many downloaded videos. Training
-samples are also read from videos prepared by `slowfast-lara data prepare`.
+There are three tasks: all test views of a video; training samples; and training samples from
+copies of the videos with more pixels and distant key frames, as in many downloaded videos. Training
+samples are read a second time from videos prepared by `slowfast-lara data prepare`.
 
 PyTorch, OpenCV and the decoder use one thread, and the results are CPU time. The readers take turns
 after every sample, so that other load on the machine slows all of them alike. The first round is

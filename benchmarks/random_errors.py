@@ -50,7 +50,7 @@ class ErrorTable(ResultTable):
 def measure_errors(
     inputs: LayerInputs, cfg: CfgNode, samples: Sequence[int], seeds: int
 ) -> ErrorTable:
-    """Errors of all approximate attentions (RA biased and unbiased), with a config's options."""
+    """Errors of all approximate attentions, with the options in `cfg`; of RA in both variants."""
     q, k, v, num_frames, _ = inputs
     title = "mean squared error to exact attention, random q, k, v with correlated neighbours"
     fitting = [number for number in samples if number <= q.shape[2]]

@@ -66,7 +66,7 @@ class Sizes(NamedTuple):
 
     @property
     def key_frames(self) -> int:
-        """Number of frames whose keys a query attends to separately; 1 for joint attention."""
+        """Number of softmaxes per query: one for each frame, or one for all in joint attention."""
         return 1 if self.joint else self.frames
 
 

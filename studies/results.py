@@ -269,7 +269,7 @@ class AttentionResults(StudyResults):
                 axis.set_yticks(range(len(self.results)), labels)
                 axis.invert_yaxis()
                 axis.set_title(title)
-            curves.set(title="top-1 % in training, mean of seeds", xlabel="step")
+            curves.set(title="top-1 % in training, mean over seeds", xlabel="step")
             figure.suptitle(self.title)
 
 

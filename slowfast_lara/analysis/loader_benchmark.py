@@ -22,6 +22,7 @@ from slowfast_lara.data.dataset import VideoDataset
 from slowfast_lara.data.loader import Batch, collate, train_loader
 from slowfast_lara.data.rand_augment import RandAugment
 from slowfast_lara.data.timestamps import TimestampCache
+from slowfast_lara.errors import counted
 
 # Stages of loading a sample. The time of a stage is the sum over its functions.
 STAGES: dict[str, Sequence[Callable[..., Any]]] = {
@@ -76,7 +77,7 @@ class LoaderTable(ResultTable):
         most = max(self.rates)
         workers = math.ceil(needed / (self.rates[most] / max(most, 1)))
         if workers <= cores:
-            estimate = f"estimated from the rate with {most}"
+            estimate = f"estimated from the rate with {counted(most, 'worker')}"
             return f"{start}: DATA_LOADER.NUM_WORKERS {workers} should be enough ({estimate})"
         return (
             f"{start}: data loading will be the bottleneck. It needs about {workers} workers on "

@@ -77,7 +77,7 @@ def vary(names: Sequence[str], varied: Sequence[str]) -> list[Setting]:
 
 
 def token_counts(cfg: CfgNode) -> tuple[int, int]:
-    """The numbers of patch tokens and of temporal tokens of a test view."""
+    """Number of patch tokens of a test view, and number of frames after temporal patching."""
     frames = cfg.DATA.NUM_FRAMES // cfg.VIT.PATCH_SIZE_TEMP
     return frames * (cfg.DATA.TEST_CROP_SIZE // cfg.VIT.PATCH_SIZE) ** 2, frames
 

@@ -3,8 +3,8 @@
 Bolya et al., "Token Merging: Your ViT But Faster", ICLR 2023, applied to the keys and values of
 each frame and head instead of the tokens of the network. At first, each key is a group. A step puts
 the groups alternately into two sets, finds for each group of the first set the nearest group of the
-second, and merges the nearest of these pairs. Steps repeat until m groups are left. The logits of a
-group include the log of its size (proportional attention).
+second, and merges the pairs with the smallest distances. Steps repeat until m groups are left. The
+logits of a group include the log of its size (proportional attention).
 
 The distance of two groups a and b, with mean keys k_a and k_b and sizes n_a and n_b, is the
 increase of the squared error if they are merged (Ward's method):

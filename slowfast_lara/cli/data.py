@@ -88,7 +88,7 @@ def _add_prepare(data: CommandParser) -> None:
     parser.add_argument("videos", metavar="VIDEOS", help="the folder with the videos")
     parser.add_argument("out", metavar="OUT", help="the folder for the results")
     for flag, default, meaning in (
-        ("--short-side", 256, "pixels of the shorter side; smaller videos are not scaled"),
+        ("--short-side", 256, "shorter side in pixels; smaller videos are not scaled"),
         ("--key-frames", 16, "largest key-frame interval, in frames"),
         ("--time-limit", 1800, "seconds per video; a video that takes longer counts as failed"),
     ):

@@ -227,7 +227,7 @@ def demo(args: argparse.Namespace) -> None:
 
 
 def swap(args: argparse.Namespace) -> None:
-    """Test a trained model with other attentions, without training.
+    """Test a trained model with other attentions, without retraining.
 
     Prints the accuracy on the test list of the config, and the time per view.
     """

@@ -1,4 +1,4 @@
-"""EPIC-KITCHENS-100: actions of a verb and a noun, as ranges of extracted frames.
+"""EPIC-KITCHENS-100: each action has a verb and a noun, and is a range of extracted frames.
 
 The annotations are the official CSV files, EPIC_100_train.csv and EPIC_100_validation.csv, in
 EPICKITCHENS.ANNOTATIONS_DIR. The frames are

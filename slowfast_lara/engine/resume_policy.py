@@ -108,7 +108,10 @@ def _changes(content: dict[str, Any], cfg: CfgNode, train_list: str) -> list[Cha
 
 
 def check_start(path: str, content: dict[str, Any], cfg: CfgNode) -> None:
-    """Raise CheckpointError if changed settings alter what the weights mean, unless accepted."""
+    """Raise CheckpointError if changed settings alter what the weights mean.
+
+    TRAIN.ACCEPT_CHANGES turns the error into a warning.
+    """
     _refuse_unless_accepted(path, config_changes(content, cfg, Affects.WEIGHTS), cfg)
 
 

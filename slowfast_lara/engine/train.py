@@ -213,7 +213,10 @@ class Trainer:
         return torch.nn.utils.get_total_norm([p.grad for p in parameters if p.grad is not None])
 
     def _exchange(self, failures: Sequence[Failure] = ()) -> None:
-        """Exchange the pending metrics and the state of the current batch; check and log them."""
+        """Combine the pending metrics, failed videos and stop requests of all ranks.
+
+        Then check and log the metrics.
+        """
         pending, self.pending = self.pending, None
         totals = exchange(pending, len(failures), self.stop.requested, self.stop.stalled)
         if pending is not None:

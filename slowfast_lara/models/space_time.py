@@ -162,7 +162,7 @@ class TrajectoryAttention(SpaceTimeAttention):
         prefix, qkv = self.prefix_and_patches(x)
         paths = self.estimator(*qkv, num_frames=num_frames)
         paths = paths.permute(0, 3, 2, 1, 4).flatten(3)  # [B,F,N,D]
-        # The result of the patch's own frame is the query of the temporal stage.
+        # The output for the patch's own frame becomes the query of the temporal stage (`proj_q`).
         if _is_traced():
             own = own_frames(paths).flatten(1, 2)
         else:

@@ -66,7 +66,7 @@ def check_videos(
         f"{path if fits_in_a_list(path) else printable(path)}\t{reasons[path]}\n" for path in bad
     ]
     write_text(out, "".join(lines))
-    print(f"{counted(len(videos), 'video')}, {len(bad)} bad: {printable(out)}")
+    print(f"{counted(len(videos), 'video')}, {len(bad)} bad (listed in {printable(out)})")
     return len(bad)
 
 

@@ -68,7 +68,7 @@ class Operator:
         directions: list[Tensor] = []
 
         def run() -> list[Tensor]:
-            torch.manual_seed(1)  # Triton and PyTorch draw the same noise
+            torch.manual_seed(1)  # so that Triton and PyTorch draw the same noise
             out = function(*inputs)
             if not directions:
                 torch.manual_seed(2)
