@@ -65,7 +65,7 @@ def build_parser() -> CommandParser:
 
 
 def _add_estimates(root: CommandParser) -> None:
-    """Add the commands that count kernels instead of running them."""
+    """Add the commands that count operations and memory traffic instead of running kernels."""
     parser = root.add_command("roofline", roofline)
     parser.add_flag("--device", "the GPU: A100, H100, B200 or L4", default="A100")
     add_size_flags(parser)
@@ -94,7 +94,7 @@ def _add_estimates(root: CommandParser) -> None:
     parser.add_flag("--gpus", "numbers of GPUs", default=[1, 8, 64], **number)
     add_size_flags(parser, clips=("most clips a GPU", 32))
     parser.add_flag("--frames", "frames of a clip", default=[8, 16, 32, 64], **number)
-    share = "share of the roofline that kernels reach; an assumption"
+    share = "assumed share of the roofline that kernels reach"
     parser.add_flag("--efficiency", share, type=positive_float, default=0.5)
     decode = "milliseconds to decode 16 frames on one core, by `slowfast-lara data speed`"
     parser.add_flag("--decode-ms", decode, type=positive_float, default=13.3)

@@ -168,7 +168,7 @@ def agreement(table: StudyTable, results: Sequence[RowResult]) -> str:
 
 @dataclass
 class StudyResults(MarkdownTable):
-    """Results of a study. The CSV file lacks the head with the date, to be reproducible."""
+    """Results of a study. The CSV file is reproducible: it has no header lines with the date."""
 
     def csv(self) -> str:
         return csv_text(self.csv_cells())

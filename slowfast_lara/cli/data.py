@@ -17,7 +17,7 @@ from slowfast_lara.cli.parser import (
 from slowfast_lara.errors import FAILED, InputError
 
 SPLITS = ("train", "val", "test")
-# x264's presets, fastest first.
+# x264 presets, fastest first; veryslow and placebo would take hours.
 PRESETS = ("ultrafast", "superfast", "veryfast", "faster", "fast", "medium", "slow", "slower")
 
 

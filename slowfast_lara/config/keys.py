@@ -276,8 +276,8 @@ KEYS = {
     "DATA.RE_PROB": Key(0.0, TRAINING, PROBABILITY,
         "probability of random erasing: fill a rectangle, the same in all frames, with noise"),
     "DATA.USE_REPEATED_AUG": Key(False, TRAINING, ANY,
-        "repeated augmentation: three clips of a video in succession; an epoch has a third of the "
-        "videos"),
+        "repeated augmentation: three consecutive clips of each video, so that an epoch has a "
+        "third of the videos"),
     "EPICKITCHENS.VISUAL_DATA_DIR": Key("", NOTHING, ANY,
         "folder that has P01/rgb_frames/P01_101/frame_0000000001.jpg and so on (empty: "
         "DATA.PATH_TO_DATA_DIR)"),

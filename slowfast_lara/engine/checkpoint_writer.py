@@ -45,7 +45,7 @@ class CheckpointWriter:
             ended.result()
 
     def close(self) -> None:
-        """Wait until the write has ended; log its error, as the run may be raising another one."""
+        """Wait until the write has ended; log its error, which must not replace the run's own."""
         try:
             self.wait()
         except Exception as error:

@@ -152,7 +152,7 @@ class Trainer:
             if iteration.ends_group:
                 self.position = iteration.position_after
                 self._save_within_epoch(iteration)
-        if self.stop.stalled:  # other ranks may be waiting in `_exchange`
+        if self.stop.stalled:  # take part, because other ranks may wait in `_exchange`
             self._exchange()
         self._flush()
         self.progress.end_epoch()

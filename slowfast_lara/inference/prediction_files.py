@@ -48,8 +48,8 @@ class PredictionFiles:
     "top5_names": [...], "top5_scores": [...]}, ...], "failed": [{"path": ..., "reason": ...}]}.
     CSV: five lines (top 5 classes) per video or window, one line (error) per failed video. Text
     that a spreadsheet would run as a formula is quoted, see `csv_cell`.
-    For verbs and nouns, the top 5 are actions, whose class is [verb, noun] ("3 17" in CSV);
-    the JSON objects of videos also have "verb" and "noun", each with its top 5.
+    If the model predicts verbs and nouns, a class is a pair: [verb, noun] in JSON, "3 17" in CSV.
+    The JSON object of a video then also has the top 5 verbs in "verb" and nouns in "noun".
     """
 
     def __init__(

@@ -49,7 +49,7 @@ def combine(
 
 
 def _contiguous(q: Tensor, w: Tensor, *others: Tensor | None) -> list[Tensor]:
-    """Make tensors contiguous (q: last stride 1 suffices); replace None by w as a placeholder."""
+    """Make tensors contiguous (q: only the last dimension); replace None by the placeholder w."""
     return [with_unit_stride(q), *((w if x is None else x).contiguous() for x in (w, *others))]
 
 

@@ -87,7 +87,7 @@ def first_centre(
     tokens, standard, norms_ptr, nearness_ptr, groups_ptr, P,
     D: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_N: tl.constexpr,
 ):  # fmt: skip
-    """Make the token nearest the mean the first centre; write norms, nearness and groups."""
+    """Choose the token closest to the mean as first centre; write norms, nearness and groups."""
     i = tl.arange(0, BLOCK_N)
     smallest, first = float("inf"), 0
     for start in range(0, P, BLOCK_N):
