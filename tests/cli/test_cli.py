@@ -179,6 +179,27 @@ def test_bad_value_of_the_other_programs(words, capsys):
     assert only_error(capsys)
 
 
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["benchmark", "gpu", "--crops", "100"], "expected a multiple of 16, got '100'"),
+        (["swap", "run", "--landmarks", "0"], "expected an integer of at least 1, got '0'"),
+        (["swap", "run", "VIT.DEPTH", "1", "b"], "'b' is neither a run nor a config key"),
+        (["demo", "run", "--minutes", "0"], "expected an integer of at least 1, got '0'"),
+        (["data", "lists-folder", "a", "b", "--group", "("], "invalid regular expression '('"),
+    ],
+    ids=lambda value: value[-1] if isinstance(value, list) else "",
+)
+def test_message_of_a_bad_value(words, message, capsys):
+    assert code_of(words) == 2
+    assert message in only_error(capsys)
+
+
+def test_help_shows_default_values():
+    text = " ".join(build_parser().subcommands["approximation-error"].format_help().split())
+    assert "(default: 16 32 64 128 256)" in text and "(default: None)" not in text
+
+
 @pytest.mark.parametrize("script", SCRIPTS, ids=lambda path: path.name)
 def test_unknown_flag_of_a_script(script):
     code, stdout, stderr = finish(start("--bogus", program=(str(script),)))

@@ -87,6 +87,7 @@ def test_unknown_flag_in_a_real_process(setup):
     "extra, mention",
     [
         (["--bogus"], "--bogus"),
+        (["VIT.DEPTH", "1", "-x", "1"], "unknown flag -x"),
         (["--num_shards", "two"], "--num_shards"),
         (["--num_shards", "2", "--shard_id", "2"], "SHARD_ID"),
         (["--num_shards", "2", "--init_method", "nowhere"], "--init_method"),
