@@ -92,11 +92,11 @@ def _add_estimates(root: CommandParser) -> None:
     parser.add_flag("--device", "the GPUs: A100 or H100", default="A100")
     number = {"type": positive_int, "nargs": "+", "metavar": "N"}
     parser.add_flag("--gpus", "numbers of GPUs", default=[1, 8, 64], **number)
-    add_size_flags(parser, clips=("most clips a GPU", 32))
+    add_size_flags(parser, clips=("maximum clips per GPU", 32))
     parser.add_flag("--frames", "frames of a clip", default=[8, 16, 32, 64], **number)
     share = "assumed share of the roofline that kernels reach"
     parser.add_flag("--efficiency", share, type=positive_float, default=0.5)
-    decode = "milliseconds to decode 16 frames on one core, by `slowfast-lara data speed`"
+    decode = "milliseconds to decode 16 frames on one core; see `slowfast-lara data speed`"
     parser.add_flag("--decode-ms", decode, type=positive_float, default=13.3)
     add_table_flag(parser, "PATH.csv and PATH.md")
 
@@ -136,7 +136,7 @@ def _add_speed_commands(root: CommandParser) -> None:
 
 def _add_attention_flags(parser: CommandParser) -> None:
     parser.add_flag("--estimators", "attentions (default: all)", nargs="+", metavar="NAME")
-    parser.add_flag("--repeats", "rounds; reports the best time", type=positive_int, default=5)
+    parser.add_flag("--repeats", "rounds; the best time is reported", type=positive_int, default=5)
     add_table_flag(parser)
 
 

@@ -30,7 +30,7 @@ ARCHS = tuple(SHARED_MEMORY)
 
 
 class Launch(NamedTuple):
-    """A launch of the Triton function FILE.FUNCTION; the constants include the options."""
+    """A launch of the Triton function FILE.FUNCTION; `constants` includes num_warps, num_stages."""
 
     kernel: str
     args: tuple[Any, ...]
@@ -38,7 +38,7 @@ class Launch(NamedTuple):
 
 
 class Form(NamedTuple):
-    """A specialisation of a kernel: all that its compiled code depends on."""
+    """A specialisation of a kernel: all that its compiled code depends on, except the GPU."""
 
     kernel: str
     signature: tuple[tuple[str, str], ...]
@@ -77,7 +77,7 @@ class _Recorder:
 
 
 def recorded_launches(function: Callable[[], Any]) -> list[Launch]:
-    """Run `function` on meta tensors; record and return the kernel launches of a GPU."""
+    """Run `function` on meta tensors; return the kernel launches that it would make on a GPU."""
     launches: list[Launch] = []
     original = launching.triton_function
     launching.triton_function = lambda kernel: _Recorder(
@@ -92,7 +92,7 @@ def recorded_launches(function: Callable[[], Any]) -> list[Launch]:
 
 
 def forms(launches: Iterable[Launch], arch: int = 80) -> list[Form]:
-    """The different forms of launches, sorted; `arch` 80 is compute capability 8.0."""
+    """The distinct forms of `launches`, sorted; `arch` 80 is compute capability 8.0."""
     return sorted({_form(launch, arch) for launch in launches}, key=str)
 
 

@@ -150,7 +150,7 @@ def trajectory_layer(name: str) -> TrajectoryAttention:
 def _costs(
     size: int, models: Mapping[str, nn.Module], *inputs: Any, repeats: int, **options: Any
 ) -> Iterator[Cost]:
-    """Time of each model without and with the backward pass, and peak memory with it."""
+    """Yield times (forward; forward + backward) and peak memory (forward + backward) per model."""
 
     @torch.no_grad()
     def forward(model: nn.Module) -> None:

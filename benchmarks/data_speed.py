@@ -1,8 +1,9 @@
 """Video reading speed, compared with PySlowFast's Kinetics dataset and an earlier checkout.
 
 There are three tasks: all test views of a video; training samples; and training samples from
-copies of the videos with more pixels and distant key frames, as in many downloaded videos. Training
-samples are read a second time from videos prepared by `slowfast-lara data prepare`.
+copies of the videos with a short side of 720 pixels and a long key-frame interval, as in many
+downloaded videos. Training samples are also read from videos prepared by `slowfast-lara data
+prepare`.
 
 PyTorch, OpenCV and the decoder use one thread, and the results are CPU time. The readers take turns
 after every sample, so that other load on the machine slows all of them alike. The first round is
@@ -38,7 +39,7 @@ from slowfast_lara.errors import RunError
 from slowfast_lara.files import write_text
 from slowfast_lara.prepare.reencode import Options, prepare_video
 
-# Enlarged videos: pixels of the short side, and distance of key frames in frames.
+# Enlarged videos: short side in pixels, and key-frame interval in frames.
 LARGE, FAR_APART = 720, 250
 OURS, PREPARED, BEFORE, PREPARED_BEFORE, PYSLOWFAST = (
     "ours",
@@ -55,7 +56,7 @@ CheckoutReader = Callable[[str, str, int, int], tuple[float, int]]
 
 
 class Reading(NamedTuple):
-    """Mean milliseconds of each reader for one task, and the count of clips that changed."""
+    """Mean milliseconds of each reader for one task; `pixels` reports differences from `before`."""
 
     task: str
     times: dict[str, float]

@@ -2,9 +2,10 @@
 
     LD_PRELOAD=LIBRARY PYTHONPATH=CHECKOUT python -P fake_cuda.py CLIPS CONFIG:KERNELS ...
 
-Fake tensors have shapes, strides and a device, but no data. On them a model takes the code paths of
-a GPU, autocast included. `build_library` compiles LIBRARY; it must be preloaded, because PyTorch
-looks for devices only once. `patch_torch` changes torch globally, so use a separate process.
+Fake tensors have shapes, strides and a device, but no data. With fake tensors, a model takes the
+code paths of a GPU, including autocast. `build_library` compiles LIBRARY, which must be preloaded,
+because PyTorch looks for devices only once. `patch_torch` changes torch globally, so use a separate
+process.
 
 To count a step of another checkout, this file is run by its path with that checkout's packages. It
 uses only names that exist in both old and new checkouts.
@@ -58,7 +59,7 @@ def patch_torch() -> None:
             "is_bf16_supported": True,
             "is_current_stream_capturing": False,
             "_lazy_init": None,
-            # For torch.compile.
+            # torch.compile calls the functions below.
             "get_device_properties": SimpleNamespace(major=8, minor=0),
             "get_rng_state": torch.zeros(16, dtype=torch.uint8),
             "set_rng_state": None,
@@ -74,7 +75,7 @@ def patch_torch() -> None:
 
 
 def convert(module: nn.Module, function: Any, recurse: bool = True) -> nn.Module:
-    """Replace the parameters and buffers of a module by `function` of them."""
+    """Apply `function` to the parameters and buffers of a module, in place."""
     for part in module.modules():
         for name, x in part._parameters.items():
             if x is not None:
@@ -116,7 +117,7 @@ class TensorLists(TorchDispatchMode):
 
 
 def count_step(cfg: Any, clips: int) -> dict[str, int]:
-    """Launches of a training step, those of Triton kernels, and bytes saved for backward."""
+    """Count all launches, Triton launches, and bytes saved for backward in a training step."""
     device, kind, crop = device_of(cfg), label_kind(cfg), cfg.DATA.TRAIN_CROP_SIZE
     with device:
         model = build_model(cfg).train()

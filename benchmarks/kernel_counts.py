@@ -86,7 +86,7 @@ def gpu_attention(
     dropout_p: float = 0.0,
     scale: float | None = None,
 ) -> Tensor:
-    """scaled_dot_product_attention by the operator of `gpu_backend`."""
+    """Run scaled_dot_product_attention with the backend that `gpu_backend` returns."""
     backend = gpu_backend(q, k, v, attn_mask)
     if backend == "flash":
         scale = q.shape[-1] ** -0.5 if scale is None else scale

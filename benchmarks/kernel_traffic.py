@@ -59,7 +59,7 @@ def landmarks_backward(
 
 
 def proposals_forward(B: int, h: int, C: int, d: int, noise: bool) -> list[Launch]:
-    """Reads landmarks and noise; writes samples, scaled landmarks, and log_own, balance [B,h,C]."""
+    """Reads landmarks and noise; writes samples, scaled landmarks and two weights per sample."""
     moved = B * h * C * (d * (4 + noise) + 2) * FLOAT32
     return [Launch("proposals_forward", moved, 2 * B * h * C * C * d)]
 
@@ -73,7 +73,7 @@ def proposals_backward(B: int, h: int, C: int, d: int, noise: bool, aligned: boo
 def key_stats_forward(
     B: int, h: int, F: int, P: int, C: int, d: int, size: int, values: bool
 ) -> list[Launch]:
-    """Writes log-sums and means; in half precision also the rounding remainder of the means.
+    """Writes log-sums, largest weights and means; in half precision also the means' remainders.
 
     If `values` is false, the keys are also the values.
     """
@@ -218,10 +218,11 @@ def merged_forward(
     queries, keys = B * h * N * d * size, 2 * B * h * F * P * d * size
     groups = B * h * F * m * (2 * d * size + FLOAT32)
     moments = B * h * QUERY_PARTS * 2 * d * FLOAT32
-    # Norms, nearness, groups and shares of the keys are written once, and then stay in the cache.
+    # Four numbers per key (norm, nearness, group and share; see triton_groups.py) are written to
+    # memory once, and then read from the cache.
     chosen = keys + moments + 4 * B * h * F * P * FLOAT32 + groups
-    # Distances of the keys from the m centres, and between the candidates of each round, twice as
-    # many as its centres; then the means of keys and values.
+    # FLOPs of three steps: distances of the keys from the m centres; in each round, distances
+    # between the 2 m / rounds candidates; means of keys and values.
     flops = 2 * B * h * F * d * (P * m + 4 * m * m // rounds + 2 * _split_matmuls(size) * P * m)
     return [
         Launch("query_moments", queries + moments, 3 * B * h * N * d),
@@ -242,7 +243,7 @@ def merged_backward(
     read, matmul_flops = queries * (1 + F) + groups, 2 * B * h * F * N * m * d
     # The scratch tensor t_p (see triton_group_means.py) is written; groups and shares are read.
     keys_moved = 2 * keys + groups + 3 * B * h * F * P * FLOAT32 + means * FLOAT32
-    passes = 2 if d > 64 else 1  # a program owns 64 components
+    passes = 2 if d > 64 else 1  # a program computes 64 components
     return [
         Launch("attend_backward_groups", read + groups, matmul_flops * (2 + 2 * passes)),
         Launch("group_means_backward", keys_moved, 8 * means * P),

@@ -30,7 +30,7 @@ class ListCost(NamedTuple):
     workers: str
     seconds: float
     megabytes: float  # taken by the list in the main process
-    worker_megabytes: float  # private memory of all workers, after an epoch
+    worker_megabytes: float  # private memory of all workers, after the look-up
     added: float  # part of worker_megabytes that looking up the videos added
 
 

@@ -51,8 +51,8 @@ def analyse_flops(
 ) -> FlopCountAnalysis:
     """Multiply-accumulates of a model by fvcore, with handlers for operators that it lacks.
 
-    fvcore and papers on video models call a multiply-accumulate a FLOP. Set `projected_values` if
-    the temporal stage projects the values.
+    fvcore and papers on video models call a multiply-accumulate a FLOP. The count of the temporal
+    stage depends on `projected_values`: whether this stage projects the values.
     """
 
     def fused_attention(inputs: list[Any], _: list[Any]) -> int:

@@ -50,7 +50,7 @@ class ErrorTable(ResultTable):
 def measure_errors(
     inputs: LayerInputs, cfg: CfgNode, samples: Sequence[int], seeds: int
 ) -> ErrorTable:
-    """Errors of all approximate attentions, with the options in `cfg`; of RA in both variants."""
+    """Measure all approximate attentions, with the options in `cfg`; RA biased and unbiased."""
     q, k, v, num_frames, _ = inputs
     title = "mean squared error to exact attention, random q, k, v with correlated neighbours"
     fitting = [number for number in samples if number <= q.shape[2]]

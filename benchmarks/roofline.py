@@ -91,7 +91,7 @@ def roofline(
     if device not in DEVICES:
         raise InputError(f"--device is {device!r}; must be one of {', '.join(DEVICES)}")
     table = RooflineTable(
-        f"estimated for one layer of ViT-B on an {device}: {counted(clips, 'clip')}, bfloat16, "
+        f"estimated for one layer of ViT-B on {device}: {counted(clips, 'clip')}, bfloat16, "
         f"{landmarks} landmarks or samples, {groups} groups of a frame's keys; counted, not "
         "measured"
     )
@@ -113,7 +113,7 @@ Counts = tuple[list[Kernel], list[Kernel]]  # forward, backward
 
 
 def block_parts(sizes: Sizes) -> Iterator[tuple[str, Callable[[], Counts]]]:
-    """Yield each part of a block, exact attention first: its name, and a function to count it."""
+    """Yield (name, counting function) for each part of a block; exact attention comes first."""
     fused = {"kernels": "triton"}
     settings: list[tuple[str, str, dict[str, Any]]]
     settings = [(name, display_name(name), {}) for name in ESTIMATORS]

@@ -65,23 +65,23 @@ MODELS = {"ViT-B": Model(768, 12, 12), "ViT-L": Model(1024, 16, 24)}
 
 
 class Cluster(NamedTuple):
-    """A GPU, its bytes of memory, and bytes per second and direction of its links (data sheets)."""
+    """A GPU, its memory in bytes, and its links in bytes/s per direction, from the data sheets."""
 
     gpu: Device
     memory: float
     link: float  # NVLink
-    network: float  # share of a GPU in the network of its node
+    network: float  # one GPU's share of the network bandwidth of its node
 
 
 CLUSTERS = {
-    # roofline.py has the bandwidth of the A100 with 40 GB.
+    # This is the A100 with 80 GB; roofline.py has the bandwidth of the A100 with 40 GB.
     "A100": Cluster(DEVICES["A100"]._replace(bandwidth=2.039e12), 80e9, 300e9, 25e9),
     "H100": Cluster(DEVICES["H100"], 80e9, 450e9, 50e9),
 }
 
 
 class Setting(NamedTuple):
-    """A model, a clip and an attention; `frames` are those of the clip, two per temporal token."""
+    """A model, a clip and an attention; `frames` counts frames, not temporal tokens."""
 
     model: str
     crop: int
@@ -96,7 +96,7 @@ class Setting(NamedTuple):
 class Estimate(NamedTuple):
     """Clips and bytes of one GPU; seconds of a step and of its all-reduce; workers of a node."""
 
-    clips: int  # 0: does not fit
+    clips: int  # 0 if not even one clip fits
     checkpointing: bool
     memory: float
     step: float
@@ -112,7 +112,7 @@ class BlockCounts(NamedTuple):
 
 
 class _Autocast(TorchFunctionMode):
-    """Autocast to bfloat16 on the meta device, which has none: linear layers cast their inputs."""
+    """Emulates autocast, which the meta device lacks: casts inputs of linear layers to bfloat16."""
 
     def __torch_function__(
         self, function: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
@@ -123,7 +123,7 @@ class _Autocast(TorchFunctionMode):
 
 
 def saved_bytes(function: Callable[[], Tensor]) -> tuple[int, Tensor]:
-    """Bytes that autograd saves for the backward pass, each storage once; and the result."""
+    """Call `function`; return the bytes saved for backward (each storage once), and the result."""
     kept: list[Tensor] = []  # keeps tensors alive, so that no address is reused
 
     def pack(x: Tensor) -> Tensor:
@@ -174,7 +174,7 @@ def block_counts(setting: Setting, clips: int) -> BlockCounts:
 
 
 def saved_per_clip(setting: Setting) -> int:
-    """Bytes that a block saves per clip: the difference of two batches, which excludes weights."""
+    """Bytes that a block saves per clip: batch of 2 minus batch of 1, so that weights cancel."""
     one, two = (block_counts(setting, clips).saved for clips in (1, 2))
     return two - one
 
@@ -199,7 +199,10 @@ def memory(setting: Setting, clips: int, checkpointing: bool) -> float:
 
 
 def largest_batch(setting: Setting, limit: float, most: int) -> tuple[int, bool]:
-    """The first of `most`, `most` / 2, ... clips that fits, and whether it needs checkpointing."""
+    """Number of clips that fits into `limit` bytes, and whether it needs checkpointing.
+
+    Tries `most`, `most` / 2, ... clips, first without, then with checkpointing; 0 if none fits.
+    """
     for checkpointing in (False, True):
         clips = most
         while clips and memory(setting, clips, checkpointing) > limit:
@@ -312,7 +315,7 @@ def scale(
     efficiency: float,
     decode_ms: float,
 ) -> ScaleTable:
-    """Estimate all models, clips and attentions on several numbers of GPUs of one kind."""
+    """Estimate all combinations of model, clip, attention and number of GPUs, for one GPU type."""
     if device not in CLUSTERS:
         raise InputError(f"--device is {device!r}; must be one of {', '.join(CLUSTERS)}")
     for number in gpus:

@@ -24,7 +24,7 @@ class MarkdownTable(ResultTable):
         return "\n\n".join(parts) + "\n"
 
     def write(self, path: str | os.PathLike[str]) -> None:
-        """Write PATH.csv, PATH.png and PATH.md."""
+        """Write PATH.csv and PATH.md, and PATH.png if there is a plot."""
         super().write(path)
         write_text(f"{path}.md", self.markdown())
 

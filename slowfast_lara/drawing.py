@@ -118,7 +118,7 @@ def plain_text(text: str) -> str:
 
 
 class VideoWriter:
-    """H.264 MP4 of RGB images."""
+    """Encodes RGB images as an H.264 MP4 file."""
 
     def __init__(self, path: str, fps: float) -> None:
         self._container = av.open(path, "w", format="mp4")

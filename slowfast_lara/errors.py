@@ -3,7 +3,7 @@
 0    success
 1    failure: non-finite loss, too many bad videos, a lost process, ...
 2    bad input, found at the start: a flag, a config key, a list, a checkpoint
-75   stopped by a signal; the state is saved, and the same command resumes
+75   stopped by a signal; the state, if any, is saved, and the same command resumes
 130  interrupted without saving, or with partial results (`predict`)
 """
 
@@ -69,11 +69,11 @@ class RunError(UserError):
 
 
 class ConnectionLost(RunError):
-    """Lost connection to another rank, whose own error may be the cause."""
+    """Lost connection to another rank; an error of the other rank may be the cause."""
 
 
 class Stopped(UserError):
-    """Graceful stop after a signal; the state is saved."""
+    """Graceful stop after a signal; the state, if there is any, is saved."""
 
     exit_code = STOPPED
 
@@ -86,7 +86,7 @@ def run_with_exit_code(command: Callable[[], int | None], *, os_error: int = BAD
         os_error: the exit code after an OSError.
     """
     if isinstance(sys.stdout, io.TextIOWrapper) and sys.stdout.errors == "strict":
-        # On Windows, redirected output uses a legacy code page: escape characters not in it.
+        # On Windows, redirected output uses a legacy code page: escape the characters it lacks.
         sys.stdout.reconfigure(errors="backslashreplace")
     try:
         return command() or DONE
@@ -128,8 +128,8 @@ def print_error(message: str) -> None:
 
 
 def reported_error(launch_dir: str, pid: int | None) -> str:
-    """Return one line of the last error that process `pid` printed, from its LAUNCH_DIR."""
-    # A rank does not repeat an error that another rank has printed: then use any rank's error.
+    """Return one line of the last error of process `pid` or, if it printed none, of any rank."""
+    # A rank does not print an error that another rank has already printed.
     for path in (Path(launch_dir, f"error-{pid}"), *Path(launch_dir).glob("error-*")):
         with contextlib.suppress(OSError):
             lines = path.read_text("utf-8").strip().splitlines() or [""]

@@ -27,7 +27,7 @@ def atomic_write(path: str | os.PathLike[str]) -> Iterator[str]:
     temporary = _temporary_name(folder, os.path.splitext(name)[1])
     try:
         yield temporary
-        if not os.path.islink(temporary):  # the caller may have made a link to a read-only file
+        if not os.path.islink(temporary):  # a link needs no fsync; its target may be read-only
             _sync(temporary, os.O_RDWR)
         os.replace(temporary, path)
     except OSError as error:
@@ -84,7 +84,8 @@ def open_in_place(path: str, flags: int) -> int:
     """
     if os.path.islink(path):
         raise OSError(errno.ELOOP, "is a symbolic link; remove it", path)
-    # O_NONBLOCK: a FIFO without a reader must not block. Windows lacks both of these flags.
+    # With O_NONBLOCK, opening a FIFO without a reader does not block. Windows lacks O_NOFOLLOW and
+    # O_NONBLOCK.
     flags |= getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0)
     descriptor = os.open(path, flags & ~os.O_TRUNC, 0o666)
     status = os.fstat(descriptor)

@@ -47,7 +47,7 @@ def exclusive_lock(folder: str, name: str, error: type[InputError] = InputError)
         yield
     finally:
         with contextlib.suppress(OSError):
-            # Remove the file before the release: afterwards, another process may have locked it.
+            # Remove the file before releasing the lock: later, another process may have locked it.
             os.remove(path)
         os.close(lock)
         if fcntl is None:  # Windows cannot remove open files

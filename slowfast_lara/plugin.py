@@ -45,7 +45,7 @@ def VisionTransformer(cfg: CfgNode) -> nn.Module:
 
 def check(cfg: CfgNode) -> None:
     """Raise ConfigError if a checkout's config has a value that this model does not support."""
-    # The model would use only the first of several pathways, which has fewer frames.
+    # Of several pathways, the model would use only the first one, which has fewer frames.
     arch = cfg.MODEL.get("ARCH")
     if arch in cfg.MODEL.get("MULTI_PATHWAY_ARCH", ()):
         allowed = ", ".join(cfg.MODEL.SINGLE_PATHWAY_ARCH)

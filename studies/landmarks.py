@@ -122,7 +122,7 @@ class LandmarkResults(StudyResults):
             by_macs.set(xscale="log", xlabel=cost, ylabel="top-1 minus exact attention, points")
             by_time.set(xlabel="time of the spatial stage, ms")
             by_time.legend(fontsize=8)
-            figure.suptitle("swapped into weights of exact attention, without training")
+            figure.suptitle("attentions swapped into exact-attention models, without training")
 
 
 def _error_text(errors: Sequence[float]) -> str:

@@ -41,7 +41,7 @@ from slowfast_lara.progress import progress_bar
 from studies.pretrained_models import ImageModel, VideoModel, load_pretrained
 
 ATTENTIONS = [name for name in ESTIMATORS if name not in (EXACT, "ra")]
-BUDGET = 0.5  # the cost for which the tables recommend an attention, relative to exact attention
+BUDGET = 0.5  # maximum MACs of the recommended attention, relative to exact attention
 
 
 class SwappedResult(NamedTuple):
@@ -49,7 +49,7 @@ class SwappedResult(NamedTuple):
 
     label: str
     number: int
-    share: float  # of the MACs of exact attention, in one layer
+    share: float  # MACs in one layer, relative to exact attention
     cls: list[float]
     patches: list[float]  # mean over the patches
 
@@ -103,7 +103,7 @@ def study_pretrained(
     attentions: Sequence[str] | None,
     out: str,
 ) -> str:
-    """Measure and write both tables; returns the second one as Markdown."""
+    """Measure and write both tables; returns PREFIX_swapped as Markdown."""
     torch.set_num_threads(1)
     network = load_pretrained(model, crop, frames)
     cfg = network.cfg
@@ -143,7 +143,7 @@ def _settings(
 ) -> list[tuple[str, Setting]]:
     """Pairs of label and setting for each number below `tokens`, the number of keys of a frame.
 
-    With as many groups as keys, attention would be exact.
+    Larger numbers are skipped: with as many groups as keys, attention would be exact.
     """
     settings = []
     for label in names:

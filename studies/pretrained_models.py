@@ -49,7 +49,7 @@ class ImageModel:
         return inputs
 
     def features(self, views: Sequence[Tensor], setting: Setting) -> tuple[Tensor, Tensor]:
-        """CLS [frames,D] and the patches [frames,P,D] with an attention in all layers."""
+        """Final features of CLS [frames,D] and of the patches [frames,P,D], for one attention."""
         images = torch.cat([view.transpose(0, 1) for view in views])
         hf.use(self.network, setting.name, **_options(setting))
         parts = [self.network(some).last_hidden_state for some in images.split(8)]
@@ -79,7 +79,7 @@ class VideoModel:
         return layer_inputs(self.model.network, view, self.cfg, range(self.depth))
 
     def features(self, views: Sequence[Tensor], setting: Setting) -> tuple[Tensor, Tensor]:
-        """Inputs of the classifier [clips,D] and the patches [clips,N,D]; see ImageModel."""
+        """Inputs of the classifier [clips,D], and final features of the patches [clips,N,D]."""
         network: Any = self.model.with_attention(setting.name, **_options(setting)).network
         tokens: list[Tensor] = []
         hook = network.blocks[-1].register_forward_hook(lambda *args: tokens.append(args[2]))

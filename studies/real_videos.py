@@ -48,7 +48,7 @@ from studies.runs import StudyRun, make_set, run_all, study_run
 
 MOTIONS = "finetune/dinov2_motions"  # config of the training on synthetic videos
 CONFIG = "finetune/dinov2_cpu"  # config of all training runs on real videos
-FINETUNE_SHARE = 4  # epochs of a fold's first model, as a multiple of those of a fine-tuned row
+FINETUNE_SHARE = 4  # epochs of a fold's exact model, divided by epochs of a fine-tuned row
 MONITOR_SHARE = 8  # every eighth training video is also in val.csv
 PENALTIES = (1e-4, 1e-3, 1e-2, 1e-1, 1.0)  # L2 penalties to try for the linear classifiers
 PROBE_CROP, PROBE_FRAMES = 224, 8  # crop size and number of frames for the frozen features
@@ -56,10 +56,10 @@ CHOSEN_ROWS = ("softmax", "merged", "lara_best", "lara")  # fine-tuned by defaul
 
 
 class VideoResult(NamedTuple):
-    """Test predictions of one row: whether each video's best class is right, over all folds."""
+    """Test results of one row over all folds: whether each video's top-1 class is correct."""
 
     label: str
-    training: str  # "swapped", "fine-tuned" or the kind of baseline
+    training: str  # "swapped", "fine-tuned", or "frozen" for the linear classifiers
     right: np.ndarray  # bool, [videos]
     fold: np.ndarray  # int, [videos]
 
@@ -176,11 +176,11 @@ def video_groups(videos: str, group: str) -> dict[str, str]:
 def write_fold_lists(videos: str, groups: Mapping[str, str], folds: int, out: Path) -> int:
     """Write the lists OUT/fold_K/{train,val,test}.csv; returns the number of classes.
 
-    The groups, in the order of their names, are assigned to the folds in turn.
+    The groups are sorted by name and assigned to the folds round-robin.
     """
     names = sorted(set(groups.values()))
     if len(names) < folds:
-        raise InputError(f"{videos} has {len(names)} groups; {folds} folds need as many")
+        raise InputError(f"{videos} has {len(names)} groups; expected at least {folds} (--folds)")
     classes = classes_of(videos)
     for fold in range(folds):
         test_groups = set(names[fold::folds])
@@ -263,9 +263,9 @@ def _frame_features(model: str, paths: Iterable[str], cache: Path) -> dict[str, 
 
 
 def linear_probe(x: Tensor, labels: Tensor, test: Tensor, groups: Sequence[str]) -> Tensor:
-    """Classes of `test` by logistic regression on x [N,D].
+    """Predict the classes of `test` by logistic regression on x [N,D].
 
-    The penalty is the best one on a third of the groups of x, which are held out for this choice.
+    The L2 penalty is chosen on a third of the groups, held out; the final fit uses all of x.
     """
     mean, std = x.mean(0), x.std(0) + 1e-6
     x, test = (x - mean) / std, (test - mean) / std

@@ -1,4 +1,4 @@
-"""Study of fine-tuning on few clips: plain, by the recommended recipe, with single techniques.
+"""Study of fine-tuning on few clips: plain, with the recommended recipe, with single techniques.
 
 One small model is pretrained on eight motions. Each row fine-tunes it on few clips of twelve
 motions, as a user fine-tunes a Kinetics model. Four of the motions are new to the model, and every
@@ -38,15 +38,16 @@ SECOND_SET = {"classes": 12, "val": 36, "test": 240, **_SIZE, "seed": 1}
 # Maximum number of seeds for PART_ROWS, to save time.
 MOST_PART_SEEDS = 3
 
-# Ten times the learning rate of study/recipe, which the plain row uses. The plain row has twelve
-# times the learning rate of configs/K400, and the recipe row twelve times that of configs/finetune,
-# because the model has a twelfth of the width of the models in these configs.
+# Ten times the learning rate of the plain row (study/recipe). The models of configs/K400 and
+# configs/finetune are twelve times as wide. Therefore the plain row has twelve times the learning
+# rate of configs/K400, and the recipe row twelve times the learning rate of configs/finetune.
 _RATE = {"SOLVER.BASE_LR": "0.012"}
 _MIXUP = {"MIXUP.ENABLE": "True", "MIXUP.PROB": "0.5"}
 _LAYERS = {"SOLVER.LAYER_DECAY": "0.75"}
 _AVERAGE = {"SOLVER.EMA_DECAY": "0.99"}
-# The settings of configs/finetune, without EMA weights: twice the learning rate of _RATE, one epoch
-# of warm-up, clipped gradients, and validation after every epoch.
+# The settings of configs/finetune, except EMA weights (_AVERAGE): twice the learning rate of _RATE,
+# one epoch of warm-up, clipped gradients, validation after every epoch. RECIPE_EPOCHS is the number
+# of epochs with RECIPE_CLIPS clips.
 RECIPE_CLIPS, RECIPE_EPOCHS = 240, 8
 _RECIPE = {
     "SOLVER.BASE_LR": "0.024",
@@ -78,7 +79,7 @@ PART_ROWS = (
 
 
 class RecipeResult(NamedTuple):
-    """Test accuracies of one row with one number of clips: one per seed, in percent."""
+    """Test accuracies, in percent, of one row with one number of clips; one entry per seed."""
 
     row: StudyRow
     clips: int

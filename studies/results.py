@@ -32,7 +32,7 @@ from slowfast_lara.runs.folder import RunRecord, read_run
 from studies.rows import StudyRow, StudyTable
 from studies.runs import StudyRun
 
-# Rows to compare with: if one is in the table, a column has the differences of all rows from it.
+# Reference rows: the table has one column of differences for each of these rows that it contains.
 COMPARED_WITH = ("softmax", "merged", "lara", "mixed")
 
 
@@ -138,7 +138,7 @@ def mean_and_std(values: Sequence[float]) -> str:
 
 
 def shown_difference(result: HasAccuracies, other: HasAccuracies) -> str:
-    """Mean ± standard error of the difference; empty if both are the same result."""
+    """Mean ± standard error of `result` - `other`; empty if `result` is `other`."""
     if result is other:
         return ""
     difference, error = paired_difference(result, other)
@@ -151,7 +151,7 @@ def _paper_difference(first: RowResult, second: RowResult) -> float:
 
 
 def agreement(table: StudyTable, results: Sequence[RowResult]) -> str:
-    """A sentence: how many pairs of rows are in the paper's order, and how many are not."""
+    """Text: how many pairs of rows are in the paper's order, and how many in the opposite order."""
     # One entry per pair of rows: whether the difference exceeds two standard errors.
     same: list[bool] = []
     against: list[bool] = []

@@ -62,8 +62,7 @@ VIDEO = StudyTable(
         _row("lara", "LARA", "lara", (77.5, 63.7)),
         _row("nystrom", "Nyströmformer", "nystrom", (76.5, 61.7)),
         _row("performer", "Performer", "performer", (72.1, 53.1)),
-        # A frame has 64 keys. With these numbers of keys or groups, the rows have about as many
-        # MACs as `lara_best`.
+        # Numbers of groups of the 64 keys of a frame, chosen for about as many MACs as `lara_best`.
         _row("merged", "merged keys", "merged", number=17),
         _row("tome", "ToMe of keys", "tome", number=18),
         _row("pooled", "pooled keys", "pooled", number=20),
@@ -113,15 +112,17 @@ ABLATION = StudyTable(
     seeds=3,
 )
 
-# 4, 8, 20 and 50 % of the 256 tokens in configs/study/exact.yaml, whose own number is 21.
+# Numbers of landmarks: 4, 8, 20 and 50 % of the 256 tokens in configs/study/exact.yaml, which
+# sets 21.
 NUMBERS = (10, 21, 52, 128)
-# Groups of the 64 keys of a frame: from a quarter of the cost of `lara_best` to nearly exact.
+# Numbers of groups of the 64 keys of a frame. Except for EVA, the MACs are from about a quarter of
+# those of `lara_best` to about those of exact attention.
 GROUP_NUMBERS = (4, 8, 17, 34, 56)
 GROUPED = ("merged", "tome", "pooled", "eva")
 
 
 def _with_number(row: StudyRow, number: int) -> StudyRow:
-    """The row with this number of landmarks, renamed unless the row itself has this number."""
+    """The row with `number` landmarks; has a new name unless the row already has this number."""
     opts = dict(zip(row.opts[::2], row.opts[1::2]))
     if str(number) == opts.get("VIT.APPROX_ATTN_DIM", str(NUMBERS[1])):
         return row._replace(paper=())

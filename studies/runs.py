@@ -139,7 +139,7 @@ def run_all(runs: Sequence[StudyRun], jobs: int) -> None:
     An exception terminates the active runs.
     """
     waiting = [run for run in _with_initial_runs(runs) if not _check_done(run)]
-    # Pretraining of a seed runs at the same time as the rows of the previous seed.
+    # Start the pretraining of a seed with the rows of the previous seed, to keep all jobs busy.
     waiting.sort(key=lambda run: (run.seed, 1) if run.initial_run else (run.seed - 1, 0))
     running: dict[subprocess.Popen, StudyRun] = {}
     total = len(waiting)
@@ -163,7 +163,7 @@ def run_all(runs: Sequence[StudyRun], jobs: int) -> None:
 
 
 def _with_initial_runs(runs: Sequence[StudyRun]) -> list[StudyRun]:
-    """All runs and their initial runs, which come first, without repetitions."""
+    """`runs` and their initial runs, without duplicates; each run follows its initial run."""
     found: dict[Path, StudyRun] = {}
     for run in runs:
         if run.initial_run:

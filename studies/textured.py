@@ -4,8 +4,8 @@ A shape cut out of a real frame moves over another real frame, and a camera pans
 The camera motion has the same distribution in all classes. At full strength, the camera is about as
 fast as an object. Therefore only the object's motion relative to the background reveals the class;
 neither the camera motion nor the object's path in the picture does. Objects at rest are fixed to
-the background. An object that leaves the picture reappears at the opposite edge, and then moves
-relative to the background there.
+the background. An object that leaves the picture reappears at the opposite edge, and continues its
+motion relative to the background at that edge.
 """
 
 from __future__ import annotations
@@ -36,11 +36,12 @@ from slowfast_lara.prepare.motions import (
 from slowfast_lara.prepare.synthetic import SPLITS, Settings, make_set
 from studies.textures import Textures, read_textures
 
-# Limits of the camera motion at full strength. MAX_PAN: distance panned in one unit of scene_time,
-# in picture sizes. MAX_ZOOM: change of the log of the zoom in that time. MAX_SHAKE: standard
+# Limits of the camera motion at full strength. MAX_PAN: distance of the pan per unit of scene_time,
+# in picture sizes. MAX_ZOOM: change of log(zoom) per unit of scene_time. MAX_SHAKE: standard
 # deviation of the shake, in picture sizes.
 MAX_PAN, MAX_ZOOM, MAX_SHAKE = 0.6, 0.3, 0.01
-# Candidate patches for an object: the one whose colour differs most from the background is used.
+# Number of candidate patches per object; the patch with the colour most unlike the background is
+# used.
 PATCHES = 6
 
 
@@ -86,7 +87,7 @@ def render_textured(
     textures: Textures,
     strength: float = 1.0,
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Render a random object with this motion; `strength` of the camera motion is 0 to 1.
+    """Render a random object with this motion; `strength` (0 to 1) scales the camera motion.
 
     Returns the video [T, H, W, 3], and the object's centre in pixels [T, 2].
     """

@@ -1,10 +1,10 @@
 """Textures: frames of real videos that provide the pixels of a textured set.
 
-The frames are read once, scaled to the size that the set needs, and kept in memory. There are at
-most MAX_FRAMES frames and MAX_BYTES bytes, but at least one frame per video and split, from the
-first MAX_SECONDS of at most MAX_VIDEOS videos. Splits share no frames. If there are many videos,
-each video belongs to one split; if there are few, the frames of each video are divided among the
-splits by time.
+The frames are read once, scaled to the size that the set needs, and kept in memory. They come from
+the first MAX_SECONDS of at most MAX_VIDEOS videos. There are at most MAX_FRAMES frames and
+MAX_BYTES bytes, but at least one frame per video and split. If there are many videos, each video
+belongs to one split; if there are few, the frames of each video are divided among the splits by
+time. Splits share no frames, unless one of few videos has fewer frames than there are splits.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ Textures = list[np.ndarray]
 
 # Shorter side of a texture as a multiple of the video size: room for the camera to move.
 ROOM = 3
-# Maximum ratio of the longer to the shorter side of a texture; longer frames are cropped.
+# Maximum ratio of the longer to the shorter side of a texture; the longer side is cropped to it.
 MAX_ASPECT = 2
 MAX_VIDEOS, MAX_FRAMES, MAX_BYTES, MAX_SECONDS = 128, 512, 2**28, 60
 # With at least this many videos, a split gets whole videos; with fewer, a part of every video.

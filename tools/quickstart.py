@@ -50,9 +50,10 @@ Next: predict a video, draw its attention, and write a report of the run:""")
     print_command("visualize", output, video, "--out", folder / "look")
     print_command("report", output)
     print("""
-In the picture of `visualize`, the line of LARA, with the paper's settings, can wander over the
-background where exact attention follows the object. A frame of this small model has 16 keys, so
-attentions with 16 groups of keys (merged, tome, pooled, eva) equal exact attention.""")
+In the picture of `visualize`, a line shows the centre of each attention. With LARA and the paper's
+settings, this line can drift over the background while the line of exact attention follows the
+object. A frame of this small model has 16 keys, so attentions with 16 groups of keys (merged, tome,
+pooled, eva) equal exact attention.""")
     return 0
 
 

@@ -1,9 +1,9 @@
 """Measurements of `slowfast-lara benchmark gpu`: one attention, one temporal stage, whole models.
 
-Attentions and the temporal stage run forward and backward on random q, k, v of ViT-B. A `step` is
-the forward pass, loss, backward pass and fused AdamW step of a model with trajectory attention.
-`inference` is the forward pass of that model in eval mode. `machine`, `check_kernels` and `measure`
-run in a worker process.
+Attentions and the temporal stage run forward and backward on random tensors with the sizes of
+ViT-B. A `step` is the forward pass, loss, backward pass and fused AdamW step of a model with
+trajectory attention. `inference` is the forward pass of that model in eval mode. `machine`,
+`check_kernels` and `measure` run in a worker process.
 
 A path is an implementation: PyTorch's operations or the Triton kernels, with or without
 torch.compile.

@@ -105,7 +105,7 @@ class Plan(NamedTuple):
         return sorted(cases, key=lambda case: PATHS[case.path][1])
 
     def names(self, part: str) -> list[str]:
-        """Names of the attentions to measure for `part`; "temporal" has only one implementation."""
+        """Names of the attentions to measure for `part`; "temporal" does not depend on them."""
         if part == "temporal":
             return [""]
         if self.attentions is not None:
@@ -165,7 +165,7 @@ def _check(worker: Worker, file: ResultFile, device: str, precision: str) -> Non
     failed = sum(bool(c.problem) for c in checks)
     largest = max((c.error for c in checks if c.error is not None), default=None)
     summary = f"{failed} of {len(checks)} operators failed" if failed else ""
-    # The summary row is written last: a file that has it holds the complete check.
+    # The summary row is written last: without this row, a repeated command repeats the check.
     file.add([*(row(*check) for check in checks), row(ALL_OPERATORS, largest, summary)])
 
 
@@ -247,7 +247,7 @@ class ResultFile:
                 )
         body = list(itertools.dropwhile(lambda line: line.startswith("#"), lines))
         self.rows = [self._row(number, line) for number, line in enumerate(body[1:], start=1)]
-        # If a process was killed while it wrote the head, the file has no rows.
+        # No column names: a process was killed while it wrote the head. The file is then rewritten.
         return end if body else 0
 
     def _row(self, number: int, line: str) -> Row:

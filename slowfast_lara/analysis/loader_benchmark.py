@@ -80,8 +80,8 @@ class LoaderTable(ResultTable):
             estimate = f"estimated from the rate with {counted(most, 'worker')}"
             return f"{start}: DATA_LOADER.NUM_WORKERS {workers} should be enough ({estimate})"
         return (
-            f"{start}: data loading will be the bottleneck. It needs about {workers} workers on "
-            f"{cores} cores; `slowfast-lara data prepare` makes videos faster to read"
+            f"{start}: data loading will be the bottleneck. It needs about {workers} workers, but "
+            f"there are {cores} cores; `slowfast-lara data prepare` makes videos faster to read"
         )
 
 
@@ -170,7 +170,7 @@ def _stage_times(
 
 
 def _clips_per_second(cfg: CfgNode, dataset: _Subset, batch_size: int, seconds: float) -> float:
-    """Measure clips per second from the first batch on, when the workers are already running."""
+    """Measure clips per second after the first batch, to exclude the start of the workers."""
     loader: Any = train_loader(cfg, batch_size=batch_size, dataset=dataset)
     clips = epoch = 0
     start: float | None = None

@@ -88,7 +88,7 @@ class ModelErrorTable(ResultTable):
         return row.macs / self.rows[0].macs
 
     def best(self, error: str) -> SettingError | None:
-        """The row with the smallest "error" or "moving_error" within the budget."""
+        """The row within the budget with the smallest `error`: "error" or "moving_error"."""
         allowed = [row for row in self.rows[1:] if self.share(row) <= self.budget]
         return min(allowed, key=lambda row: getattr(row, error), default=None)
 
@@ -328,8 +328,8 @@ def token_weights(view: Tensor, cfg: CfgNode) -> Tensor:
     """Two rows of weights [2, N] for the N tokens of a view [3,T,H,W]; each row has mean 1.
 
     Row 0 is ones. Row 1 is proportional to the mean absolute difference between a token's pixels
-    and those of the previous and the next token at the same spatial position; ones if the video
-    does not change.
+    and those of the previous and the next token at the same spatial position. If the video does not
+    change, row 1 is ones, too.
     """
     patch, frames = cfg.VIT.PATCH_SIZE, cfg.VIT.PATCH_SIZE_TEMP
     by_token = view.unflatten(1, (-1, frames)).mean(2)  # [3,F,H,W]

@@ -106,7 +106,7 @@ def swap(
 
 
 def _top5(scores: Tensor, kind: LabelKind) -> np.ndarray:
-    """The best five labels of each video, [videos, 5, parts of a label]."""
+    """The top-5 labels of each video: [videos, 5, 2] for (verb, noun), otherwise [videos, 5, 1]."""
     if kind.is_pair:
         return top_actions(scores, kind)[0].numpy()
     return top_classes(scores)[..., None].numpy()

@@ -7,10 +7,10 @@ exactly to the keys of its own window, and to one summary of each chunk c outsid
     k_c = mean of the chunk's keys,   b_c = log(size of c)
     v_c = sum_p xi(k_p, w_c) v_p / sum_p xi(k_p, w_c),   log xi(x, w) = w.x - |x|^2/2
 
-The sample w_c ~ N(mean query + mean key of the chunk, I) is this mean in eval mode. All vectors
-are in the scaled space (samples.py). The paper learns k_c and needs no b_c. In a frame, a query
-attends to about m/2 keys of its window and about m/2 summaries, where m is `num_keys`. With m >= P
-the result is exact.
+In training, w_c is drawn from N(mu_c, I), where mu_c is the sum of the chunk's mean query and mean
+key. In eval mode, w_c = mu_c. All vectors are in the scaled space (samples.py). The paper learns
+k_c and needs no b_c. In a frame, a query attends to about m/2 keys of its window and about m/2
+summaries, where m is `num_keys`. With m >= P the result is exact.
 
 Shapes: F frames; P tokens of a frame; N = F*P queries, which must be the tokens of the keys
 (self-attention); C chunks of a frame.

@@ -39,7 +39,7 @@ from slowfast_lara.attention.softmax import frames_first, frames_last
 from slowfast_lara.attention.tensors import is_exporting, split_frames, to_float32
 
 # Lower limit of the difference between a logit and the largest logit of its frame. Without the
-# limit, exp would underflow.
+# limit, exp could underflow for all keys of a group, and their weights would sum to 0.
 MIN_LOG_WEIGHT = -60.0
 
 

@@ -159,11 +159,11 @@ class _LogAlpha(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, ...]:
-        """Compute the gradients of the inputs from the gradients of the intermediate results.
+        """Compute the gradients of the inputs from these gradients of intermediate results.
 
-        of alpha_nc:           y_nc = grad_nc / alpha_nc, or 0 if alpha_nc was clamped
-        of r_nc:               dr_nc = gain_c y_nc - shares_c s_n,   s_n = sum_c gain_c y_nc
-        of the logit of r_nc:  r_nc (dr_nc - column_c),   column_c = sum_n r_nc dr_nc
+        alpha_nc:           y_nc = grad_nc / alpha_nc, or 0 if alpha_nc was clamped
+        r_nc:               dr_nc = gain_c y_nc - shares_c s_n,   s_n = sum_c gain_c y_nc
+        the logit of r_nc:  r_nc (dr_nc - column_c),   column_c = sum_n r_nc dr_nc
 
         To save memory, z_nc = r_nc y_nc overwrites y_nc.
         """

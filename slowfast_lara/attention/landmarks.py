@@ -43,7 +43,7 @@ def _mean(part: Tensor) -> Tensor:
     """Mean over the tokens of each segment: [B,h,segments,tokens,d] -> [B,h,segments,d]."""
     wide = torch.promote_types(part.dtype, torch.float32)
     # onnxruntime's MatMulScaleFusion moves a division by a constant into the following matmul.
-    # It then fails if other nodes also read the divided tensor (joint and divided Nyström).
+    # This fails if other nodes also read the divided tensor (joint and divided Nyström).
     if is_exporting():
         return part.mean(3, dtype=wide)
     # The backward pass of `mean` allocates a float32 tensor; that of `sum` returns a view.

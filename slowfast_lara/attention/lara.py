@@ -112,8 +112,8 @@ def lara_mixture_attention(
             w = q_landmarks + gather_tokens(k, draw_components(logits.softmax(-1), uniform))
         if noise is not None:
             w = w + noise
-        # Prop. 1: the mixture's density is N(w;0,I) xi(q~,w) sum_m xi(k_m,w) / sum_m exp(q~.k_m);
-        # the weights need it relative to N(w;0,I).
+        # Prop. 1: the mixture's density is N(w;0,I) xi(q~,w) sum_m xi(k_m,w) / sum_m exp(q~.k_m).
+        # log_q is the log of the ratio of this density to N(w;0,I).
         log_sums = log_xi(k, w).logsumexp(-1).unsqueeze(-1)
         log_q = log_xi(q_landmarks, w) + log_sums - logits.logsumexp(-1).unsqueeze(-2)
         return weighted(w, q_landmarks, *own_densities(log_q), weighting, beta)

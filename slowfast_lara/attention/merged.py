@@ -21,9 +21,9 @@ key and value would cost twice as much.
 
 The first centre is the token nearest the mean. The other centres are chosen in `rounds` rounds of
 equal size. The candidates of a round are the tokens farthest from all centres, twice as many as
-needed. The round chooses those that are also far from the candidates before them; otherwise it
-would choose several tokens of one outlying region. With more rounds, the choice approaches
-sequential farthest-point search.
+needed, in descending order of distance. The round chooses the candidates that are also far from the
+preceding candidates; otherwise it would choose several tokens of one outlying region. With more
+rounds, the choice approaches sequential farthest-point search.
 
 Related work: EVA (Zheng et al., ICLR 2023) treats the keys of a local window exactly and summarises
 the others by fixed blocks. Token merging (Bolya et al., ICLR 2023) merges tokens of the whole

@@ -41,7 +41,7 @@ def grid_blocks(tokens: int, most: int) -> list[int]:
     side = math.isqrt(tokens)
     if side * side != tokens:
         return [token * most // tokens for token in range(tokens)]
-    # Among the divisions with the largest number of blocks, choose the one closest to squares.
+    # Among the divisions with the most blocks, choose the one whose blocks are closest to squares.
     shapes = [(rows, min(side, most // rows)) for rows in range(1, min(side, most) + 1)]
     rows, columns = max(shapes, key=lambda shape: (shape[0] * shape[1], -abs(shape[0] - shape[1])))
     return [

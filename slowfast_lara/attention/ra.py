@@ -1,14 +1,14 @@
 """RA: randomized attention, an unbiased estimate of softmax attention.
 
 Zheng et al., "Linear Complexity Randomized Self-attention Mechanism", ICML 2022, sec. 3.2 and
-appendix G.2. For each query n and frame f, in the scaled space, the estimate is the mean of f(w)
+appendix G.2. For each query n and frame f, in the scaled space, the estimate is the mean of g_f(w)
 over S samples w:
 
     z ~ pi = softmax_p(q_n.k_fp),   w = q_n + k_fz + eps,   eps ~ N(0, I)
-    f(w) = sum_p softmax_p(w.k_fp - |k_fp|^2/2) v_fp
+    g_f(w) = sum_p softmax_p(w.k_fp - |k_fp|^2/2) v_fp
 
-The biased variant replaces the drawn key k_fz by its expectation sum_p pi_p k_fp. In eval mode its
-eps is 0. The option `noise` scales eps in training (by d**-0.25 in the authors' image code). Any
+The biased variant replaces the drawn key k_fz by its expectation sum_p pi_p k_fp, and eps by 0 in
+eval mode. The option `noise` scales eps in training (by d**-0.25 in the authors' image code). Any
 value except 1 makes the estimate in training biased.
 
 Time is quadratic in the number of tokens. The unbiased variant stores the N x P probabilities of
@@ -99,11 +99,11 @@ def ra_with_draws(
 
 
 def sample_attention(samples: Tensor, k: Tensor, v: Tensor, zeros: int) -> Tensor:
-    """f(w) = sum_p softmax_p(w.k_p - |k_p|^2/2) v_p: samples w [B,h,N,d]; k, v [B,h,P,d].
+    """g(w) = sum_p softmax_p(w.k_p - |k_p|^2/2) v_p for samples w [B,h,N,d]; k, v [B,h,P,d].
 
-    The norms |k_p|^2/2 are an extra component of the keys, followed by `zeros` zeros. A mask with
-    the norms would need a gradient: PyTorch then uses no fused attention on a CPU, and computes
-    N x P gradients on a GPU.
+    The norms |k_p|^2/2 are an extra component of the keys, followed by `zeros` zeros. If the norms
+    were an attention mask, the mask would need a gradient: PyTorch then uses no fused attention on
+    a CPU, and computes N x P gradients on a GPU.
     """
     half_norms = k.square().sum(-1, keepdim=True) / 2
     minus = samples.new_full((*samples.shape[:-1], 1 + zeros), -1.0)

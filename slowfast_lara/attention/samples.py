@@ -11,7 +11,7 @@ the weighted mean of the alignment scores of query n. lara.py computes log_weigh
 and shares.
 
 In training mode, random numbers come from torch's global generators, as in dropout. In eval mode,
-they come from a seed, and the global random state does not change.
+they come from seeded generators, and the global random state does not change.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ def _(like: Tensor, seed: int) -> Tensor:
 def draw_components(probabilities: Tensor, uniform: Tensor) -> Tensor:
     """Draw indices [...,1] from probabilities [...,M] by inverting the CDF at `uniform`."""
     cdf = probabilities.detach().cumsum(-1)
-    # Rounding makes the last entry of the CDF slightly different from 1.
+    # Scale by the last entry of the CDF, which rounding makes slightly different from 1.
     target = (uniform * cdf[..., -1:]).contiguous()
     index = torch.searchsorted(cdf, target, right=True)
     return index.clamp(max=probabilities.shape[-1] - 1)

@@ -98,7 +98,7 @@ def _add_prepare(data: CommandParser) -> None:
     parser.add_flag("--crf", quality, default=22, **scale)
     parser.add_flag("--preset", "x264 preset", choices=PRESETS, default="fast")
     _add_separator(parser)
-    link = "link mp4 files that need no encoding, instead of copying them"
+    link = "make symbolic links to mp4 files that need no encoding, instead of remuxing them"
     parser.add_flag("--link", link, action="store_true")
     dry_run = "prepare 20 videos to estimate time and disk space for all videos; OUT is not written"
     parser.add_flag("--dry-run", dry_run, action="store_true")
@@ -121,11 +121,11 @@ def _add_speed(data: CommandParser) -> None:
 
 
 def _add_lists_out(parser: CommandParser) -> None:
-    parser.add_argument("out", metavar="OUT", help="folder for the lists: DATA.PATH_TO_DATA_DIR")
+    parser.add_argument("out", metavar="OUT", help="folder for the lists (DATA.PATH_TO_DATA_DIR)")
 
 
 def _add_separator(parser: CommandParser) -> None:
-    meaning = "text between path and label in lists: DATA.PATH_LABEL_SEPARATOR (default: a space)"
+    meaning = "text between path and label in lists (DATA.PATH_LABEL_SEPARATOR; default: a space)"
     parser.add_argument("--separator", default=" ", help=meaning)
 
 
@@ -156,9 +156,9 @@ def lists_ssv2(args: argparse.Namespace) -> None:
 
     ANNOTATIONS contains something-something-v2-{labels,train,validation}.json. FOLDER contains the
     official ID.webm files, or for each video a folder ID of extracted frames. Written to OUT:
-    train.csv and val.csv (for videos: lines `path label`, with classes.json; for frames:
-    PySlowFast's format, with the JSON files), and missing_train.txt and missing_val.txt with the
-    videos that were not found.
+    train.csv and val.csv, and missing_train.txt and missing_val.txt with the videos that were not
+    found. For videos, the lists have lines `path label`, and classes.json is written to OUT. For
+    frames, the lists have PySlowFast's format, and the JSON files are copied to OUT.
 
     If no video is missing, .webm files need no lists: set DATA.PATH_TO_DATA_DIR to ANNOTATIONS and
     DATA.PATH_PREFIX to FOLDER.
@@ -191,9 +191,9 @@ def check(args: argparse.Namespace) -> int | None:
     """Decode every video and list the bad ones.
 
     A video is bad if it has no frames, or packets that cannot be decoded, or if decoding it crashes
-    or takes more than 30 minutes. OUT lists the paths of bad videos with the reasons, OUT.progress
-    the checked videos. To resume an interrupted check, repeat the command. To remove the bad videos
-    from the lists, use `data drop-bad`. The exit code is 1 if there are bad videos.
+    or takes more than 30 minutes. OUT lists the paths of bad videos with the reasons. OUT.progress
+    lists the checked videos. To resume an interrupted check, repeat the command. To remove the bad
+    videos from the lists, use `data drop-bad`. The exit code is 1 if there are bad videos.
     """
     from slowfast_lara.prepare.check import check_videos
 
@@ -204,9 +204,9 @@ def check(args: argparse.Namespace) -> int | None:
 def drop_bad(args: argparse.Namespace) -> None:
     """Remove bad videos from lists.
 
-    BAD has a path per line, optionally followed by a tab and a reason, like OUT of `data check`.
-    The lines of these videos are removed from each LIST, in place. To keep a video, remove its line
-    from BAD first.
+    BAD is OUT of `data check`, or a file with a path per line, optionally followed by a tab and a
+    reason. The lines of these videos are removed from each LIST, in place. To keep a video, remove
+    its line from BAD first.
     """
     from slowfast_lara.prepare.check import drop_bad
 
@@ -219,10 +219,10 @@ def prepare(args: argparse.Namespace) -> int | None:
     Converts all videos below VIDEOS to H.264 in mp4 with the given short side and key-frame
     interval, upright, with square pixels and without sound. OUT has the same subfolders as VIDEOS.
     Each new file is decoded to check that it has the frames and timestamps of its source. Videos
-    that already have this form are copied. Also written to OUT: the lists that VIDEOS contains
-    (train.csv, val.csv, test.csv, classes.json, files of Something-Something-v2); failures.csv with
-    videos that failed entirely (column `prepared`: no) or in part (yes); prepared.jsonl, from which
-    the same command resumes. The exit code is 1 if some videos failed.
+    that already have this form are remuxed, not re-encoded. Also written to OUT: the lists that
+    VIDEOS contains (train.csv, val.csv, test.csv, classes.json, files of Something-Something-v2);
+    failures.csv with videos that failed entirely (column `prepared`: no) or in part (yes);
+    prepared.jsonl, from which the same command resumes. The exit code is 1 if some videos failed.
     """
     from slowfast_lara.prepare.prepare import estimate_set, prepare_set
     from slowfast_lara.prepare.reencode import Options

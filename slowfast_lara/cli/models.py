@@ -134,7 +134,7 @@ def add_commands(root: CommandParser) -> None:
     parser.add_flag("--layer", "measure only this layer, counted from 0 (default: all)", type=int)
     budget = "recommend only settings with at most this share of the MACs of exact attention"
     parser.add_flag("--budget", budget, type=float, default=0.5, metavar="SHARE")
-    some = "number of videos to measure, evenly spaced over the given ones"
+    some = "maximum number of videos to measure, evenly spaced over the given videos"
     parser.add_flag("--videos", some, default=8, **number)
     add_table_flag(parser)
 
@@ -155,8 +155,8 @@ def _add_predict(root: CommandParser) -> None:
     parser.add_flag("--npz", npz, metavar="FILE.npz")
     parser.add_flag(
         "--video-out",
-        "also write a copy of each video, without sound, with the three most likely classes of the "
-        "most recent window below the frames",
+        "also write a copy of each video, without sound, with a panel below the frames that shows "
+        "the three most likely classes of the most recent window",
         metavar="FILE.mp4|FOLDER",
     )
     parser.add_flag("--stream", "predict sliding windows of each video", action="store_true")

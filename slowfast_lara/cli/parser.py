@@ -72,7 +72,7 @@ class CommandParser(argparse.ArgumentParser):
         self._check_flags(words)
         if not self.bare_overrides:
             return self.parse_intermixed_args(list(self._with_lists_ended(words)))
-        # Positional arguments cannot start with a dash, but values can: -1e-4.
+        # No positional arguments: argparse would take a value such as -1e-4 for a flag.
         args, opts = self.parse_known_args(words)
         for key in opts[::2]:
             if key.startswith("-"):

@@ -18,8 +18,9 @@ from slowfast_lara.errors import InputError
 PRECISIONS = ("bfloat16", "float16", "float32")
 PATHS = ("torch", "triton", "compile", "triton+compile")
 GPU_EPILOG = """\
-Each measurement is written to PATH.csv at once; a failed one (such as out of memory) with its
-reason. To resume, repeat the command. A file of another GPU, driver or version is refused.
+Each measurement is written to PATH.csv at once. If a measurement fails (e.g. out of memory), the
+reason is written. To resume, repeat the command. A file of another GPU, driver or version is
+refused.
 """
 EXIT_CODES = """\
 exit codes: 0 done, 1 failed, 2 bad input, 75 stopped by SIGTERM, SIGINT or SIGUSR1 with the
@@ -62,7 +63,7 @@ def _add_gpu(benchmark: CommandParser) -> None:
     parser.add_flag("--frames", "temporal tokens per clip", default=[8, 16, 32], **several)
     precisions = {"choices": PRECISIONS, "default": list(PRECISIONS), "nargs": "+"}
     parser.add_flag("--precisions", "precisions to time", **precisions)
-    names = "attentions (default: all; in whole models, exact and those with kernels)"
+    names = "attentions (default: all; in whole models, exact attention and those with kernels)"
     parser.add_flag("--attentions", names, nargs="+", metavar="NAME")
     paths = {"choices": PATHS, "default": list(PATHS), "nargs": "+"}
     parser.add_flag("--paths", "implementations", **paths)

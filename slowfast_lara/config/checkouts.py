@@ -77,5 +77,5 @@ def differences(tree: Mapping[str, Any]) -> list[str]:
     if _value(tree, "TEST.SHUFFLE_FRAMES"):
         found.append("TEST.SHUFFLE_FRAMES True shuffles the frames")
     if (method := _value(tree, "DATA.ENSEMBLE_METHOD")) not in (None, "sum"):
-        found.append(f"DATA.ENSEMBLE_METHOD is {method!r:.20}; slowfast_lara averages")
+        found.append(f"DATA.ENSEMBLE_METHOD is {method!r:.20}; slowfast_lara averages scores")
     return found

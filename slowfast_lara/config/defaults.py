@@ -1,4 +1,4 @@
-"""The default config: that of PySlowFast 1.0, changed and extended by the table in `keys.py`."""
+"""The default config: PySlowFast 1.0's config, changed and extended by the table in `keys.py`."""
 
 from __future__ import annotations
 

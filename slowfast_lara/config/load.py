@@ -66,9 +66,9 @@ def config_of(tree: dict[str, Any], where: str, opts: Overrides = ()) -> CfgNode
 
 
 def _without_user_code(tree: dict[str, Any], where: str) -> dict[str, Any]:
-    """A config without IMPORTS, and without the options of attentions that are not registered.
+    """Drop IMPORTS and the options of unregistered attentions from a config with IMPORTS.
 
-    Raises ConfigError if the config uses an attention or dataset that is not registered.
+    Raises ConfigError if a config with IMPORTS uses an attention or dataset that is not registered.
     """
     imports = tree.get("IMPORTS")
     if not imports:

@@ -51,7 +51,8 @@ def validate_model(cfg: CfgNode) -> None:
 
 def check_machine(cfg: CfgNode) -> None:
     """Raise ConfigError if this machine lacks a file, package or device that the config needs."""
-    # Not in `validate`: two of Motionformer's YAML files have BATCH_SIZE 12 and NUM_GPUS 8.
+    # Not in `validate`, which must accept Motionformer's YAML files: two of them have BATCH_SIZE 12
+    # and NUM_GPUS 8.
     for key in ("TRAIN.BATCH_SIZE", "TEST.BATCH_SIZE"):
         if cfg.NUM_GPUS > 1 and get_value(cfg, key) % cfg.NUM_GPUS:
             _fail(cfg, key, f"must be a multiple of NUM_GPUS ({cfg.NUM_GPUS})")
@@ -80,7 +81,7 @@ def check_machine(cfg: CfgNode) -> None:
         _fail(cfg, "TENSORBOARD.ENABLE", "the package tensorboard is not installed")
     if cfg.TRAIN.ENABLE and cfg.WANDB.ENABLE:
         spec = find_spec("wandb")
-        # If wandb is not installed, find_spec may find W&B's log folder `wandb`, without origin.
+        # If wandb is not installed, find_spec may find W&B's log folder `wandb`, with origin None.
         if spec is None or spec.origin is None:
             problem = "the package wandb is not installed; pip install 'slowfast_lara[wandb]'"
             _fail(cfg, "WANDB.ENABLE", problem)
@@ -88,7 +89,7 @@ def check_machine(cfg: CfgNode) -> None:
 
 
 def check_lists(cfg: CfgNode) -> None:
-    """Raise ConfigError if the folder with the lists does not exist."""
+    """Raise ConfigError if the folder of the video lists or annotations does not exist."""
     of_kitchens = dataset_class(cfg, "TRAIN") is Epickitchens and cfg.EPICKITCHENS.ANNOTATIONS_DIR
     folder = "EPICKITCHENS.ANNOTATIONS_DIR" if of_kitchens else "DATA.PATH_TO_DATA_DIR"
     if not os.path.isdir(get_value(cfg, folder)):

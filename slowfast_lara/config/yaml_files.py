@@ -56,7 +56,7 @@ def parse_yaml(text: str | bytes, path: str) -> dict[str, Any]:
         raise ConfigError(f"{path}: config has more than {MAX_CHARACTERS} characters")
     try:
         content = yaml.load(text, _LimitedLoader)
-    except Exception as error:  # PyYAML raises many exception types, e.g. for `!!int x`
+    except Exception as error:  # PyYAML also raises other types, e.g. ValueError for `!!int x`
         reason = " ".join(str(error).split()) or type(error).__name__
         raise ConfigError(f"{path} is not plain YAML: {reason:.300}") from None
     if content is not None and not isinstance(content, dict):
@@ -75,7 +75,8 @@ class _LimitedLoader(yaml.SafeLoader):
 
     def construct_yaml_int(self, node: yaml.Node) -> int:
         number: int = super().construct_yaml_int(node)
-        if number.bit_length() > 63:  # Python cannot print integers of thousands of digits
+        # An error message cannot quote huge integers: str() fails above 4300 digits.
+        if number.bit_length() > 63:
             raise ValueError(f"an integer has {number.bit_length()} bits; at most 63 are allowed")
         return number
 
@@ -86,7 +87,7 @@ _LimitedLoader.add_constructor("tag:yaml.org,2002:int", _LimitedLoader.construct
 def _expanded_size(node: yaml.Node, known: dict[int, float]) -> float:
     """Number of values in a node after alias expansion; infinite if the node contains itself."""
     if id(node) not in known:
-        known[id(node)] = math.inf  # the size of a node that contains itself
+        known[id(node)] = math.inf  # returned if a descendant refers to this node
         children = node.value if isinstance(node, yaml.CollectionNode) else []
         if isinstance(node, yaml.MappingNode):
             children = [child for pair in children for child in pair]
@@ -95,7 +96,7 @@ def _expanded_size(node: yaml.Node, known: dict[int, float]) -> float:
 
 
 def _overlay(top: dict[str, Any], bottom: dict[str, Any]) -> None:
-    """Merge `top` into `bottom`. Copy mappings, because two YAML aliases may share one."""
+    """Merge `top` into `bottom`; copy mappings, because YAML aliases refer to the same object."""
     for key, value in top.items():
         if isinstance(value, dict):
             if not isinstance(bottom.get(key), dict):

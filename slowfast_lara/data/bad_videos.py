@@ -10,8 +10,8 @@ from slowfast_lara.errors import RunError, printable
 
 logger = logging.getLogger(__name__)
 
-# Number of bad videos that any dataset may have, unless max_share is 0. In a small dataset, a share
-# of 1 % would be less than one video.
+# Number of bad videos that any dataset may have, unless max_share is 0. In a small dataset, the
+# default max_share of 1 % would be less than one video.
 ALWAYS_ALLOWED = 5
 
 

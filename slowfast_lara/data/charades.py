@@ -46,6 +46,6 @@ class Charades(Kinetics):
         return self._classes_of(labels[clip[0] : clip[-1] + 1], self.paths[index])
 
     def _classes_of(self, labels: list[str], where: str) -> tuple[int, ...]:
-        """The classes of some frames, given by their labels; error messages start with `where`."""
+        """Parse frame labels into the classes of all frames; error messages start with `where`."""
         texts = {text.strip('"') for text in labels}
         return parse_labels(",".join(texts - {""}), self.cfg.MODEL.NUM_CLASSES, where)

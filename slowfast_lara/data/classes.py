@@ -17,7 +17,7 @@ _SSV2_NAME = "something-something-v2-labels.json"
 def class_names(path: str | None, count: int, data_dir: str) -> list[str]:
     """Read `count` names from `path`.
 
-    If `path` is None, read the names in `data_dir`, or return `numbered` names if it has none.
+    If `path` is None, read the names in `data_dir`; if it contains none, return `numbered` names.
     """
     if path is None:
         return names_in(data_dir, count) or numbered(count)
@@ -30,10 +30,10 @@ def numbered(count: int) -> list[str]:
 
 
 def names_in(data_dir: str, count: int) -> list[str] | None:
-    """Read `count` names from the first of these files in `data_dir`; None if there is none.
+    """Read `count` names from the first known file in `data_dir`; None if there is no such file.
 
-    The files are classes.json, the labels of Something-Something-v2, and the verbs and nouns of
-    EPIC-KITCHENS.
+    The known files are, in this order: classes.json, the labels of Something-Something-v2, and the
+    verbs and nouns of EPIC-KITCHENS.
     """
     if not data_dir:  # an empty path would mean the working directory
         return None

@@ -78,7 +78,7 @@ class VideoDataset(torch.utils.data.Dataset):
     may_flip = True
     # Whether a folder of images is accepted as a video.
     frames_in_folders = False
-    # Whether clips are uint8 pixels (a quarter of the bytes of float32), to normalise on a GPU.
+    # Whether clips stay uint8 (a quarter of the bytes of float32) and are normalised on the device.
     raw = False
     # Config key of the folder that is prepended to relative paths; error messages name the key.
     prefix_key = "DATA.PATH_PREFIX"
@@ -92,7 +92,8 @@ class VideoDataset(torch.utils.data.Dataset):
         paths, labels = self.read_lists()
         self._check_lists(paths, labels)
         self.paths: Sequence[str] = StringArray.of(paths)
-        # Equal labels share one object: forked workers copy the page of each object that they use.
+        # Equal labels share one object: reference counting makes a forked worker copy the memory
+        # page of every object that it uses.
         classes = {x: tuple(map(int, x)) if isinstance(x, tuple) else int(x) for x in labels}
         self.labels: list[Label] = [classes[label] for label in labels]
         self._check_paths()
@@ -115,7 +116,7 @@ class VideoDataset(torch.utils.data.Dataset):
 
         Video i has the paths `frames[rows[i]]`, one per line, relative to DATA.PATH_PREFIX.
         """
-        # A tensor, whose memory the workers share.
+        # `_frame_rows` is a tensor, because workers share the memory of tensors.
         self._frames, self._frame_rows = frames, torch.tensor(rows)
         first = frames[0].partition("\n")[0]
         self._prefix = find_prefix(self.cfg.DATA.PATH_PREFIX, first, list_file)

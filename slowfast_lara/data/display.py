@@ -1,7 +1,7 @@
 """Decoded frames as a player displays them: RGB, upright, with square pixels.
 
 All readers of video files use `RgbConverter`, so that training, testing, streaming and
-visualization get upright frames with square pixels, like those of prepared videos.
+visualization get upright frames with square pixels, which `data prepare` also writes.
 """
 
 from __future__ import annotations

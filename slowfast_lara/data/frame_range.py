@@ -1,8 +1,8 @@
 """Ranges of extracted frames, written as FOLDER/frame_0000000198-0000000255.jpg.
 
 EPIC-KITCHENS stores the frames of a video as FOLDER/frame_0000000001.jpg and so on; an action is a
-range of them. The path of an action in lists of failed videos and in test results has this form,
-and it can be used as the path of a video.
+range of them. Lists of failed videos and test results contain the path of an action in this form.
+The readers in `sources` accept such a path as the path of a video.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class FrameRange(Sequence[str]):
     def fps(self) -> int | None:
         """Frame rate by the video's name: 50 for P01_101, 60 for P01_01; None for other names.
 
-        Videos of EPIC-KITCHENS-100 have numbers of three digits, those of EPIC-KITCHENS-55 of two.
+        EPIC-KITCHENS-55 has two-digit video numbers; EPIC-KITCHENS-100 adds three-digit numbers.
         """
         name = os.path.basename(os.path.normpath(self.folder))
         match = re.fullmatch(r"P\d+_(\d{2,3})", name)

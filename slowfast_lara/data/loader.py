@@ -46,8 +46,8 @@ class Batch(NamedTuple):
 class TrainBatches:
     """Batch sampler of dataset keys (epoch, index); each rank takes its slice of a global batch.
 
-    In PySlowFast, ranks split batches only if NUM_GPUS > 1. On several nodes with one GPU each, all
-    of its ranks train on the same videos.
+    In PySlowFast, ranks split batches only if NUM_GPUS > 1: on several nodes with one GPU each, all
+    ranks train on the same videos.
 
     With `repeated` augmentation, the keys are (epoch, index, repetition), and the repetitions of a
     video are consecutive (Hoffer et al. 2020, "Augment your batch"). An epoch still has as many

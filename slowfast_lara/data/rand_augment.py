@@ -149,7 +149,7 @@ def operations(increasing: bool) -> tuple[dict[str, Operation], dict[str, Operat
 
 
 class RandAugment:
-    """Applies RandAugment to clips; `spec` is its notation, such as rand-m20-n2-mstd0.5-inc."""
+    """Applies RandAugment to clips; `spec` is a string such as rand-m20-n2-mstd0.5-inc."""
 
     def __init__(self, spec: str) -> None:
         match = NOTATION.fullmatch(spec)

@@ -22,7 +22,7 @@ class Region(NamedTuple):
     antialias: bool = False
 
     def cut(self, image: np.ndarray, out: np.ndarray) -> None:
-        """Write the region of an image, resized bilinearly to the size of `out`, to `out`."""
+        """Write the region of an image to `out`, resized bilinearly to the size of `out`."""
         pixels = image[self.top : self.top + self.height, self.left : self.left + self.width]
         size = out.shape[1::-1]
         if pixels.shape == out.shape:
@@ -38,7 +38,7 @@ CropFn = Callable[[int, int], Region]
 
 
 class FrameBuffer:
-    """Array of cropped and resized RGB frames, filled in the order of `add`."""
+    """Array of cropped and resized RGB frames; `add` appends a frame."""
 
     def __init__(self, capacity: int, crop: CropFn) -> None:
         self.pixels = np.empty((0, 0, 0, 3), np.uint8)

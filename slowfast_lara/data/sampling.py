@@ -36,8 +36,8 @@ def segment_view_indices(
     """Frame indices of view number `view` of `num_views`; views are evenly spaced in each segment.
 
     (PySlowFast uses the same frames for every view.) If a segment has fewer frames than there are
-    views, two views are less than one frame apart. Each segment then rounds at a different
-    threshold, so that the views still differ.
+    views, some views use the same frame of the segment. Each segment then rounds at a different
+    threshold, so that such views usually differ in another segment.
     """
     if video_frames >= num_frames * num_views or num_views == 1:
         return segment_indices(video_frames, num_frames, (view + 0.5) / num_views)

@@ -93,7 +93,7 @@ def read_frames(
 def _stored_frames(
     source: FrameSource, default_fps: float
 ) -> tuple[Any, Callable[[Any], np.ndarray], float] | None:
-    """Frames in memory or image files, the function that reads one of them, and the frame rate.
+    """Frames or image paths, the function that reads a frame from an item, and the frame rate.
 
     None if the source is a video file.
     """
@@ -171,7 +171,7 @@ def list_images(folder: str) -> list[str]:
     except OSError as error:
         raise DecodeError(f"{folder}: {error.strerror}") from None
     if not names:
-        raise DecodeError(f"{folder}: no images ({', '.join(IMAGE_SUFFIXES)}) in it")
+        raise DecodeError(f"{folder}: no images ({', '.join(IMAGE_SUFFIXES)}) in this folder")
     names.sort(
         key=lambda name: [
             (int(part), "") if part.isdecimal() else (-1, part) for part in re.split(r"(\d+)", name)

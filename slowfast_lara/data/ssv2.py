@@ -82,7 +82,7 @@ class Ssv2(VideoDataset):
 
 
 def video_suffix(folder: str, names: Iterable[str]) -> str:
-    """The suffix of the video files: .webm, or .mp4 if they are prepared; .webm if none exists."""
+    """The suffix of the video files: .webm, or .mp4 after `data prepare`; .webm if none exists."""
     for name in itertools.islice(names, 20):
         for suffix in (".webm", ".mp4"):
             if os.path.isfile(os.path.join(folder, f"{name}{suffix}")):

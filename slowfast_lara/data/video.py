@@ -39,7 +39,7 @@ CONTAINERS = (
 )
 # If the frame rate in the header is outside this range, the timestamps give the rate.
 PLAUSIBLE_FPS = (1, 240)
-MAX_FPS = 120  # frame rate for the limit of `check_length`; few cameras exceed it
+MAX_FPS = 120  # `check_length` allows this many frames per second; few cameras record more
 # Codecs whose decoder can skip non-reference frames. (HEVC is not listed: its frames of a higher
 # temporal sub-layer may refer to non-reference frames.)
 _SKIPS_NONREF = ("h264", "mpeg1video", "mpeg2video", "mpeg4")
@@ -68,7 +68,7 @@ def read_clip(
     threads: int = 1,
     cache: TimestampCache | None = None,
 ) -> ClipFrames:
-    """Read the chosen frames, decoding from the key frame before the first one.
+    """Read the chosen frames; decode from the last key frame before the first chosen frame.
 
     Args:
         default_fps: frame rate if neither header nor timestamps give one.
@@ -195,7 +195,7 @@ def frames_from(container: Any, stream: Any, wanted: list[int], key: int | None)
 
     Starts with a seek to the timestamp `key`, or at the start of the video if `key` is None. After
     a seek, yields nothing if no packet is flagged as key frame, or if the first decoded frame is
-    not a key frame: FFmpeg may set the flag on packets that the container's index omits.
+    not a key frame: FFmpeg also flags packets that are not key frames in the container's index.
     """
     context, missing = stream.codec_context, set(wanted)
     can_skip = context.name in _SKIPS_NONREF
@@ -226,10 +226,10 @@ def frames_from(container: Any, stream: Any, wanted: list[int], key: int | None)
 
 
 def _packets_from(container: Any, stream: Any, key: int | None, first: int) -> Iterator[Any]:
-    """Yield all packets or, if `key` is not None, those after a seek to this timestamp.
+    """Yield all packets or, if `key` is not None, the packets after a seek to timestamp `key`.
 
-    After a seek, the first packet is a key frame at or before `first`. If the seek does not find
-    one, nothing is yielded.
+    After a seek, the first packet is a key frame at or before the timestamp `first`. If the seek
+    finds no such packet, nothing is yielded.
     """
     if key is None:
         yield from demux(container, stream)

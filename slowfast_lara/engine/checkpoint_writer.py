@@ -45,7 +45,7 @@ class CheckpointWriter:
             ended.result()
 
     def close(self) -> None:
-        """Wait until the write has ended; log its error, which must not replace the run's own."""
+        """Wait until the write has ended; log its error, so as not to hide an error of the run."""
         try:
             self.wait()
         except Exception as error:

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 
 class ModelEMA:
-    """EMA of the trainable parameters of a model (without DDP wrapper); starts as their copy."""
+    """EMA of the trainable parameters of a model (not its DDP wrapper), initialised as a copy."""
 
     def __init__(self, model: nn.Module, decay: float) -> None:
         self._model, self._decay = model, decay

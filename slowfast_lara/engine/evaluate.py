@@ -237,7 +237,7 @@ def _write_results(
     path = os.path.join(cfg.OUTPUT_DIR, TEST_RESULTS)
     write_json(path, content)
     if cfg.TEST.SAVE_RESULTS_PATH:
-        # scores is [videos, classes]; labels is [videos], [videos, 2] or multi-hot; see `labels`.
+        # scores: [videos, classes]; labels: [videos], [videos, 2] or multi-hot [videos, classes]
         scores_path = os.path.join(cfg.OUTPUT_DIR, cfg.TEST.SAVE_RESULTS_PATH)
         paths, num_views = ([video[key] for video in videos] for key in ("path", "num_views"))
         with atomic_write(scores_path) as temporary, open(temporary, "wb") as file:
@@ -268,7 +268,7 @@ def _labelled(label: Label, kind: LabelKind, names: Sequence[str] | None) -> dic
 def _video_entry(
     result: VideoResult, path: str, label: Label, kind: LabelKind, names: Sequence[str] | None
 ) -> dict[str, Any]:
-    """Label, top-5 classes and their scores; for actions, also those of the verb and the noun."""
+    """Label, top-5 classes and their scores; for a (verb, noun) label, also for each part."""
     assert result.scores is not None
     found = Prediction(result.scores, names or (), result.num_views, path, kind=kind).to_dict()
     if isinstance(label, tuple) and kind.is_pair:

@@ -30,8 +30,8 @@ from slowfast_lara.engine.signals import StopRequest
 from slowfast_lara.errors import FAILED, RunError, UserError, first_line, print_error
 
 PERIOD = 3.0  # seconds
-# A lost rank is detected after 7 periods. All ranks read the report at most 2 periods later, so
-# within 30 s of the loss.
+# A lost rank is detected after 7 periods, and all ranks read the report at most 2 periods later. In
+# total, this takes less than 30 s.
 MISSED_BEATS = 7
 STORE = "the TCP store of the run"
 # After the failure of any rank, rank 0 waits at most this many periods before it exits. The other

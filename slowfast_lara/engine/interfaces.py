@@ -45,7 +45,7 @@ def _source_address(host: str) -> str:
     """The address from which packets to a host are sent; "" if there is no route."""
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         try:
-            probe.connect((host, 9))  # UDP: sets the route, sends no packet
+            probe.connect((host, 9))  # for UDP, this only chooses the route and sends no packet
         except OSError:
             return ""
         return probe.getsockname()[0]

@@ -134,8 +134,8 @@ def exchange(
 ) -> ExchangedTotals:
     """Sum the metrics of the pending iteration, and the state of the current batch, over all ranks.
 
-    This is a collective. If a rank fails before it gets here, its connections close, and the other
-    ranks raise an error here.
+    This is a collective. If a rank fails before this call, its connections close, and the call
+    raises an error on the other ranks.
     """
     loss, grad_norm, _, *correct = pending.metrics.read() if pending else [0.0] * 3
     finite_loss = math.isfinite(loss)

@@ -152,7 +152,8 @@ def spawn(run: RunFunction, cfg: CfgNode, first: RankInfo, processes: int) -> in
 
     def run_ranks(exchange: Callable[[bool], bool]) -> Outcome:
         nonlocal joined
-        # DataLoader workers of a killed rank 0 may still listen on the port of the previous start.
+        # On a single node, use a new port in every start: DataLoader workers of a killed rank 0 may
+        # still listen on the previous port.
         port = first.port if cfg.NUM_SHARDS > 1 else _free_port()
         with tempfile.TemporaryDirectory() as folder:
             if joined:

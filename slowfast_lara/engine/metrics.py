@@ -1,8 +1,8 @@
 """Loss and metrics for each kind of label.
 
 - One class: cross-entropy; top-1 and top-5 accuracy.
-- Verb and noun: the mean of two cross-entropies; the accuracies of verbs, nouns and actions. A
-  prediction of an action ranks the pairs by the product of the two scores.
+- Verb and noun: the mean of the two cross-entropies; top-1 and top-5 accuracies of verbs, nouns and
+  actions. An action is a (verb, noun) pair; its score is the product of the two scores.
 - Several classes: binary cross-entropy; mean average precision (mAP).
 """
 
@@ -32,7 +32,7 @@ def classification_loss(
 
 
 def score_loss(scores: Tensor, labels: Tensor, kind: LabelKind) -> Tensor:
-    """`classification_loss` without smoothing, from the scores of a model in eval mode."""
+    """`classification_loss` without label smoothing, computed from probabilities, not logits."""
     if kind.several:  # binary_cross_entropy clamps the logarithms itself
         return functional.binary_cross_entropy(scores, labels.to(scores.dtype))
     # A tiny probability may be rounded to 0, whose logarithm is -inf.
@@ -56,7 +56,7 @@ def main_metric(stats: Mapping[str, Any]) -> tuple[str, float]:
 
 
 def correct_ranks(scores: Tensor, labels: Tensor, kind: LabelKind) -> dict[str, Tensor]:
-    """Whether each top-5 class is correct: bool [B, 5]; for actions, also for verb and noun."""
+    """Whether each top-5 prediction is correct: bool [B, 5], by key "", or verb, noun, action."""
     if not kind.is_pair:
         return {"": top_classes(scores) == labels[:, None]}
     parts = kind.split(scores)
@@ -92,8 +92,8 @@ def metrics(scores: Tensor, labels: Tensor, kind: LabelKind) -> dict[str, float]
 def average_precisions(scores: np.ndarray, labels: np.ndarray) -> dict[int, float]:
     """The average precision of each class with a positive video; arguments are [videos, classes].
 
-    It is the sum over the thresholds of (increase in recall) * precision. Videos with equal scores
-    share a threshold, so that their order does not matter.
+    The average precision is the sum of (increase in recall) * precision over the thresholds. Videos
+    with equal scores share a threshold, so that their order does not matter.
     """
     found = {}
     for label in np.flatnonzero(labels.any(axis=0)).tolist():

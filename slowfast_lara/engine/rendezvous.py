@@ -90,9 +90,9 @@ def join_run(
         store.add(PHASE, 1)
     if folder := os.environ.get(LAUNCH_DIR):
         Path(folder, JOINED).touch()
-    # A process that arrives after the rendezvous belongs to another run; rank 0 replies, so that
-    # the process fails at once. If the store outlives the ranks, such a process may belong to the
-    # next restart and must wait for the new rank 0, so the old rank 0 does not reply.
+    # A process may arrive after the rendezvous. If rank 0 serves the store, this process belongs to
+    # another run, and rank 0 replies, so that the process fails at once. If the store outlives the
+    # ranks, the process may belong to the next restart and must wait for the new rank 0.
     on_beat = rendezvous.reply if serves_store else lambda: None
     heartbeat.start(dist.PrefixStore(run_id, store), on_beat)
     return dist.PrefixStore(run_id, group_store)
@@ -128,7 +128,8 @@ class Rendezvous:
     def _lead(self, fingerprint: dict[str, str], deadline: float) -> None:
         self._run_id = secrets.token_hex(8)
         self._store.set(self._key("fingerprint"), json.dumps(fingerprint))
-        # Once all ranks are registered, a process with another fingerprint is from another run.
+        # Once all ranks are registered, ignore processes that report a different fingerprint: they
+        # belong to another run.
         while self._count("registered") < self._world_size - 1:
             self.reply()
             if self._count("problems"):
@@ -139,7 +140,7 @@ class Rendezvous:
         self._store.set(self._key("verdict"), "")
 
     def _give_up(self) -> None:
-        """If fingerprints differ, publish this and raise InputError; else raise TimeoutError."""
+        """If fingerprints differ, publish a difference and raise InputError; else TimeoutError."""
         differ = self._count("problems")
         if not differ:
             joined = self._count("registered") + 1
@@ -200,14 +201,14 @@ def wait_for_server(
 ) -> None:
     """Wait until `host` listens on `port`; call `on_poll` after each attempt to connect.
 
-    TCPStore would wait, too, but the watchdog would take this wait for a call that hangs.
+    TCPStore would wait, too, but the watchdog would treat this wait as a hung call.
     """
     deadline = time.monotonic() + timeout
     while True:
         try:
             socket.create_connection((host, port), timeout=5).close()
             return
-        except OSError as error:  # node 0 is not running, or DNS does not know it yet
+        except OSError as error:  # node 0 is not running or not yet in DNS
             if time.monotonic() > deadline:
                 raise TimeoutError(f"node 0 does not answer ({error})") from None
         on_poll()

@@ -1,7 +1,8 @@
 """Restarts: after a failure, the ranks of all nodes start again from the newest checkpoint.
 
 With TRAIN.MAX_RESTARTS above 0, each node has a launcher process, which outlives its ranks. If the
-run has several nodes, the launcher of node 0 serves the TCP store. The launchers agree through it:
+run has several nodes, the launcher of node 0 serves the TCP store. All launchers use this store
+to agree on a restart or an exit:
 
 1. Each launcher publishes how its ranks ended. The first failure also ends the ranks that hang on
    other nodes.
@@ -184,7 +185,7 @@ class Launchers:
         self._store, self._ranks = dist.PrefixStore("launchers", store), rank_store(store)
         self._stop = stop
         phase = self._ranks.add(PHASE, 0)
-        self._replaces = phase % 2 == 1 and self._node > 0  # whether all ranks have joined
+        self._replaces = phase % 2 == 1 and self._node > 0  # odd: all ranks have joined
         self._generation, self._order = phase // 2, 0
 
     def rejoin(self) -> Verdict | None:

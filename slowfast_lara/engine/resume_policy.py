@@ -46,7 +46,7 @@ def list_fingerprint(paths: Sequence[str], labels: Sequence[Label]) -> str:
 
 @contextlib.contextmanager
 def resume_from_file(path: str) -> Iterator[None]:
-    """Context manager that adds to a CheckpointError how to train from the weights of `path`."""
+    """Context manager that adds to a CheckpointError how to train from `path` without resuming."""
     try:
         yield
     except CheckpointError as error:

@@ -62,7 +62,7 @@ def run(cfg: CfgNode, stop: StopRequest) -> None:
         if cfg.TRAIN.ENABLE:
             videos = cast(VideoDataset, loaders["train"].dataset)
             state = TrainState(cfg, resume_policy.list_fingerprint(videos.paths, videos.labels))
-            # Check the checkpoint to test before training; load its weights after training.
+            # If the test uses another checkpoint, check it before training; load it after training.
             if cfg.TEST.CHECKPOINT_FILE_PATH and cfg.TEST.ENABLE:
                 broadcast_from_rank0(lambda: _read_tested_weights(cfg) and None)
         elif cfg.TEST.ENABLE:

@@ -25,7 +25,8 @@ from slowfast_lara.errors import RunError
 from slowfast_lara.files import make_folder, remove_empty
 from slowfast_lara.labels import Label
 
-# Config nodes and keys that do not affect the scores: a test may resume with other values.
+# Config nodes and keys that may change when a test resumes. The precision and the device type
+# affect the scores; `scores_fingerprint` includes them separately.
 _MAY_CHANGE = {"TRAIN", "SOLVER", "MIXUP", "TENSORBOARD", "DATA_LOADER", "OUTPUT_DIR", "LOG_PERIOD"}
 _MAY_CHANGE |= {"WANDB", "NUM_GPUS", "NUM_SHARDS", "SHARD_ID", "DIST_BACKEND", "DIST_TIMEOUT"}
 _MAY_CHANGE_IN_TEST = {"ENABLE", "SAVE_RESULTS_PATH", "CHECKPOINT_FILE_PATH"}

@@ -147,7 +147,7 @@ def deferred_signals() -> Iterator[None]:
     Otherwise a signal during their imports would kill them, instead of making them save and stop.
     """
     if _HAS_TIMER:
-        # The first process would start the resource tracker, and this start unblocks signals.
+        # Start the resource tracker before blocking: its start unblocks SIGINT and SIGTERM.
         resource_tracker.ensure_running()
         signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
     try:

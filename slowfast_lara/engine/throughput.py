@@ -46,7 +46,7 @@ class Throughput:
             self._peak_share = training_flops(cfg) / peak if peak else 0.0
 
     def stats(self, seconds: float) -> dict[str, float]:
-        """Return `clips_per_s` and, if the GPU is known, `mfu` in percent, by their log keys."""
+        """Return the log values `clips_per_s` and, unless it is unknown, `mfu` in percent."""
         rate = self._batch_size / seconds if seconds else 0.0
         mfu = {"mfu": 100 * rate * self._peak_share} if self._peak_share else {}
         return {"clips_per_s": rate, **mfu}

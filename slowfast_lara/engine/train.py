@@ -152,7 +152,7 @@ class Trainer:
             if iteration.ends_group:
                 self.position = iteration.position_after
                 self._save_within_epoch(iteration)
-        if self.stop.stalled:  # take part, because other ranks may wait in `_exchange`
+        if self.stop.stalled:  # other ranks may wait in this collective
             self._exchange()
         self._flush()
         self.progress.end_epoch()
@@ -250,8 +250,8 @@ class Trainer:
     def _validation_stats(self) -> dict[str, Any] | None:
         """Return the validation results; None after a stop request.
 
-        With an EMA, these are the results of the EMA weights. Those of the raw weights are added,
-        e.g. as `raw_loss` and `raw_top1_err`.
+        With an EMA, these are the results of the EMA weights. The results of the raw weights are
+        added with the prefix `raw_`, e.g. `raw_loss` and `raw_top1_err`.
         """
         compute_stats = partial(validate, self.model, self.val_loader, self.cfg, self.stop)
         stats = compute_stats()
@@ -321,5 +321,5 @@ class Trainer:
 
 
 def batch_seed(*position: int) -> int:
-    """Hash (RNG_SEED, rank, epoch, batch) to a seed; a sum would collide for many batches."""
+    """Hash (RNG_SEED, rank, epoch, batch) to a seed; many batches would have the same sum."""
     return int(np.random.SeedSequence(position).generate_state(1, np.uint64)[0] >> 1)

@@ -93,7 +93,7 @@ class TrainState:
     def save_if_best(self, position: TrainingPosition, stats: dict[str, Any]) -> None:
         """Write best.pyth if the main error in `stats` is below that of the existing best.pyth.
 
-        A model with non-finite scores is never the best: its error ignores the videos it failed on.
+        A model with non-finite scores for a video is never the best: its error excludes the video.
         """
         path = checkpoint.best_path(self.cfg.OUTPUT_DIR)
         if stats.get("num_not_finite"):
@@ -192,7 +192,7 @@ def _find_start(
 ) -> tuple[str, dict[str, Any], bool] | None:
     """Return (path, content, whether to resume) of the initial weights; None for random weights."""
     if not cfg.TRAIN.AUTO_RESUME and checkpoint.paths_in(cfg.OUTPUT_DIR):
-        # With checkpoints of two runs in the folder, the test could use that of the wrong run.
+        # If the folder had checkpoints of two runs, the test could load one of the wrong run.
         raise ConfigError(
             f"TRAIN.AUTO_RESUME is False, but {cfg.OUTPUT_DIR} has checkpoints of another run; "
             "choose another OUTPUT_DIR"

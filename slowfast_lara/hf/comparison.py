@@ -28,7 +28,7 @@ NUMBERS = (32, 64, 128, 256)
 
 
 class ComparedAttention(NamedTuple):
-    """Relative squared error per layer; `share` is the MACs divided by exact attention's."""
+    """Relative squared error per layer; `share` is MACs divided by the MACs of exact attention."""
 
     attention: str
     number: int  # groups, landmarks or samples; 0 if the attention has none
@@ -41,10 +41,10 @@ class ComparedAttention(NamedTuple):
 
 
 class Comparison(list[ComparedAttention]):
-    """One entry per attention and number; `str(comparison)` is a table and a recommendation."""
+    """One entry per attention and `number`; `str(comparison)` is a table and a recommendation."""
 
     def nearest(self, share: float = 0.5) -> ComparedAttention | None:
-        """The entry with the smallest error whose MACs are at most `share` of exact attention's."""
+        """The most accurate entry that needs at most `share` of the MACs of exact attention."""
         return min((x for x in self if x.share <= share), key=lambda x: x.error, default=None)
 
     def __str__(self) -> str:
@@ -54,7 +54,10 @@ class Comparison(list[ComparedAttention]):
             figures = [f"{100 * entry.share:.0f}", f"{entry.error:.2g}", f"{worst:.2g}"]
             rows.append([entry.attention, str(entry.number or ""), *figures])
         best = self.nearest()
-        advice = "no attention costs at most half of exact attention at this number of tokens"
+        advice = (
+            "every attention needs more than half of the MACs of exact attention at this number of "
+            "tokens"
+        )
         if best is not None:
             number = f", groups={best.number}" if best.number else ""
             call = f'hf.use(model, "{best.attention}"{number})'
@@ -80,7 +83,8 @@ def compare(
     Args:
         model: a model that `use` accepts.
         clips: the model's main input, or a mapping with all inputs.
-        attentions: names of estimators, or one name; default: all but RA, which is quadratic.
+        attentions: names of estimators, or one name; default: all except exact attention
+            and RA, which are quadratic.
         numbers: numbers of groups, landmarks or samples.
         prefix: as in `use`.
         frames: as in `use`.
@@ -124,9 +128,9 @@ class _Measurement:
         layout: Callable[[Any], TokenLayout],
     ) -> None:
         self._paths, self._settings, self._layout = paths, settings, layout
-        # Setting -> layer -> [sum of squared errors, sum of squares of exact attention].
+        # (attention, number) -> layer -> [sum of squared errors, sum of squared exact outputs].
         self._squares: dict[tuple[str, int], dict[str, Tensor]] = {}
-        # Setting -> [MACs of the estimator, MACs of exact attention].
+        # (attention, number) -> [MACs of the estimator, MACs of exact attention].
         self._macs: dict[tuple[str, int], list[int]] = {}
         self._counted: dict[Any, int] = {}
 

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from slowfast_lara.lazy import check_installed
 
 # Registered names are this prefix + purpose + "_on_" + the model's own implementation, e.g.
-# "sdpa". The name includes the implementation, because models search it for "flash" and the like.
+# "sdpa". The suffix is needed because transformers tests whether the name contains e.g. "flash".
 _NAME = "slowfast_lara_"
 # Arguments of attention functions that estimators support or may ignore.
 _KNOWN = {
@@ -28,7 +28,7 @@ _KNOWN = {
 
 
 def attention_layers(model: nn.Module) -> Iterator[tuple[str, Any]]:
-    """Path and module of each layer whose `forward` looks up its attention function."""
+    """Path and module of each layer whose `forward` uses ALL_ATTENTION_FUNCTIONS."""
     for path, module in model.named_modules():
         code = getattr(unwrap(type(module).forward), "__code__", None)
         if code is not None and "ALL_ATTENTION_FUNCTIONS" in code.co_names:
@@ -103,7 +103,8 @@ def obstacle(
     """The reason why estimators do not support these arguments, or an empty string."""
     if mask is not None:
         return "attention mask"
-    # Estimators compute no attention weights. If a config sets this flag, `kwargs` lacks it.
+    # Estimators compute no attention weights. If the config sets output_attentions, transformers
+    # does not pass it in `kwargs`.
     if getattr(module.config, "output_attentions", False):
         return "output_attentions"
     is_causal = kwargs.get("is_causal")

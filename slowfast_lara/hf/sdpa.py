@@ -27,7 +27,7 @@ class replace_sdpa(TorchFunctionMode):
         name: as in `slowfast_lara.hf.use`, which also documents the arguments not listed here.
         prefix: number of tokens before the patches.
         frames: number of temporal tokens.
-        training: whether random attentions draw new samples in every call.
+        training: whether estimators with random samples draw new samples in every call.
     """
 
     def __init__(
@@ -89,7 +89,7 @@ class replace_sdpa(TorchFunctionMode):
         if attn_mask is not None or is_causal:
             reason = "attention mask" if attn_mask is not None else "causal attention"
         elif query.ndim != 4 or query.shape != key.shape or query.shape != value.shape:
-            reason = "cross attention, grouped queries or not [B,h,N,d]"
+            reason = "shapes of q, k, v differ or are not [B,h,N,d]"
         else:
             joint = self._estimator(query.shape[1], query.shape[3], query.device)
             reason = joint.obstacle(query.shape[2])

@@ -103,7 +103,7 @@ def use(
 
 
 def replaceable_layers(model: nn.Module) -> dict[str, Any]:
-    """Non-causal layers that look up their attention function, by path; ValueError if none."""
+    """Map paths to the non-causal layers of `attention_layers`; ValueError if there are none."""
     layers = {
         path: layer
         for path, layer in attention_layers(model)

@@ -14,7 +14,7 @@ from slowfast_lara.lazy import check_installed
 
 SCHEME = "hf://"
 _REPOSITORY = re.compile(r"[A-Za-z0-9_][\w.-]*/[A-Za-z0-9_][\w.-]*", re.ASCII)
-# Files to download: only those that `load` reads. Older models have no safetensors file.
+# Download only the files that `load` reads. Models without safetensors files have _OLD_WEIGHTS.
 _FILES = ["*.json", "*.safetensors"]
 _OLD_WEIGHTS = "pytorch_model.bin"
 

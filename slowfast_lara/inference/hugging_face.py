@@ -199,7 +199,7 @@ def _model_tree(file: HubFile, kind: str, num_classes: int) -> dict[str, Any]:
     if size % vit["PATCH_SIZE"]:
         raise file.fail("image_size", f"a multiple of the size of a patch ({vit['PATCH_SIZE']})")
     if frames % vit["PATCH_SIZE_TEMP"]:
-        raise file.fail("num_frames", f"a multiple of the tubelet ({vit['PATCH_SIZE_TEMP']})")
+        raise file.fail("num_frames", f"a multiple of the tubelet size ({vit['PATCH_SIZE_TEMP']})")
     vit["TEMPORAL_RESOLUTION"] = frames // vit["PATCH_SIZE_TEMP"]
     if vit["TEMPORAL_RESOLUTION"] * (size // vit["PATCH_SIZE"]) ** 2 > _MAX_SIZE:
         raise file.fail("image_size", f"so small that a clip has at most {_MAX_SIZE} tokens")
@@ -320,7 +320,7 @@ def _edge(file: HubFile, key: str, default: int) -> int:
         else:
             value = value.get("height") if value.get("height") == value.get("width") else None
     if type(value) is not int or not 1 <= value <= _MAX_SIZE:
-        expected = "a shortest_edge alone" if key == "size" else "a square"
+        expected = "a shortest_edge without longest_edge," if key == "size" else "a square"
         raise file.fail(key, f"{expected} of 1 to {_MAX_SIZE} pixels")
     return value
 
@@ -335,7 +335,7 @@ def _read_weights(folder: str) -> tuple[str, dict[str, Tensor]]:
     if not isinstance(files, dict) or not all(
         isinstance(x, str) and _SHARD.fullmatch(x) for x in files.values()
     ):
-        raise index.fail("weight_map", "an object with file names of this folder")
+        raise index.fail("weight_map", "an object whose values are names of safetensors files")
     weights: dict[str, Tensor] = {}
     for name in sorted(set(files.values())):
         weights |= read_weights(os.path.join(folder, name))

@@ -44,7 +44,7 @@ def layer_inputs(
 ) -> list[LayerInputs]:
     """Run the model on a view [3,T,H,W] and capture the inputs of the estimators of `layers`."""
     if cfg.VIT.ATTN_LAYER != "trajectory":
-        raise InputError(f"VIT.ATTN_LAYER is {cfg.VIT.ATTN_LAYER!r}; this needs 'trajectory'")
+        raise InputError(f"VIT.ATTN_LAYER is {cfg.VIT.ATTN_LAYER!r}; must be 'trajectory'")
     captured: dict[int, LayerInputs] = {}
 
     def capture(layer: int, estimator: Estimator, args: Any, kwargs: dict[str, int]) -> None:

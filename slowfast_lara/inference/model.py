@@ -143,7 +143,7 @@ class TrainedModel:
             return torch.cat((pool_scores(scores, cfg), mean_of_views(features, cfg)))
 
         (output,), num_views = self._pooled_outputs(video, views, None, compute, pool)
-        assert isinstance(output, np.ndarray)  # a single video raises its DecodeError
+        assert isinstance(output, np.ndarray)  # the DecodeError of a single video is raised
         scores, features = np.split(output, sizes[:1])
         return self._prediction(video, scores, num_views), features
 
@@ -321,7 +321,7 @@ def new_network(cfg: CfgNode) -> nn.Module:
         with torch.random.fork_rng(devices=[]):
             # With TRAIN.ENABLE, build_model would also measure kernels for training batches.
             return build_model(with_overrides(cfg, ["TRAIN.ENABLE", False]))
-    except (RuntimeError, MemoryError, TypeError) as error:  # from PyTorch, for layers too large
+    except (RuntimeError, MemoryError, TypeError) as error:  # the layers are too large
         raise ConfigError(f"cannot build the model of this config: {first_line(error)}") from None
 
 

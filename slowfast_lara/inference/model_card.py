@@ -34,8 +34,8 @@ scores = program(clip)  # clip float32 [batch, 3, frames, height, width]; see co
 ```""",
     "onnx": """`python example.py video.mp4` prints the top 5 classes. It needs only numpy, PyAV and
 onnxruntime. The input is a clip, float32 [batch, 3, frames, height, width], normalised with the
-mean and std in config.json. The output is the scores of the classes, `class_counts` for each
-classifier.""",
+mean and std in config.json. The output is the scores of the classes. If the model has several
+classifiers, their scores are concatenated; `class_counts` in config.json gives their sizes.""",
 }
 
 

@@ -119,7 +119,7 @@ if __name__ == "__main__":
     model = json.loads((FOLDER / "config.json").read_text(encoding="utf-8"))
     session = onnxruntime.InferenceSession(FOLDER / "model.onnx")
     (scores,) = session.run(None, {"clip": read_clip(sys.argv[1], model["input"])})
-    # One group of scores per classifier; a model of actions has two, for verbs and nouns.
+    # One group of scores per classifier; models of verbs and nouns have two classifiers.
     names = iter(model["class_names"])
     for part in np.split(scores[0], np.cumsum(model["class_counts"])[:-1]):
         part_names = list(islice(names, len(part)))

@@ -35,7 +35,7 @@ def predict_videos(
     files: list[str],
     overrides: list[str],
 ) -> int:
-    """Run `slowfast-lara predict` with its parsed flags; returns the exit code."""
+    """Run `slowfast-lara predict` with its parsed flags; return the exit code."""
     if not files:
         raise InputError("no video given; see --help")
     if args.plot and not args.stream:

@@ -25,7 +25,7 @@ class Ranking(NamedTuple):
     scores: list[float]
 
     def to_dict(self) -> dict[str, Any]:
-        """The five best classes, with the keys of the JSON files."""
+        """The five best classes as a dictionary with the keys of the JSON files."""
         named = {"top5_names": self.names[:5]} if self.names else {}
         return {"top5": self.classes[:5], **named, "top5_scores": self.scores[:5]}
 
@@ -69,10 +69,10 @@ class Prediction(Sequence[ClassScore]):
     raises DecodeError.
 
     Attributes:
-        scores: float32 [classes], the scores averaged over the views, as in a test; for a model of
-            verbs and nouns, the scores of the verbs, then those of the nouns.
+        scores: float32 [classes], combined over the views as in a test (DATA.ENSEMBLE_METHOD); for
+            a model of verbs and nouns, the scores of the verbs, then those of the nouns.
         names: a name for each class.
-        num_views: number of views (clips x crops) averaged.
+        num_views: number of views (clips x crops) that `scores` combines.
         path: the path of the video; None for frames in memory.
         error: why a video of a list could not be read; None if it could.
         kind: the kind of labels of the model; None: one class per video.
@@ -107,7 +107,8 @@ class Prediction(Sequence[ClassScore]):
     def to_dict(self) -> dict[str, Any]:
         """A JSON object as `slowfast-lara predict --json` writes it for each video.
 
-        It has the path, the number of views and the five likeliest classes, or the path and error.
+        It has the path, the number of views and the five likeliest classes. If the video cannot be
+        read, it has only the path and the error.
         """
         if self.error is not None:
             return {"path": self.path, "error": self.error}

@@ -46,8 +46,8 @@ class PredictionFiles:
 
     JSON: {"checkpoint": ..., "videos" or "windows": [{"path": ..., "top5": [...],
     "top5_names": [...], "top5_scores": [...]}, ...], "failed": [{"path": ..., "reason": ...}]}.
-    CSV: five lines (top 5 classes) per video or window, one line (error) per failed video. Text
-    that a spreadsheet would run as a formula is quoted, see `csv_cell`.
+    CSV: five lines (top 5 classes) per video or window, one line with the error per failed video.
+    Text that a spreadsheet would run as a formula is quoted, see `csv_cell`.
     If the model predicts verbs and nouns, a class is a pair: [verb, noun] in JSON, "3 17" in CSV.
     The JSON object of a video then also has the top 5 verbs in "verb" and nouns in "noun".
     """

@@ -39,7 +39,8 @@ def view_outputs(
     """Compute the output of `compute` (default: of the model) for each view: float64, on the CPU.
 
     Outputs are bitwise the same in a test and after `slowfast_lara.load`. Mixed precision is not
-    used on a CPU: without half-precision instructions, it took 20 times as long as float32.
+    used on a CPU: on a CPU without half-precision instructions, autocast took 20 times as long as
+    float32.
     """
     weight = next(model.parameters())
     on_cpu = weight.device.type == "cpu"

@@ -31,8 +31,8 @@ class Window(NamedTuple):
         start: start of the window, in seconds from the start of the video.
         end: end of the window, in seconds from the start of the video.
         scores: float32 [classes], as those of a `Prediction`.
-        full: False for windows at the start of the video that are shorter than `window`. The last
-            window from `run` is always marked as full.
+        full: False for windows at the start of the video that are shorter than the `window` of
+            `WindowScorer`. The last window from `WindowScorer.run` is always marked as full.
         names: a name for each class.
         kind: the kind of labels of the model; None: one class per video.
     """
@@ -56,9 +56,9 @@ class Window(NamedTuple):
 class WindowScorer:
     """Scores the most recent window of frames once per stride; uses the centre crop.
 
-    `window` and `stride` are in seconds. Default of `window`: the time span of a clip, or 4 for
-    Ssv2 models. Default of `stride`: half a window. The timestamps of the frames determine which
-    frames a window contains; its start and end are rounded to the nearest frame.
+    `window` and `stride` are in seconds. Default of `window`: the time span of a clip, or 4 seconds
+    for Ssv2 models. Default of `stride`: half a window. The timestamps of the frames determine
+    which frames a window contains; start and end of a window are rounded to the nearest frame.
     """
 
     def __init__(
@@ -110,7 +110,7 @@ class WindowScorer:
     def _position_at(self, end: float) -> tuple[bool, int]:
         """Whether the first full window has ended by `end`, and the number of strides since then.
 
-        If it has not ended, the strides are counted from the start of the video.
+        Before the end of the first full window, strides are counted from the start of the video.
         """
         is_full = end + self._half_frame >= self._window
         seconds = end + self._half_frame - (self._window if is_full else 0)
@@ -120,7 +120,7 @@ class WindowScorer:
         region = test_frame(image.shape[0], image.shape[1], self._cfg.DATA)
         scaled = np.empty((region.out_height, region.out_width, 3), np.uint8)
         region.cut(image, scaled)
-        # A NumPy view would keep the whole frame in memory.
+        # Copy the crop: a NumPy view would keep the whole frame in memory.
         return test_crop(scaled, 1, self._cfg.DATA).copy()
 
     def _score(self, end: float) -> Window:

@@ -12,7 +12,7 @@ from slowfast_lara.errors import InputError
 
 EXACT = "softmax"
 # User-facing name -> estimator and recommended options. Only options that affect inference and
-# differ from the paper are listed. configs/*/best.yaml set the same values.
+# differ from the paper's are listed. configs/*/best.yaml set the same values.
 RECOMMENDED: dict[str, tuple[str, dict[str, Any]]] = {
     "lara-recommended": (
         "lara",

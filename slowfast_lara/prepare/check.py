@@ -28,7 +28,7 @@ def check_video(path: str) -> str:
         frames, damaged = count_frames(path)
     except DecodeError as error:
         return str(error).removeprefix(f"{path}: ")
-    return f"{damaged} packets do not decode ({frames} frames do)" if damaged else ""
+    return f"{damaged} packets do not decode; {frames} frames were decoded" if damaged else ""
 
 
 def _find_videos(source: str, separator: str, prefix: str) -> Iterator[str]:
@@ -79,7 +79,9 @@ def drop_bad(bad_file: str, lists: Sequence[str], *, separator: str, prefix: str
         paths = [os.path.abspath(path) for _, path, _ in read_entries(name, separator, prefix)]
         kept[name] = [line for line, path in zip(lines[name], paths) if path not in bad]
         if not kept[name]:
-            raise DataError(f"{name}: all videos are bad: no line would remain; no list changed")
+            raise DataError(
+                f"{name}: all videos are bad, so no line would remain; no list was changed"
+            )
     for name in lists:
         if len(kept[name]) < len(lines[name]):
             write_text(name, "".join(f"{line}\n" for line in kept[name]))

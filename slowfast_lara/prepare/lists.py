@@ -179,9 +179,10 @@ def _clip_name(row: dict[str, str], where: str) -> str:
 def write_ssv2_lists(annotations: str, folder: str, out: str, classes: int) -> None:
     """Write OUT/{train,val}.csv and OUT/missing_{train,val}.txt from the official JSON files.
 
-    `folder` contains ID.webm files (ID.mp4 if prepared), or a folder ID of extracted frames for
-    each video. For videos, OUT/classes.json has the class names. For extracted frames, the lists
-    have PySlowFast's format, one line per frame, and the JSON files are copied to OUT.
+    `folder` contains video files ID.webm (ID.mp4 if prepared), or one folder ID with the extracted
+    frames of each video. For video files, OUT/classes.json has the class names. For extracted
+    frames, the lists have PySlowFast's format, one line per frame, and the JSON files are copied to
+    OUT.
     """
     # Imported here because these modules import PyTorch, which would slow down other commands.
     from slowfast_lara.data.frame_lists import HEADER

@@ -1,4 +1,4 @@
-"""Detection of truncated videos, whose container declares more frames or seconds than it has."""
+"""Detection of truncated videos: the container declares more frames or seconds than are present."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def describe_missing(path: str) -> str:
     """Describe what is missing from a video ("" if nothing); raise DecodeError if unreadable."""
     errors: list[Exception] = []
     with open_video(path) as (container, stream):
-        # In mp4, index_entries omits frames that an edit list hides; stream.frames counts them.
+        # Not stream.frames: in mp4, it also counts frames that an edit list hides.
         declared = len(getattr(stream, "index_entries", ()))
         frames, end, slack = _scan(container, stream, errors)
         if container.format.name == "avi" and declared < frames:  # the AVI index is incomplete

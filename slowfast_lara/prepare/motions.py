@@ -133,7 +133,7 @@ def outline(shape: str, rng: np.random.Generator) -> np.ndarray:
 
 
 def wrapped_centres(x: float, y: float, radius: float, size: int) -> list[np.ndarray]:
-    """Centres to draw an object at: (x, y), and beyond the opposite edge if it crosses an edge."""
+    """Where to draw an object: at (x, y), and shifted by `size` if the object crosses an edge."""
     xs, ys = (
         [centre + shift for shift in (-size, 0, size) if -radius < centre + shift < size + radius]
         for centre in (x, y)

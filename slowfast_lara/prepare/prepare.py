@@ -183,7 +183,7 @@ class Record:
                 )
 
     def find(self, task: Task) -> PreparedVideo | None:
-        """Recorded result of a task; None if source, options or result file do not match it."""
+        """Recorded result of a task; None if source, options or result file have changed."""
         try:
             version, options, values, *_ = self.log.entries[os.path.abspath(task.source)]
             known = PreparedVideo(*values)
@@ -224,7 +224,7 @@ def _report(total: int, done: dict[Task, PreparedVideo], failed: dict[Task, str]
         writer.writerow(("video", "prepared", "reason"))
         writer.writerows(map(csv_cell, row) for row in rows)
     if rows:
-        print(f"{len(failed)} failed, {len(rows) - len(failed)} are damaged: {out}/{FAILURES}")
+        print(f"{len(failed)} failed, {len(rows) - len(failed)} are damaged; see {out}/{FAILURES}")
     for source, prepared, reason in rows[:_SHOWN_FAILURES]:
         print(f"  {printable(source)}  {'failed' if prepared == 'no' else 'damaged'}  {reason}")
     if len(rows) > _SHOWN_FAILURES:

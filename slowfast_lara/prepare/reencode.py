@@ -5,7 +5,7 @@ undecodable frames, and frames that an edit list hides. Each frame
 - is scaled down (never up) to the short side, with even width and height, as 4:2:0 chroma requires,
 - is rotated and mirrored by the display matrix, to the nearest quarter turn,
 - gets square pixels: non-square pixels shrink along their longer side,
-- stays interlaced if the source is.
+- is not deinterlaced.
 Colour matrix, range and primaries are kept, so that decoding gives the same RGB.
 
 A constant frame rate stays exact; otherwise each frame keeps its timestamp. Audio is dropped. The
@@ -36,13 +36,14 @@ from slowfast_lara.prepare.missing import describe_missing
 from slowfast_lara.prepare.timing import Timing, frame_rate, mux, timing_of
 
 _UNSPECIFIED_COLORSPACE = 2
-# Colour matrices with the same code in H.264 and swscale. ITU-R BT.601 is not listed: it has
-# several codes, and decoders assume BT.601 if no matrix is declared.
+# Colour matrices with the same code in H.264 and swscale. Frames with other codes are converted as
+# ITU-R BT.601, which has several codes and which decoders assume if no matrix is declared.
 _CONVERTIBLE = (Colorspace.ITU709, Colorspace.FCC, Colorspace.SMPTE240M, Colorspace.BT2020)
 # No CABAC, no deblocking, few partition types; seven of eight frames are non-reference B-frames,
 # which a reader can skip. Compared with x264's defaults, reading takes a third of the time, files
-# have 17 % more bytes, and PSNR is 2 dB lower. Real videos of 256 pixels become 7 % larger than
-# the source at CRF 22 (38.9 dB); at CRF 20, 36 % larger (40.1 dB) and 10 % slower to read.
+# have 17 % more bytes, and PSNR is 2 dB lower. Real videos with a short side of 256 pixels become
+# 7 % larger than the source at CRF 22 (PSNR 38.9 dB). At CRF 20, they become 36 % larger (40.1 dB)
+# and 10 % slower to read.
 # psy=0 spends no bits on perceived sharpness; a53cc=0 drops closed captions.
 _FAST_DECODE = {
     "tune": "fastdecode",
@@ -83,7 +84,7 @@ class _Content(NamedTuple):
 
 
 def prepare_video(source: str, result: str, options: Options) -> PreparedVideo:
-    """Transcode `source` to `result`; raise DecodeError if this or the verification fails."""
+    """Transcode `source` to `result`; raise DecodeError if transcoding or verification fails."""
     start = time.perf_counter()
 
     def write(method: str, content: _Content) -> PreparedVideo:
@@ -92,7 +93,7 @@ def prepare_video(source: str, result: str, options: Options) -> PreparedVideo:
         return PreparedVideo(method, frames, size, seconds, content.damage)
 
     if (method := _copy_method(source, options)) is not None:
-        with contextlib.suppress(DecodeError):  # source is damaged: encode its decodable frames
+        with contextlib.suppress(DecodeError):  # damaged source or failed copy: encode instead
             return write(method, _copy(source, method))
     return write("encoded", _encode(source, options))
 
@@ -174,7 +175,7 @@ def _has_close_key_frames(packets: list[Any], options: Options) -> bool:
 
 
 def _copy(source: str, method: str) -> _Content:
-    """Remux the source unless it will be linked; raise DecodeError if the source is damaged."""
+    """Remux the source unless it will be linked; raise DecodeError if damaged or not remuxable."""
     timing, damage = _decode(source)
     if damage:
         raise DecodeError(f"{source}: {damage}")
@@ -251,7 +252,7 @@ class _Encoder:
         context.gop_size = options.key_frames
         context.color_range = first.color_range
         context.color_primaries, context.color_trc = first.color_primaries, first.color_trc
-        # swscale converts RGB with BT.601, its default for an undeclared colour matrix.
+        # Declare no colour matrix for RGB frames: swscale uses BT.601, the default of decoders.
         is_rgb = first.format.is_rgb
         context.colorspace = _UNSPECIFIED_COLORSPACE if is_rgb else first.colorspace
         self._colors = first.colorspace, first.color_range
@@ -276,7 +277,7 @@ class _Encoder:
             )
         upright = make_upright(small, self._orientation)
         upright.pts, upright.time_base = self._count, 1 / self._rate
-        upright.pict_type = 0  # let the encoder choose the picture type, not copy the source's
+        upright.pict_type = 0  # the encoder, not the source, determines the picture type
         self._packets += self._stream.encode(upright)
         self._count += 1
 
@@ -309,7 +310,7 @@ def target_size(
 ) -> tuple[int, int]:
     """Even (width, height) of a frame scaled down to `short_side`, with square pixels.
 
-    `sample_aspect` is that of `square_pixel_size`. The frame is never scaled up.
+    `sample_aspect` is the sample aspect ratio of the source. The frame is never scaled up.
     """
     square_width, square_height = square_pixel_size(width, height, sample_aspect)
     scale = min(short_side / min(square_width, square_height), Fraction(1))

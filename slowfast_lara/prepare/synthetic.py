@@ -1,8 +1,8 @@
 """Synthetic labelled videos whose classes differ only in motion.
 
-Shape, colour, size, speed, position and background have the same distribution in all classes, and
-an object that leaves the frame reappears on the other side: a single frame does not reveal the
-class.
+Classes form groups, e.g. the four directions of drifting. Within a group, single frames have the
+same distribution, so that only motion distinguishes the classes. An object that leaves the frame
+reappears on the other side.
 
 OUT/{train,val,test}.csv list the videos (`path label`, relative to OUT), OUT/classes.json the class
 names, and OUT/tracks.json the centre (x, y) of the moving object in every frame. With `form`

@@ -1,4 +1,4 @@
-"""Frame timestamps of a source video, and muxing of packets with them."""
+"""Frame timestamps of a source video, and muxing of packets with these timestamps."""
 
 from __future__ import annotations
 
@@ -9,7 +9,8 @@ from fractions import Fraction
 from typing import Any, NamedTuple
 
 _DEFAULT_RATE = Fraction(30)  # for files that declare no plausible frame rate
-# Maximum number of ticks per second (timescale), which mp4 stores as a 32-bit integer.
+# Maximum timescale (ticks per second) for a constant frame rate, well within the 32 bits of mp4's
+# timescale field; also the maximum plausible frame rate.
 _MAX_TICKS = 1_000_000
 
 

@@ -219,7 +219,7 @@ def _speed(run: RunRecord) -> Iterator[tuple[str, str]]:
         step = float(np.median(steps))
         yield "training", f"{batch / step:.1f} clips per second: a batch of {batch} in {step:.3f} s"
         if waits:
-            yield "of which waiting for data", f"{100 * float(np.median(waits)) / step:.0f} %"
+            yield "waiting for data", f"{100 * float(np.median(waits)) / step:.0f} % of a step"
     tests = numbers("test_iter", "time_diff")
     if tests:
         yield "testing", f"{tests[-1]:.3f} s per video, in each process"

@@ -1,10 +1,12 @@
 """Checkpoints of a run: names, atomic writing, safe reading, loading into a model.
 
-PySlowFast's `save_checkpoint` writes in place: after a crash, `get_last_checkpoint` may pick an
-incomplete file. File names follow PySlowFast and sort by progress: `checkpoint_epoch_00002.pyth`
-after two epochs, `checkpoint_epoch_00002_sample_000000480.pyth` after 480 samples of the third
-epoch. The names count samples, because a run may resume with another batch size. PySlowFast loads
-any file with "checkpoint" in its name, so no other file has this word in its name.
+PySlowFast's `save_checkpoint` is not used, because it writes in place: after a crash,
+`get_last_checkpoint` may pick an incomplete file.
+
+File names follow PySlowFast and sort by progress: `checkpoint_epoch_00002.pyth` after two epochs,
+`checkpoint_epoch_00002_sample_000000480.pyth` after 480 samples of the third epoch. The names
+count samples, because a run may resume with another batch size. PySlowFast loads any file with
+"checkpoint" in its name, so no other file has this word in its name.
 
 Earlier versions counted batches: `checkpoint_epoch_00002_iter_000120.pyth`. For such a file, the
 number of samples is computed from the batch size that it contains.
@@ -67,7 +69,7 @@ def best_path(output_dir: str) -> str:
 
 
 def paths_in(output_dir: str) -> list[str]:
-    """Return the checkpoints of a run, the one with the most progress last; without best.pyth."""
+    """Return the checkpoints of a run, except best.pyth, the one with the most progress last."""
     return _sorted_by_progress(get_checkpoint_dir(output_dir))
 
 
@@ -119,7 +121,7 @@ def load(path: str) -> dict[str, Any]:
     for key, least in (("epoch", -1), ("iteration", 0), ("global_batch", 1), ("ema_steps", 0)):
         value = content.get(key, least)
         if type(value) is not int or not least <= value < 2**31:
-            # The repr of other types can be very long, or fail: containers, huge integers.
+            # Show only the type: containers may have a very long repr, and huge integers have none.
             shown = f"{value!r:.40}" if type(value) in (str, float) else type(value).__name__
             raise CheckpointError(
                 f"cannot read checkpoint {path}: {key!r} must be an integer from {least} to "
@@ -195,8 +197,9 @@ def load_weights(
 
     If a name or shape does not fit, raise CheckpointError and leave the model unchanged. If
     `attention` is OTHER, the model's estimator buffers keep their seeded values (drawn from
-    RNG_SEED). If it is UNKNOWN, a buffer keeps them only if `states` lacks the buffer or has it in
-    another shape. In both cases, estimator weights that the model lacks are ignored.
+    RNG_SEED). If `attention` is UNKNOWN, a buffer keeps its seeded value only if `states` lacks the
+    buffer or has it in another shape. In both cases, estimator weights that the model lacks are
+    ignored.
 
     Returns:
         The names of the buffers that keep their seeded values.

@@ -149,7 +149,7 @@ _COUNTS = ("MODEL.NUM_CLASSES", "EPICKITCHENS.NUM_NOUNS")
 
 
 def _set_names(run: RunRecord, classes: str | None) -> None:
-    """Set the class names of the run; for actions, those of its verb and noun records."""
+    """Set the class names of the run or, for actions, of its verb and noun records."""
     records = [*run.parts.values()] or [run]
     counts = []
     for record, key in zip(records, _COUNTS):

@@ -51,7 +51,8 @@ def check_model(
         swap_attention: Accept weights that were trained with a different attention.
 
     Returns:
-        Whether the weights were trained with the attention of `cfg`.
+        Whether the weights were trained with the attention of `cfg`; UNKNOWN if `swap_attention` is
+        set and the checkpoint has no config.
     """
     changes = config_changes(content, cfg, Affects.ATTENTION)
     swapped = [change for change in changes if change.affects == Affects.ATTENTION]
@@ -100,7 +101,7 @@ def saved_config(content: dict[str, Any]) -> dict[str, Any] | None:
 
 
 def checkout_config(content: dict[str, Any]) -> dict[str, Any] | None:
-    """The config as saved by a git checkout of PySlowFast or by Motionformer; else None."""
+    """The config of a checkpoint from a PySlowFast git checkout or Motionformer; otherwise None."""
     tree = _raw_config(content)
     return tree if isinstance(tree.get("VIT"), dict) and not is_pyslowfast_1(tree) else None
 

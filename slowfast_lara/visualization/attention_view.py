@@ -1,4 +1,7 @@
-"""Attention weights of several estimators, on the inputs of one layer of a trained model."""
+"""Attention weights of several estimators, on the inputs of one layer of a trained model.
+
+The symbols in tensor shapes are defined in implied_weights.py.
+"""
 
 from __future__ import annotations
 
@@ -86,8 +89,8 @@ class AttentionView:
     ) -> list[AttentionMap]:
         """Attention maps of a query point, one per estimator in `names`.
 
-        If `head` is None, the maps are averaged over heads. Errors are relative to the first
-        estimator, which should be exact attention.
+        If `head` is None, the maps are averaged over heads. The errors are mean squared differences
+        from the first estimator, which should be exact attention.
         """
         maps: list[AttentionMap] = []
         token, reference = self.grid.token(point), None

@@ -13,13 +13,14 @@ from starlette.responses import JSONResponse, PlainTextResponse, Response
 
 from slowfast_lara.visualization.demo_uploads import RequestError, Uploads
 
-# The browser loads resources from this server only, although Gradio's page links to other servers.
+# This policy makes the browser load resources only from this server, although Gradio's page
+# links to other servers.
 _POLICY = (
     "default-src 'self' 'unsafe-inline' 'unsafe-eval' data: blob:; object-src 'none'; "
     "base-uri 'self'; form-action 'self'"
 )
 _HEADERS = [(b"content-security-policy", _POLICY.encode()), (b"referrer-policy", b"no-referrer")]
-# Maximum body of requests other than uploads: they contain only a click or a slider position.
+# Maximum body size of a request that is not an upload, e.g. of a click or a slider position.
 _MAX_BODY_BYTES = 1_000_000
 Message = MutableMapping[str, Any]
 

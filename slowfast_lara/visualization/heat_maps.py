@@ -30,7 +30,7 @@ class AttentionMap(NamedTuple):
 
     name: str
     label: str
-    weights: np.ndarray  # [F,P]
+    weights: np.ndarray  # [F,P]: F temporal tokens, P patches per frame
     path: np.ndarray = np.empty((0, 2))  # [F,2], (x, y) in pixels; empty for CLS
     weight_error: float = 0.0
     output_error: float = 0.0

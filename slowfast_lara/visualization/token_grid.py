@@ -12,7 +12,7 @@ from slowfast_lara.errors import InputError
 
 
 class QueryPoint(NamedTuple):
-    """A pixel in a frame of a view; x counts to the right, y downwards, frames from 0."""
+    """A pixel in a frame of a view; x increases to the right, y downwards; frames start at 0."""
 
     x: int
     y: int

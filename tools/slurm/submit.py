@@ -19,7 +19,8 @@ from typing import Any
 STOPPED = 75  # exit code of run_net.py after a signal
 SIGNAL_SECONDS = 120  # from the signal to the time limit
 RUN_NET = Path(__file__).resolve().parents[1] / "run_net.py"
-# The default, USR2, would end the ranks: Slurm sends the signal to all processes of a job.
+# Slurm sends the signal to all processes of a job. The ranks handle USR1; the default, USR2, would
+# kill them.
 os.environ.setdefault("SUBMITIT_PREEMPT_SIGNAL", "USR1")
 
 
@@ -52,7 +53,7 @@ class Training:
             raise RuntimeError(f"run_net.py ended with exit code {code}")
 
     def checkpoint(self) -> Any:
-        """Save and stop, on all nodes; submitit calls this before it requeues the job."""
+        """Save a checkpoint and stop the run on all nodes; submitit calls this before a requeue."""
         import submitit
 
         self.process.terminate()

@@ -62,7 +62,7 @@ def uses_triton(
     """Whether an operator uses its Triton kernels for the given inputs.
 
     Args:
-        operator, tensors, options: fields of verdicts.Call; without `options`, "auto" is PyTorch.
+        operator, tensors, options: fields of verdicts.Call; with options=None, "auto" is PyTorch.
         unsupported: description of a size for which there is no kernel, or "".
     """
     x = tensors[0]
@@ -102,7 +102,7 @@ def _decision(call: Call) -> bool:
 
 @contextlib.contextmanager
 def recorded_calls() -> Iterator[list[Call]]:
-    """Collect the operator invocations, with kernels="auto", of a model on the meta device."""
+    """Collect the operator calls that a model with kernels="auto" makes on the meta device."""
     global _RECORDED
     calls: list[Call] = []
     _RECORDED = calls

@@ -66,7 +66,7 @@ def combine_backward(
     landmarks: Tensor | None, balance: Tensor | None, gain: Tensor | None, shares: Tensor | None,
     log_z: Tensor, grad: Tensor,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
-    """Gradients of q, w, log_sums, means and landmarks; of balance, gain, shares as [B,h,3,C]."""
+    """Gradients of the inputs of `combine`, in order; one [B,h,3,C] for balance, gain, shares."""
     aligned = landmarks is not None
     tensors = _contiguous(q, w, log_sums, means, landmarks, log_z, balance, gain, shares)
     q, w, log_sums, means = tensors[:4]

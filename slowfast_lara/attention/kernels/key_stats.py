@@ -39,8 +39,8 @@ def _launch(
 ) -> None:
     """Launch a kernel with `tensors` (w, k, v, ...).
 
-    `owned` is what a program owns: "keys" is a block of keys of a frame, "statistics" is a block of
-    samples for one frame, and "samples" is a block of samples for all frames.
+    `owned` selects the block of one program: "keys" is a block of keys of a frame, "statistics" is
+    a block of samples for one frame, and "samples" is a block of samples for all frames.
     """
     w, k, v = tensors[:3]
     (B, h, keys, d), C = k.shape, w.shape[2]

@@ -25,7 +25,7 @@ def interpreted() -> bool:
 def matmul_precision() -> str:
     """Precision of float32 matmuls, "tf32" or "ieee", from PyTorch's setting for CUDA matmuls."""
     matmul = torch.backends.cuda.matmul
-    # Newer PyTorch versions have the string `fp32_precision`, and refuse to mix it with allow_tf32.
+    # Newer PyTorch versions have `fp32_precision`. Once it is set, reading allow_tf32 may fail.
     setting = getattr(matmul, "fp32_precision", None)
     return "tf32" if (matmul.allow_tf32 if setting is None else setting == "tf32") else "ieee"
 

@@ -79,7 +79,7 @@ class Operator:
         return run
 
     def compare(self, batch: int) -> tuple[float, str]:
-        """Return the kernels' largest relative error, and its description if it is too large."""
+        """Return the largest relative error, and its description if above TOLERANCE, else ""."""
         actual = self.step("triton", batch)()
         expected = self.step("torch", batch, torch.float32)()
         errors = [
@@ -93,7 +93,7 @@ class Operator:
         return errors[worst], f"relative error of the {what} is {errors[worst]:.1e}"
 
     def compare_largest(self) -> tuple[float, str]:
-        """`compare` the whole batch, or the largest half, quarter, ... that fits into the memory.
+        """Call `compare` for the whole batch, halved until the comparison fits into the memory.
 
         PyTorch in float32 takes several times the memory of the kernels in half precision.
         """

@@ -36,12 +36,13 @@ def unsupported_groups(head_dim: int, num_groups: int, rounds: int, keys: int = 
 def merged(
     q: Tensor, k: Tensor, v: Tensor, num_frames: int, num_groups: int, rounds: int, values: float
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
-    """Attention [B,h,N,F,d] of q [B,h,N,d] over groups of the keys k and values v [B,h,F*P,d].
+    """Merged-key attention of q [B,h,N,d] over m = num_groups groups of k, v [B,h,F*P,d] per frame.
 
     Returns:
-        The output; the group of each key and its weight in the group [B,h,F,P]; k_c and v_c
-        [B,h,F,m,d]; b_c [B,h,F,m]; the largest logit of the mean query in each frame [B,h,F];
-        partial sums of q and q^2 [B,h,parts,2,d]. The weights, b_c and the last two are float32.
+        The output [B,h,N,F,d]; the group of each key and its weight in the group [B,h,F,P]; k_c and
+        v_c [B,h,F,m,d] and b_c [B,h,F,m] (attention/merged.py); the largest logit of the mean query
+        in each frame [B,h,F]; partial sums of q and q^2 [B,h,QUERY_PARTS,2,d]. The weights, b_c,
+        the largest logits and the partial sums are float32.
     """
     q, k, v = map(with_unit_stride, (q, k, v))
     out = _empty(q, k, v, num_frames, num_groups, rounds, values)

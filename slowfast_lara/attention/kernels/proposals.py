@@ -46,7 +46,7 @@ def proposals_backward(
     with_noise: bool,
     grad_w: Tensor, grad_landmarks: Tensor | None, grad_log_own: Tensor, grad_balance: Tensor,
 ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
-    """Gradients of q_landmarks, k_landmarks and noise; without noise, its gradient is empty."""
+    """Gradients of q_landmarks, k_landmarks and noise; the last is empty if not `with_noise`."""
     landmarks_or_unused = grad_w if grad_landmarks is None else grad_landmarks
     inputs = (q_landmarks, k_landmarks, w, log_own, balance)
     grads = (grad_w, landmarks_or_unused, grad_log_own, grad_balance)

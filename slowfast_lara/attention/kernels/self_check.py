@@ -57,7 +57,7 @@ def compare_operators(
 ) -> Iterator[Comparison]:
     """Compare the operators in `dtype` with PyTorch's operations in the dtype `reference`.
 
-    `sizes`: the head size d, and the number C of LARA's samples or of groups of merged keys.
+    `sizes`: the head size d, and C, the number of samples (LARA) or of groups (merged keys).
     """
     tf32 = dtype == torch.float32 and matmul_precision() == "tf32"
     tolerance = _TOLERANCE_TF32 if tf32 else _TOLERANCE[dtype]
@@ -177,7 +177,7 @@ def _key_stats(w: Tensor, k: Tensor, v: Tensor | None = None) -> Tensor:
 
 
 def _plain_key_stats(w: Tensor, k: Tensor, v: Tensor | None = None) -> Tensor:
-    """Reference of `key_stats`. If v is None, the values are k, and norms are not subtracted."""
+    """Reference of `key_stats`. If v is None, k replaces v, and |k|^2/2 is not subtracted."""
     keys, values = (x.unflatten(2, (_FRAMES, -1)) for x in (scaled(k), k if v is None else v))
     logits = w.unsqueeze(2) @ keys.mT
     if v is not None:

@@ -56,7 +56,7 @@ def _pool(coeffs: Tensor, x: Tensor, weight: Tensor, bias: Tensor | None = None)
 
 
 def _sum(attention: Tensor, x: Tensor) -> Tensor:
-    """sum_f attention_nhf x_nf in the columns of head h, [B,N,h,d]."""
+    """sum_f attention_nhf (x_nf)_h, [B,N,h,d], with the columns (x_nf)_h of head h in x_nf."""
     (B, N, h, F), D = attention.shape, x.shape[3]
     out = x.new_empty(B, N, h, D // h)
     args = (attention, x, out, *x.stride()[:3], N, F, h, D // h)
@@ -73,7 +73,10 @@ def _scores(
     attention: Tensor | None = None,
     scale: float = 1.0,
 ) -> Tensor:
-    """q_nh.(W_h x_nf), [B,N,h,F] float32; for `epilogue`, see the kernel temporal_scores."""
+    """q_nh.(W_h x_nf), [B,N,h,F] float32; for `epilogue`, see the kernel temporal_scores.
+
+    If not `project`, W_h selects the columns of head h.
+    """
     (B, N, h, d), F = q.shape, x.shape[1]
     out = q.new_empty(B, N, h, F, dtype=torch.float32)
     launch(
@@ -86,7 +89,7 @@ def _scores(
         BLOCK_F=min(block_size(F), MAX_TILE_FRAMES),
         PROJECT=project,
         EPILOGUE=epilogue,
-        num_warps=8 if project else 4,  # otherwise registers spill on some GPUs
+        num_warps=8 if project else 4,  # with 8 warps, PROJECT=False spills on sm_90
     )
     return out
 
@@ -101,7 +104,7 @@ def temporal_backward(
     q: Tensor, x: Tensor, weight: Tensor, bias: Tensor | None, project_values: bool,
     attention: Tensor, grad: Tensor,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
-    """Gradients of q, x, weight and bias; without a bias, its gradient is empty."""
+    """Gradients of q, x, weight and bias; the last is empty if `bias` is None."""
     x = _with_32_bit_offsets(x)
     q, weight, grad = (tensor.contiguous() for tensor in (q, weight, grad))
     (B, N, h, d), F = q.shape, x.shape[1]

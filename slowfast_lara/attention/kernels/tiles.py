@@ -2,10 +2,13 @@
 
 Each tile is the largest with which the compiled kernel spills no registers and fits into the shared
 memory of every supported GPU. `python -m benchmarks kernels` compiles the kernels of the shipped
-configs for sm_80 to sm_120 and reports violations. In float32, with a head size of 128 and 256
-samples, there are exceptions: some kernels spill registers, and one exceeds the shared memory of
-GPUs with compute capability 8.6, 8.9 or 12.0. On these GPUs that kernel does not launch. `auto` is
-not affected: it always selects PyTorch in float32.
+configs in bfloat16 for sm_80 to sm_120 and reports violations (joint attention: a few registers
+spill on sm_120).
+
+In float32, more kernels spill registers. With a head size of 128 and 256 samples, combine_forward
+(without TF32 also combine_backward_queries) exceeds the shared memory of GPUs with compute
+capability 8.6, 8.9 or 12.0, and does not launch there. `auto` is not affected: it always selects
+PyTorch in float32.
 """
 
 from __future__ import annotations
@@ -25,8 +28,8 @@ FRAME_GROUP = 4
 QUERY_PARTS = 16
 
 # Tiles (BLOCK_C samples, BLOCK_N queries or keys, warps, pipeline stages) of kernels whose programs
-# own a block of samples or loop over blocks of samples: first for d <= 64, then for d <= 128. In
-# float32, the second tile with 16 queries or keys is used, or a tile of the second table.
+# own a block of samples or loop over blocks of samples: first for d <= 64, then for d <= 128.
+# Kernels not in _SAMPLE_BLOCKS_FLOAT32 use the second tile in float32, with BLOCK_N = 16.
 _SAMPLE_BLOCKS = {
     "key_stats_forward": ((64, 64, 8, 2), (64, 64, 8, 2)),
     "query_normaliser": ((64, 64, 4, 2), (64, 64, 4, 2)),

@@ -24,9 +24,9 @@ and its part of the sum -R_c, [B,h,blocks,C]. The operator adds up these parts f
 kernels. If ALIGNED, dq is float32 and lacks the term with R_c; `query_normaliser_backward` adds it.
 
 A program of `combine_backward_samples` owns a block of samples, and a program of
-`combine_backward_means` a block of samples of a few frames. Both loop over all queries. The query
-statistics replace the sums over the samples of other blocks. Each sum is computed by one program,
-in a fixed order, so results are deterministic.
+`combine_backward_means` a block of samples of a few frames. Both loop over all queries, and read
+the sums over all samples from the query statistics. Each sum is computed by one program, in a fixed
+order, so results are deterministic.
 
 q [B,h,N,d] and dout [B,F,N,h,d] only need a last stride of 1; all other tensors are contiguous.
 """

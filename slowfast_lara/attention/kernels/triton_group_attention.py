@@ -9,10 +9,11 @@ A tile holds all groups of a frame, so softmax needs no running statistics. In t
     db_cf = sum_n dlogit_ncf
     dq_n = sum_cf dlogit_ncf k_cf / sqrt(d) + dr / N
 
-where dr is the gradient of the mean query, of which `dr_ptr` holds one part per frame. A program of
+where dr is the gradient of the mean query; `dr_ptr` holds one part of dr per frame. A program of
 `attend_forward` and of `attend_backward_queries` owns a block of queries and loops over the frames.
-A program of `attend_backward_groups` owns a block of components of the gradients of all groups of a
-frame, and loops over the queries. Each sum is computed by one program, in a fixed order.
+A program of `attend_backward_groups` owns a block of head components of dk_cf and dv_cf, for all
+groups of a frame, and loops over the queries. Each sum is computed by one program, in a fixed
+order.
 
 q [B,h,N,d] and dout [B,F,N,h,d] only need a last stride of 1; all other tensors are contiguous.
 """

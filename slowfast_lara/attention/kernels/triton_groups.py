@@ -1,6 +1,6 @@
 """Kernel `choose_groups` of `merged`: the groups of the keys of a frame, and their means.
 
-With the keys k_p, the values v_p and the mean query r (equations: attention/merged.py):
+With keys k_p, values v_p, the mean query r and the number `values` (see attention/merged.py):
 
     x_p = (k_p - mean_k) / std_k + values (v_p - mean_v) / std_v
     s_p = softmax of r.k_p / sqrt(d) over the keys of p's group
@@ -16,7 +16,7 @@ the smallest distance, so that every index is in range. k and v only need a last
 other tensors are contiguous.
 
 Tuple arguments: `tokens` holds the pointers to the keys and values of the frame, and their strides.
-`standard` holds the means of keys and values, and the factors that standardise them.
+`standard` holds mean_k, mean_v and the factors 1 / std_k and values / std_v.
 """
 
 from __future__ import annotations
@@ -119,7 +119,7 @@ def distances_from_centres(norms_ptr, nearness_ptr, p, mask):
 
 @triton.jit
 def farthest(norms_ptr, nearness_ptr, chosen_ptr, candidates, P, BLOCK_P: tl.constexpr):
-    """Write the indices of the tokens farthest from the centres, in ascending order.
+    """Write the indices, in ascending order, of the `candidates` tokens farthest from the centres.
 
     A binary search over the bits of a float finds `least`, the smallest distance of these tokens.
     """

@@ -16,15 +16,15 @@ remainder that rounding removed from M.
 
 The backward kernels recompute the logits. Rounding makes them differ from the logits of the forward
 pass, which matters for large logits. A weight a_cp above 0.6 must be the largest weight of sample
-c, so the saved largest weight (`peak`) replaces it. If `peak` is 1, then M_c = v_p and
-dlogit_cp = dL_c, which is used directly: the formula above would add pure rounding error.
+c, so the saved largest weight (`peak`) replaces it. If `peak` is 1, then M_c = v_p for this key p.
+In this case dlogit_cp is set to dL_c, because the formula above would add pure rounding error.
 
 Flags: NORMS subtracts |k_p|^2/2. VALUES computes M_c. TIED: the keys are also the values, and dk is
 the sum of both gradients.
 
-Without NORMS and VALUES, the kernels compute the log-normalisers log Z_c of the alignment scores as
-L: k are the queries and w the landmarks. `key_stats_backward_keys` then adds the float32 gradient
-at `dv_ptr` to its result.
+Without NORMS and VALUES, k holds the queries and w the landmarks, and L_c is log Z_c, the
+log-normaliser of the alignment scores. `key_stats_backward_keys` then adds the float32 gradient at
+`dv_ptr` to its result.
 
 k and v [B,h,F*P,d] only need a last stride of 1; all other tensors are contiguous.
 """

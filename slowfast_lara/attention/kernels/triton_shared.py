@@ -1,4 +1,4 @@
-"""Notation of the Triton kernels, and matmuls with operands that half precision must not round.
+"""Notation of the Triton kernels, and matmuls of a float32 operand with a half-precision operand.
 
 Names are those of the equations in importance_sampling.py and samples.py:
 

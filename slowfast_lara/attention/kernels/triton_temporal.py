@@ -5,11 +5,11 @@ u_nh = W_h^T q_nh for a block of tokens and columns of x, and do not store them:
 
     temporal_scores            s_nhf = u_nh.x_nf, and its softmax a_nhf over the frames
     temporal_pool              y_nh = V_h (sum_f a_nhf x_nf)
-    temporal_sum               y_nh = sum_f a_nhf x_nf in the columns of head h
+    temporal_sum               y_nh = sum_f a_nhf (x_nf)_h
 
-temporal_sum replaces temporal_pool if the values are not projected; V_h below then selects the
-columns of head h. The backward pass calls temporal_scores with dy and V_h to compute ds, and
-temporal_pool with ds and W_h to compute dq. Its other kernels are
+where (x_nf)_h are the columns of head h. temporal_sum replaces temporal_pool if the values are not
+projected; V_h below then selects these columns. The backward pass calls temporal_scores with dy and
+V_h to compute ds, and temporal_pool with ds and W_h to compute dq. Its other kernels are
 
     temporal_backward_tokens   dx_nf = sum_h ds_nhf u_nh + sum_h a_nhf (V_h^T dy_nh)
     temporal_backward_weight   dW_h = sum_n q_nh (sum_f ds_nhf x_nf)^T, as partial sums over n
@@ -251,8 +251,8 @@ def temporal_backward_tokens(
     tl.store(dx_ptr + b * F * N * D + offsets, b_dx.to(dtype), mask=mask)
 
 
-# Without do_not_specialize, Triton compiles variants for arguments of 1 and for multiples of 16.
-# Batch sizes vary during a run, so Triton would compile them in the middle of the run.
+# Without do_not_specialize, Triton compiles a variant for the argument value 1, and another variant
+# for multiples of 16. The batch size varies, so Triton would compile them in the middle of a run.
 @triton.jit(do_not_specialize=["B", "STEPS"])
 def temporal_backward_weight(
     q_ptr, x_ptr, coeffs_ptr, partial_ptr,

@@ -4,10 +4,10 @@ A subprocess (measure.py) compares the kernels with PyTorch and times both, beca
 accesses invalid memory makes the GPU unusable for its process. If the subprocess crashes, PyTorch
 is used.
 
-A verdict is valid for one operator with its options and input shapes, and for one GPU, driver,
-torch version, triton version, float32 matmul precision and hash of the code. Each verdict is a JSON
-file in ~/.cache/slowfast_lara/kernels (or $XDG_CACHE_HOME/slowfast_lara/kernels). If a measurement
-has no result, e.g. after a crash, its verdict is not saved.
+A verdict is valid for one invocation of an operator (`Call`), and for one GPU, driver, torch
+version, triton version, float32 matmul precision and hash of the code. Each verdict is a JSON file
+in ~/.cache/slowfast_lara/kernels (or $XDG_CACHE_HOME/slowfast_lara/kernels). A verdict without a
+measured error, e.g. after a crash, is not saved.
 """
 
 from __future__ import annotations
@@ -49,8 +49,8 @@ class Call(NamedTuple):
     """An invocation of an operator: everything that determines its speed.
 
     `operator` is the name of an estimator or "temporal". `options` are its keyword arguments and
-    must be JSON-serialisable. `tensors` are its inputs, whose first dimension is the batch; only
-    their shapes, strides, alignment and dtypes matter.
+    must be JSON-serialisable. `tensors` are its inputs; only their shapes, strides, alignment and
+    dtypes matter. All except the weight and bias of "temporal" have the batch as first dimension.
     """
 
     operator: str
@@ -63,9 +63,9 @@ class Call(NamedTuple):
         return self.tensors[0]
 
     def key(self) -> tuple[Any, ...]:
-        """Operator, options, shapes without the batch size, and dtype of the first tensor.
+        """Operator, options, shapes without the first dimension, and dtype of the first tensor.
 
-        So one decision covers batches of any size and any memory layout.
+        One decision therefore covers batches of any size and any memory layout.
         """
         shapes = tuple(None if x is None else tuple(x.shape[1:]) for x in self.tensors)
         return self.operator, tuple(self.options.items()), shapes, self.first.dtype

@@ -2,7 +2,7 @@
 
 The format is detected from the content of a file, not from its name. Files may come from anyone, so
 no code in them is executed: pickles may hold tensors and plain values only. `_check_expanded_size`
-rejects small files that would fill the memory.
+rejects small files whose content would fill the memory.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ def read_torch_file(path: str) -> Any:
             _check_start(path, pickle.PROTO, "a PyTorch file")
         with open(path, "rb") as file:  # not a path: torch.load would trust its suffix
             content = torch.load(file, map_location="cpu", weights_only=True)
-        # An expanded tensor (stride 0) occupies its full size only when it is copied.
+        # Count full sizes: a copy of an expanded tensor (stride 0) needs memory for all elements.
         size = sum(x.numel() * x.element_size() for x in _tensors_in(content, {}))
         _check_expanded_size(size, path)
         return content
@@ -102,12 +102,12 @@ def _check_start(path: str, expected: bytes, kind: str) -> None:
         start = file.read(9)
     if not start.startswith(expected):
         raise WeightsError(
-            f"cannot read {path}: expected {kind}, got one that starts with {start!r}"
+            f"cannot read {path}: expected {kind}, got a file that starts with {start!r}"
         )
 
 
 def _check_archive(path: str) -> None:
-    """Verify the checksums of a zip archive; torch.load does not."""
+    """Verify the checksums of a zip archive, which torch.load does not do."""
     with zipfile.ZipFile(path) as archive:
         entries = archive.infolist()
         # With other compression methods, zipfile may decompress far beyond the declared size.
