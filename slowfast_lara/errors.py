@@ -190,6 +190,6 @@ def counted(number: int, noun: str) -> str:
 
 
 def first_line(error: BaseException) -> str:
-    """First line of an exception's message, at most 200 characters; if empty, its type."""
+    """First line of an exception's message, up to 200 characters; its type without a message."""
     lines = str(error).strip().splitlines()
     return lines[0][:200] if lines else type(error).__name__

@@ -48,7 +48,7 @@ from studies.runs import StudyRun, make_set, run_all, study_run
 
 MOTIONS = "finetune/dinov2_motions"  # config of the training on synthetic videos
 CONFIG = "finetune/dinov2_cpu"  # config of all training runs on real videos
-FINETUNE_SHARE = 4  # epochs of a fold's exact model, divided by epochs of a fine-tuned row
+FINETUNE_SHARE = 4  # other attentions are fine-tuned for a quarter of the epochs of exact attention
 MONITOR_SHARE = 8  # every eighth training video is also in val.csv
 PENALTIES = (1e-4, 1e-3, 1e-2, 1e-1, 1.0)  # L2 penalties to try for the linear classifiers
 PROBE_CROP, PROBE_FRAMES = 224, 8  # crop size and number of frames for the frozen features

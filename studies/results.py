@@ -96,7 +96,7 @@ def collect(runs: Sequence[StudyRun]) -> list[RowResult]:
         by_row.setdefault(run.row.name, []).append(run)
     torch.set_num_threads(1)  # as in the training runs
     steps = {name: _Step(of_row[0]) for name, of_row in by_row.items()}
-    # To be comparable, all times are measured in this process, in turn, while no run is active.
+    # Measure all times in this process, in turn, while no run is active: they are comparable.
     seconds = best_times(steps, repeats=9)
     return [_result(of_row, steps[name], seconds[name]) for name, of_row in by_row.items()]
 

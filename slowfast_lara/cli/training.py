@@ -18,9 +18,9 @@ from slowfast_lara.errors import InputError
 PRECISIONS = ("bfloat16", "float16", "float32")
 PATHS = ("torch", "triton", "compile", "triton+compile")
 GPU_EPILOG = """\
-Each measurement is written to PATH.csv at once. If a measurement fails (e.g. out of memory), the
-reason is written. To resume, repeat the command. A file of another GPU, driver or version, or
-of other settings, is refused.
+Each measurement is written to PATH.csv (see --out) at once. If a measurement fails (e.g. out of
+memory), the reason is written. To resume, repeat the command. A PATH.csv of another GPU, driver,
+version or settings is refused.
 """
 EXIT_CODES = """\
 exit codes: 0 done, 1 failed, 2 bad input, 75 stopped by SIGTERM, SIGINT or SIGUSR1 with the

@@ -140,7 +140,10 @@ class VideoDataset(torch.utils.data.Dataset):
         return classes
 
     def clip_label(self, index: int, draws: np.ndarray | None) -> Label:
-        """Label of the video or, if `draws` is given, of the clip that `clip_frames` chooses."""
+        """Label of the video; a dataset with labels per frame overrides this method.
+
+        If `draws` is given, it returns the label of the clip that `clip_frames` chooses by `draws`.
+        """
         return self.labels[index]
 
     def video_path(self, index: int) -> VideoPath:

@@ -56,7 +56,7 @@ class ClipFrames(NamedTuple):
     """The wanted frames of a video; a frame that is wanted several times is stored once."""
 
     pixels: np.ndarray  # uint8 RGB [distinct frames, H, W, 3]
-    order: np.ndarray  # for each wanted frame, its index in `pixels`; any shape
+    order: np.ndarray  # index in `pixels` of each wanted frame; an array of any shape
 
 
 def read_clip(

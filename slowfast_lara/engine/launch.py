@@ -143,7 +143,7 @@ def spawn(run: RunFunction, cfg: CfgNode, first: RankInfo, processes: int) -> in
     start_method = multiprocessing.get_start_method()
     children: dict[int, BaseProcess] = {}  # rank -> process
 
-    def forward_signal() -> None:  # called in the signal thread
+    def forward_signal() -> None:  # called in the thread of StopRequest
         for child in list(children.values()):
             child.terminate()
 
@@ -165,7 +165,7 @@ def spawn(run: RunFunction, cfg: CfgNode, first: RankInfo, processes: int) -> in
                 with deferred_signals():
                     child.start()
                 children[info.rank] = child
-            if stop.requested:  # the signal arrived before the children started
+            if stop.requested:  # the signal may have arrived before all children started
                 forward_signal()
             outcome = _wait_for(children, folder, exchange)
             joined = _have_joined(folder)

@@ -131,7 +131,7 @@ def _restarts(verdict: Verdict, outcome: Outcome, cfg: CfgNode) -> bool:
         logger.warning("%s", verdict.text)
     elif verdict.text and not outcome.final:  # else the ranks have printed the reason
         print_error(verdict.text)
-    for handler in logging.root.handlers:  # the restarted ranks open the same log
+    for handler in logging.root.handlers:  # the restarted ranks open the same file
         handler.close()
     logging.root.handlers = []
     return verdict.restart

@@ -33,8 +33,8 @@ def build_model(cfg: CfgNode) -> nn.Module:
     if distributed.is_initialized() and distributed.get_world_size() > 1:
         device_ids = [device] if device.type == "cuda" else None
         # forward_sync_buffers is False, because buffers are constant and equal on all ranks.
-        # static_graph would gain nothing: all trainable parameters are used, so that DDP does not
-        # search for unused ones.
+        # All trainable parameters are used, so that find_unused_parameters can stay False. Then
+        # static_graph gains nothing.
         model = DistributedDataParallel(
             model, device_ids=device_ids, gradient_as_bucket_view=True, forward_sync_buffers=False
         )

@@ -168,7 +168,7 @@ class Record:
 
     def check_not_replaced(self, tasks: list[Task], videos: str) -> None:
         """Raise DataError if a result would overwrite the result of a video from another folder."""
-        # Version 0.1 did not record the path of the result.
+        # Entries written by version 0.1 lack the path of the result.
         sources = {str(entry[3]): source for source, entry in self.log.entries.items() if entry[3:]}
         for task in tasks:
             other = sources.get(os.path.relpath(task.result, self._out))

@@ -1,4 +1,4 @@
-"""Operators `combine` and `combine_backward`: the estimate from the key statistics."""
+"""Operators `combine`, which computes attention from the key statistics, and its backward."""
 
 from __future__ import annotations
 
