@@ -84,7 +84,7 @@ def test_list_has_one_line_per_config(capsys):
 @pytest.mark.parametrize("name", shipped_names())
 def test_written_config_needs_no_base(name, tmp_path, capsys):
     assert main([name, "--out", str(tmp_path / "mine.yaml")]) == 0
-    assert capsys.readouterr().out == ""
+    assert capsys.readouterr().out == f"Wrote {tmp_path / 'mine.yaml'}\n"
     assert "_BASE_" not in (tmp_path / "mine.yaml").read_text()
     assert load_config(tmp_path / "mine.yaml") == load_config(name)
 
