@@ -17,6 +17,7 @@ from slowfast_lara.config import load_config
 from slowfast_lara.data import load_views
 from slowfast_lara.files import atomic_write
 from slowfast_lara.inference.load import load
+from slowfast_lara.inference.videos import output_paths
 from slowfast_lara.models import build_model
 from slowfast_lara.runs import checkpoint
 from tests.helpers.commands import predict as main
@@ -335,6 +336,11 @@ def test_annotated_copy(model, clips, names, tmp_path):
     source = np.stack(_frames(clips[0])).astype(float)
     difference = picture.mean(axis=(1, 2)) - source.mean(axis=(1, 2))
     assert np.abs(difference).max() < 4
+
+
+def test_copies_of_videos_with_one_name():
+    videos = [f"{folder}/a.mkv" for folder in ("1", "2", "3")]
+    assert output_paths("out", videos, ".mp4") == ["out/a.mp4", "out/a_2.mp4", "out/a_3.mp4"]
 
 
 def _frames(path) -> list[np.ndarray]:
