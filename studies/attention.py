@@ -93,4 +93,7 @@ def _with_rows(table: StudyTable, names: Sequence[str] | None) -> StudyTable:
     for name in names or ():
         if name not in known:
             raise InputError(f"--rows is {name!r}; must be one of {', '.join(known)}")
-    return table._replace(rows=tuple(r for r in table.rows if not names or r.name in names))
+    # The landmarks are compared with exact attention, their first row.
+    always = [table.rows[0].name] if table is LANDMARKS else []
+    chosen = [*always, *names] if names else known
+    return table._replace(rows=tuple(row for row in table.rows if row.name in chosen))
