@@ -35,7 +35,8 @@ def gather_tokens(x: Tensor, index: Tensor) -> Tensor:
 
 def index_tensor(numbers: Sequence[int], device: torch.device) -> Tensor:
     # With FakeTensorMode, torch.tensor on the meta device would not return a fake tensor.
-    return torch.tensor(numbers, device="cpu").to(device)
+    # On a GPU, a blocking copy would wait until all launched kernels have run.
+    return torch.tensor(numbers, device="cpu").to(device, non_blocking=device.type == "cuda")
 
 
 def largest(x: Tensor, number: int) -> tuple[Tensor, Tensor]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+
 import torch
 from fvcore.common.config import CfgNode
 from torch import Tensor
@@ -9,6 +11,12 @@ from torch import Tensor
 from slowfast_lara.data.loader import Batch
 from slowfast_lara.data.transforms import Normalize
 from slowfast_lara.inference.scoring import to_device
+
+
+@functools.cache
+def _copy_stream(device: torch.device) -> torch.cuda.Stream:
+    """One stream per device: PyTorch keeps the free memory of each stream for that stream only."""
+    return torch.cuda.Stream(device)
 
 
 class BatchCopies:
@@ -21,7 +29,7 @@ class BatchCopies:
     def __init__(self, cfg: CfgNode, device: torch.device) -> None:
         self._device = device
         self._normalize = Normalize(cfg.DATA)
-        self._stream = torch.cuda.Stream(device) if device.type == "cuda" else None
+        self._stream = _copy_stream(device) if device.type == "cuda" else None
 
     def __call__(self, batch: Batch) -> tuple[list[Tensor], Tensor]:
         """Return the normalised clips and the labels on the device."""

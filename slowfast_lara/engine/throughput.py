@@ -65,7 +65,8 @@ def training_flops(cfg: CfgNode) -> int:
     activation checkpointing.
     """
     try:
-        one, two = (_forward_flops(with_overrides(cfg, ["VIT.DEPTH", n])) for n in (1, 2))
+        torch_only = with_overrides(cfg, ["VIT.KERNELS", "torch"])
+        one, two = (_forward_flops(with_overrides(torch_only, ["VIT.DEPTH", n])) for n in (1, 2))
     except RuntimeError:  # a user's estimator may read values, which fake tensors do not have
         return 0
     return 3 * (one + (cfg.VIT.DEPTH - 1) * (two - one))

@@ -138,6 +138,27 @@ def test_the_faster_one_is_used_if_it_is_right(no_subprocess):
         assert choice.DECISIONS == {(CPU, *call.key()): triton}
 
 
+def test_the_batch_of_training_decides(no_subprocess):
+    """The test has another batch; the calls of training come first."""
+    training, test = temporal_call(4), temporal_call(8)
+    keep(training, Verdict(2.0, 1.0, 1e-3))
+    keep(test, Verdict(1.0, 2.0, 1e-3))
+    choice.decide([training, test], CPU)
+    assert choice.DECISIONS == {(CPU, *training.key()): True}
+
+
+def test_both_kinds_of_kernels_get_the_same_learned_weights():
+    (call,) = calls_of("lara")
+    call.options["learned"] = True
+    operator = measure.Operator(call.description(), CPU)
+    outputs = []
+    for _ in range(2):
+        function = operator.function("torch")
+        torch.manual_seed(1)
+        outputs.append(function(*(x.float() for x in operator.inputs)))
+    assert torch.equal(*outputs)
+
+
 def test_a_batch_that_does_not_fit_into_memory_is_compared_in_part(monkeypatch):
     """PyTorch in float32 needs more memory than the kernels, which may be the better choice."""
     compared = []

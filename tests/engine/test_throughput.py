@@ -50,6 +50,13 @@ def test_flops_of_a_training_step(name):
     assert torch.equal(torch.get_rng_state(), state)
 
 
+@pytest.mark.parametrize("name", ["lara", "merged"])
+def test_flops_do_not_depend_on_the_kernels(name):
+    cfgs = [load_config(f"quick/{name}", ["VIT.KERNELS", it]) for it in ("auto", "triton")]
+    first, second = map(training_flops, cfgs)
+    assert first == second
+
+
 def test_mfu_of_a_known_gpu(monkeypatch):
     cfg = load_config("quick/lara", ["NUM_GPUS", 1, "SOLVER.USE_MIXED_PRECISION", True])
     monkeypatch.setattr(throughput, "device_of", lambda cfg: torch.device("cuda", 0))

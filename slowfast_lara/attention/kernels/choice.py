@@ -119,7 +119,8 @@ def decide(calls: Sequence[Call], device: torch.device, *, all_ranks: bool = Fal
     Only rank 0 measures. On each node, one rank then compiles the chosen kernels, and the other
     ranks load them from Triton's cache.
     """
-    calls = list({call.key(): call for call in calls}.values())
+    # Calls with one key may have different batches: measure the first, which is for training.
+    calls = list({call.key(): call for call in reversed(calls)}.values())[::-1]
     if reason := obstacle(device):
         logger.info("Using PyTorch kernels on %s: %s", device, reason)
         found = [Verdict(problem=reason)] * len(calls)

@@ -51,6 +51,7 @@ class Operator:
             return lambda *xs: functions[self.name](*xs, **self.options, kernels=kernels)
         options = dict(self.options)
         frames = options.pop("num_frames")
+        torch.manual_seed(0)  # the same weights for both kinds of kernels
         estimator = build_estimator(self.name, **options, kernels=kernels).to(self.device).train()
         return lambda *xs: estimator(*xs, num_frames=frames)
 
