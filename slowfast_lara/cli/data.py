@@ -192,8 +192,10 @@ def check(args: argparse.Namespace) -> int | None:
 
     A video is bad if it has no frames, or packets that cannot be decoded, or if decoding it crashes
     or takes more than 30 minutes. OUT lists the paths of bad videos with the reasons. OUT.progress
-    lists the checked videos. To resume an interrupted check, repeat the command. To remove the bad
-    videos from the lists, use `data drop-bad`. The exit code is 1 if there are bad videos.
+    lists the checked videos. A file OUT without OUT.progress is not replaced. To resume an
+    interrupted check, or after repairing videos, repeat the command: it skips videos that were good
+    and have not changed. To remove the bad videos from the lists, use `data drop-bad`. The exit
+    code is 1 if there are bad videos.
     """
     from slowfast_lara.prepare.check import check_videos
 

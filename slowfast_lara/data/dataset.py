@@ -118,9 +118,8 @@ class VideoDataset(torch.utils.data.Dataset):
         """
         # `_frame_rows` is a tensor, because workers share the memory of tensors.
         self._frames, self._frame_rows = frames, torch.tensor(rows)
-        first = frames[0].partition("\n")[0]
-        self._prefix = find_prefix(self.cfg.DATA.PATH_PREFIX, first, list_file)
-        first_paths = (frames[row].partition("\n")[0] for row in rows)
+        first_paths = [frames[row].partition("\n")[0] for row in rows]
+        self._prefix = find_prefix(self.cfg.DATA.PATH_PREFIX, first_paths, list_file)
         return [os.path.join(self._prefix, os.path.dirname(path)) for path in first_paths]
 
     def list_or_val(self) -> str:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 import os
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING
 
 from slowfast_lara.data.text_files import open_text
@@ -16,6 +17,9 @@ VIDEO_SUFFIXES = (
     *(".mp4", ".mkv", ".webm", ".avi", ".mov", ".flv", ".m4v", ".mpg", ".mpeg", ".ts", ".wmv"),
     *(".3gp", ".3g2", ".ogv", ".m2ts", ".mts", ".vob", ".asf"),
 )
+
+# Number of paths of a list to try in the working directory and in the list's folder.
+PATHS_TRIED = 20
 
 
 def read_path_labels(
@@ -35,7 +39,14 @@ def read_path_labels(
 
 def read_entries(list_file: str, separator: str, prefix: str) -> Iterator[tuple[str, str, str]]:
     """Yield (location, path, label) for each line; the location "FILE, line N" is for errors."""
-    is_first = True
+    entries = _split_lines(list_file, separator)
+    first = list(itertools.islice(entries, PATHS_TRIED))
+    prefix = find_prefix(prefix, [path for _, path, _ in first], list_file)
+    for where, path, label in itertools.chain(first, entries):
+        yield where, os.path.join(prefix, path), label
+
+
+def _split_lines(list_file: str, separator: str) -> Iterator[tuple[str, str, str]]:
     for number, line in read_lines(list_file):
         where = f"{list_file}, line {number}"
         path, _, label = (part.strip() for part in line.rpartition(separator))
@@ -44,20 +55,24 @@ def read_entries(list_file: str, separator: str, prefix: str) -> Iterator[tuple[
                 f"{where}: expected 'path{separator}label', got {line!r:.120}"
                 f" (DATA.PATH_LABEL_SEPARATOR is {separator!r})"
             )
-        if is_first:
-            prefix, is_first = find_prefix(prefix, path, list_file), False
-        yield where, os.path.join(prefix, path), label
+        yield where, path, label
 
 
-def find_prefix(prefix: str, first_path: str, list_file: str) -> str:
+def find_prefix(prefix: str, paths: Iterable[str], list_file: str) -> str:
     """The folder to prepend to relative paths of a list: `prefix` if it is not empty.
 
     Otherwise, paths are relative to the working directory, as in PySlowFast, or to the list's
-    folder if `first_path` does not exist in the working directory.
+    folder. The first of the first PATHS_TRIED `paths` that exists in one of them decides.
     """
-    if prefix or os.path.exists(first_path):
+    folder = os.path.dirname(list_file)
+    if prefix:
         return prefix
-    return os.path.dirname(list_file)
+    for path in itertools.islice(paths, PATHS_TRIED):
+        if os.path.exists(path):
+            return prefix
+        if os.path.exists(os.path.join(folder, path)):
+            return folder
+    return folder
 
 
 def read_lines(list_file: str) -> Iterator[tuple[int, str]]:

@@ -167,7 +167,11 @@ def _timed_frames(container: Any, stream: Any, fps: float) -> Iterator[TimedFram
 def list_images(folder: str) -> list[str]:
     """The images in a folder in natural order: 2.jpg before 10.jpg."""
     try:
-        names = [name for name in os.listdir(folder) if name.lower().endswith(IMAGE_SUFFIXES)]
+        names = [
+            name
+            for name in os.listdir(folder)
+            if name.lower().endswith(IMAGE_SUFFIXES) and name[0] != "."
+        ]
     except OSError as error:
         raise DecodeError(f"{folder}: {error.strerror}") from None
     if not names:

@@ -47,8 +47,8 @@ class Ssv2(VideoDataset):
             return self.read_path_list(list_file)
         label_of = read_annotations(folder, split, self.cfg.MODEL.NUM_CLASSES)
         if not has_list:
-            first = f"{next(iter(label_of))}.webm"
-            prefix = find_prefix(self.cfg.DATA.PATH_PREFIX, first, list_file)
+            tried = (f"{name}{suffix}" for name in label_of for suffix in (".webm", ".mp4"))
+            prefix = find_prefix(self.cfg.DATA.PATH_PREFIX, tried, list_file)
             suffix = video_suffix(prefix, label_of)
             files = [os.path.join(prefix, f"{name}{suffix}") for name in label_of]
             return files, list(label_of.values())

@@ -65,7 +65,10 @@ def display(frame, sample_aspect):
     scaled = (width, height) != (frame.width, frame.height)
     options = {"width": width, "height": height, "interpolation": "BICUBIC"} if scaled else {}
     pixels = frame.to_ndarray(format="rgb24", **options)
-    matrix = frame.side_data.get("DISPLAYMATRIX")
+    try:
+        matrix = frame.side_data.get("DISPLAYMATRIX")
+    except ValueError:  # PyAV does not define the type of some side data, e.g. EXIF
+        return np.rot90(pixels, round(frame.rotation / 90) % 4)
     if matrix is None:
         return pixels
     # The matrix maps pixel (x, y) to position (a x + c y, b x + d y); y points downwards.

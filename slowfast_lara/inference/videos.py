@@ -14,7 +14,7 @@ def find_videos(paths: Sequence[str], *, frames_in_folders: bool) -> list[str]:
     """Replace each folder in `paths` by the video files below it, sorted.
 
     A path that does not exist stays in the list; reading it fails later. If
-    `frames_in_folders` is set, a folder of images is one video.
+    `frames_in_folders` is set, a folder with images and without videos is one video.
     """
     videos: list[str] = []
     for path in paths:
@@ -28,13 +28,13 @@ def find_videos(paths: Sequence[str], *, frames_in_folders: bool) -> list[str]:
 def _walk(folder: str, frames_in_folders: bool) -> Iterator[str]:
     for root, folders, names in os.walk(folder):
         folders.sort()
-        if frames_in_folders and any(name.lower().endswith(IMAGE_SUFFIXES) for name in names):
+        names = sorted(name for name in names if name[0] != ".")
+        videos = [name for name in names if name.lower().endswith(VIDEO_SUFFIXES)]
+        has_images = any(name.lower().endswith(IMAGE_SUFFIXES) for name in names)
+        if frames_in_folders and has_images and not videos:
             folders.clear()
             yield root
-            continue
-        for name in sorted(names):
-            if name.lower().endswith(VIDEO_SUFFIXES) and name[0] != ".":
-                yield os.path.join(root, name)
+        yield from (os.path.join(root, name) for name in videos)
 
 
 def output_paths(target: str | None, videos: Sequence[str], suffix: str) -> list[str | None]:
@@ -53,7 +53,14 @@ def output_paths(target: str | None, videos: Sequence[str], suffix: str) -> list
         paths = [target]
     else:
         raise InputError(f"{target} is one file, but there are {len(videos)} videos; give a folder")
-    for video, path in zip(videos, paths):
-        if os.path.exists(path) and os.path.exists(video) and os.path.samefile(path, video):
-            raise InputError(f"{path} is the video itself; choose another output path")
+    inputs = {_file_id(video) for video in videos if os.path.exists(video)}
+    for path in paths:
+        if os.path.exists(path) and _file_id(path) in inputs:
+            raise InputError(f"{path} is one of the input videos; choose another output path")
     return list(paths)
+
+
+def _file_id(path: str) -> tuple[int, int]:
+    """Device and inode of a file, as os.path.samefile compares them."""
+    status = os.stat(path)
+    return status.st_dev, status.st_ino

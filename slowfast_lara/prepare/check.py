@@ -1,7 +1,8 @@
 """Checks that find bad videos before training, and removal of these videos from lists.
 
 A video is bad if it has undecodable packets or no frames, or if decoding crashes or times out.
-OUT.progress records the checked videos; an interrupted check resumes from this file.
+OUT.progress records the checked videos. A repeated check decodes only videos that were bad, and
+those that were not checked or have changed since.
 """
 
 from __future__ import annotations
@@ -13,8 +14,9 @@ from contextlib import closing
 from tqdm import tqdm
 
 from slowfast_lara.data.lists import fits_in_a_list, read_entries, read_lines, videos_below
+from slowfast_lara.data.timestamps import FileVersion, file_version
 from slowfast_lara.data.video import count_frames
-from slowfast_lara.errors import DataError, DecodeError, counted, printable
+from slowfast_lara.errors import DataError, DecodeError, InputError, counted, printable
 from slowfast_lara.files import write_text
 from slowfast_lara.prepare.progress_log import ProgressLog
 from slowfast_lara.prepare.workers import ItemFailure, in_processes
@@ -52,22 +54,32 @@ def check_videos(
     )
     if not videos:
         raise DataError(f"no videos in {', '.join(sources)}")
-    log = ProgressLog(f"{out}.progress")
-    reasons = {path: str(values[0]) for path, values in log.entries.items() if len(values) == 1}
-    todo = [path for path in videos if path not in reasons]
+    progress = f"{out}.progress"
+    if os.path.lexists(out) and not os.path.exists(progress):
+        raise InputError(f"{out} exists, but {progress} does not; choose another OUT")
+    log = ProgressLog(progress)
+    # Versions from before decoding: a video that changes meanwhile will be decoded again.
+    versions = {path: file_version(path) for path in videos}
+    todo = [path for path in videos if not _is_known_good(path, versions[path], log)]
+    reasons: dict[str, str] = {}
     results = in_processes(check_video, todo, jobs, _TIME_LIMIT)
     with closing(results), log.appending():
         finished = len(videos) - len(todo)
         for path, result in tqdm(results, total=len(videos), initial=finished, disable=None):
             reasons[path] = result.reason if isinstance(result, ItemFailure) else result
-            log.add(path, reasons[path])
-    bad = [path for path in videos if reasons[path]]
+            log.add(os.path.abspath(path), reasons[path], versions[path])
+    bad = [path for path in todo if reasons[path]]
     lines = [
         f"{path if fits_in_a_list(path) else printable(path)}\t{reasons[path]}\n" for path in bad
     ]
     write_text(out, "".join(lines))
     print(f"{counted(len(videos), 'video')}, {len(bad)} bad (listed in {printable(out)})")
     return len(bad)
+
+
+def _is_known_good(path: str, version: FileVersion | None, log: ProgressLog) -> bool:
+    """Whether this version of a video was good in an earlier check."""
+    return version is not None and log.entries.get(os.path.abspath(path)) == ["", list(version)]
 
 
 def drop_bad(bad_file: str, lists: Sequence[str], *, separator: str, prefix: str) -> None:

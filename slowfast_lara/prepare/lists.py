@@ -133,6 +133,10 @@ def write_kinetics_lists(
     folder: str, out: str, annotations: dict[str, str], separator: str
 ) -> None:
     """Write OUT/SPLIT.csv and OUT/missing_SPLIT.txt per annotation file, and classes.json."""
+    written = {os.path.realpath(os.path.join(out, f"{split}.csv")) for split in annotations}
+    for path in annotations.values():
+        if os.path.realpath(path) in written:
+            raise InputError(f"a list would replace the annotation file {path}; use another OUT")
     rows = {split: _read_kinetics(path) for split, path in annotations.items()}
     videos: dict[str, str] = {}
     for path in listed_videos_below(folder):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 from functools import cache
 
@@ -14,6 +15,7 @@ from slowfast_lara.files import atomic_write, write_text
 # Prefix of the official SSv2 files; not imported from data/ssv2.py, which imports PyTorch.
 _SSV2 = "something-something-v2-"
 
+_LABELS = re.compile(r'"?\d+(,\d+)*"?|""')  # one class, several, or none
 # (canonical path of a video, label)
 Entry = tuple[str, str]
 
@@ -26,7 +28,7 @@ def read_lists(folder: str, separator: str) -> dict[str, list[Entry]]:
         if not os.path.isfile(path):
             continue
         _, first_line = next(read_lines(path), (0, ""))
-        if first_line.rpartition(separator)[2].strip().isdigit():
+        if _LABELS.fullmatch(first_line.rpartition(separator)[2].strip()):
             entries = read_entries(path, separator, prefix="")
             lists[split] = [(canonical_path(video), label) for _, video, label in entries]
         else:  # not a `path label` list: annotations, or one line per frame

@@ -174,6 +174,7 @@ class Record:
             other = sources.get(os.path.relpath(task.result, self._out))
             if (
                 other is not None
+                and os.path.realpath(other) != os.path.realpath(task.source)
                 and not _is_below(os.path.realpath(videos), other)
                 and os.path.lexists(task.result)
             ):

@@ -72,6 +72,15 @@ def test_relative_paths_without_prefix(tmp_path, monkeypatch):
     assert read(tmp_path, content, prefix="")[0] == ["a.mp4"]
 
 
+def test_first_existing_path_decides_what_paths_are_relative_to(tmp_path, monkeypatch):
+    monkeypatch.chdir(make_files(tmp_path / "elsewhere", "a.mp4"))
+    (tmp_path / "b.mp4").touch()
+    for names in (["gone.mp4", "a.mp4", "b.mp4"], ["gone.mp4", "b.mp4", "a.mp4"]):
+        content = "".join(f"{name} 1\n" for name in names)
+        folder = "" if names[1] == "a.mp4" else f"{tmp_path}/"
+        assert read(tmp_path, content, prefix="")[0] == [folder + name for name in names]
+
+
 def make_files(folder, *names):
     folder.mkdir(parents=True)
     for name in names:

@@ -183,6 +183,19 @@ def test_missing_annotations(tmp_path):
         Ssv2(cfg, "train")
 
 
+def test_paths_relative_to_the_working_directory(tmp_path, monkeypatch):
+    """The first video is missing; the second one is in the working directory."""
+    write_annotations(tmp_path, train=[("7", 1), ("8", 0)])
+    (tmp_path / "elsewhere" / "8").mkdir(parents=True)
+    monkeypatch.chdir(tmp_path / "elsewhere")
+    for name in ("8.mp4", "8/1.jpg"):
+        Path(name).touch()
+    cfg = config(DATA__PATH_TO_DATA_DIR=str(tmp_path))
+    assert Ssv2(cfg, "train").paths == ["7.mp4", "8.mp4"]
+    (tmp_path / "train.csv").write_text(HEADER + '\n7 0 0 7/1.jpg ""\n8 0 0 8/1.jpg ""\n')
+    assert Ssv2(cfg, "train").paths == ["7", "8"]
+
+
 def test_a_missing_frame(tmp_path):
     write_annotations(tmp_path, train=[], validation=[("7", 1), ("8", 1)])
     (tmp_path / "val.csv").write_text(HEADER + '\n7 0 0 absent.jpg ""\n8 0 0 8.jpg ""\n')

@@ -154,7 +154,7 @@ def test_errors_are_one_line_with_the_path(tmp_path):
 
 
 def test_images_are_listed_by_number(tmp_path):
-    for name in ("2.jpg", "10.jpg", "1.JPG", "notes.txt"):
+    for name in ("2.jpg", "10.jpg", "1.JPG", "notes.txt", "._1.JPG"):
         (tmp_path / name).touch()
     assert [path.rsplit("/")[-1] for path in list_images(str(tmp_path))] == [
         "1.JPG",

@@ -32,6 +32,8 @@ VIDEOS: dict[str, dict] = {
     "variable_rate.mp4": VARIABLE,
     "rate_of_a_tick.avi": VARIABLE,
     "no_rate.mpg": VARIABLE,
+    # Side data (EXIF) of a type that PyAV 18 does not define.
+    "unknown_side_data.mov": {"codec": "tiff", "pix_fmt": "rgb24", "turn": 90},
 }
 
 

@@ -15,9 +15,10 @@ import torch
 
 from slowfast_lara.config import load_config
 from slowfast_lara.data import load_views
+from slowfast_lara.errors import InputError
 from slowfast_lara.files import atomic_write
 from slowfast_lara.inference.load import load
-from slowfast_lara.inference.videos import output_paths
+from slowfast_lara.inference.videos import find_videos, output_paths
 from slowfast_lara.models import build_model
 from slowfast_lara.runs import checkpoint
 from tests.helpers.commands import predict as main
@@ -277,7 +278,7 @@ def test_bad_input_is_one_line(model, clips, tmp_path, capsys):
         "--views is 0": [*flags, "--views", "0", video],
         "needs --stream": [*flags, "--plot", str(tmp_path / "x.png"), video],
         "--window is -1": [*flags, "--stream", "--window", "-1", video],
-        "is the video itself": [*flags, "--video-out", video, video],
+        "is one of the input videos": [*flags, "--video-out", video, video],
         "give a folder": [*flags, "--video-out", str(tmp_path / "x.mp4"), *clips],
         "no video given": [*flags, "RNG_SEED", "1"],
         "--checkpoint": ["--cfg", model.cfg, video],
@@ -341,6 +342,24 @@ def test_annotated_copy(model, clips, names, tmp_path):
 def test_copies_of_videos_with_one_name():
     videos = [f"{folder}/a.mkv" for folder in ("1", "2", "3")]
     assert output_paths("out", videos, ".mp4") == ["out/a.mp4", "out/a_2.mp4", "out/a_3.mp4"]
+
+
+def test_copies_do_not_replace_other_inputs(tmp_path):
+    videos = [str(tmp_path / name) for name in ("a.mkv", "a.mp4")]
+    for video in videos:
+        Path(video).touch()
+    with pytest.raises(InputError, match=f"{videos[1]} is one of the input videos"):
+        output_paths(str(tmp_path), videos, ".mp4")
+
+
+def test_folders_with_images_next_to_videos(tmp_path):
+    """Only a folder with visible images and without videos is a video."""
+    names = ["a/1.mp4", "a/cover.jpg", "b/1.jpg", "b/._1.jpg", "c/._1.jpg", "c/sub/2.mp4"]
+    for name in names:
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).touch()
+    found = find_videos([str(tmp_path)], frames_in_folders=True)
+    assert found == [str(tmp_path / name) for name in ("a/1.mp4", "b", "c/sub/2.mp4")]
 
 
 def _frames(path) -> list[np.ndarray]:

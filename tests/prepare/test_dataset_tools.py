@@ -90,6 +90,18 @@ def test_annotations_without_videos(tmp_path):
     assert f"{tmp_path}: no videos" in output and not (tmp_path / "out").exists()
 
 
+def test_annotations_are_not_replaced_by_lists(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    write_video(tmp_path / "y.mp4", 2)
+    content = "label,youtube_id,time_start,time_end\nx,y,1,2\n"
+    for name in ("train.csv", "k400.csv"):
+        Path(name).write_text(content)
+    for flags in (["--train", "train.csv"], ["--train", "k400.csv", "--val", "train.csv"]):
+        assert main(["data", "lists-kinetics", ".", ".", *flags]) == 2
+        assert "would replace the annotation file train.csv" in capsys.readouterr().err
+        assert Path("train.csv").read_text() == content
+
+
 def folder_of_classes(folder, **counts):
     for name, count in counts.items():
         (folder / name / "taken in may").mkdir(parents=True)
@@ -254,12 +266,48 @@ def test_check_videos_resumes(tmp_path):
     progress = tmp_path / "bad.txt.progress"
     lines = progress.read_text().splitlines()
     assert len(lines) == 4
-    # Stopped in the middle of a line: videos of complete lines are not decoded again.
+    # Stopped in the middle of a line: good videos of complete lines are not decoded again.
     kept = [line for line in lines if str(good) in line or str(cut) in line]
     progress.write_text("\n".join(kept) + '\n["' + str(damaged))
-    good.unlink()
-    output = run("datasets/check_videos.py", out, tmp_path / "list.csv", tmp_path, expect=1)
-    assert str(good) not in out.read_text() and len(progress.read_text().splitlines()) == 4
+    status = good.stat()
+    good.write_bytes(bytes(status.st_size))
+    os.utime(good, ns=(status.st_atime_ns, status.st_mtime_ns))
+    run("datasets/check_videos.py", out, tmp_path / "list.csv", tmp_path, expect=1)
+    again = dict(line.split("\t") for line in out.read_text().splitlines())
+    assert again == bad  # the good video is unchanged according to its size and time
+    assert len({json.loads(line)[0] for line in progress.read_text().splitlines()}) == 4
+
+
+def test_bad_and_changed_videos_are_checked_again(tmp_path):
+    names = [str(tmp_path / f"{number}.mp4") for number in range(3)]
+    for name in names[1:]:
+        write_video(Path(name), 5)
+    Path(names[0]).touch()
+    bad, videos = str(tmp_path / "bad.txt"), str(tmp_path / "list.csv")
+    Path(videos).write_text("".join(f"{name} 0\n" for name in names))
+
+    def check() -> list[str]:
+        assert main(["data", "check", bad, videos]) == 1
+        return [line.split("\t")[0] for line in Path(bad).read_text().splitlines()]
+
+    assert check() == names[:1]
+    write_video(Path(names[0]), 5)
+    status = os.stat(names[1])
+    Path(names[1]).write_bytes(bytes(status.st_size))
+    os.utime(names[1], ns=(status.st_atime_ns, status.st_mtime_ns + 10**9))
+    assert check() == names[1:2]
+    assert main(["data", "drop-bad", bad, videos]) == 0
+    assert Path(videos).read_text() == f"{names[0]} 0\n{names[2]} 0\n"
+
+
+def test_check_videos_does_not_replace_other_files(tmp_path, capsys):
+    write_video(tmp_path / "a.mp4", 2)
+    train, val = tmp_path / "train.csv", tmp_path / "val.csv"
+    for path in (train, val):
+        path.write_text("a.mp4 0\n")
+    assert main(["data", "check", str(train), str(val)]) == 2
+    assert f"{train} exists, but {train}.progress does not" in capsys.readouterr().err
+    assert train.read_text() == "a.mp4 0\n"
 
 
 def test_check_videos_with_unprintable_names(tmp_path):

@@ -122,6 +122,29 @@ def test_moved_set(videos, tmp_path, capsys):
     assert prepare(tmp_path / "moved", out) == 0
 
 
+def test_links_to_videos_elsewhere(videos, tmp_path):
+    links, out = tmp_path / "links", tmp_path / "out"
+    links.mkdir()
+    (links / "1.mp4").symlink_to(videos / "1.mp4")
+    (links / "class").symlink_to(videos)
+    kept = []
+    for _ in range(2):
+        assert prepare(links, out) == 0
+        kept.append([(out / name).stat().st_ino for name in ("1.mp4", "class/1.mp4")])
+    assert kept[0] == kept[1]
+
+
+def test_lists_with_several_classes(videos, tmp_path):
+    labels = {"train": "3,17", "val": '"0,4"', "test": '""'}
+    for split, label in labels.items():
+        (videos / f"{split}.csv").write_text(f"1.mp4 {label}\n1.mp4 2\n")
+    out = tmp_path / "out"
+    assert prepare(videos, out) == 0
+    for split, label in labels.items():
+        expected = f"{out}/1.mp4 {label}\n{out}/1.mp4 2\n"
+        assert (out / f"{split}.csv").read_text() == expected
+
+
 def test_record_with_invalid_lines(videos, tmp_path):
     out = tmp_path / "out"
     assert prepare(videos, out) == 0
