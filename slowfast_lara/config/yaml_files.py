@@ -65,7 +65,7 @@ def parse_yaml(text: str | bytes, path: str) -> dict[str, Any]:
 
 
 class _LimitedLoader(yaml.SafeLoader):
-    """Rejects more than MAX_VALUES values after alias expansion, and integers above 63 bits."""
+    """Rejects more than MAX_VALUES values after alias expansion, huge and base-60 integers."""
 
     def get_single_node(self) -> yaml.Node | None:
         root = super().get_single_node()
@@ -74,6 +74,8 @@ class _LimitedLoader(yaml.SafeLoader):
         return root
 
     def construct_yaml_int(self, node: yaml.Node) -> int:
+        if ":" in str(node.value):  # YAML 1.1 reads 2:4 as 2 * 60 + 4
+            raise ValueError(f"{node.value!r:.40} is no number; put text in quotes")
         number: int = super().construct_yaml_int(node)
         # An error message cannot quote huge integers: str() fails above 4300 digits.
         if number.bit_length() > 63:

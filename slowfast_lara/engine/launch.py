@@ -145,7 +145,10 @@ def spawn(run: RunFunction, cfg: CfgNode, first: RankInfo, processes: int) -> in
 
     def forward_signal() -> None:  # called in the thread of StopRequest
         for child in list(children.values()):
-            child.terminate()
+            if stop.signal_name != "SIGUSR1":
+                child.terminate()
+            elif child.is_alive():  # a later SIGTERM of Slurm must be the first urgent signal
+                os.kill(child.pid or 0, signal.SIGUSR1)
 
     stop = StopRequest()
     joined = False  # whether the ranks of this node have ever completed the rendezvous
@@ -168,8 +171,8 @@ def spawn(run: RunFunction, cfg: CfgNode, first: RankInfo, processes: int) -> in
             if stop.requested:  # the signal may have arrived before all children started
                 forward_signal()
             outcome = _wait_for(children, folder, exchange)
-            joined = _have_joined(folder)
-        return replace(outcome, joined=joined, final=outcome.code in FINAL or stop.requested)
+        joined = outcome.joined
+        return replace(outcome, final=outcome.code in FINAL or stop.requested)
 
     stop.listen(forward_signal)
     try:
@@ -192,11 +195,13 @@ def _wait_for(
     GRACE_SECONDS after the first failure on any node, the children that are still running are
     killed. See `restarts.RunRanks` for `exchange`.
     """
-    outcome = Outcome(DONE)
+    outcome, joined = Outcome(DONE), False
     deadline: float | None = None
     alive = dict(children)
     while alive:
         wait([child.sentinel for child in alive.values()], timeout=POLL_SECONDS)
+        # In a long run, the system may remove old files of the launch folder.
+        joined = joined or _have_joined(folder)
         ended = [(rank, child) for rank, child in alive.items() if not child.is_alive()]
         # Sort killed ranks first: they cause the lost connections that other ranks report.
         ended.sort(key=lambda it: (it[1].exitcode or 0) >= 0)
@@ -207,12 +212,12 @@ def _wait_for(
                 hung = deadline is not None and time.monotonic() >= deadline
                 outcome = outcome if outcome.code in FINAL else _failure(rank, child, folder, hung)
         failed = outcome.code != DONE
-        if exchange(failed and _have_joined(folder)) or failed:
+        if exchange(failed and joined) or failed:
             deadline = deadline or time.monotonic() + GRACE_SECONDS
             if time.monotonic() >= deadline:
                 for child in alive.values():
                     child.kill()
-    return outcome
+    return replace(outcome, joined=joined)
 
 
 def _have_joined(folder: str) -> bool:

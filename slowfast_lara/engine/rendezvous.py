@@ -15,6 +15,7 @@ The ranks poll the store, so that no call to the store waits for another rank: t
 
 from __future__ import annotations
 
+import contextlib
 import datetime
 import errno
 import ipaddress
@@ -32,7 +33,7 @@ from fvcore.common.config import CfgNode
 
 from slowfast_lara.engine.fingerprint import differences
 from slowfast_lara.engine.heartbeat import Heartbeat
-from slowfast_lara.errors import JOINED, LAUNCH_DIR, InputError, RunError
+from slowfast_lara.errors import JOINED, LAUNCH_DIR, InputError, RunError, Stopped
 from slowfast_lara.files import parse_json
 
 RENDEZVOUS_SECONDS = 300
@@ -84,7 +85,10 @@ def join_run(
         wait_for_server(info.host, info.port, timeout, heartbeat.poll)
     group_store = open_store(info.host, info.port, timeout, serve=serves_store)
     store = rank_store(open_store(info.host, info.port, timeout, serve=False))
-    rendezvous = Rendezvous(store, info.rank, info.world_size, heartbeat.poll)
+    is_restart = info.launcher_store and store.add(PHASE, 0) > 0
+    rendezvous = Rendezvous(
+        store, info.rank, info.world_size, heartbeat.poll, is_restart=is_restart
+    )
     run_id = rendezvous.join(fingerprint, timeout)
     if info.rank == 0:
         store.add(PHASE, 1)
@@ -99,13 +103,22 @@ def join_run(
 
 
 class Rendezvous:
-    """The rendezvous protocol on one rank; calls `on_poll` after each poll of the store."""
+    """The rendezvous protocol on one rank; calls `on_poll` after each poll of the store.
+
+    In a restart, a process with another fingerprint does not shorten the wait for a lost node.
+    """
 
     def __init__(
-        self, store: dist.Store, rank: int, world_size: int, on_poll: Callable[[], None]
+        self,
+        store: dist.Store,
+        rank: int,
+        world_size: int,
+        on_poll: Callable[[], None],
+        *,
+        is_restart: bool = False,
     ) -> None:
         self._store, self._rank, self._world_size = store, rank, world_size
-        self._on_poll = on_poll
+        self._on_poll, self._is_restart = on_poll, is_restart
         self._num_replied = 0
         self._run_id = ""
 
@@ -132,7 +145,7 @@ class Rendezvous:
         # belong to another run.
         while self._count("registered") < self._world_size - 1:
             self.reply()
-            if self._count("problems"):
+            if self._count("problems") and not self._is_restart:
                 deadline = min(deadline, time.monotonic() + SETTLE_SECONDS)
             if time.monotonic() > deadline:
                 self._give_up()
@@ -173,7 +186,13 @@ class Rendezvous:
                 "started twice, or do two runs share one --init_method?"
             )
         self._store.add(self._key("registered"), 1)
-        problem = self._wait_for(self._key("verdict"), deadline)
+        try:
+            problem = self._wait_for(self._key("verdict"), deadline)
+        except Stopped:  # after a signal, the same command may be started again
+            with contextlib.suppress(dist.DistError):
+                self._store.add(self._key("registered"), -1)
+                self._store.add(self._key(f"rank/{self._rank}"), -1)
+            raise
         if problem:
             self._store.add(self._key("read"), 1)
             raise InputError(problem)

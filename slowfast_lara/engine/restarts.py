@@ -12,8 +12,8 @@ to agree on a restart or an exit:
 3. A launcher that starts after all ranks have joined replaces a lost launcher. It waits for the
    next verdict before it starts its ranks.
 
-If the run has several nodes and the ranks of a node fail before they have ever completed the
-rendezvous, only this node exits, without a restart: the node may belong to another run.
+If the run has several nodes and the ranks of a node fail by themselves before they have ever
+completed the rendezvous, only this node exits, without a restart: it may belong to another run.
 
 Bad input and signals end a run. If there was no progress since the last restart, an error also
 ends the run, because it would probably recur; a killed rank or a lost node does not end the run.
@@ -22,6 +22,7 @@ Restarted ranks hold a new rendezvous, which no rank from before the restart can
 
 from __future__ import annotations
 
+import contextlib
 import json
 import logging
 import math
@@ -45,7 +46,16 @@ from slowfast_lara.engine.rendezvous import (
 from slowfast_lara.engine.run_logging import open_log, set_up_logging
 from slowfast_lara.engine.score_files import PATTERN
 from slowfast_lara.engine.signals import StopRequest
-from slowfast_lara.errors import DONE, FAILED, InputError, RunError, first_line, print_error
+from slowfast_lara.errors import (
+    DONE,
+    FAILED,
+    STOPPED,
+    InputError,
+    RunError,
+    Stopped,
+    first_line,
+    print_error,
+)
 from slowfast_lara.files import parse_json
 from slowfast_lara.runs import checkpoint
 from slowfast_lara.runs.folder import LOG
@@ -187,14 +197,16 @@ class Launchers:
         phase = self._ranks.add(PHASE, 0)
         self._replaces = phase % 2 == 1 and self._node > 0  # odd: all ranks have joined
         self._generation, self._order = phase // 2, 0
+        self._other_failed = False  # whether another node failed first, in this generation
 
     def rejoin(self) -> Verdict | None:
         """If this launcher replaces a lost one, return the next verdict; else return None."""
         if not self._replaces:
             return None
-        # Publish an outcome in place of the lost launcher, so that node 0 does not wait for it.
-        self._publish(Outcome(FAILED, f"node {self._node} was started again", killed=True))
-        if not self._wait([self._key("verdict")], self._timeout, self._stop.check):
+        seconds = max(self._timeout, 2 * LOST_SECONDS)
+        has_verdict = self._wait([self._key("verdict")], seconds, self._stop.check)
+        # If the node has an outcome, its launcher is not lost.
+        if not has_verdict or self._store.check([self._key(f"outcome/{self._node}")]):
             raise InputError(
                 f"node {self._node} has already joined the run at this address; was this command "
                 "started twice, or do two runs share one --init_method?"
@@ -210,13 +222,17 @@ class Launchers:
         try:
             if failed and not self._order:
                 self._order = self._store.add(self._key("failures"), 1)
-            return failed or self._store.add(self._key("failures"), 0) > 0
+            if not failed and self._store.add(self._key("failures"), 0) > 0:
+                self._other_failed = True
+            return failed or self._other_failed
         except dist.DistError:  # node 0 has exited, so the ranks of this node exit, too
             return True
 
     def agree(self, outcome: Outcome) -> Verdict:
         """Publish the outcome of this node; return the verdict of node 0's launcher."""
-        if not outcome.joined:  # the rendezvous failed, or this node belongs to another run
+        # The ranks of this node failed before the rendezvous: it may belong to another run. Not if
+        # they were ended because another node failed, while they joined a restart.
+        if not outcome.joined and not self._other_failed:
             return Verdict(False)
         self.exchange(outcome.code != DONE)
         try:
@@ -230,7 +246,11 @@ class Launchers:
             raise
         # If the ranks of node 0 are done, all ranks have passed the last barrier: do not wait for
         # the other outcomes.
-        verdict = self._judge.decide([outcome] if outcome.code == DONE else self._outcomes())
+        needs_others = outcome.code != DONE and not outcome.final
+        outcomes = self._outcomes() if needs_others else [outcome]
+        if needs_others and self._stop.requested:
+            outcomes = [Outcome(STOPPED, "stopped by a signal", final=True)]
+        verdict = self._judge.decide(outcomes)
         key = self._key("verdict")
         if verdict.restart:
             self._start_generation(self._generation + 1)
@@ -246,9 +266,13 @@ class Launchers:
         self._watchdog.stop()
 
     def _outcomes(self) -> list[Outcome]:
-        """Wait for the outcomes of all nodes; a node without outcome after LOST_SECONDS is lost."""
+        """Wait for the outcomes of all nodes; a node without outcome after LOST_SECONDS is lost.
+
+        A signal ends the wait.
+        """
         keys = [self._key(f"outcome/{node}") for node in range(self._nodes)]
-        self._wait(keys, LOST_SECONDS)
+        with contextlib.suppress(Stopped):
+            self._wait(keys, LOST_SECONDS, self._stop.check)
         return [
             Outcome(**parse_json(self._store.get(key).decode()))
             if self._store.check([key])
@@ -266,7 +290,7 @@ class Launchers:
         return verdict
 
     def _start_generation(self, number: int) -> None:
-        self._generation, self._order = number, 0
+        self._generation, self._order, self._other_failed = number, 0, False
 
     def _wait(
         self, keys: list[str], seconds: float, on_poll: Callable[[], None] = lambda: None

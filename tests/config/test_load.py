@@ -301,6 +301,7 @@ def test_override_values_are_literals_and_not_executed(base, tmp_path):
     [
         ("- a\n- b\n", "expected a mapping"),
         ("VIT: [", "not plain YAML"),
+        ("NUM_SHARDS: 2:4", "'2:4' is no number"),
         (b"\xff\xfe\x00", "not plain YAML"),
         ("_BASE_: 3", "_BASE_ is 3.*file name"),
         ("_BASE_: none.yaml", r"bad.yaml: _BASE_: no config file .*none.yaml"),

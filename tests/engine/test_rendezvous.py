@@ -13,7 +13,8 @@ import pytest
 
 from slowfast_lara.engine import rendezvous
 from slowfast_lara.engine.rendezvous import Rendezvous, listen, open_store
-from slowfast_lara.errors import BAD_INPUT, STOPPED, InputError
+from slowfast_lara.engine.signals import StopRequest
+from slowfast_lara.errors import BAD_INPUT, STOPPED, InputError, Stopped
 from tests.helpers.launchers import linux_only, start_node
 from tests.helpers.runs import RUN_NET, finish, free_port, start, wait_for, write_config
 
@@ -41,9 +42,11 @@ class Ranks:
         self._pool = ThreadPoolExecutor(8)
         self.joined: list[Rendezvous] = []
 
-    def add(self, rank: int, fingerprint=OURS, timeout: float = 20) -> Future:
+    def add(
+        self, rank: int, fingerprint=OURS, timeout: float = 20, on_poll=lambda: None, **options
+    ) -> Future:
         store = open_store("127.0.0.1", self._port, 10, serve=False)
-        self.joined.append(Rendezvous(store, rank, self._world_size, lambda: None))
+        self.joined.append(Rendezvous(store, rank, self._world_size, on_poll, **options))
         return self._pool.submit(self.joined[-1].join, fingerprint, timeout)
 
 
@@ -103,6 +106,28 @@ def test_a_process_of_another_run_fails_and_the_run_continues(store_port):
     ranks = Ranks(store_port, 2)
     first = ranks.add(0)
     assert "SOLVER.BASE_LR" in reason(ranks.add(1, OTHERS))
+    assert ranks.add(1).result(timeout=30) == first.result(timeout=30)
+
+
+def test_a_rank_that_a_signal_stops_may_return(store_port):
+    ranks, stop = Ranks(store_port, 3), StopRequest()
+    first, stopped = ranks.add(0), ranks.add(1, on_poll=stop.check)
+    time.sleep(0.5)
+    stop.request("SIGINT")
+    with pytest.raises(Stopped):
+        stopped.result(timeout=30)
+    last = ranks.add(2)
+    time.sleep(0.5)
+    assert not first.done()  # rank 1 does not count
+    futures = [first, ranks.add(1), last]
+    assert len({future.result(timeout=30) for future in futures}) == 1
+
+
+def test_in_a_restart_another_run_does_not_shorten_the_wait_for_a_lost_node(store_port):
+    ranks = Ranks(store_port, 2)
+    first = ranks.add(0, is_restart=True)
+    assert "SOLVER.BASE_LR" in reason(ranks.add(1, OTHERS))
+    time.sleep(2)  # longer than SETTLE_SECONDS
     assert ranks.add(1).result(timeout=30) == first.result(timeout=30)
 
 

@@ -185,11 +185,12 @@ class Nodes:
         )
         self._port, self._pool = free_port(), ThreadPoolExecutor(8)
         self._added: list[Launchers] = []
+        self.stop = StopRequest()
         self.launchers = [self.add(node) for node in range(3)]
 
     def add(self, node: int) -> Launchers:
         cfg = load_config(self._config, ("NUM_SHARDS", 3, "SHARD_ID", node))
-        self._added.append(Launchers(cfg, "127.0.0.1", self._port, StopRequest()))
+        self._added.append(Launchers(cfg, "127.0.0.1", self._port, self.stop))
         return self._added[-1]
 
     def set_running(self) -> None:
@@ -242,16 +243,43 @@ def test_bad_input_on_one_node_ends_all(nodes):
     assert {future.result(timeout=20) for future in futures.values()} == {verdict}
 
 
-def test_a_launcher_replaces_a_lost_one(nodes, monkeypatch):
-    monkeypatch.setattr(restarts, "LOST_SECONDS", 60)
+def test_a_launcher_replaces_a_lost_one(nodes):
     nodes.set_running()
-    returned = nodes.add(2)
-    waiting = nodes.submit(returned.rejoin)
+    waiting = nodes.submit(nodes.add(2).rejoin)
     time.sleep(0.5)
     assert not waiting.done() and not nodes.launchers[0].exchange(False)
     futures = [*nodes.agree({0: KILLED, 1: KILLED}).values(), waiting]
     assert len({future.result(timeout=20) for future in futures}) == 1
     assert nodes.add(2).rejoin() is None  # the next rendezvous is open
+
+
+def test_a_second_launcher_of_a_node_does_not_change_the_verdict(nodes):
+    nodes.set_running()
+    second = nodes.submit(nodes.add(2).rejoin)
+    time.sleep(0.5)
+    reason = Outcome(FAILED, "rank 2: the reason")
+    nodes.launchers[2].exchange(True)  # the first failure
+    futures = nodes.agree({0: ERROR, 1: ERROR, 2: reason}).values()
+    (text,) = {future.result(timeout=20).text for future in futures}
+    assert text.startswith("Restart 1 of 2: rank 2: the reason; ")
+    with pytest.raises(InputError, match="node 2 has already joined"):
+        second.result(timeout=20)
+
+
+def test_a_signal_ends_the_wait_for_the_outcomes(nodes, monkeypatch):
+    monkeypatch.setattr(restarts, "LOST_SECONDS", 600)
+    (verdict,) = nodes.agree({0: KILLED}).values()
+    time.sleep(1)
+    assert not verdict.done()
+    nodes.stop.request("SIGTERM")
+    expected = Verdict(False, "no restart: stopped by a signal", STOPPED)
+    assert verdict.result(timeout=20) == expected
+
+
+def test_a_final_outcome_of_node_0_needs_no_other(nodes, monkeypatch):
+    monkeypatch.setattr(restarts, "LOST_SECONDS", 600)
+    (verdict,) = nodes.agree({0: Outcome(STOPPED, "a signal", final=True)}).values()
+    assert verdict.result(timeout=20) == Verdict(False, "no restart: a signal", STOPPED)
 
 
 def test_a_run_ends_before_a_node_returns(nodes):
@@ -269,6 +297,16 @@ def test_a_node_that_has_not_joined_does_not_disturb_the_others(nodes):
     assert not nodes.launchers[0].exchange(False)
 
 
+def test_a_node_that_joins_a_restart_gets_the_verdict_on_the_failure_of_another(nodes):
+    """Its own ranks are ended because of that failure, before they have joined."""
+    assert nodes.launchers[0].exchange(True) and nodes.launchers[2].exchange(False)
+    futures = nodes.agree({0: ERROR, 1: ERROR})
+    verdict = nodes.launchers[2].agree(Outcome(FAILED, "rank 2 hung"))
+    assert verdict.restart and {future.result(timeout=20) for future in futures.values()} == {
+        verdict
+    }
+
+
 @pytest.mark.parametrize("joined", [False, True])
 def test_a_failure_is_shared_after_the_rendezvous_only(tmp_path, joined):
     if joined:
@@ -278,6 +316,26 @@ def test_a_failure_is_shared_after_the_rendezvous_only(tmp_path, joined):
     shared = []
     assert _wait_for({0: rank}, str(tmp_path), lambda failed: shared.append(failed)).code == 1
     assert shared[-1] == joined
+
+
+def test_the_launch_folder_may_vanish_during_a_run(tmp_path):
+    (tmp_path / JOINED).touch()
+    rank = multiprocessing.get_context("fork").Process(target=sleep_and_fail)
+    rank.start()
+    shared = []
+
+    def exchange(failed: bool) -> bool:
+        (tmp_path / JOINED).unlink(missing_ok=True)
+        shared.append(failed)
+        return failed
+
+    outcome = _wait_for({0: rank}, str(tmp_path), exchange)
+    assert outcome.joined and shared[0] is False and shared[-1] is True
+
+
+def sleep_and_fail():
+    time.sleep(2)
+    os._exit(1)
 
 
 def test_a_launcher_that_was_started_twice_fails(nodes):
@@ -396,6 +454,23 @@ def test_a_signal_while_ranks_start_saves_and_stops(tmp_path, video_set):
     run = start_two_ranks(tmp_path, video_set, tmp_path / "out", **ENDLESS)
     wait_for(lambda: len(ranks_of(run)) == 2)
     os.kill(run.pid, signal.SIGTERM)
+    code, _, stderr = finish(run, END_SECONDS)
+    assert code == STOPPED, stderr
+
+
+@linux_only
+@pytest.mark.slow
+def test_a_warning_of_slurm_through_the_launcher_is_no_urgent_signal(tmp_path, video_set):
+    """A SIGTERM after the SIGUSR1 does not end the ranks before they have saved."""
+    run = start_two_ranks(tmp_path, video_set, tmp_path / "out", **ENDLESS)
+    wait_for(lambda: iterations(tmp_path / "out") > 10, START_SECONDS)
+    first, suspended = ranks_of(run)
+    os.kill(suspended, signal.SIGSTOP)  # the other rank cannot finish its step
+    os.kill(run.pid, signal.SIGUSR1)
+    time.sleep(2)
+    os.kill(first, signal.SIGTERM)
+    time.sleep(1)
+    os.kill(suspended, signal.SIGCONT)
     code, _, stderr = finish(run, END_SECONDS)
     assert code == STOPPED, stderr
 
