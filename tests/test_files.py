@@ -16,6 +16,7 @@ from slowfast_lara.errors import DataError, InputError
 from slowfast_lara.files import (
     atomic_folder,
     atomic_write,
+    csv_cell,
     open_in_place,
     parse_json,
     remove_unfinished,
@@ -50,6 +51,12 @@ def test_parse_json_rejects(value):
 def test_parse_json_accepts():
     text = '{"a": [1, -1.5, 9223372036854775807, -9223372036854775807, 1e400, true, null, "NaN"]}'
     assert parse_json(text) == json.loads(text)
+
+
+@pytest.mark.parametrize("value", ["=1", " +1", "-1", "@a", "\tx", "\rx", "\nx", "＝1"])
+def test_cells_of_formulas_are_quoted(value):
+    assert csv_cell(value) == f"'{value}"
+    assert [csv_cell(other) for other in ("a=1", " x", "", -1.5)] == ["a=1", " x", "", -1.5]
 
 
 @pytest.mark.parametrize("value", BAD.values(), ids=BAD)

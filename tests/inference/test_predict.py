@@ -355,6 +355,7 @@ def test_copies_do_not_replace_other_inputs(tmp_path):
 def test_folders_with_images_next_to_videos(tmp_path):
     """Only a folder with visible images and without videos is a video."""
     names = ["a/1.mp4", "a/cover.jpg", "b/1.jpg", "b/._1.jpg", "c/._1.jpg", "c/sub/2.mp4"]
+    names.append("b/sub/3.mp4")  # not searched: b is a video
     for name in names:
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).touch()
