@@ -15,6 +15,7 @@ of the spatial stage.
 
 from __future__ import annotations
 
+import math
 import sys
 import time
 from collections.abc import Iterable, Iterator, Sequence
@@ -89,12 +90,18 @@ class ModelErrorTable(ResultTable):
 
     def best(self, error: str) -> SettingError | None:
         """The row within the budget with the smallest `error`: "error" or "moving_error"."""
-        allowed = [row for row in self.rows[1:] if self.share(row) <= self.budget]
+        allowed = [
+            row
+            for row in self.rows[1:]
+            if self.share(row) <= self.budget and math.isfinite(getattr(row, error))
+        ]
         return min(allowed, key=lambda row: getattr(row, error), default=None)
 
     def is_pareto_optimal(self, row: SettingError) -> bool:
         """Whether no other setting has a smaller error at the same cost or less."""
-        return not any(other.macs <= row.macs and other.error < row.error for other in self.rows)
+        return math.isfinite(row.error) and not any(
+            other.macs <= row.macs and other.error < row.error for other in self.rows
+        )
 
     def cells(self) -> Cells:
         rows = [

@@ -96,6 +96,12 @@ def swap(
     seconds = [best / len(views_to_time) for best in best_times(jobs, REPEATS).values()]
     orders = [_top5(torch.from_numpy(model_scores), kind) for model_scores in scores]
     for key, order, view_seconds in zip(models, orders, seconds):
+        if failed := int((order < 0).all((1, 2)).sum()):
+            number = "" if key[1] is None else f" with {key[1]}"
+            table.notes.append(
+                f"{key[0]}{number}: the scores of {counted(failed, 'video')} are not finite and "
+                "count as wrong"
+            )
         correct = (order == labels.reshape(len(labels), 1, -1)).all(-1)
         same_class = (order[:, 0] == orders[0][:, 0]).all(-1)
         top1, top5, same = (
@@ -106,10 +112,12 @@ def swap(
 
 
 def _top5(scores: Tensor, kind: LabelKind) -> np.ndarray:
-    """The top-5 labels of each video: [videos, 5, 2] for (verb, noun), otherwise [videos, 5, 1]."""
-    if kind.is_pair:
-        return top_actions(scores, kind)[0].numpy()
-    return top_classes(scores)[..., None].numpy()
+    """The top-5 labels of each video: [videos, 5, 2] for (verb, noun), otherwise [videos, 5, 1].
+
+    The labels of a video whose scores are not finite are -1.
+    """
+    order = top_actions(scores, kind)[0] if kind.is_pair else top_classes(scores)[..., None]
+    return order.masked_fill(~scores.isfinite().all(1)[:, None, None], -1).numpy()
 
 
 def _swapped_models(

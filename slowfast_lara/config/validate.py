@@ -225,6 +225,8 @@ def _check_training(cfg: CfgNode) -> None:
             _fail(cfg, "SOLVER.STEPS", "must be a rising list of epochs that starts with 0")
         if len(solver.LRS) != len(steps):
             _fail(cfg, "SOLVER.LRS", f"must have {len(steps)} numbers, as many as SOLVER.STEPS")
+    elif solver.LR_POLICY == "cosine" and solver.COSINE_END_LR > solver.BASE_LR:
+        _fail(cfg, "SOLVER.COSINE_END_LR", f"must be at most SOLVER.BASE_LR ({solver.BASE_LR:g})")
     if mixup.ENABLE and not mixup.ALPHA + mixup.CUTMIX_ALPHA > 0:
         _fail(cfg, "MIXUP.ENABLE", "requires MIXUP.ALPHA or MIXUP.CUTMIX_ALPHA above 0")
     if cfg.TRAIN.MAX_RESTARTS and not cfg.TRAIN.AUTO_RESUME:

@@ -296,6 +296,11 @@ class Trainer:
             f"* {self.lr_factor:g} (SOLVER.REFERENCE_BATCH {solver.REFERENCE_BATCH}), "
             f"{solver.OPTIMIZING_METHOD}, {solver.LR_POLICY}"
         )
+        if solver.LR_POLICY == "cosine" and solver.WARMUP_EPOCHS >= solver.MAX_EPOCH:
+            logger.warning(
+                "The learning rate stays below this value: SOLVER.WARMUP_EPOCHS is "
+                f"{solver.WARMUP_EPOCHS:g}, SOLVER.MAX_EPOCH {solver.MAX_EPOCH}"
+            )
         if not self.kind.is_pair:
             self._log_classes()
         if solver.LAYER_DECAY < 1:

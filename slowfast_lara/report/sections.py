@@ -70,16 +70,16 @@ def _title(run: RunRecord) -> str:
 
 
 def _attention(run: RunRecord) -> str:
-    attention = run.setting("VIT.APPROX_ATTN_TYPE")
+    attention = run.tested("VIT.APPROX_ATTN_TYPE")
     return f"{display_name(str(attention))} attention" if attention else ""
 
 
 def _summary(run: RunRecord) -> str:
     parts = (
-        run.setting("MODEL.MODEL_NAME"),
-        run.setting("VIT.ATTN_LAYER"),
+        run.tested("MODEL.MODEL_NAME"),
+        run.tested("VIT.ATTN_LAYER"),
         _attention(run),
-        run.setting("TEST.DATASET"),
+        run.tested("TEST.DATASET"),
         run.checkpoint,
     )
     model = " · ".join(str(part) for part in parts if part)

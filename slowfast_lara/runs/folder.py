@@ -17,6 +17,7 @@ from slowfast_lara.data.classes import class_names
 from slowfast_lara.errors import InputError
 from slowfast_lara.files import parse_json
 from slowfast_lara.labels import Label
+from slowfast_lara.runs import checkpoint
 
 # File names in OUTPUT_DIR; checkpoints are in checkpoints/ (see `checkpoint`). Training writes
 # CONFIG and ENVIRONMENT; a test writes the same files with the prefix TEST_PREFIX.
@@ -84,6 +85,7 @@ class RunRecord:
     metrics: dict[str, float] = field(default_factory=dict)  # keys as in TEST_METRICS, in percent
     # Only for (verb, noun) labels: {"verb": record of the verbs, "noun": record of the nouns}.
     parts: dict[str, RunRecord] = field(default_factory=dict)
+    test_config: dict[str, Any] = field(default_factory=dict)
     # Only for multi-label videos.
     precisions: list[ClassPrecision] = field(default_factory=list)
 
@@ -98,6 +100,10 @@ class RunRecord:
         """Value of a dotted config key; `default` if the key is missing."""
         value = get_value(self.config, key, None)
         return default if value is None else value
+
+    def tested(self, key: str) -> Any:
+        """Value of a dotted config key in the last test, or in training if there was no test."""
+        return get_value(self.test_config or self.config, key, None)
 
     def stats_of(self, kind: str) -> list[dict[str, Any]]:
         """Logged stats whose type or split is `kind`, e.g. "train_epoch"."""
@@ -136,6 +142,8 @@ def read_run(folder: str, classes: str | None) -> RunRecord:
     run = RunRecord(folder, stats, config_text, config, json_object(environment, paths[1]), [])
     if results:
         _add_results(run, results, paths[2])
+        test_config = os.path.join(folder, TEST_PREFIX + CONFIG)
+        run.test_config = parse_yaml(_read(test_config), test_config)
     limits = {"TRAIN.BATCH_SIZE": 10**9, "NUM_SHARDS": 10**9, **dict.fromkeys(_COUNTS, MAX_CLASSES)}
     for key, limit in limits.items():
         value = run.setting(key, 0)
@@ -158,9 +166,20 @@ def _set_names(run: RunRecord, classes: str | None) -> None:
         counts.append(max(max(used, default=-1) + 1, run.setting(key, 0)))
     keys = ("EPICKITCHENS.ANNOTATIONS_DIR", "DATA.PATH_TO_DATA_DIR")
     folder = next((str(run.setting(key)) for key in keys if run.setting(key)), "")
-    names = class_names(classes, sum(counts), folder)
+    names = (_saved_names(run, sum(counts)) if classes is None else None) or class_names(
+        classes, sum(counts), folder
+    )
     for record, count in zip(records, counts):
         record.names, names = names[:count], names[count:]
+
+
+def _saved_names(run: RunRecord, count: int) -> list[str] | None:
+    """The class names in the newest checkpoint of the run, or else in the tested checkpoint."""
+    for path in (*checkpoint.paths_in(run.folder)[-1:], run.checkpoint):
+        names = checkpoint.peek_checkpoint(path).get("class_names")
+        if type(names) is list and len(names) == count and {*map(type, names)} == {str}:
+            return names
+    return None
 
 
 def _numbers(video: TestedVideo) -> list[int]:

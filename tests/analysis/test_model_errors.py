@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import itertools
+import math
 import re
 from functools import partial
 
@@ -235,6 +236,12 @@ def test_recommendation():
     assert problem.startswith("no setting has at most 50 %")
     assert cheapest.startswith("the cheapest setting is lara global with 2 landmarks")
     assert "APPROX_ATTN_DIM: 2" in lines
+
+
+def test_errors_that_are_not_finite_are_not_recommended():
+    table = table_of((20, math.nan, math.nan), (30, math.inf, 0.1), (40, 0.2, 0.6))
+    assert table.best("error") is table.rows[3] and table.best("moving_error") is table.rows[2]
+    assert [table.is_pareto_optimal(row) for row in table.rows] == [True, False, False, True]
 
 
 def test_small_errors_are_distinguishable():

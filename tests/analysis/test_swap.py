@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import csv
 import json
+import math
 
 import numpy as np
 import pytest
 from PIL import Image
 
+from slowfast_lara.attention.performer import PerformerAttention
 from tests.helpers.commands import run, swap
 from tests.helpers.runs import write_config
 from tests.helpers.small_models import only_error
@@ -80,6 +82,20 @@ def test_some_videos_and_views(trained, capsys):
     rows = [line.split() for line in capsys.readouterr().out.splitlines()[-3:]]
     assert [row[0] for row in rows] == ["exact", *names]
     assert rows[1][2] in ("0.0", "50.0", "100.0")
+
+
+def test_scores_that_are_not_finite_count_as_wrong(trained, capsys, monkeypatch):
+    original = PerformerAttention.forward
+
+    def forward(*args, **options):
+        return original(*args, **options) * math.nan
+
+    monkeypatch.setattr(PerformerAttention, "forward", forward)
+    flags = ["--attentions", "performer", "--landmarks", "4", "--videos", "3", "--views", "1"]
+    assert swap([str(trained), *flags]) == 0
+    text = capsys.readouterr().out
+    assert "performer with 4: the scores of 3 videos are not finite and count as wrong" in text
+    assert text.splitlines()[-1].split()[:5] == ["performer", "4", "0.0", "0.0", "0.0"]
 
 
 def test_untrained_parameters_are_noted_once(trained, capsys):

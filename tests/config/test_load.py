@@ -388,6 +388,11 @@ WRONG = {
 }
 
 
+def test_the_learning_rate_does_not_rise_to_its_end():
+    with pytest.raises(ConfigError, match="SOLVER.COSINE_END_LR is 0.01; must be at most SOLVER.B"):
+        load_config("quick/lara", ["SOLVER.COSINE_END_LR", "0.01"])
+
+
 @pytest.mark.parametrize("override", WRONG, ids=" ".join)
 def test_invalid_override_reports_key_value_and_allowed_values(base, override):
     with pytest.raises(ConfigError) as caught:

@@ -115,6 +115,27 @@ def test_title_tells_runs_apart(run, tmp_path, name, title):
     assert f"<h1>{title}</h1>" in (folder / "report.html").read_text()
 
 
+def test_summary_shows_the_settings_of_the_test(run, tmp_path):
+    """A later test may use another attention than training."""
+    folder = shutil.copytree(run, tmp_path / "later")
+    config = folder / "test_config.yaml"
+    text = config.read_text()
+    config.write_text(text.replace("APPROX_ATTN_TYPE: lara", "APPROX_ATTN_TYPE: performer"))
+    assert main([str(folder)]) == 0
+    summary = re.search('<p class="quiet">(.*?)</p>', (folder / "report.html").read_text())[1]
+    assert "performer attention" in summary and "lara" not in summary
+
+
+def test_class_names_come_from_the_checkpoint(run, tmp_path):
+    """The folder of the lists may have moved, or have other names now."""
+    folder = shutil.copytree(run, tmp_path / "moved")
+    config = folder / "config.yaml"
+    text = re.sub("PATH_TO_DATA_DIR: .*", "PATH_TO_DATA_DIR: nowhere", config.read_text())
+    config.write_text(text)
+    assert main([str(folder)]) == 0
+    assert "<b>bold</b> & $x$" in read(folder / "report.html").text
+
+
 def test_unknown_parts_of_the_environment_are_left_out(run, tmp_path):
     folder = shutil.copytree(run, tmp_path / "run")
     environment = json.loads((folder / "environment.json").read_text())
