@@ -54,10 +54,7 @@ class Comparison(list[ComparedAttention]):
             figures = [f"{100 * entry.share:.0f}", f"{entry.error:.2g}", f"{worst:.2g}"]
             rows.append([entry.attention, str(entry.number or ""), *figures])
         best = self.nearest()
-        advice = (
-            "every attention needs more than half of the MACs of exact attention at this number of "
-            "tokens"
-        )
+        advice = "no attention needs at most half of exact attention's MACs with so few tokens"
         if best is not None:
             number = f", groups={best.number}" if best.number else ""
             call = f'hf.use(model, "{best.attention}"{number})'
