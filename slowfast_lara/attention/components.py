@@ -18,7 +18,10 @@ UNIT = 256.0
 
 
 def append_units(x: Tensor) -> Tensor:
-    """Queries [...,d] -> [...,d']: append `UNIT`, the factor of the biases in the keys."""
+    """Queries [...,d] -> [...,d']: fill the additional components with `UNIT`.
+
+    `append_biases` divides the biases by `UNIT`, so that a dot product contains them unchanged.
+    """
     more = 2 + -(x.shape[-1] + 2) % 8
     return torch.cat((x, x.new_full((), UNIT).expand(*x.shape[:-1], more)), dim=-1)
 

@@ -274,11 +274,12 @@ def report(args: argparse.Namespace) -> None:
 def approximation_error(args: argparse.Namespace) -> None:
     """Compare each attention with exact attention in a trained model.
 
-    Measures the error of each attention, with all proposals and kinds of landmarks, on the q, k, v
-    of the model's layers for some of the given videos. Prints the setting with the smallest error
-    within a cost budget, and the config lines for this setting. Cost is the number of
-    multiply-accumulates (MACs) of the spatial stage. The second error, `moving`, weights each token
-    by the change of its pixels over time.
+    Measures the error of each attention, with all values of its options `proposal`, `landmarks` and
+    `biased`, on the q, k, v of the model's layers for some of the given videos. There are two
+    errors: `error` weights all tokens equally, `moving` weights each token by the change of its
+    pixels over time. Prints a table of all settings. For each of the two errors, recommends the
+    setting with the smallest error within a cost budget, and prints its config lines. Cost is the
+    number of multiply-accumulates (MACs) of the spatial stage.
     """
     model_files, videos, overrides = model_and_files(args)
     if not videos:

@@ -260,7 +260,7 @@ KEYS = {
         "short side to which test videos are resized before cropping (0: DATA.TEST_CROP_SIZE)"),
     "DATA.TEST_RESIZE": Key("opencv", NOTHING, one_of("opencv", "pillow"),
         "bilinear resizing of test videos: opencv as in PySlowFast, or pillow (with antialiasing, "
-        "and the centre crop rounded down) as in Hugging Face transformers"),
+        "and the offset of the centre crop rounded down) as in Hugging Face transformers"),
     "DATA.USE_RANDOM_RESIZE_CROPS": Key(False, TRAINING, ANY,
         "crops of random area and aspect ratio instead of scale jitter and crop"),
     "DATA.RANDOM_FLIP": Key(True, TRAINING, ANY, "flip half of the clips if the dataset allows it"),
@@ -299,7 +299,8 @@ KEYS = {
     "MIXUP.PROB": Key(1.0, TRAINING, PROBABILITY, "probability that a batch is mixed"),
     "MIXUP.SWITCH_PROB": Key(0.5, TRAINING, PROBABILITY, "probability of cutmix rather than mixup"),
     "SOLVER.OPTIMIZING_METHOD": Key("adamw", TRAINING, one_of("sgd", "adam", "adamw"), "optimizer"),
-    "SOLVER.BASE_LR": Key(..., TRAINING, POSITIVE, "learning rate after the warm-up"),
+    "SOLVER.BASE_LR": Key(..., TRAINING, POSITIVE,
+        "base learning rate of the schedule, which follows the warm-up"),
     "SOLVER.REFERENCE_BATCH": Key(0, TRAINING, AT_LEAST_0,
         "effective batch size that BASE_LR is for; the learning rate is scaled linearly to the "
         "actual one (0: no scaling)"),

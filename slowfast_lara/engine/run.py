@@ -51,7 +51,7 @@ def run(cfg: CfgNode, stop: StopRequest) -> None:
     threads = choose_threads(cfg)
     choose_gpu_arithmetic(cfg)
     set_up_logging()
-    # Read all lists and checkpoints before training, so that errors are reported at once.
+    # Read all lists and checkpoints before training, so that errors are reported at the start.
     loaders = _build_loaders(cfg)
     with contextlib.ExitStack() as stack:
         # Only rank 0 locks the folder, because only rank 0 reads and writes checkpoints.

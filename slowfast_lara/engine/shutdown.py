@@ -70,9 +70,10 @@ def _out_of_memory(error: torch.OutOfMemoryError) -> str:
 
 
 def _nccl_error(message: str) -> str:
-    """The result code and the last error of NCCL in a message; "" if a peer was lost.
+    """Extract NCCL's result code and last error from an error message of PyTorch.
 
-    PyTorch's message has a line `ncclSystemError: ...` and, after a line `Last error:`, the cause.
+    The message has a line `ncclSystemError: ...` and, after a line `Last error:`, the cause.
+    Returns "" if there is no result code, or if it means a lost peer.
     """
     code = re.search(r"^(nccl\w+): *(.*)", message, re.MULTILINE)
     if not code or code[1] == "ncclRemoteError":  # a peer has exited, or the network failed

@@ -108,7 +108,7 @@ def weights(length, scaled_length, antialias):
         positions = positions.clip(0, length - 1)
     values = (1 - abs(np.arange(length) - positions) / width).clip(0)
     values /= values.sum(axis=1, keepdims=True)
-    # Pillow rounds the filter weights to 22 bits.
+    # Pillow rounds the filter weights to 22 fractional bits.
     return rounded(values * 2**22) / 2**22 if antialias else values
 
 

@@ -56,7 +56,9 @@ def check_videos(
         raise DataError(f"no videos in {', '.join(sources)}")
     progress = f"{out}.progress"
     if os.path.lexists(out) and not os.path.exists(progress):
-        raise InputError(f"{out} exists, but {progress} does not; choose another OUT")
+        raise InputError(
+            f"{out} was not written by `data check` ({progress} is missing); choose another OUT"
+        )
     log = ProgressLog(progress)
     # Versions from before decoding: a video that changes meanwhile will be decoded again.
     versions = {path: file_version(path) for path in videos}

@@ -105,7 +105,7 @@ def scene_time(frames: int) -> np.ndarray:
 def scene_paths(
     rng: np.random.Generator, motion: Motion, time: np.ndarray, two_objects: bool
 ) -> list[ObjectPath]:
-    """Paths of all objects; the first object moves."""
+    """Paths of all objects. `two_objects` adds one at rest if the motion has a single object."""
     paths = motion(rng, time)
     if two_objects and len(paths) == 1:
         x, y = rng.uniform(size=2)

@@ -306,7 +306,7 @@ def test_check_videos_does_not_replace_other_files(tmp_path, capsys):
     for path in (train, val):
         path.write_text("a.mp4 0\n")
     assert main(["data", "check", str(train), str(val)]) == 2
-    assert f"{train} exists, but {train}.progress does not" in capsys.readouterr().err
+    assert f"{train}.progress is missing" in capsys.readouterr().err
     assert train.read_text() == "a.mp4 0\n"
 
 

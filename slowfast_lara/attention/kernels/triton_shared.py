@@ -20,9 +20,10 @@ d**-0.5 in the kernels of `merged` and `temporal`, and d**-0.25 in all others. I
 are not scaled; samples and landmarks are in the scaled space, except the landmarks that `landmarks`
 writes and `proposals` reads.
 
-q, k and v may be half precision and enter matmuls as they are. Samples and landmarks are float32
-and part of an exponent: rounding large ones to 8 or 11 bits would change the softmax weights. They
-are split into a rounded part `hi` and a remainder `lo`, with one matmul for each part.
+q, k and v may be half precision and enter matmuls as they are. Samples and landmarks are float32.
+Their dot products are logits, in which rounding of large samples or landmarks to the 8 or 11
+significant bits of bfloat16 or float16 would change the softmax weights. They are split into a
+rounded part `hi` and a remainder `lo`, with one matmul for each part.
 """
 
 from __future__ import annotations

@@ -78,7 +78,7 @@ class Call(NamedTuple):
             else {
                 "shape": list(x.shape),
                 "stride": list(x.stride()),
-                # Of the storage offset, only the alignment of the first element matters.
+                # Only the alignment of the first element affects the speed, not the offset itself.
                 "offset": x.storage_offset() % 16,
                 "dtype": str(x.dtype).removeprefix("torch."),
             }
