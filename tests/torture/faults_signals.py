@@ -10,7 +10,7 @@ import time
 from slowfast_lara.engine.signals import SAME_REQUEST_SECONDS
 from tests.torture.case import Case
 from tests.torture.faults import ONE, SEVERAL, fault
-from tests.torture.processes import StartedRun, send
+from tests.torture.processes import StartedRun, send, suspend
 from tests.torture.workload import TEST_VIDEOS
 
 # torchrun has its own exit codes.
@@ -177,7 +177,7 @@ def _pause_one(pids: list[int], rng: random.Random, least: float, most: float) -
 @fault("second run in the folder", "during", weight=1.5)
 def second_run(case: Case, run: StartedRun, rng: random.Random) -> bool:
     """The first run is suspended meanwhile, so that it cannot end and release the lock."""
-    send(run.all_pids(), signal.SIGSTOP)
+    suspend(run.all_pids())
     if not (case.out.path / ".lock").exists():  # not locked yet, or about to exit
         send(run.all_pids(), signal.SIGCONT)
         return False

@@ -81,6 +81,14 @@ def send(pids: Sequence[int], number: int) -> None:
             os.kill(pid, number)
 
 
+def suspend(pids: Sequence[int]) -> None:
+    """Send SIGSTOP and wait until the processes have stopped: a write in progress ends first."""
+    send(pids, signal.SIGSTOP)
+    deadline = time.monotonic() + 10
+    while any(_state(pid) in ("R", "S", "D") for pid in pids) and time.monotonic() < deadline:
+        time.sleep(0.01)
+
+
 def kill_all_started() -> None:
     send([pid for pid in _pids() if _OUR_MARK in _environment_of(pid)], signal.SIGKILL)
 
@@ -156,8 +164,16 @@ def _command_line(pid: int) -> str:
 
 
 def _parent(pid: int) -> int:
-    fields = _read(pid, "stat").rpartition(")")[2].split()
-    return int(fields[1]) if fields else 0
+    return int(_stat(pid)[1])
+
+
+def _state(pid: int) -> str:
+    return _stat(pid)[0]
+
+
+def _stat(pid: int) -> list[str]:
+    """Return state, parent and the following fields of /proc/PID/stat."""
+    return _read(pid, "stat").rpartition(")")[2].split() or ["", "0"]
 
 
 def _read(pid: int, name: str) -> str:
