@@ -90,7 +90,7 @@ class Cost(NamedTuple):
 
 
 def has_path(part: str, attention: str, path: str) -> bool:
-    """Whether a path is worth measuring: False if it runs the same code as another path."""
+    """Whether to measure a path: no if it lacks kernels, or runs the same code as another path."""
     name = "softmax" if part == "temporal" else resolve_attention(attention)[0]
     uses_kernels, compiled = PATHS[path][0] == "triton", PATHS[path][1]
     if part == "attention":  # torch.compile does not change Triton kernels
@@ -135,7 +135,7 @@ def _driver_version() -> str:
 
 
 def check_kernels(device: str, precision: str) -> list[Comparison]:
-    """Compare all operators of the Triton kernels with PyTorch in float64."""
+    """Compare all operators that have Triton kernels for `precision` with PyTorch in float64."""
     sizes, dtype = (HEAD_DIM, LANDMARKS), getattr(torch, precision)
     return list(compare_operators(torch.device(device), dtype, sizes, reference=torch.float64))
 

@@ -77,9 +77,10 @@ class Row(NamedTuple):
 
 
 class Plan(NamedTuple):
-    """Sizes to measure: all crops at the first number of frames and the first precision.
+    """Sizes, precisions, attentions and paths to measure.
 
-    The other numbers of frames and precisions are measured at the first crop only.
+    All crops are measured at the first number of frames and the first precision. The other numbers
+    of frames and the other precisions are measured at the first crop only.
     """
 
     crops: Sequence[int]
@@ -146,7 +147,7 @@ def benchmark_gpu(plan: Plan, settings: Settings, minutes: float, out: str) -> N
         print(f"{missing} measurements are left: repeat the command to resume")
     print(
         f"Please send {printable(path)}: attach it to an issue of the project (template: GPU "
-        "benchmark). It names GPU, driver and versions, and no user, machine or path."
+        "benchmark). It names CPU, GPU, driver and versions, but no user, host or path."
     )
 
 
@@ -172,11 +173,14 @@ def _check(worker: Worker, file: ResultFile, device: str, precision: str) -> Non
 def _measure_all(
     worker: Worker, file: ResultFile, cases: Sequence[Case], settings: Settings, end: float
 ) -> int:
-    """Measure the cases missing in the file, until time `end`; return how many remain missing."""
+    """Measure the cases missing in the file; return how many are still missing.
+
+    No measurement starts after the time `end`.
+    """
     todo = [case for case in cases if not file.has(case)]
     started = time.monotonic()
     shown = f"{(end - started) / 60:.0f} min"
-    print_progress(f"{len(todo)} of {len(cases)} measurements to do in at most {shown}")
+    print_progress(f"{len(todo)} of {len(cases)} measurements to do; none starts after {shown}")
     for number, case in enumerate(todo):
         if time.monotonic() > end:
             return len(todo) - number
@@ -231,7 +235,10 @@ class ResultFile:
         os.fsync(self._file.fileno())
 
     def _resume(self) -> int:
-        """Read the rows of an existing file; returns the end of its last complete line."""
+        """Read the rows of an existing file; returns its size in bytes up to the last full line.
+
+        Returns 0 if the file has no line of column names.
+        """
         check_regular_file(self.path)
         with open(self.path, "rb") as file:
             content = file.read()

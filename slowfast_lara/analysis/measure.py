@@ -70,8 +70,9 @@ def call_times(job: Job, device: torch.device, seconds: float, batches: int = 5)
     """Return the shortest measured device and host time per run of `job`, after a warm-up.
 
     The device time is from the fastest of `batches` batches of runs. All batches together take
-    about `seconds`. On a GPU, CUDA events time a batch, so synchronisation is not included. If
-    device and host time are close, Python limits the speed.
+    about `seconds`, but each batch has at least 1 and at most 1000 runs. On a GPU, CUDA events time
+    a batch, so synchronisation is not included. If device and host time are close, Python limits
+    the speed.
     """
     for _ in range(WARM_UP):
         job()

@@ -6,11 +6,12 @@ in a layer is
 
     sum_n w_n |estimate_n - exact_n|^2 / sum_n w_n |exact_n|^2
 
-where the sums are over the tokens n of all videos, and estimate_n and exact_n are the outputs for
-token n. The error of a setting is the mean over layers. For `error`, w_n is 1. For `moving_error`,
-w_n is the mean absolute difference between the pixels of token n and those of the previous and
-the next token at the same spatial position. The cost is the number of multiply-accumulates (MACs)
-of the spatial stage.
+where the sums are over the tokens n of all videos (for RA, over some evenly spaced tokens), and
+estimate_n and exact_n are the outputs for token n. The error of a setting is the mean over layers.
+For `error`, w_n is 1. For `moving_error`, w_n is the mean absolute difference between the pixels of
+token n and those of the previous and the next token at the same spatial position, divided by the
+mean of these differences in the video. The cost is the number of multiply-accumulates (MACs) of the
+spatial stage.
 """
 
 from __future__ import annotations
@@ -55,7 +56,7 @@ VARIED = ("proposal", "landmarks", "biased")
 
 
 class SettingError(NamedTuple):
-    """A setting, its MACs in one layer for one clip, and its relative squared error per layer."""
+    """A setting, its MACs in one layer for one clip, and its two relative errors per layer."""
 
     setting: Setting
     macs: float
@@ -89,7 +90,10 @@ class ModelErrorTable(ResultTable):
         return row.macs / self.rows[0].macs
 
     def best(self, error: str) -> SettingError | None:
-        """The row within the budget with the smallest `error`: "error" or "moving_error"."""
+        """The row within the budget with the smallest finite `error` ("error" or "moving_error").
+
+        Exact attention does not count. Returns None if there is no such row.
+        """
         allowed = [
             row
             for row in self.rows[1:]
@@ -98,7 +102,7 @@ class ModelErrorTable(ResultTable):
         return min(allowed, key=lambda row: getattr(row, error), default=None)
 
     def is_pareto_optimal(self, row: SettingError) -> bool:
-        """Whether no other setting has a smaller error at the same cost or less."""
+        """Whether the error is finite and no setting has a smaller one at the same cost or less."""
         return math.isfinite(row.error) and not any(
             other.macs <= row.macs and other.error < row.error for other in self.rows
         )
@@ -126,13 +130,17 @@ class ModelErrorTable(ResultTable):
         return [[*cells[:-1], *more] for cells, more in zip(self.cells(), by_layer)]
 
     def footer(self) -> list[str]:
-        """The settings with the smallest errors within the budget, and config lines for each."""
+        """The settings with the smallest errors within the budget, and config lines for each.
+
+        If no setting is within the budget, the cheapest one.
+        """
         limit = f"at most {100 * self.budget:g} % of the MACs of exact attention"
         best, best_moving = self.best("error"), self.best("moving_error")
         lines = [""]
         if best is None or best_moving is None:
             lines.append(
-                f"no setting has {limit}: the model has few tokens, or --samples is too large"
+                f"no setting with finite errors has {limit}: the model has few tokens, or "
+                "--samples is too large"
             )
             cheapest = min(self.rows, key=lambda row: row.macs)
             chosen = {"the cheapest setting is": cheapest}
@@ -336,7 +344,7 @@ def token_weights(view: Tensor, cfg: CfgNode) -> Tensor:
 
     Row 0 is ones. Row 1 is proportional to the mean absolute difference between a token's pixels
     and those of the previous and the next token at the same spatial position. If the video does not
-    change, row 1 is ones, too.
+    change or has one temporal token, row 1 is ones, too.
     """
     patch, frames = cfg.VIT.PATCH_SIZE, cfg.VIT.PATCH_SIZE_TEMP
     by_token = view.unflatten(1, (-1, frames)).mean(2)  # [3,F,H,W]

@@ -15,8 +15,8 @@ from slowfast_lara.attention import ESTIMATORS, Estimator, estimator_options
 from slowfast_lara.inference.layers import LayerInputs, estimator_for
 from slowfast_lara.models.attention_config import display_name
 
-# The cost of RA is quadratic in the number of tokens, so its error is measured on about this number
-# of queries.
+# The cost of RA is quadratic in the number of tokens, so its error is measured on a subset of
+# this number of queries, or up to twice as many.
 RA_QUERIES = 64
 
 
@@ -25,7 +25,7 @@ class Setting(NamedTuple):
 
     name: str
     options: dict[str, Any]
-    # Landmarks or samples. None: the config's number, or the attention has neither.
+    # Landmarks, samples, or groups of keys per frame. None: the number from the config, if any.
     number: int | None = None
 
     @property
@@ -45,13 +45,16 @@ class Setting(NamedTuple):
         return estimator_for(inputs, self.name, cfg, seed=seed, **changes)
 
     def queries(self, tokens: int) -> slice:
-        """The queries to measure: all or, for RA, about RA_QUERIES evenly spaced ones."""
+        """The queries to measure: all or, for RA, evenly spaced ones (see RA_QUERIES)."""
         return slice(None, None, max(1, tokens // RA_QUERIES) if self.name == "ra" else 1)
 
     def squared_errors(
         self, inputs: LayerInputs, exact: Tensor, cfg: CfgNode, seeds: int
     ) -> Tensor:
-        """Squared error of each measured query, mean over seeds if the attention is random."""
+        """Squared error of each measured query, summed over heads, frames and components.
+
+        If the attention is random, the result is the mean over `seeds` seeds.
+        """
         q, k, v, num_frames, _ = inputs
         some = self.queries(q.shape[2])
         is_random = "seed" in inspect.signature(ESTIMATORS[self.name]).parameters

@@ -33,7 +33,9 @@ class SwapResult(NamedTuple):
     """Accuracy in % and speed of a model with one attention."""
 
     attention: str
-    landmarks: int | None  # number of landmarks or samples; None if the attention has neither
+    # Number of landmarks, samples, or groups of keys per frame. None for the trained attention, and
+    # for attentions without such a number.
+    landmarks: int | None
     top1: float
     top5: float
     same_top1: float  # % of videos with the same top-1 class as with the trained attention
@@ -125,7 +127,7 @@ def _swapped_models(
 ) -> dict[tuple[str, int | None], TrainedModel]:
     """Models by (attention, number of landmarks), the trained model first.
 
-    Adds a note to `notes` for each invalid pair.
+    Adds a note to `notes` for invalid pairs, and for attentions that draw buffers from the seed.
     """
     as_trained = f"{display_name(chosen_estimator(model.cfg))} (as trained)"
     models: dict[tuple[str, int | None], TrainedModel] = {(as_trained, None): model}
@@ -154,7 +156,8 @@ def test_models(
 ) -> tuple[np.ndarray, np.ndarray, Tensor]:
     """Compute scores [models, videos, classes]; also returns labels and a batch of views to time.
 
-    Each test video is decoded once for all models. A note is added for each video that fails.
+    Uses `videos` test videos, evenly spaced over the list; None: all. Each video is decoded once
+    for all models. A note is added for each video that fails.
     """
     cfg = next(iter(models.values())).cfg
     dataset = dataset_class(cfg, "TEST")(cfg, "test")

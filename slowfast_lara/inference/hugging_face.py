@@ -93,7 +93,7 @@ class HubFile:
             raise self.fail(key, f"{expected!r}")
 
     def channels(self, key: str, default: Any) -> list[float]:
-        """A number for each of three channels."""
+        """Three numbers, one per channel; a single number is used for all channels."""
         value = self.content.get(key)
         value = default if value is None else value
         values = value if isinstance(value, list) else [value] * 3
@@ -135,7 +135,7 @@ def config_tree(folder: str) -> dict[str, Any]:
     if not isinstance(architectures, list) or not all(
         isinstance(x, str) and x.endswith("ForVideoClassification") for x in architectures
     ):
-        raise file.fail("architectures", "a model for video classification")
+        raise file.fail("architectures", "a list of names that end in ForVideoClassification")
     tree = _model_tree(file, kind, len(_class_names(file)))
     tree["DATA"] |= _preprocessing(folder, kind, tree["VIT"]["POS_CROP_SIZE"])
     tree["DATA"]["TRAIN_CROP_SIZE"] = crop = tree["DATA"]["TEST_CROP_SIZE"]
@@ -173,7 +173,7 @@ def _class_names(file: HubFile) -> list[str]:
 
 
 def _model_tree(file: HubFile, kind: str, num_classes: int) -> dict[str, Any]:
-    """The config of the model, without preprocessing."""
+    """The config of the model and of a test, without preprocessing."""
     activation = file.content.get("hidden_act", "gelu_fast" if kind == "vivit" else "gelu")
     if not isinstance(activation, str) or activation not in _GELUS:
         raise file.fail("hidden_act", f"one of {', '.join(_GELUS)}")
@@ -220,7 +220,7 @@ def _side(file: HubFile) -> int:
     if isinstance(value, list) and len(value) == 2 and value[0] == value[1]:
         value = value[0]
     if type(value) is not int or not 1 <= value <= _MAX_SIZE:
-        raise file.fail("image_size", "a positive integer")
+        raise file.fail("image_size", f"an integer from 1 to {_MAX_SIZE}, or two equal ones")
     return value
 
 
@@ -280,7 +280,8 @@ def _preprocessing(folder: str, kind: str, image_size: int) -> dict[str, Any]:
     """The DATA keys for the processor's resizing, cropping and normalisation."""
     path, defaults = os.path.join(folder, PREPROCESSOR), _PROCESSORS[kind]
     if not os.path.isfile(path):
-        logger.warning("%s is missing: using the defaults of transformers for %s", path, kind)
+        message = "%s is missing: using the defaults of transformers for %s, and crops of %d pixels"
+        logger.warning(message, path, kind, image_size)
         file = HubFile(os.path.join(folder, CONFIG))
         file.content = {"size": max(defaults["size"], image_size), "crop_size": image_size}
     else:

@@ -42,7 +42,10 @@ def check_layer(layer: int, cfg: CfgNode) -> None:
 def layer_inputs(
     model: nn.Module, view: Tensor, cfg: CfgNode, layers: Sequence[int]
 ) -> list[LayerInputs]:
-    """Run the model on a view [3,T,H,W] and capture the inputs of the estimators of `layers`."""
+    """Run the model on a view [3,T,H,W] and capture the inputs of the estimators of `layers`.
+
+    Raises InputError if the model's layers are not trajectory attention.
+    """
     if cfg.VIT.ATTN_LAYER != "trajectory":
         raise InputError(f"VIT.ATTN_LAYER is {cfg.VIT.ATTN_LAYER!r}; must be 'trajectory'")
     captured: dict[int, LayerInputs] = {}

@@ -52,8 +52,8 @@ def load(
 ) -> TrainedModel:
     """Load a trained model for inference.
 
-    If the checkpoint holds EMA weights, they are used unless `overrides` set TEST.USE_EMA False.
-    The model is compiled only if `overrides` set MODEL.COMPILE True.
+    If the checkpoint holds EMA weights, they are used unless TEST.USE_EMA is False in `overrides`
+    or in the model's config. The model is compiled only if `overrides` set MODEL.COMPILE True.
 
     Args:
         source: the folder of a run (loads its best checkpoint if there is one, else the newest),
@@ -62,13 +62,15 @@ def load(
             last two kinds on the Hugging Face Hub. If `weights` is given: a config file, or the
             name of a shipped config.
         weights: a checkpoint or weights file for the config in `source`.
-        device: where to put the model; default: the first GPU, or the CPU if there is none.
+        device: where to put the model; default: the first NVIDIA GPU, or the CPU if there is none;
+            the Apple GPU if DEVICE is mps.
         revision: branch, tag or commit of a model on the Hub; default: its main branch.
         attention: name of an attention that replaces the trained one, without training:
             "exact", an estimator, or "lara-recommended" (LARA with the recommended options).
         classes: a file of class names, to use instead of the names in the checkpoint.
         overrides: config overrides: a mapping {KEY: VALUE}, or KEY, VALUE, KEY, VALUE, ... For a
-            folder of transformers, DATA.NUM_FRAMES and DATA.TEST_CROP_SIZE resize pos_embed.
+            folder of transformers, overrides of DATA.NUM_FRAMES and DATA.TEST_CROP_SIZE also
+            resize the position embeddings.
         options: `num_landmarks` and the options of the attention, e.g. `beta=2.0`.
 
     Returns:

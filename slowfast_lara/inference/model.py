@@ -101,15 +101,17 @@ class TrainedModel:
 
         Args:
             videos: one video or a list; a video is a path, or frames uint8 RGB [T,H,W,3].
-            views: number of views (clips x crops) to average, 1 to 30; default: from the config.
+            views: number of views (clips x crops) to combine, 1 to 30; default: from the config.
             fps: frame rate of videos given as frames; default: DATA.TARGET_FPS.
 
         Returns:
-            A Prediction; for a list of videos, a list of Predictions. A video of a list that cannot
-            be read has a Prediction with an `error`, and the error is logged.
+            A Prediction; for a list of videos, a list of Predictions. If a video of a list cannot
+            be read or has scores that are not finite, its Prediction has an `error`, which is also
+            logged.
 
         Raises:
-            slowfast_lara.errors.DecodeError: `videos` is a single video that cannot be read.
+            slowfast_lara.errors.DecodeError: a single video, not in a list, cannot be read or has
+                scores that are not finite.
         """
         outputs, num_views = self._pooled_outputs(videos, views, fps, self.network, pool_scores)
         found = [
@@ -162,11 +164,13 @@ class TrainedModel:
             fps: frame rate of videos given as frames; default: DATA.TARGET_FPS.
 
         Returns:
-            float32 [D] with D = VIT.EMBED_DIM; for a list of videos, [videos, D]. The row of a
-            video that cannot be read is NaN, and the error is logged.
+            float32 [D] with D = VIT.EMBED_DIM; for a list of videos, [videos, D]. If a video of a
+            list cannot be read or has features that are not finite, its row is NaN, and the error
+            is logged.
 
         Raises:
-            slowfast_lara.errors.DecodeError: `videos` is a single video that cannot be read.
+            slowfast_lara.errors.DecodeError: a single video, not in a list, cannot be read or has
+                features that are not finite.
         """
         compute = cast(Any, self.network).forward_features
         outputs, _ = self._pooled_outputs(videos, views, fps, compute, mean_of_views)
@@ -196,7 +200,8 @@ class TrainedModel:
             fps: frame rate of videos given as frames; default: DATA.TARGET_FPS.
 
         Returns:
-            An iterator of `Window` objects, in the order of time.
+            An iterator of `Window` objects, in the order of time. All have the full length, unless
+            the video is shorter. The last one ends with the video.
         """
         target_fps = self.cfg.DATA.TARGET_FPS
         for name, number in (("window", window), ("stride", stride), ("fps", fps)):
@@ -222,7 +227,7 @@ class TrainedModel:
     def scorer(
         self, fps: float, window: float | None = None, stride: float | None = None
     ) -> WindowScorer:
-        """Create a scorer of sliding windows; see `stream` for `window` and `stride`."""
+        """Create a scorer of sliding windows of frames at `fps`; other arguments: see `stream`."""
         return WindowScorer(self.network, self.cfg, fps, window, stride, self.class_names)
 
     def to(self, device: str | torch.device) -> TrainedModel:
@@ -243,7 +248,8 @@ class TrainedModel:
 
         Args:
             attention: the new attention, e.g. "lara-recommended"; default: that of this model.
-            options: `num_landmarks` (landmarks or samples), and the options of the attention.
+            options: `num_landmarks` (landmarks, samples, or groups of keys per frame), and the
+                options of the attention.
 
         Returns:
             A new model.
@@ -267,8 +273,8 @@ class TrainedModel:
     ) -> tuple[list[np.ndarray | DecodeError], int]:
         """Outputs of `compute`, pooled over the views of each video; and the number of views.
 
-        For a list of videos, the output of an unreadable video is its DecodeError. For a single
-        video, the error is raised.
+        If a video of a list cannot be read, or its output is not finite, its DecodeError takes the
+        place of the output. For a single video, the error is raised.
         """
         check_positive("fps", fps)
         cfg = with_views(self.cfg, views)

@@ -54,7 +54,7 @@ def model_card(model: TrainedModel, export_format: str, checked: str) -> str:
     vit, data = model.cfg.VIT, model.cfg.DATA
     attention = display_name(chosen_estimator(model.cfg))
     if attention not in ("exact", "ra"):
-        attention += f" ({vit.APPROX_ATTN_DIM} landmarks or samples)"
+        attention += f" ({vit.APPROX_ATTN_DIM} landmarks, groups or samples)"
     parameters = sum(x.numel() for x in model.network.parameters())
     rows = {
         "model": f"Motionformer, {vit.ATTN_LAYER} attention, {parameters / 1e6:.2f} M parameters",

@@ -17,7 +17,10 @@ FOLDER = Path(__file__).resolve().parent
 
 
 def read_clip(video, spec):
-    """Read the first clip of a video, centre crop: float32 [1, 3, frames, size, size]."""
+    """Read one clip of a video, centre crop: float32 [1, 3, frames, size, size].
+
+    The clip is the start of the video or, for Ssv2 models, frames from the whole video.
+    """
     frames = spec["shape"][2]
     span = frames * spec["sampling_rate"] * frame_rate(video, spec["fps"]) / spec["fps"]
     whole = spec["dataset"].lower() == "ssv2"
@@ -43,7 +46,10 @@ def video_stream(container):
 
 
 def frame_rate(video, default):
-    """Frames per second from the header or, if that is implausible, from the timestamps."""
+    """Frames per second from the header or, if that is implausible, from the timestamps.
+
+    Returns `default` if all timestamps are equal.
+    """
     with av.open(video) as container:
         stream = video_stream(container)
         rate = float(stream.average_rate or 0)

@@ -74,7 +74,7 @@ def predict_videos(
                 out.fail(video, reason)
                 code = BAD_INPUT
             except KeyboardInterrupt:
-                print_error(f"interrupted at {video}; output files contain the videos before it")
+                print_error(f"interrupted at {video}; output files contain the results so far")
                 return INTERRUPTED
     return code
 
@@ -110,7 +110,10 @@ def _score_windows(
     plot: str | None,
     out: PredictionFiles,
 ) -> None:
-    """Score the windows of a video; print them and write them to `out`, `copy` and `plot`."""
+    """Score the windows of a video, and write a copy with the classes to `copy` if it is not None.
+
+    With --stream, also print the full windows, and write them to `out` and `plot`.
+    """
     timeline, ranking = Timeline(), Ranking([], [], [])
     with ExitStack() as stack:
         # Open the output before the video: an output error must not count as a bad video.

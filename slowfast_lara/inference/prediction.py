@@ -55,7 +55,7 @@ def rank_classes(
 
 
 def format_ranking(ranking: Ranking) -> str:
-    """The classes of a ranking as one line: "name score %, name score %, ..."."""
+    """The classes of a ranking as one line: "cooking 61.5%, eating 20.3%, ..."."""
     _, names, scores = ranking
     return ", ".join(f"{printable(name)} {score:.1%}" for name, score in zip(names, scores))
 
@@ -105,10 +105,11 @@ class Prediction(Sequence[ClassScore]):
         }
 
     def to_dict(self) -> dict[str, Any]:
-        """A JSON object as `slowfast-lara predict --json` writes it for each video.
+        """A JSON object with the path, the number of views and the five likeliest classes.
 
-        It has the path, the number of views and the five likeliest classes. If the video cannot be
-        read, it has only the path and the error.
+        `slowfast-lara predict --json` writes the same objects. For a model of verbs and nouns, the
+        classes are actions, and the object also has the likeliest verbs and nouns. If the video
+        cannot be read, the object has only the path and the error.
         """
         if self.error is not None:
             return {"path": self.path, "error": self.error}

@@ -21,13 +21,13 @@ ArrayRow = tuple[str, np.ndarray, np.ndarray, int]
 def prediction_arrays(
     path: str, class_names: Sequence[str], num_features: int
 ) -> Iterator[list[ArrayRow]]:
-    """Yield a list of rows to fill; write them to an NPZ file when the context ends.
+    """Yield a list of rows to fill; write them to an NPZ file when the context ends without error.
 
     Arrays: paths [videos], scores float32 [videos, classes], features float32 [videos, D],
     num_views [videos], class_names [classes]. Failed videos are left out.
     """
     rows: list[ArrayRow] = []
-    # Open the file now, so that an unwritable path is reported at once.
+    # Open the file now, so that an unwritable path is reported before any video is read.
     with atomic_write(path) as temporary, open(temporary, "wb") as file:
         yield rows
         paths, scores, features, num_views = zip(*rows) if rows else ((),) * 4
@@ -46,7 +46,9 @@ class PredictionFiles:
 
     JSON: {"checkpoint": ..., "videos" or "windows": [{"path": ..., "top5": [...],
     "top5_names": [...], "top5_scores": [...]}, ...], "failed": [{"path": ..., "reason": ...}]}.
-    CSV: five lines (top 5 classes) per video or window, one line with the error per failed video.
+    A video also has "num_views", a window "start" and "end" in seconds.
+    CSV: one line for each of the top 5 classes of a video or window, one line with the error per
+    failed video.
     Text that a spreadsheet would run as a formula is quoted, see `csv_cell`.
     If the model predicts verbs and nouns, a class is a pair: [verb, noun] in JSON, "3 17" in CSV.
     The JSON object of a video then also has the top 5 verbs in "verb" and nouns in "noun".

@@ -22,7 +22,7 @@ def to_device(x: Tensor, device: torch.device) -> Tensor:
 
 
 def autocast(cfg: CfgNode, device: torch.device) -> contextlib.AbstractContextManager[None]:
-    """Autocast context if the config sets mixed precision, otherwise a null context."""
+    """Autocast context, or a null context if the model computes in float32 on this device."""
     dtype = autocast_dtype(cfg, device)
     return torch.autocast(device.type, dtype=dtype) if dtype else contextlib.nullcontext()
 
@@ -58,7 +58,7 @@ def mean_of_views(outputs: Tensor, cfg: CfgNode) -> Tensor:
 
 
 def pool_scores(outputs: Tensor, cfg: CfgNode) -> Tensor:
-    """Combine the scores of a video's views as DATA.ENSEMBLE_METHOD requires."""
+    """Combine the scores of a video's views: maximum if DATA.ENSEMBLE_METHOD is max, else mean."""
     if cfg.DATA.ENSEMBLE_METHOD == "max":
         return outputs.amax(dim=0).float()
     return mean_of_views(outputs, cfg)

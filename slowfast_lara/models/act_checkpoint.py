@@ -19,10 +19,10 @@ _ATTENTIONS = ("aten::_scaled_dot_product_", "slowfast_lara::")
 
 
 def checkpointed(block: nn.Module, tokens: Tensor, num_frames: int, keep: str) -> Tensor:
-    """Call a block without storing its activations, except those selected by `keep`, one of KEPT.
+    """Call a block without storing its activations, except its input and those that `keep` selects.
 
-    `keep="attention"` stores only the outputs of fused attention operators and of this package's
-    kernels. Estimators that use other operators are recomputed in the backward pass.
+    `keep` is one of KEPT. "attention" stores the outputs of fused attention operators and of this
+    package's kernels. Estimators that use other operators are recomputed in the backward pass.
     """
     options: dict[str, Any] = {}
     if keep == "attention":

@@ -61,7 +61,7 @@ def sincos_positions(number: int, dim: int) -> Tensor:
 
 
 class DropPath(nn.Module):
-    """Stochastic depth: drops a residual branch for random clips of the batch."""
+    """Stochastic depth: drops a residual branch for random clips, and scales up the kept ones."""
 
     def __init__(self, rate: float) -> None:
         super().__init__()
@@ -148,10 +148,11 @@ class VisionTransformer(nn.Module):
 
     Without CLS, the classifier gets the mean of all tokens (registers and patches).
 
-    The input is a clip [B,3,T,H,W] or images [B,3,H,W], alone or in a list (PySlowFast's pathways).
-    The output is logits in training mode and softmax scores in eval mode; with `multi_label`,
-    sigmoid scores. If `num_classes` is a sequence, each number has its own classifier, and the
-    outputs are concatenated.
+    The input is clips [B,channels,T,H,W] or, if `video_input` is False, images [B,channels,H,W]. It
+    is a tensor, or a list of which the first tensor is used (PySlowFast's pathways). The output is
+    logits in training mode, and in eval mode softmax scores or, with `multi_label`, sigmoid scores.
+    If `num_classes` is a sequence, each number has its own classifier, and the outputs are
+    concatenated.
     """
 
     sincos: Tensor  # fixed position embeddings, [1,F*P,D]
@@ -337,13 +338,14 @@ class VisionTransformer(nn.Module):
             self.pos_embed.requires_grad_(False)
 
     def no_weight_decay(self) -> set[str]:
-        """Names of the parameters without weight decay."""
+        """Names of the embeddings without weight decay; the optimizer adds biases and norms."""
         return {"pos_embed", "cls_token", "temp_embed", "st_embed", "register_tokens"}
 
     def layers_after(self, name: str) -> int:
         """Distance of a parameter's layer from the classifier, for layer-wise LR decay.
 
-        The last block has distance 1. All embeddings form one layer before the first block.
+        The classifier, its hidden layer and the final norm have distance 0, the last block has
+        distance 1. All embeddings form one layer before the first block.
         """
         first, *rest = name.split(".")
         if first == "blocks":

@@ -77,7 +77,10 @@ def _set_deterministic(deterministic: bool) -> None:
 
 @contextlib.contextmanager
 def gpu_arithmetic(cfg: CfgNode) -> Iterator[None]:
-    """Apply `choose_gpu_arithmetic`, and restore the previous settings on exit."""
+    """Apply `choose_gpu_arithmetic`, and restore the previous settings of PyTorch on exit.
+
+    If the previous settings cannot be read, the settings stay as they are.
+    """
     cudnn, matmul = torch.backends.cudnn, torch.backends.cuda.matmul
     try:
         before = cudnn.benchmark, cudnn.allow_tf32, matmul.allow_tf32

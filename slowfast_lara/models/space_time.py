@@ -3,7 +3,7 @@
 The first R tokens are the prefix: CLS and registers, usually CLS alone. The other tokens are the
 patches, frame-major. The prefix attends to all tokens, always with exact attention. Patches attend
 to the prefix only in joint and divided layers with exact attention, as in Motionformer. They do not
-attend to it in trajectory layers, nor with other estimators, which group patches into landmarks.
+attend to it in trajectory layers, nor with estimators that are not exact.
 TimesformerAttention treats the prefix differently: see its docstring.
 
 Shapes: B batch, h heads, R prefix tokens, N = F*P patches, F frames, P tokens of a frame, d head
@@ -110,7 +110,7 @@ class DividedAttention(SpaceTimeAttention):
         return self.project(prefix, patches)
 
     def group(self, tokens: Tensor, num_frames: int) -> Tensor:
-        """[B,h,R+N,d] -> [B*P,h,F,d] over time, [B*F,h,P,d] over space."""
+        """Group the patches of [B,h,R+N,d]: [B*P,h,F,d] over time, [B*F,h,P,d] over space."""
         patches = self.split(tokens)[1].unflatten(2, (num_frames, -1))
         order = (0, 3, 1, 2, 4) if self.over_time else (0, 2, 1, 3, 4)
         return patches.permute(order).flatten(0, 1)
@@ -119,8 +119,9 @@ class DividedAttention(SpaceTimeAttention):
 class TimesformerAttention(DividedAttention):
     """Divided attention of TimeSformer (Bertasius et al., ICML 2021).
 
-    Attention over time leaves the prefix unchanged. Attention over space has a copy of the prefix
-    in every frame; the prefix's output is the mean over these copies.
+    Attention over time returns zeros for the prefix, so that the residual branch leaves the prefix
+    unchanged. Attention over space has a copy of the prefix in every frame; the prefix's output is
+    the mean over these copies.
     """
 
     def forward(self, x: Tensor, num_frames: int) -> Tensor:
@@ -220,7 +221,7 @@ class _Split(torch.autograd.Function):
 
 
 def own_frames(paths: Tensor) -> Tensor:
-    """Select each patch's result in its own frame: `paths` [B,F,N,D] -> a view [B,F,P,D]."""
+    """Select each patch's attention to its own frame: `paths` [B,F,N,D] -> a view [B,F,P,D]."""
     frames = paths.unflatten(2, (paths.shape[1], -1))
     return frames.diagonal(dim1=1, dim2=2).permute(0, 3, 1, 2)
 

@@ -119,7 +119,7 @@ class AttentionView:
     def _row(
         self, estimator: Estimator, token: int, head: int | None
     ) -> tuple[ImpliedWeights, Tensor]:
-        """The query's weights per head [h,F,P], and the weights [F,P] that the figure shows."""
+        """The query's weights [h,F,P] with the layer's output, and the weights [F,P] to show."""
         *temporal, call = self.blocks[self.layer]
         rows, output = attention_rows(call, one_hot(call, call.layer.num_prefix + token), estimator)
         shown = _select_head(rows, head)

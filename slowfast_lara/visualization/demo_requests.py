@@ -95,7 +95,7 @@ class RequestChecks:
         return await self._checked_body(receive)
 
     def _check_site(self, scope: Message) -> None:
-        """Raise RequestError if the Host header is unknown, or if Origin is a different host."""
+        """Raise RequestError if there is not one known Host, or if Origin is a different host."""
         headers = [(name, value.decode("latin-1")) for name, value in scope["headers"]]
         hosts = [value for name, value in headers if name == b"host"]
         if len(hosts) != 1 or hosts[0] not in self._hosts:

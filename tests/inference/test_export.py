@@ -225,7 +225,8 @@ def test_model_card_has_the_accuracy_of_the_run(trained, tmp_path):
     assert export_command([str(trained), str(tmp_path / "out")]) == 0
     card = (tmp_path / "out" / "README.md").read_text()
     assert f"top-1 {results['top1_acc']:.2f} %" in card and "on 7 test videos" in card
-    assert "lara (3 landmarks or samples)" in card and "kinetics set `set`, 16 videos" in card
+    assert "lara (3 landmarks, groups or samples)" in card
+    assert "kinetics set `set`, 16 videos" in card
     # The run did not test the replaced attention.
     swapped = ["VIT.APPROX_ATTN_TYPE", "nystrom"]
     assert export_command([str(trained), str(tmp_path / "swapped"), *swapped]) == 0

@@ -3,12 +3,12 @@
 - Hugging Face: ViT, DINOv2 with and without registers, ViViT, VideoMAE and TimeSformer. Separate
   projections to q, k and v are concatenated. VideoMAE has no key bias: zeros are used.
   TimeSformer's `temporal_dense` is folded into the output projection of its temporal attention.
-- timm and Meta: DINOv2 and DeiT III.
+- timm and Meta: DINOv2 and DeiT III. Only `reg_token` is renamed.
 - LayerScale multiplies the output of a linear layer by `gamma`; gamma is folded into that layer.
 - Position embeddings that lack CLS get zeros for CLS.
 
-Unknown names are kept. Unknown names inside a block get the prefix `blocks.N.`, so that the loader
-rejects them as unknown parameters of a block.
+Unknown names are kept. In a block of a Hugging Face file, they get the prefix `blocks.N.`, so that
+the loader rejects them as unknown parameters of a block.
 """
 
 from __future__ import annotations
@@ -59,7 +59,11 @@ _GAMMA = re.compile(r"(blocks\.\d+\.)(?:ls([12])\.(?:gamma|lambda1)|gamma_([12])
 
 
 def to_own_names(weights: dict[str, Tensor]) -> dict[str, Tensor]:
-    """Convert weights to this package's names; raise ValueError if their shapes do not match."""
+    """Convert weights to this package's names.
+
+    Raises ValueError if weights that are combined differ in shape or are incomplete, or if two
+    names become one.
+    """
     if any("embeddings.patch_embeddings." in name for name in weights):
         weights = _from_hugging_face(weights)
     weights = {_TENSORS.get(name, name): x for name, x in weights.items()}
@@ -72,7 +76,7 @@ def to_own_names(weights: dict[str, Tensor]) -> dict[str, Tensor]:
 
 
 def _is_grid(positions: Tensor | None) -> bool:
-    """Whether a tensor has the shape [1,side**2,D]."""
+    """Whether a tensor has the shape [1,side**2,D] with side > 1."""
     if positions is None or positions.ndim != 3 or positions.shape[0] != 1:
         return False
     return math.isqrt(positions.shape[1]) ** 2 == positions.shape[1] > 1
@@ -121,7 +125,7 @@ def _fold_temporal_dense(weights: dict[str, Tensor]) -> None:
         names = [f"{block}{x}" for x in ("timeattn.proj.weight", "timeattn.proj.bias")]
         names += [name, f"{block}temporal_dense.bias"]
         if any(x not in weights for x in names):
-            continue  # the loader reports the missing parameter
+            continue  # the loader rejects the file: the model has no `temporal_dense`
         weight, bias, dense, dense_bias = (weights[x].double() for x in names)
         if not weight.shape == dense.shape == bias.shape * 2 == dense_bias.shape * 2:
             raise ValueError(

@@ -29,7 +29,7 @@ EMA_STATE = "ema_state"
 # Maximum ratio of a file's expanded size to its own size. Trained weights hardly compress: by a
 # third at most, or by half if they were trained in 16 bits and saved in 32.
 _MAX_EXPANSION = 4
-# Files of any size may expand to this many bytes, which is enough for a model of this package.
+# Files of any size may expand to this many bytes, which is enough for Motionformer at ViT-B's size.
 _ALWAYS_ALLOWED_BYTES = 512 * 2**20
 
 
@@ -67,7 +67,7 @@ def read_torch_file(path: str) -> Any:
 
 
 def _tensors_in(content: Any, visited: dict[int, Any]) -> Iterator[Tensor]:
-    """Yield each tensor in nested dictionaries and lists once, even if it occurs several times."""
+    """Yield each tensor in nested dictionaries, lists and tuples once, even if it occurs again."""
     if id(content) in visited:
         return
     visited[id(content)] = content
@@ -89,9 +89,9 @@ def _errors_in_one_line(path: str) -> Iterator[None]:
         raise WeightsError(f"cannot read {path}: {error.strerror or error}") from None
     except pickle.UnpicklingError:
         raise WeightsError(
-            f"cannot read {path}: it contains objects other than tensors and plain values (a "
-            "config, NumPy scalars?), which could run code; save only the weights again, with the "
-            "software that wrote the file"
+            f"cannot read {path}: it is damaged, or contains objects other than tensors and plain "
+            "values (a config, NumPy scalars?), which could run code; copy the file again, or save "
+            "only the weights again, with the software that wrote the file"
         ) from None
     except Exception as error:  # damaged zip, JSON or pickle data can raise anything
         raise WeightsError(f"cannot read {path}: {first_line(error)}") from None

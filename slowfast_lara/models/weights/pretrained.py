@@ -6,17 +6,21 @@ not fit are adapted:
 
 - A 2-D patch embedding is inflated to the t frames of a 3-D patch. It is copied to the middle frame
   (index t // 2, zero elsewhere) as in Motionformer, or copied to all frames and divided by t.
-- Spatial position embeddings are resized bicubically to the model's base grid, temporal ones
-  linearly to the model's number of frames. If the file lacks a joint embedding, it is computed as
-  the spatial embedding in every frame, plus the temporal embedding if the file has one.
-- A classifier whose number of classes differs from the file's keeps its initial weights.
-- Parts that image models lack keep their initial weights: trajectory projections (proj_q, proj_kv),
-  temporal attention (timeattn, norm3), the hidden layer of the head (pre_logits), `temp_embed`, and
-  an estimator's parameters and samples. At ViT-B's width the initial weights are Motionformer's:
-  linear layers normal with standard deviation 0.02, biases and `temp_embed` zero.
+- Position embeddings are resized to the model's: spatial ones bicubically, temporal ones linearly.
+  If the file lacks the joint embedding of a model with VIT.POS_EMBED joint, it is computed as the
+  spatial embedding in every frame, plus the temporal embedding if the file has one.
+- A classifier, or a tensor of an estimator, keeps its initial value if the file has it in a
+  different shape.
+- Parts that the file lacks keep their initial weights: the classifier, trajectory projections
+  (proj_q, proj_kv), temporal attention (timeattn, norm3), the hidden layer of the head
+  (pre_logits), an estimator's parameters and samples, and for image models `temp_embed`. At ViT-B's
+  width the initial weights are Motionformer's: linear layers normal with standard deviation 0.02,
+  biases and `temp_embed` zero.
 
-The file must hold all other weights of the model, in the right shape. A file whose blocks have
-parameters that the model lacks is refused. If a file is refused, the model does not change.
+The file must hold all other weights that the model uses, in the right shape. It is refused if it
+has register or distillation tokens, a norm before the blocks, or parameters of the model's blocks
+that the model lacks, except for the parts listed above. If a file is refused, the model does not
+change.
 """
 
 from __future__ import annotations
@@ -277,7 +281,7 @@ class _Loader:
         self.problems.append(f"{name} is {_shape(given)}, expected {_shape(own)}")
 
     def changes_network(self, name: str) -> bool:
-        """Whether a parameter that the model lacks changes the output of the file's network."""
+        """Whether a parameter that the model lacks is a reason to refuse the file."""
         match = _PART_OF_NETWORK.match(name)
         # With a smaller VIT.DEPTH, the model omits the file's last blocks on purpose.
         too_deep = match and match[1] and int(match[1]) >= len(self.model.blocks)

@@ -35,7 +35,10 @@ def is_vit_npz(weights: dict[str, Tensor]) -> bool:
 
 
 def from_vit_npz(weights: dict[str, Tensor]) -> tuple[dict[str, Tensor], int | None]:
-    """Return the converted weights and the number of heads. Unknown names are kept."""
+    """Return the converted weights and the number of heads (None without weights of q, k and v).
+
+    Unknown names are kept. Raises ValueError if the shapes do not fit a ViT.
+    """
     ours: dict[str, Tensor] = {}
     qkv: dict[str, dict[str, Tensor]] = {}
     heads: set[int] = set()
