@@ -105,7 +105,8 @@ def swap(
                 "count as wrong"
             )
         correct = (order == labels.reshape(len(labels), 1, -1)).all(-1)
-        same_class = (order[:, 0] == orders[0][:, 0]).all(-1)
+        guessed = (order[:, 0] >= 0).all(-1)
+        same_class = guessed & (order[:, 0] == orders[0][:, 0]).all(-1)
         top1, top5, same = (
             100 * float(share.mean()) for share in (correct[:, 0], correct.any(1), same_class)
         )

@@ -82,7 +82,11 @@ class Worker:
         self._stop()
         if code is not None and code < 0:
             return f"the process was killed by signal {-code}"
-        return f"the process ended with exit code {code}"
+        return (
+            "the process closed its connection"
+            if code is None
+            else f"the process ended with exit code {code}"
+        )
 
     def _stop(self) -> None:
         if self._process is not None and self._pipe is not None:

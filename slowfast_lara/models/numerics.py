@@ -62,17 +62,13 @@ def autocast_dtype(cfg: CfgNode, device: torch.device) -> torch.dtype | None:
 
 def choose_gpu_arithmetic(cfg: CfgNode) -> None:
     """Set TF32, cuDNN benchmarking and determinism from the config."""
-    _set_deterministic(cfg.DETERMINISTIC)
+    torch.use_deterministic_algorithms(cfg.DETERMINISTIC)
+    torch.backends.cudnn.deterministic = cfg.DETERMINISTIC
     if cfg.DETERMINISTIC:  # cuBLAS reads this variable at its first use
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
     torch.backends.cudnn.benchmark = cfg.CUDNN_BENCHMARK
     torch.backends.cudnn.allow_tf32 = cfg.ALLOW_TF32
     torch.backends.cuda.matmul.allow_tf32 = cfg.ALLOW_TF32
-
-
-def _set_deterministic(deterministic: bool) -> None:
-    torch.use_deterministic_algorithms(deterministic)
-    torch.backends.cudnn.deterministic = deterministic
 
 
 @contextlib.contextmanager
@@ -83,14 +79,15 @@ def gpu_arithmetic(cfg: CfgNode) -> Iterator[None]:
     """
     cudnn, matmul = torch.backends.cudnn, torch.backends.cuda.matmul
     try:
-        before = cudnn.benchmark, cudnn.allow_tf32, matmul.allow_tf32
+        before = cudnn.benchmark, cudnn.deterministic, cudnn.allow_tf32, matmul.allow_tf32
     except RuntimeError:  # if fp32_precision is set, allow_tf32 cannot be read
         yield
         return
     deterministic = torch.are_deterministic_algorithms_enabled()
+    warn_only = torch.is_deterministic_algorithms_warn_only_enabled()
     choose_gpu_arithmetic(cfg)
     try:
         yield
     finally:
-        _set_deterministic(deterministic)
-        cudnn.benchmark, cudnn.allow_tf32, matmul.allow_tf32 = before
+        torch.use_deterministic_algorithms(deterministic, warn_only=warn_only)
+        cudnn.benchmark, cudnn.deterministic, cudnn.allow_tf32, matmul.allow_tf32 = before

@@ -8,9 +8,11 @@ import math
 
 import numpy as np
 import pytest
+import torch
 from PIL import Image
 
 from slowfast_lara.attention.performer import PerformerAttention
+from slowfast_lara.models.motionformer import VisionTransformer
 from tests.helpers.commands import run, swap
 from tests.helpers.runs import write_config
 from tests.helpers.small_models import only_error
@@ -96,6 +98,16 @@ def test_scores_that_are_not_finite_count_as_wrong(trained, capsys, monkeypatch)
     text = capsys.readouterr().out
     assert "performer with 4: the scores of 3 videos are not finite and count as wrong" in text
     assert text.splitlines()[-1].split()[:5] == ["performer", "4", "0.0", "0.0", "0.0"]
+
+
+def test_videos_without_finite_scores_have_no_class_in_common(trained, capsys, monkeypatch):
+    scores = torch.full((1, 3), math.nan)
+    monkeypatch.setattr(VisionTransformer, "forward", lambda *_: scores)
+    flags = ["--attentions", "performer", "--landmarks", "4", "--videos", "2", "--views", "1"]
+    assert swap([str(trained), *flags]) == 0
+    assert capsys.readouterr().out.splitlines()[-1].split()[:5] == [
+        "performer", "4", "0.0", "0.0", "0.0",
+    ]  # fmt: skip
 
 
 def test_untrained_parameters_are_noted_once(trained, capsys):

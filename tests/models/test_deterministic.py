@@ -38,6 +38,16 @@ def test_settings(restored, monkeypatch):
     assert settings() == (True, True) and os.environ["CUBLAS_WORKSPACE_CONFIG"] == ":16:8"
 
 
+@pytest.mark.parametrize("deterministic, warn_only", [(False, False), (True, True)])
+def test_settings_of_the_caller_are_restored(restored, deterministic, warn_only):
+    torch.use_deterministic_algorithms(deterministic, warn_only=warn_only)
+    torch.backends.cudnn.deterministic = True
+    with gpu_arithmetic(load_config("quick/lara")):
+        assert settings() == (False, False)
+    assert settings() == (deterministic, True)
+    assert torch.is_deterministic_algorithms_warn_only_enabled() == warn_only
+
+
 def test_benchmarking_is_refused():
     with pytest.raises(ConfigError, match="CUDNN_BENCHMARK.*must be False with DETERMINISTIC"):
         load_config("quick/lara", ["DETERMINISTIC", True, "CUDNN_BENCHMARK", True])

@@ -178,6 +178,7 @@ def test_registers_follow_cls():
         (lambda w: w.update({"layers.0.norm1.bias": torch.ones(24)}), "exists twice"),
         (lambda w: w.update({"encoder.layer.0.layer_scale1.lambda1": torch.ones(2)}), "lambda1 is"),
         (lambda w: w.pop("encoder.layer.0.mlp.fc2.bias"), "missing blocks.0.mlp.fc2.bias"),
+        (lambda w: w.pop("encoder.layer.0.mlp.fc2.bias"), "0.ls2.lambda1; the file"),
         (
             lambda w: w.update(
                 {"encoder.layer.0.attention.attention.key.weight": torch.ones(2, 24)}

@@ -147,11 +147,11 @@ def _fold_layer_scale(weights: dict[str, Tensor]) -> None:
         if match is None:
             continue
         layer = match[1] + {"1": "attn.proj", "2": "mlp.fc2"}[match[2] or match[3]]
-        gamma = weights[name]
-        for parameter in (f"{layer}.weight", f"{layer}.bias"):
-            x = weights.get(parameter)
-            if x is None:
-                return  # the loader reports the missing parameter
+        gamma, parameters = weights[name], (f"{layer}.weight", f"{layer}.bias")
+        if not weights.keys() >= set(parameters):
+            continue  # the loader reports the missing parameter
+        for parameter in parameters:
+            x = weights[parameter]
             if gamma.ndim != 1 or x.shape[:1] != gamma.shape:
                 raise ValueError(
                     f"{name} is {list(gamma.shape)}, which does not fit {parameter} of shape "
