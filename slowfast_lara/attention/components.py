@@ -20,7 +20,7 @@ UNIT = 256.0
 def append_units(x: Tensor) -> Tensor:
     """Queries [...,d] -> [...,d']: fill the additional components with `UNIT`.
 
-    `append_biases` divides the biases by `UNIT`, so that a dot product contains them unchanged.
+    `append_biases` divides the biases by `UNIT`, so this factor cancels in the dot product.
     """
     more = 2 + -(x.shape[-1] + 2) % 8
     return torch.cat((x, x.new_full((), UNIT).expand(*x.shape[:-1], more)), dim=-1)
@@ -29,15 +29,15 @@ def append_units(x: Tensor) -> Tensor:
 def append_biases(x: Tensor, biases: Tensor) -> Tensor:
     """Keys x [...,M,d] and biases [...,M] -> [...,M,d']: append each bias as two components.
 
-    A dot product with a query from `append_units` then adds the bias to the logit. To keep the
-    components small, the largest bias is subtracted from all M biases; this cancels in the softmax.
+    To keep the components small, the largest bias is subtracted from all M biases; this cancels in
+    the softmax. The dot product with a query from `append_units` includes the resulting bias.
     """
     biases = biases - biases.detach().amax(-1, keepdim=True)
     return append_split(x, biases.unsqueeze(-1) / UNIT)
 
 
 def append_split(x: Tensor, biases: Tensor) -> Tensor:
-    """x [...,d], biases [...,1] -> [...,d']: append rounded biases, rounding errors and zeros."""
+    """x [...,d], biases [...,1] -> [...,d']: append rounded biases, remainders and zeros."""
     rounded = biases.detach().to(x.dtype)
     return append_zeros(x, -(x.shape[-1] + 2) % 8, rounded, (biases - rounded).to(x.dtype))
 

@@ -10,7 +10,8 @@ exactly to the keys of its own window, and to one summary of each chunk c outsid
 In training, w_c is drawn from N(mu_c, I), where mu_c is the sum of the chunk's mean query and mean
 key. In eval mode, w_c = mu_c. All vectors are in the scaled space (samples.py). The paper learns
 k_c and needs no b_c. In a frame, a query attends to about m/2 keys of its window and about m/2
-summaries, where m is `num_keys`. With m >= P the result is exact.
+summaries, where m is `num_keys`. Each window has at least one chunk, so with m below about
+2 sqrt(P) there are more summaries, about 2P/m. With m >= P the result is exact.
 
 Shapes: F frames; P tokens of a frame; N = F*P queries, which must be the tokens of the keys
 (self-attention); C chunks of a frame.
@@ -41,8 +42,8 @@ def eva_attention(
 ) -> Tensor:
     """EVA attention: q, k, v [B,h,F*P,d] -> [B,h,F*P,F,d].
 
-    `num_keys` is m, the total number of keys and summaries that a query attends to in a frame.
-    `noise` [B,h,F,C,d] is standard normal. If it is None, each sample w_c is its mean.
+    `num_keys` is m, roughly the number of keys and summaries that a query attends to in a frame.
+    `noise` [B,h,F,C,d] is standard normal. If it is None, each sample w_c is mu_c.
     """
     tokens = k.shape[2] // num_frames
     if num_keys >= tokens:

@@ -20,7 +20,8 @@ tanh(delta / 4) times the largest distance between two of these values. If the l
 groups of a frame lie in a range of length e, the output error is at most the largest error of a v_c
 plus tanh(e / 4) times the largest distance between two values. So merging equal keys is exact.
 
-No gradient flows through the choice of groups. All other terms have gradients, including s_p and r.
+No gradient flows through the choice of groups. All terms of the equations above have gradients,
+including s_p and r.
 
 Shapes: B batch, h heads, N queries, F frames, P tokens of a frame, m groups of a frame, d head
 size.

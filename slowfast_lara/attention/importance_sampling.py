@@ -12,7 +12,7 @@ M_cf = A_cf / B_cf (a weighted mean of the frame's values), the estimate is
 
     sum_c softmax_c(log a'_nc + q_n.w_c + L_cf) M_cf
 
-This form is stable at any scale and stays inside the range of the frame's values.
+This form is stable at any scale, and its result stays inside the range of the frame's values.
 
 `estimate` computes this in one of three ways: with Triton kernels, as fused attention on a GPU
 (importance_sdpa.py), or in this file, frame by frame, with softmax weights that the backward pass
@@ -48,17 +48,17 @@ from slowfast_lara.attention.tensors import (
 # The softmax weights [N,C] of a frame are computed for a few heads at a time, so that they are
 # still in the cache when they are used (2**18 float32 numbers are 1 MB).
 CPU_CHUNK = 2**18
-# The scores [B,h,N,C] are computed for one group of heads at a time. Up to this size (8 MB in
-# float32), the memory allocator reuses one block for all groups. It returns a larger block to the
-# operating system, which maps the memory again, page by page, at every operation.
+# The scores [B,h,N,C] are computed for one group of heads at a time. The memory allocator reuses
+# the memory of temporaries of up to this size (8 MB in float32) for the next group. It returns
+# larger blocks to the operating system, which maps them again, page by page, at every operation.
 CPU_GROUP = 2**21
 
 
 class Statistics(NamedTuple):
     """Scores of the queries and statistics of the keys, per sample."""
 
-    scores: Tensor  # log a'_nc + q_n.w_c, [B,h,N,C]
-    log_sums: Tensor  # L_cf, [B,h,F,C]
+    scores: Tensor  # log alpha_nc + q_n.w_c (samples.py), [B,h,N,C]
+    log_sums: Tensor  # L_cf + log_weights_c, [B,h,F,C]
     means: Tensor  # M_cf, [B,h,F,C,d]
 
 
@@ -87,8 +87,8 @@ def estimate(
     """Importance-sampling estimate: q [B,h,N,d]; k, v [B,h,F*P,d] -> [B,h,N,F,d], in q's dtype.
 
     `make_samples(k, triton, *given)` returns the samples. If `triton` is True, it may use Triton
-    kernels. `given` are tensors [B,h,C,...]; all except the first may be None. On a CPU, each
-    evaluation of `make_samples` covers only a few heads.
+    kernels. `given` are tensors [B,h,C,...]; all except the first may be None. On a CPU,
+    `make_samples` is called for a few heads at a time, with these heads of k and of `given`.
     """
     with without_autocast(q.device.type):
         given = tuple(map(to_float32, given))

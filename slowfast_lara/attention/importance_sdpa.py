@@ -2,18 +2,18 @@
 
 The estimate
 
-    sum_c softmax_c(log alpha_nc + q_n.w_c + L_cf) M_cf
+    sum_c softmax_c(log alpha_nc + q_n.w_c + log_weights_c + L_cf) M_cf
 
 (notation of importance_sampling.py and samples.py) is attention with the samples w_c as keys, the
-means M_cf as values and log alpha_nc as a mask. L_cf does not depend on the query, so extra
-components of the keys hold it. L_cf and M_cf are also results of attention, with the samples as
-queries and the frame's keys as keys. The normalisers of r_nc are results of attention with the
-landmarks as queries and q as keys. Memory traffic dominates the time on a GPU, so only the mask and
-its terms have the shape [N,C]. Weights that do not depend on the query need no mask.
+means M_cf as values and log alpha_nc as a mask. log_weights_c + L_cf does not depend on the query,
+so extra components of the keys hold it. L_cf and M_cf are also results of attention, with the
+samples as queries and the frame's keys as keys. The normalisers of r_nc are results of attention
+with the landmarks as queries and q as keys. Memory traffic dominates the time on a GPU, so only the
+mask and its terms have the shape [N,C]. Weights that do not depend on the query need no mask.
 
-Half precision rounds the samples and landmarks. All terms use the same rounded values, so rounding
-only replaces the samples by slightly different ones; no rounding error enters an exponential. L_cf,
-norms and log-normalisers must not be rounded and are split into two components (components.py).
+Half precision rounds the samples and landmarks. All dot products use the same rounded values, so
+rounding a sample has the effect of a slightly different sample. L_cf, norms and log-normalisers
+must not be rounded and are split into two components (components.py). log alpha_nc is rounded.
 
 Shapes: B batch, h heads, N queries, F frames, P tokens of a frame, C samples, d head size; d' is
 d plus the extra components, rounded up to a multiple of 8 as the fused kernels require.
@@ -85,7 +85,7 @@ def _attention(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _key_stats(k: Tensor, v: Tensor, w: Tensor, num_frames: int) -> tuple[Tensor, Tensor]:
-    """Key statistics: L_cf up to a constant per frame [B*h,F,C], and M_cf [B*h,F,C,d].
+    """Key statistics: L_cf [B*h,F,C] up to a constant per head and frame, and M_cf [B*h,F,C,d].
 
     k, v [B,h,F*P,d] are not scaled; w [B*h,C,d] includes the factor d**-0.25 of k.
     """

@@ -20,10 +20,11 @@ def segment_means(x: Tensor, num_landmarks: int, *, num_frames: int = 1) -> Tens
 
 
 def farthest_tokens(x: Tensor, num_landmarks: int, *, num_frames: int = 1) -> Tensor:
-    """The token farthest from the mean of each segment: [B,h,F*P,d] frame-major -> [B,h,C,d].
+    """The token of each segment farthest from a reference: [B,h,F*P,d] frame-major -> [B,h,C,d].
 
-    A segment follows a spatial position through time, so its mean is mostly background. An object
-    that moves through the position covers few tokens, and these are the farthest from the mean.
+    The reference is the segment's mean, moved slightly (GLOBAL_MEAN_SHARE). A segment covers few
+    spatial positions over time, so its mean is mostly background. An object that moves through
+    these positions covers few of the tokens, and these are the farthest from the mean.
     """
     wide = torch.promote_types(x.dtype, torch.float32)
     parts = _segments(x, num_landmarks, num_frames)
@@ -32,7 +33,7 @@ def farthest_tokens(x: Tensor, num_landmarks: int, *, num_frames: int = 1) -> Te
     chosen = []
     for part, total in zip(parts, sums):
         reference = (total / part.shape[3]).unsqueeze(3).lerp(mean, GLOBAL_MEAN_SHARE)
-        # Distances are float32, as in the Triton kernel; in half precision the choice could differ.
+        # Distances are at least float32: rounding to half precision could change the choice.
         distances = torch.linalg.vector_norm(part.detach() - reference, dim=-1, keepdim=True)
         farthest = distances.argmax(3, keepdim=True)
         chosen.append(gather_tokens(part, farthest).squeeze(3).to(wide))
@@ -54,7 +55,7 @@ def _segments(x: Tensor, num_landmarks: int, num_frames: int) -> list[Tensor]:
     """Split frame-major tokens [B,h,F*P,d] into segments.
 
     The tokens are first ordered space-major (all frames of one position are adjacent), so that a
-    segment follows one position through time. If C does not divide the number of tokens, the later
+    segment covers few positions over time. If C does not divide the number of tokens, the later
     segments have one token more. The result has one tensor [B,h,segments,tokens,d] per length.
     """
     tokens = x.shape[2]

@@ -3,8 +3,9 @@
 Zheng et al., "Linear Complexity Randomized Self-attention Mechanism", ICML 2022, sec. 4 and
 appendix G.3. The C proposals q_c are built from landmarks q~_c of the queries and k~_c of the keys.
 One sample w_c of each proposal is shared by all queries and frames. Each query gives the samples
-weights of its own (multiple importance sampling). In the scaled space, the weights in the estimate
-of importance_sampling.py are
+weights of its own (multiple importance sampling), except with the weighting "balance", which gives
+all queries the same weights. In the scaled space, the weights in the estimate of
+importance_sampling.py are
 
     a'_nc = alpha_nc N(w_c;0,I) / q_c(w_c)
 
@@ -61,9 +62,10 @@ def lara_attention(
     noise: Tensor | None = None,
     kernels: Kernels = "torch",
 ) -> Tensor:
-    """LARA with proposals N(q~_c + k~_c, I).
+    """LARA with proposals N(q~_c + k~_c, I) in the scaled space.
 
-    q [B,h,N,d]; k, v [B,h,F*P,d]; landmarks and noise [B,h,C,d] -> [B,h,N,F,d].
+    q [B,h,N,d]; k, v [B,h,F*P,d]; landmarks and noise [B,h,C,d] -> [B,h,N,F,d]. q, k and the
+    landmarks are passed unscaled. `noise` is added to the scaled samples; None means no noise.
     """
 
     def samples(
@@ -96,9 +98,9 @@ def lara_mixture_attention(
 ) -> Tensor:
     """LARA with the Gaussian mixtures sum_m softmax_m(q~_c.k_m) N(q~_c + k_m, I) over all keys m.
 
-    `uniform` [B,h,C,1] in [0, 1) selects the component of each sample; None means the average of
-    all components. `noise` [B,h,C,d] is added to the samples. If both are None, the samples are the
-    means of the mixtures.
+    This is in the scaled space; q, k and the landmarks are passed unscaled. `uniform` [B,h,C,1] in
+    [0, 1) selects a component of each mixture, and its mean is the sample; None means the mean of
+    the mixture. `noise` [B,h,C,d] is added to the scaled samples; None means no noise.
     """
 
     def samples(
@@ -179,7 +181,7 @@ class LaraAttention(Estimator):
             Weighting,
             "weights of the samples; balance: the balance heuristic; coupled: the balance "
             "heuristic plus a term for each query, scaled by the proposal's density; decoupled: "
-            "the balance heuristic plus that term, scaled by beta",
+            "the balance heuristic plus a similar term, scaled by beta",
         ] = "decoupled",
         beta: Annotated[
             float,

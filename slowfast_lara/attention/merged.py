@@ -20,10 +20,10 @@ cross term, which is small because the bases of keys and values are unrelated. A
 key and value would cost twice as much.
 
 The first centre is the token nearest the mean. The other centres are chosen in `rounds` rounds of
-equal size. The candidates of a round are the tokens farthest from all centres, twice as many as
-needed, in descending order of distance. The round chooses the candidates that are also far from the
-preceding candidates; otherwise it would choose several tokens of one outlying region. With more
-rounds, the choice approaches sequential farthest-point search.
+nearly equal size. The candidates of a round are the tokens farthest from their nearest centre,
+twice as many as needed if enough are left, in descending order of distance. The round chooses the
+candidates that are also far from the preceding candidates; otherwise it would choose several tokens
+of one outlying region. With more rounds, the choice approaches sequential farthest-point search.
 
 Related work: EVA (Zheng et al., ICLR 2023) treats the keys of a local window exactly and summarises
 the others by fixed blocks. Token merging (Bolya et al., ICLR 2023) merges tokens of the whole
@@ -32,7 +32,7 @@ each head are grouped by similarity; the queries and the tokens of the network a
 
 With m >= P the result is exact. Shapes: see groups.py.
 
-On NVIDIA GPUs, Triton kernels compute all of this in half precision (kernels/merged.py).
+On NVIDIA GPUs, Triton kernels can compute all of this in half precision (kernels/merged.py).
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ from slowfast_lara.attention.registry import Estimator, register
 from slowfast_lara.attention.softmax import softmax_attention
 from slowfast_lara.attention.tensors import is_exporting, largest, split_frames, without_autocast
 
-# Candidates per chosen centre in each round.
+# Candidates per centre to choose, in each round.
 CANDIDATES = 2
 # On a CPU, a few heads are processed at a time, with at most this many elements of k, so that the
 # keys stay in the cache.
@@ -101,7 +101,7 @@ def merged_attention(
 def _head_chunks(k: Tensor) -> list[slice]:
     """Slices of heads that are processed one at a time.
 
-    On a CPU, CPU_CHUNK limits their size. Elsewhere, one slice covers all heads.
+    On a CPU, CPU_CHUNK limits their size. Elsewhere and in export, one slice covers all heads.
     """
     size = h = k.shape[1]
     if k.device.type == "cpu" and not is_exporting():
@@ -175,7 +175,7 @@ def choose_groups(x: Tensor, num_groups: int, rounds: int) -> Tensor:
 
 
 def _nearest(x: Tensor, norms: Tensor, centres: Tensor) -> tuple[Tensor, Tensor]:
-    """Score and index of the centre nearest to each token, [...,P] each.
+    """For each token, the score of the nearest centre and its position in `centres`, [...,P] each.
 
     `centres` [...,c] are token indices.
     """
@@ -222,7 +222,7 @@ class MergedAttention(Estimator):
         *,
         head_dim: int,
         num_landmarks: int,
-        rounds: Annotated[int, "rounds in which the centres are chosen"] = 4,
+        rounds: Annotated[int, "number of rounds in which the centres are chosen"] = 4,
         values: Annotated[
             float, "weight of the values when tokens are compared; 0: only keys count"
         ] = 0.7,

@@ -1,7 +1,8 @@
 """Nyström attention: a low-rank approximation through segment means.
 
 Xiong et al., "Nystromformer", AAAI 2021. The landmarks q~ and k~ are shared by all frames, as in
-Motionformer. The output for frame f, with keys k_f and values v_f, is
+Motionformer. The output for frame f, with keys k_f and values v_f, and with all logits scaled by
+1/sqrt(d), is
 
     softmax(q.k~) pinv(softmax(q~.k~)) softmax(q~.k_f) v_f
 

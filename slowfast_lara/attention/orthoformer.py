@@ -2,8 +2,8 @@
 
 Patrick et al., "Keeping Your Eye on the Ball", NeurIPS 2021, sec. 3.3. C query tokens are selected
 greedily as landmarks: the next landmark is the token whose largest |cosine| to the landmarks
-selected so far is smallest. With the landmarks l, and the keys k_f and values v_f of frame f, the
-output is
+selected so far is smallest. With the landmarks l, with the keys k_f and values v_f of frame f, and
+with all logits scaled by 1/sqrt(d), the output is
 
     softmax(q.l) softmax(l.k_f) v_f
 

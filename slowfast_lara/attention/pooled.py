@@ -2,9 +2,9 @@
 
 MViT (Fan et al., ICCV 2021) and PVT (Wang et al., ICCV 2021) pool keys and values in this way, with
 learned layers in addition. The P tokens of a frame form a square grid, which is divided into at
-most m blocks of nearly equal size. If P is not a square number, the blocks are m runs of adjacent
-tokens. The logits of a block include the log of its size (groups.py). With m >= P the result is
-exact.
+most m (`num_groups`) blocks of nearly equal size. If P is not a square number, the blocks are m
+runs of adjacent tokens. The logits of a block include the log of its size (groups.py). With m >= P
+the result is exact.
 """
 
 from __future__ import annotations

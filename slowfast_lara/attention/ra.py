@@ -1,8 +1,8 @@
 """RA: randomized attention, an unbiased estimate of softmax attention.
 
 Zheng et al., "Linear Complexity Randomized Self-attention Mechanism", ICML 2022, sec. 3.2 and
-appendix G.2. For each query n and frame f, in the scaled space, the estimate is the mean of g_f(w)
-over S samples w:
+appendix G.2. For each query n and frame f, with q and k times d**-0.25, the estimate is the mean of
+g_f(w) over S samples w:
 
     z ~ pi = softmax_p(q_n.k_fp),   w = q_n + k_fz + eps,   eps ~ N(0, I)
     g_f(w) = sum_p softmax_p(w.k_fp - |k_fp|^2/2) v_fp
@@ -70,11 +70,16 @@ def ra_with_draws(
     draw: Draw | None,
     noise: float = 1.0,
 ) -> Tensor:
-    """`ra_attention` with eps = noise * draw(q). If `biased`, draw=None means eps = 0."""
+    """`ra_attention` with eps = noise * draw(q).
+
+    `draw` also selects the keys k_fz of the unbiased estimate. draw=None means eps = 0; this is
+    allowed only if `biased`.
+    """
     q, k = scaled(q), scaled(k)
     # `sample_attention` appends the norms to the d components of the keys. On a GPU, it also pads
-    # the head size with zeros to a multiple of 8, as fused kernels require; `fused_attention` would
-    # pad with another copy. On a CPU, padding is not needed and would take 10 % more time.
+    # the head size with zeros to a multiple of 8, which fused kernels support; otherwise
+    # `fused_attention` would pad with another copy. On a CPU, padding is not needed and would take
+    # 10 % more time.
     zeros = 0 if q.device.type == "cpu" else -(q.shape[-1] + 1) % 8
     frames = zip(split_frames(k, num_frames).unbind(2), split_frames(v, num_frames).unbind(2))
     out = []
@@ -125,7 +130,9 @@ class RandomizedAttention(Estimator):
         seed: int,
         num_samples: Annotated[int, "S, the number of samples for each query and frame"] = 1,
         biased: Annotated[
-            bool, "use the mean of the mixture's components instead of drawing one of them"
+            bool,
+            "use the mean of the keys, weighted by their attention weights, instead of drawing a "
+            "key with these weights; no noise in eval mode",
         ] = False,
         noise: Noise = 1.0,
     ) -> None:

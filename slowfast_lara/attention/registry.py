@@ -34,8 +34,8 @@ ESTIMATORS: dict[str, type[Estimator]] = {}
 class Estimator(nn.Module):
     """Base class of the estimators."""
 
-    # Whether this is exact softmax attention. In space_time.py, only the keys of exact attention
-    # include the CLS token.
+    # Whether this is exact softmax attention. In joint and divided layers (models/space_time.py),
+    # the CLS token is a key of the patches only if this is True.
     exact = False
     # True if landmarks are tokens or means of tokens, so that C is at most the number of tokens.
     landmarks_are_tokens = False
@@ -45,7 +45,7 @@ class Estimator(nn.Module):
     # Head size and number of samples that `unsupported` checks; None for estimators without Triton
     # kernels, and for those that override `unsupported`.
     kernel_sizes: tuple[int, int] | None = None
-    # Value of the option `kernels`; "torch" for estimators without Triton kernels.
+    # The constructor argument `kernels`; "torch" for estimators without Triton kernels.
     kernels: Kernels = "torch"
     name = ""  # key in ESTIMATORS; set by `register`
     # Constructor arguments; set by `build_estimator`.
@@ -58,7 +58,7 @@ class Estimator(nn.Module):
     def unsupported(self, keys: int = 0) -> str:
         """Description of a size that the Triton kernels do not support, "" if none.
 
-        `keys` is the number of keys per frame; 0 if unknown.
+        `keys` is the number of keys per frame; with 0 (unknown), it is not checked.
         """
         return "" if self.kernel_sizes is None else unsupported_sizes(*self.kernel_sizes)
 
@@ -122,10 +122,10 @@ def register(name: str) -> Callable[[type[Estimator]], type[Estimator]]:
         old = ESTIMATORS.get(name)
         is_own = old is not None and not old.__module__.startswith("slowfast_lara.")
         if old is not None and not (is_own and old.__qualname__ == cls.__qualname__):
-            raise ValueError(f"estimator {name!r} is already registered")
+            raise ValueError(f"estimator {name!r} is already registered; choose another name")
         for key, parameter in inspect.signature(cls).parameters.items():
             if key not in MODEL_ARGUMENTS and parameter.default is parameter.empty:
-                raise ValueError(f"option {key} of {name} has no default")
+                raise ValueError(f"option {key} of {name} has no default; options need one")
         ESTIMATORS[name], cls.name = cls, name
         return cls
 
@@ -183,8 +183,8 @@ def build_estimator(
             (Performer only).
         num_landmarks: number of landmarks C per clip. For Performer: number of samples S. For
             estimators with `counts_keys_of_a_frame`: number of keys or groups of keys per frame.
-        dropout: dropout of the attention weights (exact attention only).
-        seed: seed of the random draws in eval mode.
+        dropout: dropout probability of the attention weights (exact attention only).
+        seed: seed of the random draws in eval mode (Performer and RA).
         kernels: "auto", "torch" or "triton" (kernels/choice.py).
         options: options of this estimator, as listed by `estimator_options`.
 
@@ -196,7 +196,7 @@ def build_estimator(
     known = estimator_options(name)
     for key, value in options.items():
         if key not in known:
-            raise TypeError(f"unknown option {key!r} of {name}; must be one of {_joined(known)}")
+            raise TypeError(f"unknown option {key!r} of {name}; its options: {_joined(known)}")
         if type(known[key].default) is float and type(value) is int:
             options[key] = value = float(value)
         problem = known[key].problem(value)

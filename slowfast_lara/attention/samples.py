@@ -6,9 +6,9 @@ The weight a'_nc of sample c for query n is, in the scaled space (q and k times 
     alpha_nc = max(balance_c + gain_c (r_nc - rbar_n), 1e-8)
     r_nc = softmax_n(q_n.q~_c),   rbar_n = sum_c shares_c r_nc
 
-r_nc is the alignment score of query n and landmark q~_c, normalised over all queries. rbar_n is
-the weighted mean of the alignment scores of query n. lara.py computes log_weights, balance, gain
-and shares.
+r_nc is the alignment score of query n and landmark q~_c, normalised over all queries. rbar_n is a
+weighted sum of the alignment scores of query n. lara.py computes log_weights, balance, gain and
+shares.
 
 In training mode, random numbers come from torch's global generators, as in dropout. In eval mode,
 they come from seeded generators, and the global random state does not change.

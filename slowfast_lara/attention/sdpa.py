@@ -15,7 +15,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from slowfast_lara.attention.tensors import is_exporting
 
 _FUSED_DTYPES = (torch.float16, torch.bfloat16, torch.float32)
-# In order of preference. MATH is only used for float64, which has no fused backend.
+# In order of preference. MATH is the fallback, e.g. for float64, which has no fused backend.
 BACKENDS = [SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]
 
 

@@ -1,9 +1,9 @@
 """Exact softmax attention per frame, without storing the attention matrix.
 
-`softmax_attention` is the spatial stage of Motionformer, which all other estimators approximate. It
-calls fused attention (sdpa.py) with the frames as batch dimension and with clips and heads as
-head dimension. This avoids a copy of q for each frame, and gives the output the memory layout that
-the temporal stage of trajectory attention reads.
+`softmax_attention` is the spatial stage of Motionformer, which all other estimators approximate.
+For several frames, it calls fused attention (sdpa.py) with the frames as batch dimension and with
+clips and heads as head dimension. This avoids a copy of q for each frame, and gives the output the
+memory layout that the temporal stage of trajectory attention reads.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 Query n has one pooled token x_nf for every frame f. The stage computes
 
-    a_nhf = softmax_f(q_nh . (W_k x_nf + b_k)_h),   y_nh = sum_f a_nhf v_nfh
+    a_nhf = softmax_f(q_nh . (W_k x_nf + b_k)_h / sqrt(d)),   y_nh = sum_f a_nhf v_nfh
 
 with v = W_v x + b_v, or v = x itself. Projecting all N*F tokens to keys and values would cost
 2 F D^2 MACs per query. Two identities reduce the cost by the factor F:

@@ -41,7 +41,8 @@ def index_tensor(numbers: Sequence[int], device: torch.device) -> Tensor:
 
 def largest(x: Tensor, number: int) -> tuple[Tensor, Tensor]:
     """The `number` largest elements of x [...,P] and their indices; ties: lower index first."""
-    if is_exporting():  # ONNX has no stable sort, but its TopK returns ties in this order
+    # ONNX has no stable sort. Its TopK returns ties in this order; PyTorch's topk may not.
+    if is_exporting():
         return x.topk(number, dim=-1)
     values, indices = x.sort(dim=-1, descending=True, stable=True)
     return values[..., :number], indices[..., :number]

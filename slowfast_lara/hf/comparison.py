@@ -28,7 +28,10 @@ NUMBERS = (32, 64, 128, 256)
 
 
 class ComparedAttention(NamedTuple):
-    """Relative squared error per layer; `share` is MACs divided by the MACs of exact attention."""
+    """An attention's cost and its relative squared error per layer.
+
+    `share` is the number of MACs divided by that of exact attention.
+    """
 
     attention: str
     number: int  # groups, landmarks or samples; 0 if the attention has none
@@ -41,10 +44,13 @@ class ComparedAttention(NamedTuple):
 
 
 class Comparison(list[ComparedAttention]):
-    """One entry per attention and `number`; `str(comparison)` is a table and a recommendation."""
+    """One entry per attention and `number`; `str(comparison)` is a table and a recommendation.
+
+    An attention has no entry for a `number` if no layer has more patches than this number.
+    """
 
     def nearest(self, share: float = 0.5) -> ComparedAttention | None:
-        """The most accurate entry that needs at most `share` of the MACs of exact attention."""
+        """The most accurate entry with at most `share` of exact attention's MACs; None if none."""
         return min((x for x in self if x.share <= share), key=lambda x: x.error, default=None)
 
     def __str__(self) -> str:
@@ -73,9 +79,10 @@ def compare(
 ) -> Comparison:
     """Run a model with its own attention, and measure other attentions on its q, k, v.
 
-    The error of an attention in a layer is the squared difference to exact attention, divided by
-    the square of exact attention; the cost is the number of multiply-accumulates. The model is not
-    changed. If `use` has replaced its attention, `compare` still runs the original one.
+    The error of an attention in a layer is the sum of squared differences to exact attention,
+    divided by the sum of squares of exact attention; the cost is the number of
+    multiply-accumulates. The model is not changed. If `use` has replaced its attention, `compare`
+    still runs the original one.
 
     Args:
         model: a model that `use` accepts.

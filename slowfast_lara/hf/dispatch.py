@@ -28,7 +28,7 @@ _KNOWN = {
 
 
 def attention_layers(model: nn.Module) -> Iterator[tuple[str, Any]]:
-    """Path and module of each layer whose `forward` uses ALL_ATTENTION_FUNCTIONS."""
+    """Yield path and module of each layer whose `forward` uses ALL_ATTENTION_FUNCTIONS."""
     for path, module in model.named_modules():
         code = getattr(unwrap(type(module).forward), "__code__", None)
         if code is not None and "ALL_ATTENTION_FUNCTIONS" in code.co_names:
@@ -42,7 +42,10 @@ def head_sizes(layer: Any) -> dict[str, int]:
     size = _first_size(layer, "head_dim", "attention_head_size")
     width = _first_size(layer.config, "hidden_size", "embed_dim")
     if not heads or not (size or width):
-        raise ValueError(f"{type(layer).__name__}: unknown number or size of heads")
+        raise ValueError(
+            f"cannot find the number and the size of heads of {type(layer).__name__} in its "
+            "attributes or its config"
+        )
     return {"num_heads": heads, "head_dim": size or width // heads}
 
 
@@ -72,10 +75,10 @@ def register(purpose: str, implementation: str, function: Callable[..., Any]) ->
 
 
 def _mask(own_mask: Callable[..., Tensor | None], **kwargs: Any) -> Tensor | None:
-    """A model's own mask; None if no token is masked.
+    """A model's own mask; None for bidirectional attention without padding or local windows.
 
-    In torch.export, transformers would build a mask of ones even without padding. Estimators do not
-    support masks, so every layer would compute exact attention.
+    In torch.export, transformers would build a mask of ones in that case. Estimators do not support
+    masks, so every layer would compute exact attention.
     """
     no_padding = kwargs.get("attention_mask") is None and kwargs.get("local_size") is None
     if kwargs.get("allow_is_bidirectional_skip") and no_padding:
@@ -120,7 +123,7 @@ def obstacle(
         for name, given in kwargs.items()
         if name not in _KNOWN and given is not None and given is not False
     ]
-    return f"argument {', '.join(unknown)}" if unknown else ""
+    return f"unsupported argument {', '.join(unknown)}" if unknown else ""
 
 
 def repeat_heads(x: Tensor, heads: int) -> Tensor:

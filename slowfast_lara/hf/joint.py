@@ -4,7 +4,7 @@ Prefix tokens (CLS, registers) attend exactly: they are few, and models read the
 They are also keys of all other tokens, because pretrained models concentrate attention on them.
 
 The estimator receives the patches space-major, as in Motionformer. A landmark that is the mean of a
-segment of tokens then covers one spatial position over time.
+segment of tokens then covers few spatial positions over time.
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ def has_number(name: str) -> bool:
 
 
 def one_number(groups: int | None, num_landmarks: int | None) -> int | None:
-    """The number of groups or landmarks, given as `groups` or as `num_landmarks`."""
+    """The number given as `groups` or as `num_landmarks`; None if neither is given."""
     if groups is not None and num_landmarks is not None:
         raise TypeError("groups and num_landmarks are two names for one argument; give only one")
     return groups if num_landmarks is None else num_landmarks

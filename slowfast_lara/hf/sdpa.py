@@ -19,14 +19,17 @@ class replace_sdpa(TorchFunctionMode):
     """Context manager: calls of `scaled_dot_product_attention` use an estimator.
 
     It is meant for models that are not from transformers, e.g. of timm or open_clip. Calls with
-    masks, causal attention, grouped queries, cross attention or few tokens stay exact. `replaced`
-    and `exact` count the calls. If no call was replaced, leaving the context raises a RuntimeError,
-    because the model then ran with exact attention; torch.compile is the usual reason.
+    masks, causal attention, grouped queries, cross attention or few tokens stay exact. Other calls
+    are replaced and ignore `dropout_p`. `replaced` and `exact` count the calls. If no call was
+    replaced, leaving the context raises a RuntimeError, because the model then ran with exact
+    attention; torch.compile is the usual reason.
 
     Args:
-        name: as in `slowfast_lara.hf.use`, which also documents the arguments not listed here.
+        name: a key of `slowfast_lara.attention.ESTIMATORS`. `slowfast_lara.hf.use` documents the
+            arguments not listed here.
         prefix: number of tokens before the patches.
         frames: number of temporal tokens.
+        seed: seed of random draws in eval mode, the same for all layers.
         training: whether estimators with random samples draw new samples in every call.
     """
 

@@ -1,11 +1,11 @@
 """`use` and `report`: replace the attention of a transformers model by an estimator.
 
 Models of transformers look up their attention function by name (`config._attn_implementation`) and
-call it with the attention layer as first argument. `use` adds an estimator to every such layer as a
-submodule, so that copying, moving, casting and exporting the model include it. `use` also sets
-`config._attn_implementation` to the name of an attention function of this module. If an
-estimator does not support the arguments, that function calls the model's own attention function;
-`report` lists the reason.
+call it with the attention layer as first argument. `use` adds an estimator as a submodule to every
+attention layer that is not causal, so that copying, moving, casting and exporting the model include
+the estimators. `use` also sets `config._attn_implementation` to the name of an attention function
+of this module. If an estimator does not support the arguments, that function calls the model's own
+attention function; `report` lists the reason.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ CHILD = "slowfast_lara"
 
 
 class SwappedAttention(nn.Module):
-    """The estimator of one attention layer; `status` describes its last forward pass."""
+    """The estimator of one attention layer; `status` describes its last call ("": none yet)."""
 
     def __init__(self, joint: JointEstimator, implementation: str) -> None:
         super().__init__()
@@ -60,23 +60,25 @@ def use(
 ) -> nn.Module:
     """Replace the attention of a transformers model, in place; returns the model.
 
-    Attention dropout applies only where attention stays exact.
+    Causal layers are unchanged. Attention dropout applies only where the model's own attention
+    runs.
 
     Args:
         model: a model that dispatches its attention by `config._attn_implementation`.
         name: a key of `slowfast_lara.attention.ESTIMATORS`; "exact" restores the model's
             own attention.
-        groups: number of groups, landmarks or samples.
+        groups: number of groups, landmarks or samples; default: 128.
         num_landmarks: another name of `groups`.
-        prefix: number of tokens before the patches; default: from the model's config. These
-            tokens attend exactly, and all tokens attend to them.
-        frames: number of temporal tokens; default: from the model's config.
+        prefix: number of tokens before the patches; default: from the model's config, or 0 for
+            unknown model types. These tokens attend exactly, and all tokens attend to them.
+        frames: number of temporal tokens; default: from the model's config, or 1 for unknown
+            model types.
         seed: seed of random draws in eval mode; layer i uses seed + i.
         kernels: as in `build_estimator`.
         options: as in `build_estimator`.
 
     Raises:
-        ValueError: no layer looks up its attention function by name, or a value is not allowed.
+        ValueError: the model has no layer that `use` can replace, or a value is not allowed.
         TypeError: an option is unknown, or both `groups` and `num_landmarks` are given.
     """
     number = one_number(groups, num_landmarks)
@@ -111,9 +113,9 @@ def replaceable_layers(model: nn.Module) -> dict[str, Any]:
     }
     if not layers:
         raise ValueError(
-            f"{type(model).__name__} does not dispatch the attention of any layer through "
-            "transformers' AttentionInterface, so `use` cannot replace it; for a model that calls "
-            "scaled_dot_product_attention itself, use hf.replace_sdpa"
+            f"{type(model).__name__} does not dispatch the attention of any non-causal layer "
+            "through transformers' AttentionInterface, so it cannot be replaced; for a model that "
+            "calls scaled_dot_product_attention itself, use hf.replace_sdpa"
         )
     return layers
 
@@ -141,7 +143,10 @@ def _attention(
     attention_mask: Tensor | None,
     **kwargs: Any,
 ) -> tuple[Tensor, Any]:
-    """Call the layer's estimator, or the model's own attention if an argument is unsupported."""
+    """Call the layer's estimator if there is one and if it supports the arguments.
+
+    Otherwise, call the model's own attention.
+    """
     child: SwappedAttention | None = getattr(module, CHILD, None)
     reason = "no estimator"
     if child is not None:
@@ -173,7 +178,7 @@ def _status(joint: JointEstimator, query: Tensor, kwargs: dict[str, Any]) -> str
 
 class LayerReport(NamedTuple):
     layer: str
-    attention: str  # description of the estimator, or "exact: " and the reason
+    attention: str  # description of the estimator, "exact: " and the reason, or "not called yet"
 
 
 class Report(list[LayerReport]):

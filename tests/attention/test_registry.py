@@ -175,7 +175,7 @@ def test_repr_fits_on_a_line():
 def test_errors_list_the_allowed_names_and_values():
     with pytest.raises(ValueError, match="'laura'; must be one of softmax, lara, ra"):
         build_estimator("laura", head_dim=8)
-    with pytest.raises(TypeError, match="'betta' of lara; must be one of proposal"):
+    with pytest.raises(TypeError, match="'betta' of lara; its options: proposal"):
         build_estimator("lara", head_dim=8, betta=2.0)
     with pytest.raises(ValueError, match="proposal of lara is 'loca'; must be one of local"):
         build_estimator("lara", head_dim=8, proposal="loca")

@@ -2,11 +2,12 @@
 
 The option `kernels` is `torch`, `triton` or `auto`. `triton` raises an error if the Triton
 kernels cannot run. `auto` selects Triton for half-precision inputs on an NVIDIA GPU if a
-measurement at the same shapes (verdicts.py) shows that the kernels agree with PyTorch and are
-faster. In float32, `auto` always selects PyTorch.
+measurement with the same shapes, except for the batch size, shows that the kernels agree with
+PyTorch and are faster (verdicts.py). In float32, `auto` always selects PyTorch.
 
 build_model collects the operators and shapes of a model, and `decide` chooses their kernels in
-advance. For any other operator or shape, the choice is made when it first runs.
+advance. For any other operator or shape, the choice is made when it first runs; if it first runs
+while torch.compile traces, `auto` selects PyTorch.
 """
 
 from __future__ import annotations
@@ -63,7 +64,10 @@ def uses_triton(
 
     Args:
         operator, tensors, options: fields of verdicts.Call; with options=None, "auto" is PyTorch.
-        unsupported: description of a size for which there is no kernel, or "".
+        unsupported: description of an input that the kernels do not support, or "".
+
+    Raises:
+        ValueError: `kernels` is "triton", but the kernels cannot run.
     """
     x = tensors[0]
     assert x is not None
@@ -115,9 +119,10 @@ def recorded_calls() -> Iterator[list[Call]]:
 def decide(calls: Sequence[Call], device: torch.device, *, all_ranks: bool = False) -> None:
     """Choose the kernels for `calls` on a device, and log a table of the choices.
 
-    If `all_ranks`, all ranks of the process group must call this function with the same `calls`.
-    Only rank 0 measures. On each node, one rank then compiles the chosen kernels, and the other
-    ranks load them from Triton's cache.
+    If Triton kernels cannot run on the device, the choice is PyTorch, and only the reason is
+    logged. If `all_ranks`, all ranks of the process group must call this function with the same
+    `calls`. Only rank 0 measures. On each node, one rank then compiles the chosen kernels, and the
+    other ranks load them from Triton's cache.
     """
     # Calls with one key may have different batches: measure the first, which is for training.
     calls = list({call.key(): call for call in reversed(calls)}.values())[::-1]

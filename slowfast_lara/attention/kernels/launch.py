@@ -72,9 +72,9 @@ def launch(
         programs: size of the grid; multiplied by the number of blocks of each axis in `blocks`.
         blocks: axes to split, with their lengths: {"N": 100} is 100 queries in blocks of BLOCK_N.
         tile_of: name of the tile in tiles.py, FUNCTION by default.
-        d: head size; if not 0, it is passed as D and BLOCK_D.
+        d: head size; if not 0, it is passed as D, and rounded up by `block_size` as BLOCK_D.
         C: number of samples or groups, on which the tile depends.
-        constants: compile-time arguments in addition to those of the tile.
+        constants: compile-time arguments in addition to those of the tile, or in their place.
     """
     function, name = triton_function(kernel), kernel.split(".")[1]
     if d:

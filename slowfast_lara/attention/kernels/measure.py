@@ -91,7 +91,10 @@ class Operator:
         if errors[worst] <= TOLERANCE[self.dtype]:
             return errors[worst], ""
         what = f"gradient of input {worst - 1}" if worst else "output"
-        return errors[worst], f"relative error of the {what} is {errors[worst]:.1e}"
+        return errors[worst], (
+            f"relative error of the {what} is {errors[worst]:.1e}; must be at most "
+            f"{TOLERANCE[self.dtype]:.0e}"
+        )
 
     def compare_largest(self) -> tuple[float, str]:
         """Call `compare` for the whole batch, halved until the comparison fits into the memory.

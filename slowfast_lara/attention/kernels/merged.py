@@ -19,7 +19,10 @@ MAX_CENTRES_OF_ROUND = 32
 
 
 def unsupported_groups(head_dim: int, num_groups: int, rounds: int, keys: int = 0) -> str:
-    """Description of a size that the kernels of `merged` do not support, "" if none."""
+    """Description of a size that the kernels of `merged` do not support, "" if none.
+
+    `keys` is the number of keys per frame; with 0 (unknown), it is not checked.
+    """
     centres = -(-(num_groups - 1) // rounds)
     for what, size, limit in (
         ("a head size above", head_dim, MAX_HEAD_DIM),

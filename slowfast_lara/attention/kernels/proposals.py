@@ -14,9 +14,10 @@ from slowfast_lara.attention.kernels.launch import launch
 def proposals(
     q_landmarks: Tensor, k_landmarks: Tensor, noise: Tensor | None
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Draw one sample w_c from each proposal N(q~_c + k~_c, I), for float32 landmarks [B,h,C,d].
+    """One sample w_c of each proposal N(q~_c + k~_c, I), for float32 landmarks [B,h,C,d].
 
-    q~ and k~ are the landmarks times d^-1/4; `p_c` is the density of proposal c.
+    q~ and k~ are the landmarks times d**-0.25, and p_c is the density of proposal c. w_c is
+    q~_c + k~_c, plus `noise` [B,h,C,d] if it is not None.
 
     Returns:
         w and q~ [B,h,C,d]; log(p_c(w_c) / N(w_c;0,I)) [B,h,C]; the balance heuristic

@@ -57,7 +57,7 @@ def compare_operators(
 ) -> Iterator[Comparison]:
     """Compare the operators in `dtype` with PyTorch's operations in the dtype `reference`.
 
-    `sizes`: the head size d, and C, the number of samples (LARA) or of groups (merged keys).
+    `sizes`: the head size d, and C, the number of samples. `merged` has min(C, MAX_GROUPS) groups.
     """
     tf32 = dtype == torch.float32 and matmul_precision() == "tf32"
     tolerance = _TOLERANCE_TF32 if tf32 else _TOLERANCE[dtype]
@@ -86,7 +86,7 @@ def _compare(
     problem = ""
     if not error <= tolerance:
         what = f"gradient of input {index - 1}" if index else "output"
-        problem = f"relative error of the {what} is {error:.1e}, above {tolerance:.0e}"
+        problem = f"relative error of the {what} is {error:.1e}; must be at most {tolerance:.0e}"
     return Comparison(case.name, error if math.isfinite(error) else None, problem)
 
 
@@ -99,7 +99,7 @@ def _with_gradients(function: Callable[..., Tensor], inputs: Sequence[Tensor]) -
 
 
 def small_cases(d: int, C: int) -> list[Case]:
-    """Cases with few tokens: one for each variant of each operator."""
+    """Cases with few tokens for the variants of all operators except `merged`."""
     B, h, N, F = 1, 2, 7 * _FRAMES, _FRAMES
     q, k, v = _normal(3, B, h, N, d)
     w, tilde, noise = _normal(3, B, h, C, d, seed=1) / 2

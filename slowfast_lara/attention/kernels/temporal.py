@@ -73,9 +73,10 @@ def _scores(
     attention: Tensor | None = None,
     scale: float = 1.0,
 ) -> Tensor:
-    """q_nh.(W_h x_nf), [B,N,h,F] float32; for `epilogue`, see the kernel temporal_scores.
+    """q_nh.(W_h x_nf) after the `epilogue` of the kernel temporal_scores, [B,N,h,F] float32.
 
-    If not `project`, W_h selects the columns of head h.
+    If not `project`, W_h selects the columns of head h. `attention` and `scale` are inputs of the
+    epilogue.
     """
     (B, N, h, d), F = q.shape, x.shape[1]
     out = q.new_empty(B, N, h, F, dtype=torch.float32)

@@ -11,8 +11,8 @@ and writes the group of each key and its weight s_p (`shares`), then the means o
 nearness of p is the largest x_p.z - |z|^2/2 over the centres z. The nearness of a centre is
 infinite, so that the centre is not chosen again and stays in its own group.
 
-Threads exchange values through global memory, with a barrier between store and load. NaN counts as
-the smallest distance, so that every index is in range. k and v only need a last stride of 1; all
+Threads exchange values through global memory, with a barrier between store and load. Tokens with
+NaN are chosen last, so that every index is in range. k and v only need a last stride of 1; all
 other tensors are contiguous.
 
 Tuple arguments: `tokens` holds the pointers to the keys and values of the frame, and their strides.
@@ -111,7 +111,7 @@ def first_centre(
 
 @triton.jit
 def distances_from_centres(norms_ptr, nearness_ptr, p, mask):
-    """Squared distance from the nearest centre; -inf for centres and for masked tokens."""
+    """Squared distance from the nearest centre; -inf for centres, masked tokens and NaN."""
     norms = tl.load(norms_ptr + p, mask=mask, other=0.0)
     distances = norms - 2 * tl.load(nearness_ptr + p, mask=mask, other=float("inf"))
     return tl.where(distances == distances, distances, float("-inf"))
@@ -178,7 +178,10 @@ def join_nearest(
     D: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_Z: tl.constexpr,
     PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """Move each token to its nearest new centre if all earlier centres are farther away."""
+    """Move each token to its nearest new centre if all earlier centres are farther away.
+
+    Then put each new centre into its own group.
+    """
     i, c = tl.arange(0, BLOCK_N), tl.arange(0, BLOCK_Z)
     mask_c = c < number
     rows = tl.load(chosen_ptr + c, mask=mask_c, other=0)

@@ -40,7 +40,7 @@ def proposals_forward(
     D: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_C: tl.constexpr,
     NOISE: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """`landmarks_ptr` is the output q~ in the scaled space."""
+    """Write w, scale * q~ (`landmarks_ptr`), log_own and balance of a block of proposals."""
     bh, _, _, _, c = own_block(C, 1, 1, BLOCK_C)
     i, d = tl.arange(0, BLOCK_C), tl.arange(0, BLOCK_D)
     cd = (bh * C + c[:, None]) * D + d[None, :]
@@ -77,7 +77,10 @@ def proposals_backward(
     D: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_C: tl.constexpr,
     NOISE: tl.constexpr, LANDMARKS: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """LANDMARKS: the output q~ has a gradient. NOISE: write the gradient of the noise."""
+    """Write the gradients of the landmarks of a block of proposals, and of the noise if NOISE.
+
+    LANDMARKS: the output scale * q~ has a gradient, dlandmarks.
+    """
     bh, _, _, _, c = own_block(C, 1, 1, BLOCK_C)
     i, d = tl.arange(0, BLOCK_C), tl.arange(0, BLOCK_D)
     bhc = bh * C + c

@@ -4,7 +4,8 @@ Names are those of the equations in importance_sampling.py and samples.py:
 
     w_c             samples             q~_c   landmarks
     L_cf, M_cf      key statistics: log-sum and mean value of sample c over frame f
-    r_nc            alignment scores, rbar_n their weighted mean, log Z_c their log-normaliser
+                    (in `combine`, L_cf includes the log-weight of sample c)
+    r_nc            alignment scores, rbar_n their weighted sum, log Z_c their log-normaliser
     s_nc            q_n.w_c + log alpha_nc
     p_ncf           softmax_c(s_nc + L_cf)
     dx              gradient of x

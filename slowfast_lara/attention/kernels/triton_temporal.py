@@ -3,8 +3,8 @@
 W_h and V_h are the weights of head h for keys and values. The kernels compute the absorbed queries
 u_nh = W_h^T q_nh for a block of tokens and columns of x, and do not store them:
 
-    temporal_scores            s_nhf = u_nh.x_nf, and its softmax a_nhf over the frames
-    temporal_pool              y_nh = V_h (sum_f a_nhf x_nf)
+    temporal_scores            s_nhf = u_nh.x_nf,   a_nhf = softmax_f(s_nhf / sqrt(d))
+    temporal_pool              y_nh = V_h (sum_f a_nhf x_nf), plus the bias if there is one
     temporal_sum               y_nh = sum_f a_nhf (x_nf)_h
 
 where (x_nf)_h are the columns of head h. temporal_sum replaces temporal_pool if the values are not
@@ -12,7 +12,8 @@ projected; V_h below then selects these columns. The backward pass calls tempora
 V_h to compute ds, and temporal_pool with ds and W_h to compute dq. Its other kernels are
 
     temporal_backward_tokens   dx_nf = sum_h ds_nhf u_nh + sum_h a_nhf (V_h^T dy_nh)
-    temporal_backward_weight   dW_h = sum_n q_nh (sum_f ds_nhf x_nf)^T, as partial sums over n
+    temporal_backward_weight   dW_h = sum_n q_nh (sum_f ds_nhf x_nf)^T, as partial sums over n;
+                               dV_h in the same way from dy and a
 
 The matmuls [h,D] @ [D,F] differ between tokens, so tl.dot is batched over tokens (3-D blocks).
 x [B,F,N,D] only needs a last stride of 1. q and y [B,N,h,d], a and ds [B,N,h,F] and the weights
@@ -94,8 +95,8 @@ def temporal_scores(
 ):  # fmt: skip
     """Write the scores s_nhf, or the result of an EPILOGUE on them.
 
-    EPILOGUE "softmax" is the softmax over the frames, "gradient" is the gradient of this softmax.
-    Both need all frames in one tile. With EPILOGUE "", raw scores are written.
+    EPILOGUE "softmax" writes a_nhf. EPILOGUE "gradient" takes the scores as gradients of a_nhf and
+    writes ds_nhf. Both need all frames in one tile. With EPILOGUE "", raw scores are written.
     """
     blocks, frame_blocks = tl.cdiv(N, BLOCK_N), tl.cdiv(F, BLOCK_F)
     head_blocks = tl.cdiv(H, BLOCK_H)
@@ -120,7 +121,7 @@ def temporal_scores(
         else:
             u_hi = own_columns(p_q, n, mask_n, h, column, H, E)
         scores = tl.dot(u_hi, b_x, acc=scores, input_precision=PRECISION)
-        # Scores enter an exponential, so the rounding error of large scores matters.
+        # Scores enter an exponential, so the rounding error of u_nh matters if scores are large.
         if PROJECT and EPILOGUE != "gradient" and b_x.dtype != tl.float32:
             scores = tl.dot(u_lo, b_x, acc=scores)
     if EPILOGUE == "softmax":

@@ -93,7 +93,7 @@ class Verdict(NamedTuple):
     torch_ms: float | None = None
     triton_ms: float | None = None
     error: float | None = None  # relative error of the kernels against PyTorch in float32
-    problem: str = ""  # why the kernels cannot be used
+    problem: str = ""  # why the kernels cannot be used; "" if they can
 
     @property
     def triton(self) -> bool:
@@ -116,7 +116,7 @@ def of_calls(calls: Sequence[Call], device: torch.device) -> list[Verdict]:
 
 
 def measure(calls: Sequence[dict[str, Any]], device: torch.device) -> list[Verdict]:
-    """Measure `calls` in a subprocess; after a crash, a new subprocess measures the rest."""
+    """Measure `calls` in a subprocess; after a crash, a new subprocess measures the next calls."""
     number = len(calls)
     # If logging is not configured, as in a notebook, Python shows only warnings.
     level = logging.INFO if logging.root.handlers else logging.WARNING
