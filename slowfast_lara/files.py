@@ -142,7 +142,7 @@ def parse_json(text: str, **hooks: Any) -> Any:
 
 def _parse_int(digits: str) -> int:
     if len(digits) > 20 or int(digits).bit_length() > 63:
-        raise ValueError(f"integer {digits[:24]}... has more than 63 bits")
+        raise ValueError(f"an integer that starts with {digits[:24]} has more than 63 bits")
     return int(digits)
 
 
