@@ -181,7 +181,7 @@ def text_lines(lines: Sequence[str], width: int, size: int, *, right: bool = Fal
 def score_panel(
     names: Sequence[str], scores: Sequence[float], rows: int, width: int, size: int
 ) -> np.ndarray:
-    """RGB image with one bar and name per class; a bar of score 1 fills the width."""
+    """RGB image with a bar and name for the first `rows` classes; a score of 1 fills the width."""
     step = round(size * 1.5)
     image = Image.new("RGB", (width, step * rows + size // 2), INK)
     draw = ImageDraw.Draw(image)

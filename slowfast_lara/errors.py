@@ -83,7 +83,7 @@ def run_with_exit_code(command: Callable[[], int | None], *, os_error: int = BAD
 
     Args:
         command: returns an exit code, or None for success.
-        os_error: the exit code after an OSError.
+        os_error: the exit code after an OSError; after a BrokenPipeError it is always BAD_INPUT.
     """
     if isinstance(sys.stdout, io.TextIOWrapper) and sys.stdout.errors == "strict":
         # On Windows, redirected output uses a legacy code page: escape the characters it lacks.
@@ -119,7 +119,10 @@ def close_stdout() -> None:
 
 
 def print_error(message: str) -> None:
-    """Print an error to stderr, and log it if logging is set up."""
+    """Print an error to stderr, and log it if logging is set up.
+
+    If LAUNCH_DIR is set, also write the error to this folder, where the launcher reads it.
+    """
     print(f"error: {printable(message, keep=LINES)}", file=sys.stderr, flush=True)
     _log(message)
     if folder := os.environ.get(LAUNCH_DIR):
@@ -128,7 +131,10 @@ def print_error(message: str) -> None:
 
 
 def reported_error(launch_dir: str, pid: int | None) -> str:
-    """Return one line of the last error of process `pid` or, if it printed none, of any rank."""
+    """Return one line of the last error of process `pid` or, if it printed none, of any rank.
+
+    If no rank printed an error, return "it printed no error".
+    """
     # A rank does not print an error that another rank has already printed.
     for path in (Path(launch_dir, f"error-{pid}"), *Path(launch_dir).glob("error-*")):
         with contextlib.suppress(OSError):
@@ -143,11 +149,11 @@ def _log(message: str) -> None:
 
 
 def _is_printed_by_another_rank(message: str) -> bool:
-    """Whether another rank of the same launch has printed this message.
+    """Whether another rank of this launch on this node has printed this message.
 
     All ranks may find the same bad input. The first rank to report it creates a marker file in a
-    folder that all ranks share: LAUNCH_DIR or, under torchrun, the folder two levels above the
-    rank's error file.
+    folder that the ranks of the node share: LAUNCH_DIR or, under torchrun, the folder two levels
+    above the rank's error file.
     """
     folder = os.environ.get(LAUNCH_DIR)
     if not folder and (error_file := os.environ.get("TORCHELASTIC_ERROR_FILE")):
@@ -172,7 +178,7 @@ def no_shared_memory(reason: str) -> str:
 
 
 def printable(text: str, keep: str = "") -> str:
-    """Escape control and unencodable characters, except those in `keep`.
+    """Escape the characters that `str.isprintable` rejects, except those in `keep`.
 
     File names can contain terminal escape sequences, newlines that forge log lines, and bytes
     that are not valid UTF-8.
@@ -190,6 +196,6 @@ def counted(number: int, noun: str) -> str:
 
 
 def first_line(error: BaseException) -> str:
-    """First line of an exception's message, up to 200 characters; its type without a message."""
+    """First line of an exception's message, up to 200 characters; if it is empty, its type."""
     lines = str(error).strip().splitlines()
     return lines[0][:200] if lines else type(error).__name__

@@ -79,8 +79,8 @@ def atomic_text(path: str | os.PathLike[str], errors: str = "strict") -> Iterato
 def open_in_place(path: str, flags: int) -> int:
     """Open a file to write in place, not atomically; usable as `opener` of the builtin `open`.
 
-    Raise OSError if the path is a link, FIFO or device. The file names are predictable, so another
-    user may have placed a link there to redirect the write to another file.
+    Raise OSError for a symbolic link, a file with several hard links, a FIFO or a device. The file
+    names are predictable, so another user may have placed a link there to redirect the write.
     """
     if os.path.islink(path):
         raise OSError(errno.ELOOP, "is a symbolic link; remove it", path)
@@ -108,7 +108,7 @@ def write_json(path: str | os.PathLike[str], content: Any, indent: int | None = 
 
 
 def csv_cell(value: object) -> object:
-    """Prefix text with a quote if a spreadsheet would evaluate it as a formula.
+    """Prefix text with an apostrophe if a spreadsheet would evaluate it as a formula.
 
     Other values are returned unchanged. In some locales, full-width signs also start a formula.
     """
@@ -119,7 +119,7 @@ def csv_cell(value: object) -> object:
 
 
 def check_regular_file(path: str | os.PathLike[str]) -> None:
-    """Raise OSError for folders, FIFOs and devices: reading a FIFO or device may never end."""
+    """Raise OSError unless the path is a regular file: reading a FIFO or device may never end."""
     mode = os.stat(path).st_mode
     if stat.S_ISDIR(mode):
         raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), path)
@@ -130,8 +130,8 @@ def check_regular_file(path: str | os.PathLike[str]) -> None:
 def parse_json(text: str, **hooks: Any) -> Any:
     """Parse JSON; raise a one-line ValueError for NaN, infinities and integers beyond 63 bits.
 
-    `hooks` are arguments of `json.loads`. Integers beyond 63 bits do not fit into a tensor, and
-    Python refuses to print integers of more than 4,300 digits.
+    `hooks` are arguments of `json.loads`; they may replace these checks. Integers beyond 63 bits do
+    not fit into a tensor, and Python refuses to print integers of more than 4,300 digits.
     """
     hooks = {"parse_int": _parse_int, "parse_constant": _reject_constant, **hooks}
     try:
@@ -142,7 +142,7 @@ def parse_json(text: str, **hooks: Any) -> Any:
 
 def _parse_int(digits: str) -> int:
     if len(digits) > 20 or int(digits).bit_length() > 63:
-        raise ValueError(f"integer {digits[:24]}... has more than 63 bits")
+        raise ValueError(f"an integer that starts with {digits[:24]} has more than 63 bits")
     return int(digits)
 
 
@@ -168,7 +168,7 @@ def remove_empty(folders: list[str]) -> None:
 
 
 def remove_unfinished(folder: str) -> None:
-    """Remove temporary files that killed processes left in a folder."""
+    """Remove temporary files and folders that killed processes left in a folder."""
     for name in os.listdir(folder) if os.path.isdir(folder) else []:
         if name.startswith(_TEMPORARY):
             path = os.path.join(folder, name)

@@ -42,7 +42,7 @@ class LabelKind(NamedTuple):
     def description(self) -> str:
         """Description of the valid labels, for error messages."""
         if self.is_pair:
-            return f"a (verb, noun) tuple of integers, below {tuple(self.parts.values())}"
+            return f"a (verb, noun) tuple of integers from 0, below {tuple(self.parts.values())}"
         number = f"from 0 to {self.num_classes - 1} (MODEL.NUM_CLASSES)"
         return f"a tuple of integers {number}" if self.several else f"an integer {number}"
 
@@ -87,9 +87,10 @@ def label_kind(cfg: CfgNode) -> LabelKind:
 
 
 def top_classes(scores: Tensor, count: int = 5) -> Tensor:
-    """The classes with the highest scores, [..., count]; ties go to the lower class index.
+    """The `count` (or all) classes with the highest scores, best first: [..., count].
 
-    All rankings use this function, because the order of ties in `topk` is undefined.
+    Ties go to the lower class index. All rankings use this function, because the order of ties in
+    `topk` is undefined.
     """
     return scores.sort(dim=-1, descending=True, stable=True).indices[..., :count]
 
@@ -97,8 +98,9 @@ def top_classes(scores: Tensor, count: int = 5) -> Tensor:
 def top_actions(scores: Tensor, kind: LabelKind, count: int = 5) -> tuple[Tensor, Tensor]:
     """The (verb, noun) pairs with the largest products of scores, [B, count, 2], and the products.
 
-    Ties go to the lower verb index, then to the lower noun index. Only the best `count` verbs and
-    the best `count` nouns are combined: these pairs always include the best `count` pairs.
+    The scores must be probabilities, not logits. Ties go to the lower verb index, then to the lower
+    noun index. Only the best `count` verbs and the best `count` nouns are combined: these pairs
+    always include the best `count` pairs.
     """
     verbs, nouns = kind.split(scores)["verb"], kind.split(scores)["noun"]
     best_verbs, best_nouns = (top_classes(x, count).sort(dim=-1).values for x in (verbs, nouns))

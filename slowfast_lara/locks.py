@@ -47,7 +47,7 @@ def exclusive_lock(folder: str, name: str, error: type[InputError] = InputError)
         yield
     finally:
         with contextlib.suppress(OSError):
-            # Remove the file before releasing the lock: later, another process may have locked it.
+            # Remove the file while it is locked: after the release, another process may lock it.
             os.remove(path)
         os.close(lock)
         if fcntl is None:  # Windows cannot remove open files
@@ -58,6 +58,8 @@ def exclusive_lock(folder: str, name: str, error: type[InputError] = InputError)
 
 def _acquire(path: str) -> int:
     """Open and lock the lock file; if already locked, raise BlockingIOError with the holder.
+
+    If the file system does not support locks, log a warning and continue without a lock.
 
     The system releases a POSIX lock when its process ends, and forked DataLoader workers do not
     inherit the lock. Locks work across nodes on NFS and CIFS, on Lustre if mounted with `flock`,

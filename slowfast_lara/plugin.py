@@ -29,7 +29,7 @@ logger = logging.getLogger(__name__)
 
 
 def VisionTransformer(cfg: CfgNode) -> nn.Module:
-    """Build the model of a checkout's config; PySlowFast registers this function by its name."""
+    """Build the model of a checkout's config; PySlowFast registers this function under its name."""
     check(cfg)
     _warn(cfg)
     model = motionformer.VisionTransformer.from_config(cfg)
@@ -53,8 +53,8 @@ def check(cfg: CfgNode) -> None:
     check_checkout(cfg)
     if label_kind(cfg) != LabelKind({"": cfg.MODEL.NUM_CLASSES}):
         raise ConfigError(
-            "Epickitchens and DATA.MULTI_LABEL are not supported in a checkout of PySlowFast; use "
-            "slowfast-lara run"
+            "TRAIN.DATASET Epickitchens and DATA.MULTI_LABEL True are not supported in a checkout "
+            "of PySlowFast; use `slowfast-lara run`"
         )
     validate_model(cfg)
 
@@ -88,14 +88,15 @@ def add_keys(tree: CfgNode) -> None:
         elif type(theirs) is not type(ours.default) or ours.allowed.problem(theirs):
             raise ConfigError(
                 f"{key} has the default {theirs!r} in this checkout of PySlowFast and "
-                f"{ours.default!r} in slowfast_lara: the key's meanings differ"
+                f"{ours.default!r} in slowfast_lara: the key's meanings differ; "
+                "rename the checkout's key"
             )
     for key, default in missing.items():
         set_value(tree, key, copy.deepcopy(default))
 
 
 def add_model(registry: Any) -> None:
-    """Register the model, unless it is registered already."""
+    """Register the model, if not yet registered; raise ImportError if its name is taken."""
     name = VisionTransformer.__name__
     if name not in registry:
         registry.register(VisionTransformer)

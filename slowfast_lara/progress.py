@@ -18,5 +18,5 @@ def progress_bar(total: int, description: str, *, unit: str, initial: int = 0) -
 
 
 def print_progress(text: str) -> None:
-    """Print a line on stderr at once; stdout is for the results."""
+    """Print a line on stderr and flush it; stdout is for the results."""
     print(text, file=sys.stderr, flush=True)

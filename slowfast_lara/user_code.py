@@ -22,7 +22,10 @@ OWN_CODE = "--import FILE.py adds your own"
 
 
 def imported() -> list[str]:
-    """The files (absolute paths) and modules to import, in import order."""
+    """The files and modules in VARIABLE, in import order.
+
+    After `import_user_code`, the paths of the files are absolute.
+    """
     return [name for name in os.environ.get(VARIABLE, "").split(os.pathsep) if name]
 
 

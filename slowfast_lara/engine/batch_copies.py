@@ -15,7 +15,10 @@ from slowfast_lara.inference.scoring import to_device
 
 @functools.cache
 def _copy_stream(device: torch.device) -> torch.cuda.Stream:
-    """One stream per device: PyTorch keeps the free memory of each stream for that stream only."""
+    """The copy stream of a device, shared by all BatchCopies.
+
+    PyTorch reuses memory that is freed in a stream only in this stream.
+    """
     return torch.cuda.Stream(device)
 
 

@@ -1,8 +1,8 @@
 """Writing of checkpoints in the background, while training continues on the GPU.
 
-On a CPU, training waits for each write, because the write needs the same cores. A killed process
-loses the iterations since its last complete checkpoint. On GPUs, a write is complete only some
-iterations after it started.
+Without CUDA, training waits for each write; on a CPU, the write needs the same cores. A killed
+process loses the iterations since its last complete checkpoint. With CUDA, a write is complete only
+some iterations after it started.
 """
 
 from __future__ import annotations
@@ -25,7 +25,10 @@ class CheckpointWriter:
         self._writing: Future[None] | None = None
 
     def submit(self, content: dict[str, Any], write: Callable[[dict[str, Any]], None]) -> None:
-        """Call `write(content)` now or, in the background, with a copy of the content."""
+        """Wait for the last write; then call `write(content)`.
+
+        In the background, `write` gets a copy of the content.
+        """
         self.wait()
         if self._executor is None:
             write(content)
@@ -38,14 +41,17 @@ class CheckpointWriter:
             self.wait()
 
     def wait(self) -> None:
-        """Wait until the write has ended; raise its error."""
+        """Wait until the last write has ended; raise its error, if any."""
         if self._writing is not None:
             wait([self._writing])
             ended, self._writing = self._writing, None
             ended.result()
 
     def close(self) -> None:
-        """Wait until the write has ended; log its error, so as not to hide an error of the run."""
+        """Wait until the last write has ended; log its error instead of raising it.
+
+        Raising it could hide an error of the run.
+        """
         try:
             self.wait()
         except Exception as error:

@@ -1,6 +1,6 @@
 """Collectives between the ranks of a run, on CPU tensors over gloo.
 
-If the run has a single process, there is no process group: collectives return the local value.
+If the run has a single process, collectives return the local value.
 """
 
 from __future__ import annotations
@@ -112,7 +112,8 @@ class _TensorUnpickler(pickle.Unpickler):
 def unwrap_ddp(model: nn.Module) -> nn.Module:
     """Return the model without its DDP wrapper, for checkpoints and for evaluation.
 
-    DDP hangs in evaluation: its forward pass runs collectives, and ranks have unequal video counts.
+    In evaluation, ranks have unequal numbers of videos: a collective in DDP's forward pass, such as
+    the synchronisation of buffers, would hang.
     """
     return getattr(model, "module", model)
 

@@ -61,7 +61,7 @@ def validate(
     """Return the mean loss, the errors or the mAP in percent, and the video counts.
 
     The loss uses no label smoothing. As in a test, a video with non-finite scores counts as
-    failed. The result is None after a stop request.
+    failed. The result is None after a stop request on any rank.
     """
     model = unwrap_ddp(model)
     model.eval()
@@ -158,7 +158,7 @@ def run_test(
     if stopped:
         raise Stopped(
             f"stopped by {stop.signal_name or 'a signal to another process'}; {num_done:.0f} of "
-            f"{counted(len(dataset), 'video')} scored; the same command resumes the test"
+            f"{counted(len(dataset), 'video')} processed; the same command resumes the test"
         )
     by_rank = all_gather(results)
     if rank() == 0:
@@ -169,10 +169,10 @@ def run_test(
 
 
 def _resume_test(files: ScoreFiles, loader: DataLoader) -> list[VideoResult]:
-    """Return the results saved by an interrupted test; exclude their videos from the loader.
+    """Return this rank's share of the results that an interrupted test saved.
 
     On a shared file system, several ranks find the same score files. Only the lowest rank that
-    finds the scores of a video returns its result.
+    finds the scores of a video returns its result. The loader leaves out all videos with scores.
     """
     found = files.read()
     by_rank = all_gather((sorted(found), len(files.of_other_tests)))
@@ -268,7 +268,10 @@ def _labelled(label: Label, kind: LabelKind, names: Sequence[str] | None) -> dic
 def _video_entry(
     result: VideoResult, path: str, label: Label, kind: LabelKind, names: Sequence[str] | None
 ) -> dict[str, Any]:
-    """Label, top-5 classes and their scores; for a (verb, noun) label, also for each part."""
+    """A video's entry in the results: path, number of views, label, top-5 classes and their scores.
+
+    For a (verb, noun) label, the entry also has label, top-5 classes and scores of each part.
+    """
     assert result.scores is not None
     found = Prediction(result.scores, names or (), result.num_views, path, kind=kind).to_dict()
     if isinstance(label, tuple) and kind.is_pair:

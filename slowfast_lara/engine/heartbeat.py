@@ -5,12 +5,13 @@ long time, and a machine that loses power does not close its connections. Each r
 increments its own counter in the TCP store every few seconds and watches the counter of the next
 rank. If that counter stops, the rank reports the next rank as lost to all ranks.
 
-Calls to the store have no reliable timeout: they block while the machine of the store is
-unreachable or its process is suspended. A watchdog thread checks that the calls return.
+Calls to the store have no reliable timeout: they block while the machine that serves the store is
+unreachable, or while the serving process is suspended. A watchdog thread ends this process if the
+calls do not return.
 
 A rank that fails writes its error to the store. The other ranks notice the lost connection, read
 the error and report it, so that the log of every node has it. If rank 0 serves the store, the store
-closes when rank 0 exits: rank 0 first waits until the other ranks have read the error.
+closes when rank 0 exits: rank 0 first waits some seconds for the other ranks to read the error.
 
 The heartbeat and the watchdog threads count their own periods, not seconds. Suspending and
 continuing a whole job therefore does not look like a lost rank.
@@ -40,7 +41,7 @@ READ_PERIODS = 3
 
 
 class Watchdog:
-    """A thread that ends this process when calls to the store do not return."""
+    """A thread that ends this process if no call to the store returns for MISSED_BEATS periods."""
 
     def __init__(self, name: str) -> None:
         self._name, self._calls = name, 0
@@ -107,7 +108,10 @@ class Heartbeat(Watchdog):
         self._thread.join(timeout=10)
 
     def share_failure(self, error: Exception) -> None:
-        """Write this rank's error to the store for all ranks, unless another rank failed first."""
+        """Write this rank's error to the store for all ranks, unless another rank failed first.
+
+        Rank 0 then waits for the other ranks to read the error (`_wait_for_readers`).
+        """
         self._ending = True
         kind = "" if isinstance(error, UserError) else f"{type(error).__name__}: "
         text = kind + (first_line(error) if kind else str(error))
@@ -118,7 +122,10 @@ class Heartbeat(Watchdog):
             self._wait_for_readers()
 
     def other_failure(self) -> RunError | None:
-        """The error that another rank has written to the store; None if there is none."""
+        """The error that another rank has written to the store; None if it is unknown.
+
+        Rank 0 first waits for the other ranks to read the error (`_wait_for_readers`).
+        """
         self._ending = True
         with contextlib.suppress(RuntimeError):
             self._read_failure()
@@ -135,7 +142,10 @@ class Heartbeat(Watchdog):
             self._store.add("readers", 1)
 
     def _wait_for_readers(self) -> None:
-        """On rank 0, which may serve the store, wait until all ranks have read the failure."""
+        """On rank 0, wait until all ranks have read the failure, at most READ_PERIODS periods.
+
+        Rank 0 may serve the store, which closes when rank 0 exits.
+        """
         deadline = time.monotonic() + READ_PERIODS * PERIOD
         while self._rank == 0 and self._failure and time.monotonic() < deadline:
             if self._store.add("readers", 0) >= self._world_size:
@@ -162,7 +172,11 @@ class Heartbeat(Watchdog):
                 self.end_process(lost)
 
     def _beat(self) -> str:
-        """Increment this rank's counter and check the next rank's; return the lost rank, or ""."""
+        """Run one period of the heartbeat; return a lost rank, e.g. "rank 3", or "" if none is.
+
+        A period increments the counter of this rank, checks the counter of the next rank, and
+        shares stop requests and errors.
+        """
         self._store.add(f"beats/{self._rank}", 1)
         count = self._store.add(f"beats/{self._peer}", 0)
         self._missed = self._missed + 1 if count == self._peer_count else 0

@@ -18,7 +18,8 @@ _DOCUMENTATION = "192.0.2.1"  # an address (RFC 5737) that is reached through th
 def choose_interface(host: str) -> str:
     """Let gloo and NCCL use the interface that routes to a host, unless the user has chosen one.
 
-    Returns the name of the interface. If it is unknown, returns "" and sets no variable.
+    Returns the name of the interface that routes to the host, even if the user has chosen another.
+    If it is unknown, returns "" and sets no variable.
     """
     name = interface_to(host)
     if name:

@@ -106,10 +106,10 @@ class ExchangedTotals:
     """Metrics and batch states after `exchange`, summed over all ranks."""
 
     # Sums for the pending iteration; 0 if no iteration is pending.
-    loss: float
-    count: float
-    bad_losses: float
-    bad_gradients: float
+    loss: float  # sum of the finite losses
+    count: float  # number of clips
+    bad_losses: float  # number of ranks whose loss is not finite
+    bad_gradients: float  # number of ranks whose gradient norm is not finite
     # Counts for the current batch: bad videos, ranks with a stop request, ranks without a batch.
     failures: float
     stop_requests: float
@@ -160,7 +160,9 @@ def check_finite(
 ) -> None:
     """Raise RunError on all ranks if the loss or the gradient of any rank is not finite.
 
-    The error lists the videos of the batch or, for a gradient, of all accumulated batches.
+    If `gradients_may_overflow`, because the loss is scaled, check the loss only. For each rank with
+    a value that is not finite, the error lists the videos of the batch or, for a gradient, of all
+    accumulated batches.
     """
     loss, grad_norm, *_ = pending.metrics.read()
     if totals.bad_losses:
@@ -188,7 +190,10 @@ class LossScaleCheck:
         self._is_low = False
 
     def __call__(self, pending: PendingIteration) -> None:
-        """Warn if the loss scale is low (LOW_LOSS_SCALE); raise RunError if it has collapsed."""
+        """Warn when the scale falls below LOW_LOSS_SCALE.
+
+        Raise RunError if it is below COLLAPSED_LOSS_SCALE.
+        """
         scale = pending.metrics.read()[2]
         if scale < COLLAPSED_LOSS_SCALE:
             raise RunError(

@@ -4,7 +4,7 @@
 - On a single node with at most one GPU and TRAIN.MAX_RESTARTS 0, this process performs the whole
   run.
 - Otherwise the user starts the command once on each of the NUM_SHARDS nodes, as with PySlowFast,
-  and the command runs one rank per GPU of its node (without GPUs, one rank).
+  and the command runs NUM_GPUS ranks on its node (one rank if NUM_GPUS is 0).
 
 PySlowFast's launcher needs CUDA even to run on a CPU, waits without a timeout for missing
 nodes, and leaves the other processes running when one of them fails.
@@ -79,7 +79,10 @@ def under_torchrun() -> bool:
 
 
 def prepare(cfg_file: str, opts: Sequence[Any], init_method: str | None) -> CfgNode:
-    """Load the config of a run and check that this command can run it on this machine."""
+    """Load the config of a run and check that this command can run it on this machine.
+
+    Under torchrun, its environment variables determine NUM_SHARDS, SHARD_ID and NUM_GPUS.
+    """
     cfg = load_config(cfg_file, opts)
     has_node_flags = init_method is not None or "SHARD_ID" in opts or "NUM_SHARDS" in opts
     if under_torchrun():
@@ -147,7 +150,7 @@ def spawn(run: RunFunction, cfg: CfgNode, first: RankInfo, processes: int) -> in
         for child in list(children.values()):
             if stop.signal_name != "SIGUSR1":
                 child.terminate()
-            elif child.is_alive():  # a later SIGTERM of Slurm must be the first urgent signal
+            elif child.is_alive():  # not SIGTERM: Slurm's later SIGTERM would be the second one
                 os.kill(child.pid or 0, signal.SIGUSR1)
 
     stop = StopRequest()
@@ -192,8 +195,8 @@ def _wait_for(
 
     An exit code in FINAL takes precedence over other failures.
 
-    GRACE_SECONDS after the first failure on any node, the children that are still running are
-    killed. See `restarts.RunRanks` for `exchange`.
+    GRACE_SECONDS after the first failure on this node, or on another node if `exchange` reports it,
+    the children that are still running are killed. See `restarts.RunRanks` for `exchange`.
     """
     outcome, joined = Outcome(DONE), False
     deadline: float | None = None
@@ -258,8 +261,8 @@ def _end_with_parent() -> None:
 def run_process(run: RunFunction, cfg: CfgNode, info: RankInfo | None = None) -> int:
     """Call `run` in this process; return the exit code.
 
-    `info` describes this rank; it is None if the run has a single process. If the run has several
-    ranks, or if it fails while DataLoader workers are alive, the process exits without returning.
+    `info` describes this rank; it is None if the run needs no process group. If `info` is given, or
+    if the run fails while DataLoader workers are alive, the process exits without returning.
     """
     stop = StopRequest().listen()
     errors = []
@@ -282,7 +285,7 @@ def run_process(run: RunFunction, cfg: CfgNode, info: RankInfo | None = None) ->
     # shuts down, Python aborts ("terminate called without an active exception").
     if info is not None or (code != DONE and multiprocessing.active_children()):
         end_process(code)
-    # At exit, Python would wait for hanging DataLoader workers and ignore signals.
+    # At exit, Python would wait for hanging DataLoader workers, when signals are already ignored.
     for worker in multiprocessing.active_children():
         worker.kill()
     atexit.register(ignore_signals)

@@ -56,7 +56,10 @@ def main_metric(stats: Mapping[str, Any]) -> tuple[str, float]:
 
 
 def correct_ranks(scores: Tensor, labels: Tensor, kind: LabelKind) -> dict[str, Tensor]:
-    """Whether each top-5 prediction is correct: bool [B, 5], by key "", or verb, noun, action."""
+    """Whether each top-5 prediction is correct: bool [B, 5], by key "", or verb, noun, action.
+
+    With fewer than five classes, the tensor has one column per class.
+    """
     if not kind.is_pair:
         return {"": top_classes(scores) == labels[:, None]}
     parts = kind.split(scores)
@@ -68,6 +71,8 @@ def correct_ranks(scores: Tensor, labels: Tensor, kind: LabelKind) -> dict[str, 
 def count_correct(scores: Tensor, labels: Tensor, kind: LabelKind) -> list[Tensor]:
     """Count the top-1 and top-5 correct predictions; the counts stay on the device.
 
+    The list has the order of `accuracy_names`; for clips with several classes, it is empty.
+
     PySlowFast's `topks_correct` raises for more than one video: it calls `view` on a transposed
     tensor, which PyTorch no longer allows.
     """
@@ -78,7 +83,10 @@ def count_correct(scores: Tensor, labels: Tensor, kind: LabelKind) -> list[Tenso
 
 
 def metrics(scores: Tensor, labels: Tensor, kind: LabelKind) -> dict[str, float]:
-    """The accuracies `*_acc`, or the mean average precision `map`, in percent."""
+    """The accuracies `*_acc`, or the mean average precision `map`, in percent.
+
+    The mean is over the classes with a positive video; it is 0 if there is no such class.
+    """
     if kind.several:
         by_class = average_precisions(scores.numpy(), labels.numpy().astype(bool))
         return {"map": 100.0 * float(np.mean([*by_class.values()])) if by_class else 0.0}
@@ -90,7 +98,9 @@ def metrics(scores: Tensor, labels: Tensor, kind: LabelKind) -> dict[str, float]
 
 
 def average_precisions(scores: np.ndarray, labels: np.ndarray) -> dict[int, float]:
-    """The average precision of each class with a positive video; arguments are [videos, classes].
+    """The average precision, from 0 to 1, of each class with a positive video.
+
+    `scores` and `labels` are [videos, classes].
 
     The average precision is the sum of (increase in recall) * precision over the thresholds. Videos
     with equal scores share a threshold, so that their order does not matter.
@@ -108,7 +118,7 @@ def average_precisions(scores: np.ndarray, labels: np.ndarray) -> dict[int, floa
 def per_class(
     scores: Tensor, labels: Tensor, kind: LabelKind, names: Sequence[str] | None
 ) -> dict[str, Any]:
-    """Per class: top-1 accuracy or average precision, and number of videos.
+    """Per class with a video: top-1 accuracy or average precision in percent, and number of videos.
 
     For (verb, noun) labels, the result has one such table for verbs and one for nouns.
 

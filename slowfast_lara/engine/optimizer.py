@@ -54,7 +54,8 @@ def scales_loss(cfg: CfgNode) -> bool:
 def load_optimizer(optimizer: torch.optim.Optimizer, state: dict[str, Any]) -> None:
     """Load the per-parameter state of a saved optimiser, but not its hyperparameters.
 
-    PyTorch checks only the number of parameters; an invalid state would fail at the first step.
+    Raise ValueError if an entry or a shape does not fit: PyTorch checks only the number of
+    parameters, and the first step would fail.
     """
     expected = _SGD_STATE if isinstance(optimizer, torch.optim.SGD) else _ADAM_STATE
     saved, own = state["param_groups"], optimizer.param_groups
@@ -123,7 +124,10 @@ def set_lr(optimizer: torch.optim.Optimizer, lr: float) -> None:
 
 
 def batch_lr_factor(cfg: CfgNode, step_batch: int) -> float:
-    """Return step_batch / SOLVER.REFERENCE_BATCH; 1 if SOLVER.REFERENCE_BATCH is 0."""
+    """Return the factor on the learning rate for `step_batch` clips per optimiser step.
+
+    It is step_batch / SOLVER.REFERENCE_BATCH; 1 if SOLVER.REFERENCE_BATCH is 0.
+    """
     reference = cfg.SOLVER.REFERENCE_BATCH
     return step_batch / reference if reference else 1.0
 

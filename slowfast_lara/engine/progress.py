@@ -86,7 +86,10 @@ class TrainProgress:
             start = time.perf_counter()
 
     def lap(self) -> dict[str, float]:
-        """Return the seconds since the last call, and the seconds spent waiting for the batch."""
+        """Return the seconds since the last call, and the seconds spent waiting for the batch.
+
+        The first call of an epoch counts from `start_epoch`.
+        """
         last, self._clock = self._clock, time.perf_counter()
         return {"dt": self._clock - last, "dt_data": self._data_seconds}
 

@@ -39,7 +39,7 @@ from slowfast_lara.files import parse_json
 RENDEZVOUS_SECONDS = 300
 POLL_SECONDS = 0.1
 # Key in `rank_store`. The value is 2 N during the rendezvous of restart N, and 2 N + 1 afterwards.
-# The first start has N = 0.
+# The first start has N = 0. Under torchrun, the value is the number of completed rendezvous.
 PHASE = "phase"
 # If a process reports a different fingerprint, rank 0 waits this long before it gives up. Ranks
 # that join in this time report the difference, too. If the process belongs to another run, the
@@ -78,7 +78,7 @@ def join_run(
 ) -> dist.Store:
     """Join the other ranks and start the heartbeat; return a store for the process group.
 
-    Raises InputError on all ranks if the fingerprints differ.
+    Raises InputError on all ranks if the fingerprints differ; TimeoutError if ranks are missing.
     """
     serves_store = info.rank == 0 and not info.launcher_store
     if not serves_store:
@@ -95,8 +95,9 @@ def join_run(
     if folder := os.environ.get(LAUNCH_DIR):
         Path(folder, JOINED).touch()
     # A process may arrive after the rendezvous. If rank 0 serves the store, this process belongs to
-    # another run, and rank 0 replies, so that the process fails at once. If the store outlives the
-    # ranks, the process may belong to the next restart and must wait for the new rank 0.
+    # another run, and rank 0 replies, so that the process fails before its timeout. If the
+    # store outlives the ranks, the process may belong to the next restart and must wait for the new
+    # rank 0.
     on_beat = rendezvous.reply if serves_store else lambda: None
     heartbeat.start(dist.PrefixStore(run_id, store), on_beat)
     return dist.PrefixStore(run_id, group_store)
@@ -153,7 +154,7 @@ class Rendezvous:
         self._store.set(self._key("verdict"), "")
 
     def _give_up(self) -> None:
-        """If fingerprints differ, publish a difference and raise InputError; else TimeoutError."""
+        """Raise TimeoutError; if fingerprints differ, publish a difference and raise InputError."""
         differ = self._count("problems")
         if not differ:
             joined = self._count("registered") + 1
@@ -218,7 +219,7 @@ class Rendezvous:
 def wait_for_server(
     host: str, port: int, timeout: float, on_poll: Callable[[], None] = lambda: None
 ) -> None:
-    """Wait until `host` listens on `port`; call `on_poll` after each attempt to connect.
+    """Wait until `host` listens on `port`; call `on_poll` after each failed attempt.
 
     TCPStore would wait, too, but the watchdog would treat this wait as a hung call.
     """

@@ -17,6 +17,7 @@ completed the rendezvous, only this node exits, without a restart: it may belong
 
 Bad input and signals end a run. If there was no progress since the last restart, an error also
 ends the run, because it would probably recur; a killed rank or a lost node does not end the run.
+After TRAIN.MAX_RESTARTS restarts, any failure ends the run.
 Restarted ranks hold a new rendezvous, which no rank from before the restart can join.
 """
 
@@ -78,7 +79,7 @@ class Outcome:
     final: bool = False  # whether a restart is excluded: after bad input or a signal
     order: int = 0  # 1 for the first node that failed, 2 for the second; 0 if unknown
     joined: bool = False  # whether the ranks of this node completed a rendezvous
-    killed: bool = False  # whether SIGKILL ended the rank, or the node is lost
+    killed: bool = False  # whether SIGKILL ended a rank that did not hang, or the node is lost
 
 
 @dataclass(frozen=True)
@@ -155,7 +156,7 @@ class Judge:
         self._restarts, self._progress = 0, _progress(cfg.OUTPUT_DIR)
 
     def decide(self, outcomes: Sequence[Outcome]) -> Verdict:
-        """Decide on a restart, given the outcomes of all nodes."""
+        """Decide on a restart, given the outcomes of all nodes or only a decisive one."""
         failures = [it for it in outcomes if it.code != DONE]
         failures.sort(key=lambda it: (not it.killed, it.order))
         if not failures:
@@ -171,7 +172,7 @@ class Judge:
             return Verdict(False, f"no restart: no progress since the last restart; {reason}")
         self._restarts += 1
         number = f"Restart {self._restarts} of {self._maximum}"
-        newest = self._progress[0] or "the beginning: there is no checkpoint"
+        newest = self._progress[0] or "the beginning or saved test scores: there is no checkpoint"
         return Verdict(True, f"{number}: {reason}; resuming from {newest}")
 
 
@@ -196,11 +197,15 @@ class Launchers:
         self._stop = stop
         phase = self._ranks.add(PHASE, 0)
         self._replaces = phase % 2 == 1 and self._node > 0  # odd: all ranks have joined
+        # Number of restarts so far, and order of this node's failure since then (0: no failure).
         self._generation, self._order = phase // 2, 0
-        self._other_failed = False  # whether another node failed first, in this generation
+        self._other_failed = False  # whether another node failed first since then
 
     def rejoin(self) -> Verdict | None:
-        """If this launcher replaces a lost one, return the next verdict; else return None."""
+        """If this launcher replaces a lost one, return the next verdict; else return None.
+
+        Raises InputError if no launcher was lost, and RunError if the run has succeeded meanwhile.
+        """
         if not self._replaces:
             return None
         seconds = max(self._timeout, 2 * LOST_SECONDS)
@@ -217,7 +222,10 @@ class Launchers:
         return verdict
 
     def exchange(self, failed: bool) -> bool:
-        """Publish whether a rank of this node has failed; return whether any rank has failed."""
+        """Publish whether a rank of this node has failed; return whether any rank has failed.
+
+        Also return True if the launcher of node 0 has exited.
+        """
         self._watchdog.mark_alive()
         try:
             if failed and not self._order:
@@ -225,13 +233,16 @@ class Launchers:
             if not failed and self._store.add(self._key("failures"), 0) > 0:
                 self._other_failed = True
             return failed or self._other_failed
-        except dist.DistError:  # node 0 has exited, so the ranks of this node exit, too
+        except dist.DistError:  # without node 0, the ranks of this node must exit, too
             return True
 
     def agree(self, outcome: Outcome) -> Verdict:
-        """Publish the outcome of this node; return the verdict of node 0's launcher."""
-        # The ranks of this node failed before the rendezvous: it may belong to another run. Not if
-        # they were ended because another node failed, while they joined a restart.
+        """Publish the outcome of this node; return the verdict of node 0's launcher.
+
+        Verdict(False), without a text, lets this node exit with its own exit code.
+        """
+        # If the ranks failed by themselves before any rendezvous, this node may belong to another
+        # run. If another node failed first, this node was joining a restart of the same run.
         if not outcome.joined and not self._other_failed:
             return Verdict(False)
         self.exchange(outcome.code != DONE)
@@ -259,7 +270,10 @@ class Launchers:
         return verdict
 
     def close(self) -> None:
-        """Stop the watchdog; node 0 first waits until all launchers have read the last verdict."""
+        """Stop the watchdog; node 0 first waits for all launchers to read the last verdict.
+
+        The wait takes at most READ_SECONDS.
+        """
         if self._judge is not None:
             readers = [self._key(f"read/{node}") for node in range(1, self._nodes)]
             self._wait(readers, READ_SECONDS)

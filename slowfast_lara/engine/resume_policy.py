@@ -3,10 +3,10 @@
 A checkpoint holds its config and a fingerprint of its training list. Both are compared with those
 of the run before the run writes any file. TRAIN.ACCEPT_CHANGES True accepts differences.
 
-A run resumes from its OUTPUT_DIR. As in PySlowFast, it also resumes from the checkpoint
-TRAIN.CHECKPOINT_FILE_PATH, unless TRAIN.CHECKPOINT_EPOCH_RESET is True: the run then loads only the
-weights and trains from epoch 0. Users forget TRAIN.CHECKPOINT_EPOCH_RESET, so every error of a
-resume from TRAIN.CHECKPOINT_FILE_PATH names this key.
+A run resumes from its OUTPUT_DIR. If OUTPUT_DIR has no checkpoint, the run resumes from the
+checkpoint TRAIN.CHECKPOINT_FILE_PATH, as in PySlowFast. If TRAIN.CHECKPOINT_EPOCH_RESET is True,
+the run loads only the weights of this checkpoint and trains from epoch 0. Users forget to set this
+key, so every CheckpointError of a resume from TRAIN.CHECKPOINT_FILE_PATH names it.
 """
 
 from __future__ import annotations
@@ -74,8 +74,10 @@ def check_resume_from_file(
     changes = _changes(content, cfg, train_list)
     known = saved_config(content) is not None and "train_list" in content
     if not cfg.TRAIN.ACCEPT_CHANGES and (changes or not known):
-        reason = describe(changes) or "it holds no config or fingerprint of the training list"
-        raise CheckpointError(f"{path} was trained with different settings: {reason}")
+        reason = f"different settings: {describe(changes)}"
+        if not changes:
+            reason = "unknown settings: it holds no config or no fingerprint of the training list"
+        raise CheckpointError(f"{path} was trained with {reason}")
     if position.epochs >= cfg.SOLVER.MAX_EPOCH:
         limit = f"SOLVER.MAX_EPOCH is {cfg.SOLVER.MAX_EPOCH}"
         raise CheckpointError(f"{path} was trained for {position.epochs} epochs, and {limit}")
@@ -119,7 +121,7 @@ def _refuse_unless_accepted(path: str, changes: list[Change], cfg: CfgNode) -> N
     if changes and not cfg.TRAIN.ACCEPT_CHANGES:
         raise CheckpointError(
             f"{path} was trained with different settings: {describe(changes)}; use the old values, "
-            "choose another OUTPUT_DIR, or set TRAIN.ACCEPT_CHANGES True"
+            "another checkpoint or OUTPUT_DIR, or set TRAIN.ACCEPT_CHANGES True"
         )
     if changes:
         logger.warning("Accepting changed settings for %s: %s", path, describe(changes))

@@ -87,9 +87,10 @@ def run(cfg: CfgNode, stop: StopRequest) -> None:
 
 
 def _resolve_precision(cfg: CfgNode) -> CfgNode:
-    """Replace SOLVER.PRECISION auto by the dtype of this device.
+    """Replace SOLVER.PRECISION auto by the autocast dtype of this device.
 
-    Checkpoints record the dtype, so a resume in another precision is detected.
+    If the device has no such dtype, disable mixed precision. Checkpoints record the dtype, so a
+    resume in another precision is detected.
     """
     if not cfg.SOLVER.USE_MIXED_PRECISION or cfg.SOLVER.PRECISION != "auto":
         return cfg

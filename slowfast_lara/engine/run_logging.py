@@ -71,11 +71,12 @@ class _LogFile(logging.FileHandler):
 
 
 def set_up_logging() -> None:
-    """Log to stdout: all records on rank 0, only warnings on other ranks; errors go to stderr.
+    """Log to stdout: INFO and WARNING on rank 0, only WARNING on other ranks.
 
-    Rank 0 also buffers its records until `open_log`, because a run must not write to OUTPUT_DIR
-    before its checks have passed. PySlowFast's `setup_logging` is not used: it writes no file
-    and assumes 8 processes per node.
+    ERROR records go only to the log file of rank 0: `print_error` prints errors to stderr. Rank 0
+    buffers its records until `open_log`, because a run must not write to OUTPUT_DIR before its
+    checks have passed. PySlowFast's `setup_logging` is not used: it writes no file and assumes 8
+    processes per node.
     """
     console = _Console(sys.stdout)
     console.addFilter(_show_on_console)

@@ -1,8 +1,9 @@
 """Scores of a running test on disk, from which an interrupted test resumes.
 
 Each process appends to its own file in OUTPUT_DIR. The file has a JSON header line that identifies
-the test, then one little-endian record of fixed size per video. A record ends with a CRC-32. A
-killed process may leave an incomplete last record; its video is then scored again.
+the test, then one little-endian record of fixed size per scored video; videos that failed have no
+record. A record ends with a CRC-32. A killed process may leave an incomplete last record; its video
+is then scored again.
 """
 
 from __future__ import annotations
@@ -73,7 +74,10 @@ class ScoreFiles:
         self._path = self._folder / PATTERN.replace("*", secrets.token_hex(6))
 
     def read(self) -> dict[int, VideoResult]:
-        """Return the results saved by interrupted attempts of this test, by video index."""
+        """Return the results saved by interrupted attempts of this test, by video index.
+
+        Collect the score files of other tests in `of_other_tests`.
+        """
         results: dict[int, VideoResult] = {}
         for path in sorted(self._folder.glob(PATTERN)):
             if not path.is_file():  # reading a FIFO would block

@@ -49,7 +49,7 @@ def friendly_errors() -> Iterator[None]:
 
 
 def _is_full_shared_memory(error: Exception) -> bool:
-    """Whether shared memory has no space left for the locks of a DataLoader's queues."""
+    """Whether `error` means that /dev/shm has no space for the locks of a DataLoader's queues."""
     if not isinstance(error, OSError) or error.errno != errno.ENOSPC or error.filename:
         return False
     try:

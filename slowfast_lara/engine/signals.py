@@ -4,7 +4,7 @@ After the first signal, a training run saves a checkpoint at the next optimiser 
 stops after the current video. The exit code is 75 (see `errors`). If the next training batch does
 not arrive because the DataLoader workers hang, the state after the last optimiser step is saved.
 
-A second SIGTERM or SIGINT ends the process at once. A separate thread watches for it, because
+A second SIGTERM or SIGINT ends the process immediately. A separate thread watches for it, because
 Python runs signal handlers only when the main thread returns from C code, where it may wait half an
 hour for other ranks.
 """
@@ -38,7 +38,8 @@ SIGNALS = tuple(
 _URGENT = (signal.SIGTERM, signal.SIGINT)
 # Signals within this time count once: one Ctrl-C may arrive directly and through the launcher.
 SAME_REQUEST_SECONDS = 0.3
-PATIENCE_SECONDS = 5.0  # maximum wait for the next batch after a signal
+# After a signal, a wait for a batch ends when it has lasted this long, counted from its start.
+PATIENCE_SECONDS = 5.0
 
 
 class _Stalled(BaseException):
@@ -68,7 +69,7 @@ class StopRequest:
     def check(self) -> None:
         """Raise Stopped after a signal; called while this process waits for other ranks."""
         if self.requested:
-            raise Stopped("stopped by a signal before all ranks joined; nothing was written")
+            raise Stopped("stopped by a signal before all ranks joined; there was nothing to save")
 
     def listen(self, on_request: Callable[[], None] | None = None) -> StopRequest:
         """Install the signal handlers; must be called in the main thread.
@@ -124,7 +125,7 @@ class StopRequest:
                 if urgent_since is None:
                     urgent_since = time.monotonic()
                 elif time.monotonic() - urgent_since > SAME_REQUEST_SECONDS:
-                    print_error("interrupted; nothing was saved since the last checkpoint")
+                    print_error("interrupted; training since the last checkpoint is not saved")
                     end_process(INTERRUPTED)
 
 

@@ -1,4 +1,4 @@
-"""Throughput of training on GPUs: clips per second, and model FLOPs utilisation (MFU)."""
+"""Throughput of training: clips per second and, on GPUs, model FLOPs utilisation (MFU)."""
 
 from __future__ import annotations
 
@@ -61,8 +61,8 @@ def peak_flops(gpu: str) -> float:
 def training_flops(cfg: CfgNode) -> int:
     """FLOPs of a training step per clip: three times those of the forward pass; 0 if unknown.
 
-    As usual for MFU, only matmuls and attentions are counted, without the recomputation of
-    activation checkpointing.
+    As usual for MFU, only matmuls, convolutions and attentions are counted, without the
+    recomputation of activation checkpointing.
     """
     try:
         torch_only = with_overrides(cfg, ["VIT.KERNELS", "torch"])

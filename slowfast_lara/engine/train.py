@@ -206,7 +206,7 @@ class Trainer:
         return norm
 
     def _clip_gradients(self) -> Tensor:
-        """Clip the gradients to SOLVER.CLIP_GRAD; return the norm before clipping."""
+        """Clip the gradient norm to SOLVER.CLIP_GRAD, unless it is None; return the norm before."""
         parameters, largest = list(self.model.parameters()), self.cfg.SOLVER.CLIP_GRAD
         if largest:  # clip_grad_norm_ does not synchronise with the device
             return torch.nn.utils.clip_grad_norm_(parameters, largest)
@@ -250,8 +250,8 @@ class Trainer:
     def _validation_stats(self) -> dict[str, Any] | None:
         """Return the validation results; None after a stop request.
 
-        With an EMA, these are the results of the EMA weights. The results of the raw weights are
-        added with the prefix `raw_`, e.g. `raw_loss` and `raw_top1_err`.
+        With an EMA, these are the results of the EMA weights. The results of the raw weights,
+        without video counts, are added with the prefix `raw_`: `raw_loss`, `raw_top1_err`, ...
         """
         compute_stats = partial(validate, self.model, self.val_loader, self.cfg, self.stop)
         stats = compute_stats()
@@ -298,8 +298,9 @@ class Trainer:
         )
         if solver.LR_POLICY == "cosine" and solver.WARMUP_EPOCHS >= solver.MAX_EPOCH:
             logger.warning(
-                "The learning rate stays below this value: SOLVER.WARMUP_EPOCHS is "
-                f"{solver.WARMUP_EPOCHS:g}, SOLVER.MAX_EPOCH {solver.MAX_EPOCH}"
+                f"The learning rate stays below {solver.BASE_LR * self.lr_factor:g}: "
+                f"SOLVER.WARMUP_EPOCHS is {solver.WARMUP_EPOCHS:g}, SOLVER.MAX_EPOCH "
+                f"{solver.MAX_EPOCH}; set SOLVER.WARMUP_EPOCHS below SOLVER.MAX_EPOCH"
             )
         if not self.kind.is_pair:
             self._log_classes()
@@ -326,5 +327,5 @@ class Trainer:
 
 
 def batch_seed(*position: int) -> int:
-    """Hash (RNG_SEED, rank, epoch, batch) to a seed; many batches would have the same sum."""
+    """Hash (RNG_SEED, rank, epoch, batch) to a seed; their sum would be equal for many batches."""
     return int(np.random.SeedSequence(position).generate_state(1, np.uint64)[0] >> 1)

@@ -49,7 +49,10 @@ class TrainState:
         self.class_names = _class_names(cfg)
         batch_size = train_batch_per_rank(cfg)
         if cfg.MIXUP.ENABLE and batch_size < 2:
-            raise ConfigError("MIXUP.ENABLE needs at least 2 clips per batch and process")
+            raise ConfigError(
+                f"MIXUP.ENABLE is True, but the batch size per process is {batch_size}; must be at "
+                "least 2: raise TRAIN.BATCH_SIZE"
+            )
         self.global_batch = batch_size * world_size()
         found = broadcast_from_rank0(lambda: _find_start(cfg, train_list, self.global_batch))
         torch.manual_seed(cfg.RNG_SEED)
@@ -72,7 +75,7 @@ class TrainState:
     def save(self, position: TrainingPosition) -> str:
         """Write a checkpoint of the state at `position`; return the path of the file.
 
-        On GPUs, the file is complete only after `finish_writing`.
+        Rank 0 writes. With CUDA, the file is complete only after `finish_writing`.
         """
         path = checkpoint.path_of(self.cfg.OUTPUT_DIR, position, self.global_batch)
 
@@ -93,6 +96,7 @@ class TrainState:
     def save_if_best(self, position: TrainingPosition, stats: dict[str, Any]) -> None:
         """Write best.pyth if the main error in `stats` is below that of the existing best.pyth.
 
+        If best.pyth is missing or unreadable, write it, too.
         A model with non-finite scores for a video is never the best: its error excludes the video.
         """
         path = checkpoint.best_path(self.cfg.OUTPUT_DIR)
@@ -137,8 +141,8 @@ class TrainState:
         # The checkpoint may be from an untrusted source; its optimiser state may be anything.
         except (AttributeError, LookupError, TypeError, ValueError, RuntimeError) as error:
             raise CheckpointError(
-                f"cannot resume from checkpoint {path}: the state of its optimiser does not fit "
-                f"({first_line(error)})"
+                f"cannot resume from checkpoint {path}: the state of its optimiser or loss scaler "
+                f"does not fit ({first_line(error)})"
             ) from None
         position = checkpoint.position_of(path, content, self.global_batch)
         epochs, batches, max_epoch = position.epochs, position.batches, self.cfg.SOLVER.MAX_EPOCH

@@ -117,7 +117,7 @@ def tile(value: str, meaning: str) -> str:
 
 
 def table(columns: Sequence[str], rows: Iterable[Sequence[object]], *, name: str = "") -> str:
-    """An HTML table. If `name` (its HTML id) is given, readers can sort and search the table."""
+    """An HTML table. If `name` (its HTML id) is not "", readers can sort and search the table."""
     rows = [list(row) for row in rows]
     classes = [
         "n" if rows and all(isinstance(row[i], (int, float)) for row in rows) else ""
@@ -149,7 +149,10 @@ def _cell(value: object, css: str) -> str:
 
 
 def chart(title: str, lines: dict[str, list[tuple[float, float]]]) -> str:
-    """A line chart (SVG) of at most two named lines, given as (epoch, value) points."""
+    """A line chart (SVG) of at most two named lines, given as (epoch, value) points.
+
+    Returns "" if no line has points.
+    """
     lines = {name: points for name, points in lines.items() if points}
     if not lines:
         return ""

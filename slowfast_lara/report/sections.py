@@ -19,7 +19,7 @@ from slowfast_lara.runs.folder import TEST_METRICS, RunRecord, TestedVideo
 
 # With more than this number of classes, the confusion matrix is an image instead of a table.
 MAX_TABLE_CLASSES = 25
-MAX_ERRORS = 24
+MAX_ERRORS = 24  # largest number of videos in the section of errors
 THUMBNAIL_FRAMES, THUMBNAIL_SIDE = 4, 96
 
 
@@ -176,7 +176,7 @@ def _errors(run: RunRecord) -> str:
     cards = "".join(_error_card(run, video) for video in wrong[:MAX_ERRORS])
     return (
         f'<p class="quiet">{len(wrong)} of {len(run.videos)} videos, sorted by the score of the '
-        f'wrong class</p><div class="errors">{cards}</div>'
+        f'wrong class; at most {MAX_ERRORS} are shown</p><div class="errors">{cards}</div>'
     )
 
 

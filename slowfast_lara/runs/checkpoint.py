@@ -84,7 +84,10 @@ def _sorted_by_progress(folder: str) -> list[str]:
 
 
 def _samples(path: str, name: re.Match[str]) -> int:
-    """Return the number of samples trained in the incomplete epoch."""
+    """Return the number of samples trained in the incomplete epoch.
+
+    If an old file lacks its batch size, return its number of batches.
+    """
     if name["batches"] is None:
         return int(name["samples"] or 0)
     global_batch = peek_checkpoint(path).get("global_batch")
@@ -121,7 +124,8 @@ def load(path: str) -> dict[str, Any]:
     for key, least in (("epoch", -1), ("iteration", 0), ("global_batch", 1), ("ema_steps", 0)):
         value = content.get(key, least)
         if type(value) is not int or not least <= value < 2**31:
-            # Show only the type: containers may have a very long repr, and huge integers have none.
+            # Show only the type of most values: containers may have a very long repr, and Python
+            # cannot print huge integers.
             shown = f"{value!r:.40}" if type(value) in (str, float) else type(value).__name__
             raise CheckpointError(
                 f"cannot read checkpoint {path}: {key!r} must be an integer from {least} to "
@@ -136,7 +140,7 @@ def load(path: str) -> dict[str, Any]:
 
 
 def peek_checkpoint(path: str) -> dict[str, Any]:
-    """Return the content of a checkpoint with memory-mapped tensors; {} if it cannot be read."""
+    """Return the content of a checkpoint, memory-mapped if possible; {} if it cannot be read."""
     try:
         check_regular_file(path)
         try:
@@ -149,12 +153,15 @@ def peek_checkpoint(path: str) -> dict[str, Any]:
 
 
 def newest(output_dir: str) -> tuple[str, dict[str, Any]] | None:
-    """Return path and content of a run's newest readable checkpoint; warn about unreadable ones."""
+    """Return path and content of a run's newest readable checkpoint; None if there is none.
+
+    Log a warning for each newer checkpoint that is unreadable.
+    """
     return _first_readable(reversed(paths_in(output_dir)))
 
 
 def best_or_newest(output_dir: str) -> tuple[str, dict[str, Any]] | None:
-    """Return the checkpoint for inference: best.pyth if it is readable, else the newest."""
+    """Return path and content for inference: best.pyth if it is readable, else as `newest`."""
     best, others = best_path(output_dir), paths_in(output_dir)
     return _first_readable([*([best] if os.path.isfile(best) else []), *reversed(others)])
 
@@ -169,7 +176,10 @@ def _first_readable(paths: Iterable[str]) -> tuple[str, dict[str, Any]] | None:
 
 
 def position_of(path: str, content: dict[str, Any], global_batch: int) -> TrainingPosition:
-    """Return the progress of a checkpoint, in batches of `global_batch` samples (of all ranks)."""
+    """Return the progress of a checkpoint, in batches of `global_batch` samples (of all ranks).
+
+    An incomplete batch is not counted.
+    """
     if "epoch" not in content:
         raise CheckpointError(f"cannot resume from checkpoint {path}: it has no 'epoch'")
     # PySlowFast's "epoch" is the index of the last completed epoch.

@@ -97,12 +97,12 @@ class RunRecord:
         return " ".join(part.names[number] for part, number in parts)
 
     def setting(self, key: str, default: Any = None) -> Any:
-        """Value of a dotted config key; `default` if the key is missing."""
+        """Value of a dotted config key; `default` if the key is missing or None."""
         value = get_value(self.config, key, None)
         return default if value is None else value
 
     def tested(self, key: str) -> Any:
-        """Value of a dotted config key in the last test, or in training if there was no test."""
+        """Value of a dotted config key in the last test, or in training without a test, or None."""
         return get_value(self.test_config or self.config, key, None)
 
     def stats_of(self, kind: str) -> list[dict[str, Any]]:
@@ -110,7 +110,10 @@ class RunRecord:
         return [line for line in self.stats if kind in (line.get("_type"), line.get("split"))]
 
     def curve(self, kind: str, key: str) -> list[tuple[float, float]]:
-        """(epochs, value) pairs of a log key; if `epochs` repeats, the last value is used."""
+        """Sorted (epochs, value) pairs of a log key, without values that are not finite.
+
+        If `epochs` repeats, the last value is used.
+        """
         points = {}
         for line in self.stats_of(kind):
             epochs, value = _epochs(line), line.get(key)
@@ -127,7 +130,10 @@ class RunRecord:
 
 
 def read_run(folder: str, classes: str | None) -> RunRecord:
-    """Read the record of a run; fields whose file is missing stay empty."""
+    """Read the record of a run; fields whose file is missing stay empty.
+
+    `classes` is a file with the class names; if it is None, the names are looked up.
+    """
     if not os.path.isdir(folder):
         raise InputError(f"{folder}: no such folder")
     trained = os.path.isfile(os.path.join(folder, CONFIG))
@@ -148,7 +154,9 @@ def read_run(folder: str, classes: str | None) -> RunRecord:
     for key, limit in limits.items():
         value = run.setting(key, 0)
         if type(value) is not int or not 0 <= value <= limit:
-            raise InputError(f"{paths[0]}: {key} is {value!r:.80}; must be from 0 to {limit}")
+            raise InputError(
+                f"{paths[0]}: {key} is {value!r:.80}; must be an integer from 0 to {limit}"
+            )
     _set_names(run, classes)
     return run
 
@@ -174,7 +182,10 @@ def _set_names(run: RunRecord, classes: str | None) -> None:
 
 
 def _saved_names(run: RunRecord, count: int) -> list[str] | None:
-    """The class names in the newest checkpoint of the run, or else in the tested checkpoint."""
+    """The class names in the newest checkpoint of the run, or else in the tested checkpoint.
+
+    None if neither has a list of `count` names.
+    """
     for path in (*checkpoint.paths_in(run.folder)[-1:], run.checkpoint):
         names = checkpoint.peek_checkpoint(path).get("class_names")
         if type(names) is list and len(names) == count and {*map(type, names)} == {str}:
@@ -193,7 +204,10 @@ def _read(path: str) -> str:
 
 
 def json_object(text: str, path: str | os.PathLike[str]) -> dict[str, Any]:
-    """Parse the text of the JSON file `path`; raise InputError if it is not a JSON object."""
+    """Parse the text of the JSON file `path`; raise InputError if it is not a JSON object.
+
+    An empty text gives {}.
+    """
     try:
         content = parse_json(text or "{}")
     except ValueError as error:
@@ -256,7 +270,10 @@ def read_stats(folder: str | os.PathLike[str]) -> list[dict[str, Any]]:
 
 
 def _epochs(line: dict[str, Any]) -> float | None:
-    """Completed epochs at a log line: 2.25 for {"epoch": "3/10", "iter": "16/64"}."""
+    """Completed epochs at a log line: 2.25 for {"epoch": "3/10", "iter": "16/64"}.
+
+    None if the line has no valid epoch.
+    """
     try:
         epoch = int(str(line["epoch"]).split("/")[0])
         if "iter" not in line:

@@ -51,8 +51,8 @@ def check_model(
         swap_attention: Accept weights that were trained with a different attention.
 
     Returns:
-        Whether the weights were trained with the attention of `cfg`; UNKNOWN if `swap_attention` is
-        set and the checkpoint has no config.
+        Whether the weights were trained with the attention of `cfg`. If the checkpoint has no
+        config: UNKNOWN if `swap_attention` is set, else SAME.
     """
     changes = config_changes(content, cfg, Affects.ATTENTION)
     swapped = [change for change in changes if change.affects == Affects.ATTENTION]
@@ -70,7 +70,11 @@ def check_model(
 
 
 def config_changes(content: dict[str, Any], cfg: CfgNode, least: Affects) -> list[Change]:
-    """Changes from a checkpoint's config to `cfg` in keys whose `affects` is at least `least`."""
+    """Changes from a checkpoint's config to `cfg` in keys whose `affects` is at least `least`.
+
+    If the checkpoint has no config, the list is empty. SOLVER.PRECISION is ignored if neither
+    config uses mixed precision.
+    """
     tree = saved_config(content)
     if tree is None:
         return []
@@ -92,7 +96,10 @@ def saved_value(content: dict[str, Any], key: str) -> Any:
 
 
 def saved_config(content: dict[str, Any]) -> dict[str, Any] | None:
-    """The config in a checkpoint; None if it is missing or has no VIT node."""
+    """The config in a checkpoint; None if it is missing or has no VIT node.
+
+    Of a `checkout_config`, only the keys that have the same meaning in this package.
+    """
     checkout = checkout_config(content)
     if checkout is not None:
         return shared_part(checkout)

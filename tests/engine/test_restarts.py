@@ -105,7 +105,8 @@ def test_restarts_are_limited(judge, tmp_path):
 
 def test_an_error_that_recurs_without_progress_ends_the_run(judge):
     first = judge.decide([KILLED])
-    assert first.restart and first.text.endswith("from the beginning: there is no checkpoint")
+    expected = "from the beginning or saved test scores: there is no checkpoint"
+    assert first.restart and first.text.endswith(expected)
     verdict = judge.decide([ERROR])
     assert "no progress" in verdict.text and not verdict.restart
 

@@ -64,9 +64,7 @@ def test_reference_batch_scales_the_learning_rate(tmp_path, video_set):
 def test_a_warm_up_as_long_as_the_run_is_reported(tmp_path, video_set, epochs):
     changes = {"SOLVER__LR_POLICY": "cosine", "SOLVER__WARMUP_EPOCHS": epochs}
     output = train(tmp_path, video_set, "run", **{**SGD, **changes, "SOLVER__MAX_EPOCH": 1})
-    warning = (
-        "The learning rate stays below this value: SOLVER.WARMUP_EPOCHS is 1, SOLVER.MAX_EPOCH 1"
-    )
+    warning = "The learning rate stays below 0.1: SOLVER.WARMUP_EPOCHS is 1, SOLVER.MAX_EPOCH 1;"
     assert (warning in (output / "stdout.log").read_text()) == (epochs == 1)
 
 
