@@ -55,7 +55,7 @@ class CheckpointWriter:
         try:
             self.wait()
         except Exception as error:
-            logger.error("%s", error)
+            logger.warning("%s", error)
 
 
 def copied_to_cpu(value: Any, copies: dict[Any, Tensor]) -> Any:

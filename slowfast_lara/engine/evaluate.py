@@ -7,6 +7,7 @@ some videos count twice.) A test runs no collectives while it scores its videos.
 from __future__ import annotations
 
 import logging
+import math
 import os
 import time
 from collections.abc import Sequence
@@ -244,7 +245,7 @@ def _write_results(
             np.savez(file, scores=scores, paths=paths, labels=labels, num_views=num_views)
     logger.info("Wrote the results of all videos to %s", path)
     log_json_stats({"split": "test_final", **summary})
-    _log_summary(summary, os.path.basename(weights.checkpoint), scores.shape[1])
+    _log_summary(summary, os.path.basename(weights.checkpoint), math.prod(kind.parts.values()))
 
 
 def _log_summary(summary: dict[str, float], checkpoint: str, num_classes: int) -> None:

@@ -33,7 +33,7 @@ from fvcore.common.config import CfgNode
 
 from slowfast_lara.engine.fingerprint import differences
 from slowfast_lara.engine.heartbeat import Heartbeat
-from slowfast_lara.errors import JOINED, LAUNCH_DIR, InputError, RunError, Stopped
+from slowfast_lara.errors import JOINED, LAUNCH_DIR, InputError, RunError, Stopped, counted
 from slowfast_lara.files import parse_json
 
 RENDEZVOUS_SECONDS = 300
@@ -160,7 +160,7 @@ class Rendezvous:
             joined = self._count("registered") + 1
             raise TimeoutError(f"{joined} of {self._world_size} ranks joined")
         problem = self._store.get(self._key("problem")).decode()
-        problem += f"; {differ - 1} more ranks differ" if differ > 1 else ""
+        problem += f"; differences on {counted(differ - 1, 'more rank')}" if differ > 1 else ""
         self._store.set(self._key("verdict"), problem)
         deadline = time.monotonic() + LATE_SECONDS
         while self._count("read") + differ < self._world_size - 1 and time.monotonic() < deadline:

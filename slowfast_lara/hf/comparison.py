@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from typing import Any, NamedTuple
@@ -51,7 +52,8 @@ class Comparison(list[ComparedAttention]):
 
     def nearest(self, share: float = 0.5) -> ComparedAttention | None:
         """The most accurate entry with at most `share` of exact attention's MACs; None if none."""
-        return min((x for x in self if x.share <= share), key=lambda x: x.error, default=None)
+        allowed = (x for x in self if x.share <= share and math.isfinite(x.error))
+        return min(allowed, key=lambda x: x.error, default=None)
 
     def __str__(self) -> str:
         rows: list[list[str]] = [["attention", "number", "MACs, %", "error", "worst layer"]]

@@ -164,6 +164,7 @@ def _attention(
 def _status(joint: JointEstimator, query: Tensor, kwargs: dict[str, Any]) -> str:
     name = next(name for name, cls in ESTIMATORS.items() if type(joint.estimator) is cls)
     kind = "groups" if joint.estimator.counts_keys_of_a_frame else "landmarks"
+    kind = "samples" if name == "performer" else kind
     words = [name, f"{joint.number} {kind}"] if joint.number else [name]
     words.append(f"{query.shape[2]} tokens")
     frames = joint.layout.frames_of(query.shape[2])

@@ -75,7 +75,7 @@ def test_the_number_of_differing_ranks_is_reported(store_port):
     futures = [ranks.add(rank, OTHERS if rank > 1 else OURS) for rank in range(4)]
     for future in futures[:2]:
         assert "SOLVER.BASE_LR is 0.2" in (problem := reason(future))
-        assert problem.endswith("; 1 more ranks differ")
+        assert problem.endswith("; differences on 1 more rank")
 
 
 @pytest.mark.parametrize("fingerprint", [OURS, OTHERS])

@@ -148,7 +148,7 @@ def measure(call: dict[str, Any], device: torch.device) -> Verdict:
         error, problem = operator.compare(1)
         if operator.batch > 1 and not problem:
             found, problem = operator.compare_largest()
-            error = max(error, found)
+            error = found if problem else max(error, found)
         if problem:
             return Verdict(error=error if error == error else None, problem=problem)
     except Exception as exception:  # e.g. a kernel does not compile or launch

@@ -267,4 +267,4 @@ def _write(key: dict[str, Any], verdict: Verdict) -> None:
             json.dump({"key": key, "verdict": verdict._asdict()}, file, indent=1)
         os.replace(file.name, path)
     except (OSError, RuntimeError) as error:  # RuntimeError: there is no home folder
-        logger.warning("Cannot save the choice of kernels in %s: %s", cache_folder(), error)
+        logger.warning("Cannot save the choice of kernels: %s", error)
