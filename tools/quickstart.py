@@ -66,7 +66,7 @@ def run_command(*words: str) -> int:
 
 
 def print_command(tool: str, *arguments: object) -> None:
-    """Print a command of tools/ with paths relative to the current folder."""
+    """Print a command of tools/; Python and the tool have paths relative to the current folder."""
     programs = [os.path.relpath(sys.executable), os.path.relpath(ROOT / "tools" / f"{tool}.py")]
     print("  " + shlex.join([*programs, *map(str, arguments)]))
 

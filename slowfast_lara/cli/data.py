@@ -23,7 +23,8 @@ PRESETS = ("ultrafast", "superfast", "veryfast", "faster", "fast", "medium", "sl
 
 def add_commands(root: CommandParser) -> None:
     data = root.add_command(
-        "data", description="Build lists, check and prepare videos, make a synthetic dataset."
+        "data",
+        description="Build lists, check and prepare videos, time the loader, make synthetic data.",
     )
     parser = data.add_command("lists-kinetics", lists_kinetics)
     parser.add_argument("videos", metavar="VIDEOS", help="the folder with the videos")
@@ -140,8 +141,8 @@ def lists_kinetics(args: argparse.Namespace) -> None:
     The annotation files are CSV with columns `label`, `youtube_id`, `time_start` and `time_end`.
     Videos may be anywhere below VIDEOS. They are named ID_START_END.mp4 (START and END in six
     digits, as in the official downloads) or ID.mp4; other file extensions are accepted. Classes are
-    numbered in alphabetical order. Written to OUT: train.csv, val.csv and test.csv (`path label`),
-    classes.json, and missing_train.txt etc. with the videos that were not found.
+    numbered in alphabetical order. Written to OUT: classes.json and, for each given flag, e.g.
+    --train, train.csv (`path label`) and missing_train.txt with the videos that were not found.
     """
     from slowfast_lara.prepare.lists import write_kinetics_lists
 
@@ -190,12 +191,12 @@ def lists_folder(args: argparse.Namespace) -> None:
 def check(args: argparse.Namespace) -> int | None:
     """Decode every video and list the bad ones.
 
-    A video is bad if it has no frames, or packets that cannot be decoded, or if decoding it crashes
-    or takes more than 30 minutes. OUT lists the paths of bad videos with the reasons. OUT.progress
-    lists the checked videos. A file OUT without OUT.progress is not replaced. To resume an
-    interrupted check, or after repairing videos, repeat the command: it skips videos that were good
-    and have not changed. To remove the bad videos from the lists, use `data drop-bad`. The exit
-    code is 1 if there are bad videos.
+    A video is bad if it cannot be opened, if it has no frames or has undecodable packets, or if
+    decoding it crashes or takes more than 30 minutes. OUT lists the paths of bad videos with the
+    reasons. OUT.progress lists the checked videos. A file OUT without OUT.progress is not replaced.
+    To resume an interrupted check, or after repairing videos, repeat the command: it skips videos
+    that were good and have not changed. To remove the bad videos from the lists, use `data
+    drop-bad`. The exit code is 1 if there are bad videos.
     """
     from slowfast_lara.prepare.check import check_videos
 
@@ -265,7 +266,8 @@ def synthetic(args: argparse.Namespace) -> None:
 
     Each video shows a moving object; classes differ only in the motion. Written to OUT: the videos,
     train.csv, val.csv and test.csv (`path label`), classes.json, and tracks.json with the centre of
-    the moving object in every frame.
+    the moving object in every frame. With --form frames, the lists have PySlowFast's format for
+    extracted frames, and the JSON files of Something-Something-v2 are also written.
     """
     from slowfast_lara.prepare.synthetic import Settings, make_set
 

@@ -21,8 +21,9 @@ VIDEOS = ("RUN VIDEO_OR_FOLDER", "the run, then videos or folders (all videos be
 VIEWS = "number of views to average, 1 to 30 (default: from the config)"
 ATTENTIONS = "names of attentions (default: all)"
 RUN_OR_CHECKPOINT = """
-RUN is a checkpoint, or the folder of a run. From a folder, best.pyth is loaded or, if there is
-none, the newest checkpoint.
+RUN is a checkpoint, the folder of a run, or a folder that `slowfast-lara export` wrote as
+safetensors. From the folder of a run, best.pyth is loaded or, if there is none, the newest
+checkpoint.
 """
 PREDICT_EPILOG = f"""\
 examples:
@@ -35,8 +36,9 @@ examples:
 out.npz has the arrays paths, scores [videos, classes], features [videos, D], num_views and
 class_names: `numpy.load("out.npz")["features"]`. Videos that failed are left out.
 
-exit codes: 0 if every video was scored; 2 if the command cannot run, or if a video failed. A
-failed video is reported on stderr, in the JSON and in the CSV; the other videos are scored.
+exit codes: 0 if every video was scored; 2 if the command cannot run, or if a video failed; 130 if
+interrupted by Ctrl-C. A failed video is reported on stderr, in the JSON and in the CSV; the other
+videos are scored.
 """
 VISUALIZE_EPILOG = f"""\
 examples:

@@ -18,13 +18,13 @@ from slowfast_lara.errors import InputError
 PRECISIONS = ("bfloat16", "float16", "float32")
 PATHS = ("torch", "triton", "compile", "triton+compile")
 GPU_EPILOG = """\
-Each measurement is written to PATH.csv (see --out) at once. If a measurement fails (e.g. out of
+Each measurement is written to PATH.csv (see --out) immediately. If a measurement fails (e.g. out of
 memory), the reason is written. To resume, repeat the command. A PATH.csv of another GPU, driver,
 version or settings is refused.
 """
 EXIT_CODES = """\
 exit codes: 0 done, 1 failed, 2 bad input, 75 stopped by SIGTERM, SIGINT or SIGUSR1 with the
-state saved (repeat the command to resume), 130 stopped by a second Ctrl-C.
+state saved (repeat the command to resume), 130 stopped by a second SIGTERM or SIGINT (Ctrl-C).
 """
 
 
@@ -63,7 +63,7 @@ def _add_gpu(benchmark: CommandParser) -> None:
     parser.add_flag("--frames", "temporal tokens per clip", default=[8, 16, 32], **several)
     precisions = {"choices": PRECISIONS, "default": list(PRECISIONS), "nargs": "+"}
     parser.add_flag("--precisions", "precisions to time", **precisions)
-    names = "attentions (default: all; in whole models, exact attention and those with kernels)"
+    names = "attentions (default: all; in whole models, only exact and those with Triton kernels)"
     parser.add_flag("--attentions", names, nargs="+", metavar="NAME")
     paths = {"choices": PATHS, "default": list(PATHS), "nargs": "+"}
     parser.add_flag("--paths", "implementations", **paths)

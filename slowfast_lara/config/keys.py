@@ -25,9 +25,9 @@ from slowfast_lara.user_code import OWN_CODE
 class Affects(IntEnum):
     """What a changed key affects when a run resumes; each level includes the lower levels."""
 
-    # Allowed without TRAIN.ACCEPT_CHANGES: paths, logging, hardware, the batch size that fits the
-    # hardware, tests (which save their own config), trade-offs between memory and time, and the
-    # initial weights (which a resumed run does not read).
+    # Changes that need no TRAIN.ACCEPT_CHANGES: paths, logging, hardware, the batch size that fits
+    # the hardware, tests, trade-offs between memory and time, and the initial weights (which a
+    # resumed run does not read).
     NOTHING = 0
     TRAINING = 1  # affects the training after the resume
     ATTENTION = 2  # affects the model's output by a different attention, which users may try
@@ -68,10 +68,11 @@ PROBABILITY = Rule("from 0 to 1", lambda x: 0 <= x <= 1)
 NUMBERS = Rule("a list of numbers", _are_numbers)
 POSITIVES = Rule("a list of positive numbers", lambda x: _are_numbers(x) and min(x, default=1) > 0)
 SHORT_SIDES = Rule(
-    "[smallest, largest] short side", lambda x: _are_numbers(x) and len(x) == 2 and 0 < x[0] <= x[1]
+    "[smallest, largest], two numbers above 0",
+    lambda x: _are_numbers(x) and len(x) == 2 and 0 < x[0] <= x[1],
 )
 BATCH_RANGE = Rule(
-    "[] or [first, last], integers from 1",
+    "[] or [first, last], integers with 1 <= first <= last",
     lambda x: not x or (len(x) == 2 and {*map(type, x)} == {int} and 1 <= x[0] <= x[1]),
 )
 RAND_AUGMENT = Rule(
@@ -136,7 +137,8 @@ KEYS = {
     "TRAIN.CHECKPOINT_PERIOD": Key(..., NOTHING, AT_LEAST_1, "epochs between checkpoints"),
     "TRAIN.AUTO_RESUME": Key(..., NOTHING, ANY, "resume from the newest checkpoint in OUTPUT_DIR"),
     "TRAIN.MAX_RESTARTS": Key(0, NOTHING, AT_LEAST_0,
-        "restarts from the newest checkpoint after a failure; torchrun has its own --max-restarts"),
+        "maximum number of restarts from the newest checkpoint after failures; no effect under "
+        "torchrun, which has --max-restarts"),
     "TRAIN.ACCEPT_CHANGES": Key(False, NOTHING, ANY,
         "resume although the training list or keys that affect training changed"),
     "TRAIN.CHECKPOINT_FILE_PATH": Key(..., NOTHING, ANY,
@@ -206,7 +208,7 @@ KEYS = {
     "VIT.INFLATE": shared("centre", NOTHING, one_of(*INFLATIONS),
         "how to make a 2-D patch embedding 3-D: copy to the centre frame, or average over frames"),
     "VIT.POS_EMBED": shared("separate", MODEL, one_of(*POSITIONS),
-        "position embeddings: separate for space and time, joint, or fixed (sines and cosines)"),
+        "position embeddings: separate (for space and for time), joint, or sincos (fixed)"),
     "VIT.POS_CROP_SIZE": shared(224, MODEL, AT_LEAST_1,
         "crop size of the stored position embeddings; they are resized for other crops"),
     "VIT.POS_NUM_FRAMES": shared(0, MODEL, AT_LEAST_0,
@@ -225,15 +227,16 @@ KEYS = {
         "paper (False)"),
     "VIT.APPROX_ATTN_TYPE": shared("none", ATTENTION, ANY,
         "estimator that replaces the softmax; none: exact attention"),
-    "VIT.APPROX_ATTN_DIM": shared(128, ATTENTION, AT_LEAST_1, "number of landmarks C or samples S"),
+    "VIT.APPROX_ATTN_DIM": shared(128, ATTENTION, AT_LEAST_1,
+        "number of landmarks C, of samples S, or of groups of keys per frame"),
     "VIT.KERNELS": shared("auto", NOTHING, one_of(*KERNELS),
         "fused kernels (triton) or PyTorch operations for LARA, Performer, merged keys and the "
         "temporal stage; "
         "auto: the faster of the two, measured before the first step on NVIDIA GPUs of compute "
         "capability 8.0 or higher; elsewhere and in float32, PyTorch"),
     "VIT.ACT_CHECKPOINT_KEEP": Key("nothing", NOTHING, one_of(*KEPT),
-        "activations that MODEL.ACT_CHECKPOINT stores: none, or the outputs of fused attentions, "
-        "which are then not recomputed"),
+        "activations that MODEL.ACT_CHECKPOINT stores: nothing, or the outputs of fused attentions "
+        "(attention), which are then not recomputed"),
     "DATA.PATH_TO_DATA_DIR": Key(..., NOTHING, ANY, "folder of the video lists"),
     "DATA.PATH_PREFIX": Key(..., NOTHING, ANY,
         "base of relative paths in a list (empty: working directory, then the list's folder)"),
@@ -245,8 +248,10 @@ KEYS = {
         "scores of a video: mean (sum) or maximum over its views"),
     "DATA.NUM_FRAMES": shared(..., MODEL, AT_LEAST_1, "frames per clip"),
     "DATA.SAMPLING_RATE": shared(..., MODEL, AT_LEAST_1,
-        "stride between the frames of a clip, in video frames at DATA.TARGET_FPS"),
-    "DATA.TARGET_FPS": shared(30, MODEL, AT_LEAST_1, "frame rate that SAMPLING_RATE refers to"),
+        "stride between the frames of a clip, in video frames at DATA.TARGET_FPS; no effect with "
+        "the dataset Ssv2"),
+    "DATA.TARGET_FPS": shared(30, MODEL, AT_LEAST_1,
+        "frame rate that SAMPLING_RATE refers to; also assumed for videos without a frame rate"),
     "DATA.MEAN": shared(..., MODEL, NUMBERS, "per-channel mean, subtracted from pixels in [0, 1]"),
     "DATA.STD": shared(..., MODEL, POSITIVES, "per-channel standard deviation"),
     "DATA.REVERSE_INPUT_CHANNEL": shared(False, MODEL, ANY, "BGR input, as in Motionformer's SSv2"),
@@ -267,17 +272,19 @@ KEYS = {
     "DATA.COLORJITTER": Key(False, TRAINING, ANY, "colour jitter of training clips, up to 40 %"),
     "DATA.USE_RAND_AUGMENT": Key(False, TRAINING, ANY, "RandAugment on training clips"),
     "DATA.RAND_AUGMENT": Key("rand-m20-n2-mstd0.5-inc", TRAINING, RAND_AUGMENT,
-        "magnitude m, operations n, standard deviation mstd; inc: strength rises with magnitude"),
+        "magnitude m, operations n, standard deviation mstd; inc: a larger magnitude never has a "
+        "weaker effect"),
     "DATA.MAX_BAD_SHARE": Key(0.01, NOTHING, BELOW_1,
         "stop training if more than 5 videos and more than this fraction of all videos fail to "
         "decode (0: stop at the first)"),
     "DATA.GRAYSCALE": Key(False, TRAINING, ANY, "greyscale for a fifth of the training clips"),
-    "DATA.GAUSSIAN": Key(False, TRAINING, ANY, "blur half of the clips, sigma 0.1 to 2 pixels"),
+    "DATA.GAUSSIAN": Key(False, TRAINING, ANY,
+        "blur half of the training clips, sigma 0.1 to 2 pixels"),
     "DATA.RE_PROB": Key(0.0, TRAINING, PROBABILITY,
         "probability of random erasing: fill a rectangle, the same in all frames, with noise"),
     "DATA.USE_REPEATED_AUG": Key(False, TRAINING, ANY,
-        "repeated augmentation: three consecutive clips of each video, so that an epoch has a "
-        "third of the videos"),
+        "repeated augmentation: three random clips of the same video follow one another in the "
+        "batches, so that an epoch has a third of the videos"),
     "EPICKITCHENS.VISUAL_DATA_DIR": Key("", NOTHING, ANY,
         "folder that has P01/rgb_frames/P01_101/frame_0000000001.jpg and so on (empty: "
         "DATA.PATH_TO_DATA_DIR)"),
@@ -295,7 +302,8 @@ KEYS = {
     "MIXUP.ALPHA": Key(0.8, TRAINING, AT_LEAST_0,
         "mixup: the clip's own weight is drawn from Beta(ALPHA, ALPHA) (0: off)"),
     "MIXUP.CUTMIX_ALPHA": Key(1.0, TRAINING, AT_LEAST_0,
-        "cutmix: the clip's own area is drawn from Beta(CUTMIX_ALPHA, CUTMIX_ALPHA) (0: off)"),
+        "cutmix: the clip's own share of the area is drawn from Beta(CUTMIX_ALPHA, CUTMIX_ALPHA) "
+        "(0: off)"),
     "MIXUP.PROB": Key(1.0, TRAINING, PROBABILITY, "probability that a batch is mixed"),
     "MIXUP.SWITCH_PROB": Key(0.5, TRAINING, PROBABILITY, "probability of cutmix rather than mixup"),
     "SOLVER.OPTIMIZING_METHOD": Key("adamw", TRAINING, one_of("sgd", "adam", "adamw"), "optimizer"),
@@ -317,10 +325,11 @@ KEYS = {
     "SOLVER.DAMPENING": Key(..., TRAINING, ANY, "dampening of sgd's momentum"),
     "SOLVER.NESTEROV": Key(..., TRAINING, ANY, "Nesterov momentum of sgd"),
     "SOLVER.WEIGHT_DECAY": Key(..., TRAINING, AT_LEAST_0,
-        "weight decay; not applied to biases, norms, position embeddings and the CLS token"),
+        "weight decay; not applied to biases, norms, position embeddings, CLS and registers"),
     "SOLVER.SMOOTHING": Key(0.0, TRAINING, BELOW_1, "label smoothing, also of mixed labels"),
     "SOLVER.LAYER_DECAY": Key(1.0, TRAINING, Rule("above 0 and at most 1", lambda x: 0 < x <= 1),
-        "layer-wise decay of the learning rate: one factor for each layer before the classifier"),
+        "layer-wise learning rate decay: the learning rate of the k-th block from the end is "
+        "multiplied by LAYER_DECAY**k; the embeddings count as the block before the first"),
     "SOLVER.EMA_DECAY": Key(0.0, TRAINING, BELOW_1,
         "decay of the EMA weights; limited to (1 + n) / (10 + n) at step n (0: no EMA)"),
     "SOLVER.CLIP_GRAD": Key(None, TRAINING, Rule("above 0 or None", lambda x: x is None or x > 0),

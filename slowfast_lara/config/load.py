@@ -57,7 +57,7 @@ def load_config(cfg_file: str | os.PathLike[str], opts: Overrides = ()) -> CfgNo
 
 
 def config_of(tree: dict[str, Any], where: str, opts: Overrides = ()) -> CfgNode:
-    """The default config updated with `tree`, then with `opts`; errors name the file `where`."""
+    """The default config updated with `tree` from file `where`, then with `opts`; frozen, valid."""
     import_user_code()
     cfg = get_cfg()
     _merge(_without_user_code(tree, where), cfg, all_keys(), "", f" in {where}")
@@ -82,8 +82,8 @@ def _without_user_code(tree: dict[str, Any], where: str) -> dict[str, Any]:
                 modules = imports if isinstance(imports, list) else [imports]
                 flags = " ".join(f"--import {module}" for module in modules)
                 raise ConfigError(
-                    f"{key} is {value!r:.80} in {where}, which is not part of slowfast_lara: add "
-                    f"{flags:.300} to the command, as for the original run (in Python, import "
+                    f"{key} is {value!r:.80} in {where}; this name is not part of slowfast_lara: "
+                    f"add {flags:.300} to the command, as for the original run (in Python, import "
                     f"the module first, or set {VARIABLE})"
                 )
     nodes = {name.upper() for name in ESTIMATORS}

@@ -38,7 +38,7 @@ def find_config(name_or_path: str | os.PathLike[str], folder: str = "") -> str:
     own = [os.path.join(here, file) for file in siblings if file.endswith((".yaml", ".yml"))]
     near = difflib.get_close_matches(given, own, n=1, cutoff=0.7)
     near += difflib.get_close_matches(name, shipped_names(), n=4 - len(near), cutoff=0.4)
-    hint = f"did you mean {', '.join(near)}?" if near else "`slowfast-lara configs` lists them"
+    hint = f"did you mean {', '.join(near)}?" if near else "see `slowfast-lara configs`"
     raise ConfigError(f"no config file {path}, and no shipped config of this name; {hint}")
 
 

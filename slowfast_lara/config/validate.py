@@ -50,7 +50,7 @@ def validate_model(cfg: CfgNode) -> None:
 
 
 def check_machine(cfg: CfgNode) -> None:
-    """Raise ConfigError if this machine lacks a file, package or device that the config needs."""
+    """Raise ConfigError if the config does not fit the files, packages or GPUs of this machine."""
     # Not in `validate`, which must accept Motionformer's YAML files: two of them have BATCH_SIZE 12
     # and NUM_GPUS 8.
     for key in ("TRAIN.BATCH_SIZE", "TEST.BATCH_SIZE"):
@@ -97,7 +97,7 @@ def check_lists(cfg: CfgNode) -> None:
 
 
 def _check_class_count(cfg: CfgNode) -> None:
-    """Fail if the number of classes in classes.json differs from MODEL.NUM_CLASSES."""
+    """Fail if a valid classes.json has a number of classes other than MODEL.NUM_CLASSES."""
     path = os.path.join(cfg.DATA.PATH_TO_DATA_DIR, DEFAULT_NAME)
     if not os.path.isfile(path):
         return
@@ -157,7 +157,7 @@ def _check_attention(cfg: CfgNode) -> None:
     vit, name = cfg.VIT, cfg.VIT.APPROX_ATTN_TYPE
     estimator_has_kernel = name != "none" and has_kernels(name)
     if vit.KERNELS == "triton" and not (vit.ATTN_LAYER == "trajectory" or estimator_has_kernel):
-        pair = f"{vit.ATTN_LAYER} attention with {name}"
+        pair = f"{vit.ATTN_LAYER} attention with VIT.APPROX_ATTN_TYPE {name}"
         _fail(cfg, "VIT.KERNELS", f"{pair} has no kernel; set auto or torch")
     if name == "none":
         return
@@ -193,7 +193,7 @@ def _check_data(cfg: CfgNode) -> None:
             _fail(cfg, key, f"must have {cfg.VIT.CHANNELS} numbers (VIT.CHANNELS)")
     if data.TRAIN_JITTER_SCALES[0] < crop and not data.USE_RANDOM_RESIZE_CROPS:
         least = f"at least DATA.TRAIN_CROP_SIZE ({crop})"
-        _fail(cfg, "DATA.TRAIN_JITTER_SCALES", f"the short side must be {least}")
+        _fail(cfg, "DATA.TRAIN_JITTER_SCALES", f"the smallest short side must be {least}")
 
 
 def _check_labels(cfg: CfgNode) -> None:

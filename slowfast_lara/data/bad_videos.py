@@ -47,5 +47,5 @@ class BadVideos:
             raise RunError(
                 f"{bad} of {self._num_videos} videos do not decode, more than DATA.MAX_BAD_SHARE "
                 f"({self._max_share:g}) allows; increase it, or remove the videos from the lists "
-                f"with `slowfast-lara data check` and `data drop-bad`:{''.join(lines)}"
+                f"with `slowfast-lara data check` and `data drop-bad`. The videos:{''.join(lines)}"
             )

@@ -3,9 +3,9 @@
 DATA.PATH_TO_DATA_DIR has train.csv and val.csv in one of two formats. Tests use test.csv if it
 exists, otherwise val.csv.
 
-- PySlowFast's frame lists, whose header starts with `original_vido_id`: one line per frame, with
-  the classes of the frame as last column ("3,17", or "" for none). The frames are
-  DATA.PATH_PREFIX/path.
+- PySlowFast's frame lists, whose header starts with `original_vido_id`: one line per frame. The
+  column `path` is the image, relative to DATA.PATH_PREFIX. The last column has the classes of the
+  frame ("3,17", or "" for none).
 - `path label` lists with several classes, such as `video.mp4 3,17`.
 
 With frame lists, a training clip has the classes of all frames from its first to its last, as in
@@ -46,6 +46,6 @@ class Charades(Kinetics):
         return self._classes_of(labels[clip[0] : clip[-1] + 1], self.paths[index])
 
     def _classes_of(self, labels: list[str], where: str) -> tuple[int, ...]:
-        """Parse frame labels into the classes of all frames; error messages start with `where`."""
+        """All classes in the labels of some frames; error messages start with `where`."""
         texts = {text.strip('"') for text in labels}
         return parse_labels(",".join(texts - {""}), self.cfg.MODEL.NUM_CLASSES, where)

@@ -17,7 +17,7 @@ _SSV2_NAME = "something-something-v2-labels.json"
 def class_names(path: str | None, count: int, data_dir: str) -> list[str]:
     """Read `count` names from `path`.
 
-    If `path` is None, read the names in `data_dir`; if it contains none, return `numbered` names.
+    If `path` is None, use `names_in(data_dir)`; if that finds no file, return `numbered` names.
     """
     if path is None:
         return names_in(data_dir, count) or numbered(count)
@@ -52,7 +52,7 @@ def names_in(data_dir: str, count: int) -> list[str] | None:
 
 
 def _kitchen_names(path: str) -> list[str]:
-    """Read the names in column `key` of a CSV file; column `id` must be 0, 1, 2, ..."""
+    """Read the names in column `key` of a CSV file, in the order of the numbers in column `id`."""
     with open_text(path, newline="") as file:
         try:
             names = {int(row["id"]): row["key"] for row in csv.DictReader(file)}
@@ -70,7 +70,8 @@ def _checked_names(path: str, count: int) -> list[str]:
     if sorted(names) != list(range(count)):
         raise DataError(
             f"{path} names {len(names)} classes, with numbers {min(names, default=0)} to "
-            f"{max(names, default=0)}; the model has {count} classes (MODEL.NUM_CLASSES)"
+            f"{max(names, default=0)}; the model has {count} classes, 0 to {count - 1} "
+            "(MODEL.NUM_CLASSES; with Epickitchens, plus EPICKITCHENS.NUM_NOUNS)"
         )
     return [names[number] for number in range(count)]
 

@@ -37,12 +37,13 @@ from slowfast_lara.labels import Label, label_kind
 
 MODES = ("train", "val", "test")
 MAX_ATTEMPTS = 10  # maximum number of videos tried for one training sample
-PATHS_CHECKED = 8  # number of videos per list that the constructor checks for existence
+PATHS_CHECKED = 8  # maximum number of videos of a list whose existence the constructor checks
 
 
 class Sample(NamedTuple):
-    """Training or validation sample; `clip` [3, T, H, W] is None if the video does not decode.
+    """Training or validation sample with the clip [3, T, H, W].
 
+    If a validation video does not decode, `clip` is None; in training, another video replaces it.
     If `VideoDataset.raw` is set, the clip is uint8 [T, H, W, 3], RGB and not normalised.
     """
 
@@ -130,7 +131,7 @@ class VideoDataset(torch.utils.data.Dataset):
         return os.path.join(folder, "val.csv") if is_missing else path
 
     def target(self, index: int, draws: np.ndarray | None = None) -> Label | np.ndarray:
-        """The training target: `clip_label`, as a multi-hot vector if DATA.MULTI_LABEL is set."""
+        """The result of `clip_label`; as a multi-hot vector if DATA.MULTI_LABEL is set."""
         label = self.clip_label(index, draws)
         if not self.cfg.DATA.MULTI_LABEL:
             return label
@@ -139,14 +140,15 @@ class VideoDataset(torch.utils.data.Dataset):
         return classes
 
     def clip_label(self, index: int, draws: np.ndarray | None) -> Label:
-        """Label of the video; a dataset with labels per frame overrides this method.
+        """Label of the video, or of the clip that `clip_frames` chooses by `draws`.
 
-        If `draws` is given, it returns the label of the clip that `clip_frames` chooses by `draws`.
+        This base class always returns the label of the video. A dataset with labels per frame
+        overrides this method.
         """
         return self.labels[index]
 
     def video_path(self, index: int) -> VideoPath:
-        """Path of a video file, or paths of the image files of its frames."""
+        """Path of a video (a file or a folder of images), or paths of the images of its frames."""
         if self._frames is None:
             return self.paths[index]
         paths = self._frames[int(self._frame_rows[index])].split("\n")[:-1]
@@ -213,14 +215,14 @@ class VideoDataset(torch.utils.data.Dataset):
         where = f"{type(self).__name__}.read_lists, {self.mode}"
         if not len(paths) == len(labels) > 0:
             counts = f"{len(paths)} paths and {len(labels)} labels"
-            raise DataError(f"{where}: expected one label per path, at least one; got {counts}")
+            raise DataError(f"{where}: expected one or more paths with a label each; got {counts}")
         kind = label_kind(self.cfg)
         for label in labels:
             if not kind.has_label(label):
                 raise DataError(f"{where}: label is {label!r:.80}; must be {kind.description}")
 
     def _check_paths(self) -> None:
-        """Check PATHS_CHECKED videos, spread over the list; raise a DataError if none exists.
+        """Check up to PATHS_CHECKED videos, spread over the list; raise a DataError if none exists.
 
         Without this check, a wrong prefix would cause one failure per video during the run.
         """
@@ -252,7 +254,10 @@ class VideoDataset(torch.utils.data.Dataset):
     def __getitems__(
         self, keys: list[int] | list[tuple[int, ...]]
     ) -> list[Sample | VideoViews | WorkerError]:
-        """The items of a batch. The DataLoader calls this method, in a worker if it has workers."""
+        """The items of a batch, or only a WorkerError if reading an item raises an error.
+
+        The DataLoader calls this method, in a worker process if there are workers.
+        """
         try:
             return [self[key] for key in keys]
         except (UserError, OSError, MemoryError) as error:

@@ -17,8 +17,9 @@ from av.video.reformatter import Interpolation, VideoReformatter
 
 # Limit against damaged headers, which may declare any size; 8K video has 33 million pixels.
 MAX_PIXELS = 8192 * 8192
-# Frames are scaled to a given short side, so memory grows with the aspect ratio. Up to this
-# ratio, the frames of a test video take less memory than its views. The widest screens have 32:9.
+# Frames are scaled to a given short side, so memory grows with the aspect ratio. Up to this ratio,
+# a test frame of the default size (uint8) takes less memory than its three crops (float32). The
+# widest screens have 32:9.
 MAX_ASPECT = 8
 # More extreme sample aspect ratios come from damaged headers and are ignored.
 _MAX_SAMPLE_ASPECT = 4
@@ -71,8 +72,8 @@ def square_pixel_size(
 ) -> tuple[Fraction, Fraction]:
     """Width and height of a frame with square pixels, before rotation.
 
-    `sample_aspect` is the sample aspect ratio: width / height of a pixel. Frames with non-square
-    pixels shrink along the longer side of a pixel, so that neither width nor height grows.
+    `sample_aspect` is the sample aspect ratio: width / height of a pixel. A frame with wide pixels
+    gets a smaller height, one with tall pixels a smaller width. Neither side grows.
     """
     aspect, one = Fraction(sample_aspect or 1), Fraction(1)
     if not Fraction(1, _MAX_SAMPLE_ASPECT) <= aspect <= _MAX_SAMPLE_ASPECT:

@@ -94,12 +94,12 @@ def _frames_of(row: dict[str, str], folder: str, where: str) -> FrameRange:
     frames = FrameRange(os.path.join(folder, participant, "rgb_frames", video), 1, 1)
     start, stop = (_frame_number(row, side, frames.fps, where) for side in ("start", "stop"))
     if not 0 <= start < stop < 10**10:
-        raise DataError(f"{where}: frames {start} to {stop}; stop must be above start")
+        raise DataError(f"{where}: frames {start} to {stop}; must be 0 <= start < stop < 10^10")
     return FrameRange(frames.folder, start + 1, stop)
 
 
 def _frame_number(row: dict[str, str], side: str, fps: int | None, where: str) -> int:
-    """The frame number in SIDE_frame or, if it is empty, computed from SIDE_timestamp."""
+    """The number in column SIDE_frame or, if that is empty, SIDE_timestamp times the frame rate."""
     text = row.get(f"{side}_frame")
     try:
         if text:
@@ -107,4 +107,8 @@ def _frame_number(row: dict[str, str], side: str, fps: int | None, where: str) -
         hours, minutes, seconds = _field(row, f"{side}_timestamp", where).split(":")
         return round((3600 * int(hours) + 60 * int(minutes) + float(seconds)) * (fps or 60))
     except (ValueError, OverflowError):
-        raise DataError(f"{where}: invalid {side}_frame or {side}_timestamp") from None
+        time = row.get(f"{side}_timestamp")
+        raise DataError(
+            f"{where}: {side}_frame is {text!r:.40} and {side}_timestamp {time!r:.40}; expected an "
+            "integer, or hours:minutes:seconds"
+        ) from None

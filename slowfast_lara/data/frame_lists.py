@@ -16,9 +16,10 @@ HEADER = "original_vido_id video_id frame_id path labels"
 
 
 class FrameList(NamedTuple):
-    """Names of the videos. `paths` and `labels` have one string per video, with one line per frame.
+    """Names of the videos of a list, and the paths and labels of their frames.
 
-    `labels` is empty unless the list was read with labels.
+    `paths` and `labels` have one string per video, with one line per frame. `labels` is empty
+    unless the list was read with labels.
     """
 
     names: list[str]
@@ -31,7 +32,10 @@ def has_header(list_file: str) -> bool:
 
 
 def read_frame_list(list_file: str, *, with_labels: bool = False) -> FrameList:
-    """Read and check a list; all lines of one video must be consecutive."""
+    """Read a list and sort the frames of each video by `frame_id`.
+
+    Raises a DataError for invalid lines, and if the lines of a video are not consecutive.
+    """
     if not has_header(list_file):
         raise DataError(
             f"{list_file}, line 1: expected the header {HEADER!r}; remove this file if "
@@ -39,7 +43,7 @@ def read_frame_list(list_file: str, *, with_labels: bool = False) -> FrameList:
         )
     names, *columns = _parse(list_file, with_labels)
     if not names:
-        raise DataError(f"{list_file}: empty; expected lines of {HEADER!r}")
+        raise DataError(f"{list_file}: no frames below the header {HEADER!r}")
     if len(set(names)) < len(names):
         repeated = next(name for name, count in Counter(names).items() if count > 1)
         raise DataError(f"{list_file}: the frames of video {repeated} must be consecutive lines")

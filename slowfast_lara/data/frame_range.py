@@ -23,7 +23,7 @@ class FrameRange(Sequence[str]):
 
     @staticmethod
     def parse(path: str) -> FrameRange | None:
-        """Parse a path FOLDER/frame_<first>-<last>.jpg; None if the path has another form."""
+        """Parse FOLDER/frame_<first>-<last>.jpg; None for other paths, or if last < first."""
         match = _PATH.fullmatch(path)
         if match is None or int(match["last"]) < int(match["first"]):
             return None

@@ -61,8 +61,9 @@ def _split_lines(list_file: str, separator: str) -> Iterator[tuple[str, str, str
 def find_prefix(prefix: str, paths: Iterable[str], list_file: str) -> str:
     """The folder to prepend to relative paths of a list: `prefix` if it is not empty.
 
-    Otherwise, paths are relative to the working directory, as in PySlowFast, or to the list's
-    folder. The first of the first PATHS_TRIED `paths` that exists in one of them decides.
+    Otherwise, try up to PATHS_TRIED `paths`, each in the working directory (as in PySlowFast) and
+    then in the list's folder. The first file found decides: return "" if it is in the working
+    directory, otherwise the list's folder. If no file is found, return the list's folder.
     """
     folder = os.path.dirname(list_file)
     if prefix:
@@ -84,7 +85,7 @@ def read_lines(list_file: str) -> Iterator[tuple[int, str]]:
 
 
 def parse_label(text: str, num_classes: int, where: str, key: str = "MODEL.NUM_CLASSES") -> int:
-    """Parse a class number below `num_classes`; errors contain `where` and the config key `key`."""
+    """Parse a class number below `num_classes`; `where` and the config `key` are for errors."""
     try:
         label = int(text)
     except ValueError:
@@ -117,10 +118,11 @@ def listed_videos_below(folder: str) -> Iterator[str]:
 
 
 def videos_below(folder: str) -> Iterator[str]:
-    """Yield the paths of all videos below a folder, sorted, without hidden files.
+    """Yield the paths of all videos below a folder, without hidden files.
 
-    Follows symbolic links to other folders and visits each folder once. Raises a DataError for a
-    folder that cannot be read.
+    Yields the videos of a folder in sorted order, then those of its subfolders. Follows symbolic
+    links to other folders and visits each folder once. Raises a DataError for a folder that cannot
+    be read.
     """
     top = os.path.realpath(folder)
     visited: set[str] = set()

@@ -31,9 +31,10 @@ REPETITIONS = 3
 
 
 class Batch(NamedTuple):
-    """`clips` is a list, as in PySlowFast: one tensor [B, 3, T, H, W], or empty if B is 0.
+    """Samples that decode, collated, and the failures of all samples.
 
-    If `VideoDataset.raw` is set, the tensor is uint8 [B, T, H, W, 3], not normalised.
+    `clips` is a list, as in PySlowFast: one tensor [B, 3, T, H, W], or empty if B is 0. If
+    `VideoDataset.raw` is set, the tensor is uint8 [B, T, H, W, 3], not normalised.
     """
 
     clips: list[torch.Tensor]
@@ -50,8 +51,8 @@ class TrainBatches:
     ranks train on the same videos.
 
     With `repeated` augmentation, the keys are (epoch, index, repetition), and the repetitions of a
-    video are consecutive (Hoffer et al. 2020, "Augment your batch"). An epoch still has as many
-    clips as the list has videos, so it covers a random fraction 1 / REPETITIONS of the videos.
+    video are consecutive (Hoffer et al. 2020, "Augment your batch"). An epoch has as many clips as
+    without repetitions, so it covers only about 1 / REPETITIONS of the videos, chosen at random.
     """
 
     num_videos: int
@@ -65,7 +66,7 @@ class TrainBatches:
         self.set_epoch(0)
 
     def set_epoch(self, epoch: int, first_batch: int = 0) -> None:
-        """Select the next epoch, which starts at `first_batch` (above 0 after a resume)."""
+        """Select the next epoch, and its first batch (above 0 if a run resumes within an epoch)."""
         self._epoch, self._first_batch = epoch, first_batch
 
     def __len__(self) -> int:
@@ -179,7 +180,7 @@ def _loader(
 
 
 class VideoLoader(DataLoader):
-    """A DataLoader whose iterator raises a one-line RunError if a worker dies.
+    """A DataLoader whose iterator raises a one-line RunError for a WorkerError or a dead worker.
 
     PyTorch also raises an error from a SIGCHLD handler, at any point of the main thread. Inside
     logging, that error would be printed and dropped; inside a file write, it would look like a disk
@@ -215,7 +216,7 @@ def _preserved_sigchld_handler() -> Iterator[None]:
 
 
 def _death_reason(workers: Sequence[BaseProcess], message: str) -> str:
-    """Why a worker died and what to change, as an error message; "" if all workers are alive.
+    """Why a worker died and what to change, as an error message; "" if no worker died.
 
     Waits for exit codes, because a dying process closes its connections a moment before it ends.
     """
@@ -261,7 +262,7 @@ def collate(samples: list[Sample | WorkerError]) -> Batch | WorkerError:
 
 
 def _to_shared_memory(item: T, tensors: list[torch.Tensor | None]) -> T | WorkerError:
-    """In a worker, move the tensors of `item` to shared memory.
+    """In a worker, move the tensors of `item` to shared memory; return `item` or a WorkerError.
 
     Otherwise PyTorch would move them in a background thread. After an error in that thread, the
     main process would wait for the item forever.

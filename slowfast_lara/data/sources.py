@@ -45,7 +45,9 @@ class FrameArray:
     def __post_init__(self) -> None:
         shape, dtype = self.pixels.shape, self.pixels.dtype
         if len(shape) != 4 or shape[3] != 3 or not shape[0] or dtype != np.uint8:
-            raise DecodeError(f"expected frames uint8 [T, H, W, 3], got {dtype} {list(shape)}")
+            raise DecodeError(
+                f"expected frames uint8 [T, H, W, 3] with T > 0, got {dtype} {list(shape)}"
+            )
         if self.fps is not None and not 0 < self.fps < float("inf"):
             raise DecodeError(f"the frames' fps is {self.fps}; must be positive and finite")
         try:
@@ -73,7 +75,7 @@ def read_frames(
 
     Args:
         whole: decode the whole video file, so that `choose` gets the number of decoded frames.
-        default_fps: frame rate of sources that have none.
+        default_fps: frame rate of sources without a known frame rate.
         threads: number of decoder threads for a video file (see `read_clip`).
         cache: timestamps of known video files (see `read_clip`); unused if `whole`.
     """
@@ -141,8 +143,10 @@ def at_constant_rate(frames: Iterable[np.ndarray], fps: float) -> Iterator[Timed
 def _timed_frames(container: Any, stream: Any, fps: float) -> Iterator[TimedFrame]:
     """Yield all frames of a video. Call within `open_video`, which adds the path to errors.
 
-    A frame ends where the next one starts. A frame without a timestamp, or whose timestamp does not
-    exceed the previous one, starts 1 / fps after the previous frame.
+    A frame ends where the next one starts; the last frame has its stored duration, or 1 / fps. A
+    frame starts 1 / fps after the start of the previous frame if its timestamp is missing or not
+    later than that start. If the first timestamp is missing or FFmpeg synthesises the timestamps,
+    all frames but the last take 1 / fps.
     """
     frames, to_rgb = decoded_frames(container, stream), RgbConverter(stream)
     frame = next(frames, None)
@@ -187,7 +191,7 @@ def list_images(folder: str) -> list[str]:
 def read_image(path: str) -> np.ndarray:
     """Read an image file as uint8 RGB [H, W, 3]."""
     if not os.path.isfile(path):  # OpenCV would block on a FIFO
-        raise DecodeError(f"{path}: no such file")
+        raise DecodeError(f"{path}: no such file, or not a regular file")
     try:
         with Image.open(path) as header:  # Pillow reads only the header here
             check_size(header.height, header.width)

@@ -3,7 +3,8 @@
 - Only the official something-something-v2-{labels,train,validation}.json: the videos are
   DATA.PATH_PREFIX/ID.webm, or ID.mp4 after `data prepare`.
 - These JSON files, and PySlowFast's train.csv and val.csv, whose header starts with
-  `original_vido_id`: the videos are extracted frames, DATA.PATH_PREFIX/path.
+  `original_vido_id`: the videos are extracted frames. The column `path` of the lists is relative to
+  DATA.PATH_PREFIX.
 - `path label` lists as for Kinetics, without the JSON files. datasets/build_ssv2_lists.py writes
   such lists; they are needed if some videos are missing.
 Tests use test.csv if it exists, otherwise the validation set: the official test set has no labels.
@@ -82,7 +83,7 @@ class Ssv2(VideoDataset):
 
 
 def video_suffix(folder: str, names: Iterable[str]) -> str:
-    """The suffix of the video files: .webm, or .mp4 after `data prepare`; .webm if none exists."""
+    """The suffix (.webm or .mp4) of the first existing video of the first 20; .webm if none."""
     for name in itertools.islice(names, 20):
         for suffix in (".webm", ".mp4"):
             if os.path.isfile(os.path.join(folder, f"{name}{suffix}")):
@@ -116,5 +117,5 @@ def _read_json(path: str, kind: type, expected: str) -> Any:
     with open_text(path) as file:
         content = load_json(file.read(), path)
     if not isinstance(content, kind):
-        raise DataError(f"{path}, line 1: expected {expected}")
+        raise DataError(f"{path}, line 1: expected {expected}, got {type(content).__name__}")
     return content

@@ -1,7 +1,7 @@
 """Array of strings in one block of memory, which DataLoader workers share.
 
 A list of strings would be copied to every worker: with fork, page by page as reference counts
-change; with spawn, at once. PyTorch passes tensors in shared memory without a copy.
+change; with spawn, by pickling. PyTorch passes tensors in shared memory without a copy.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import torch
 
 
 class StringArray(Sequence[str]):
-    """`block` has the concatenated UTF-8 strings; `ends` has the end offset of each string."""
+    """Sequence of strings: `block` has their UTF-8 bytes, `ends` the end offset of each string."""
 
     def __init__(self, block: bytes | bytearray, ends: np.ndarray) -> None:
         # The extra byte is needed because PyTorch rejects an empty buffer.

@@ -1,11 +1,11 @@
 """Frame timestamps of videos, cached in one SQLite file per folder of lists.
 
-Training demuxes a video once for its timestamps; later epochs, runs and processes read them from
-`timestamps.sqlite3`. An entry is valid while its video has the same path, size and modification
-time; otherwise the video is demuxed again. A cache file that is corrupt or belongs to another
-application is ignored. If the cache file is not writable, new entries stay in memory. The database
-uses a rollback journal, because SQLite's write-ahead log does not work on NFS or in read-only
-folders.
+Training and validation demux a video once for its timestamps; later epochs, runs and processes read
+them from `timestamps.sqlite3`. An entry is valid while its video has the same path, size and
+modification time; otherwise the video is demuxed again. A cache file that is corrupt or belongs to
+another application is ignored. If the cache file is not writable, new entries stay in memory. The
+database uses a rollback journal, because SQLite's write-ahead log does not work on NFS or in
+read-only folders.
 """
 
 from __future__ import annotations

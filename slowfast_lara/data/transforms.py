@@ -56,7 +56,10 @@ def test_crop(pixels: np.ndarray, position: int, data: CfgNode) -> np.ndarray:
 
 
 def uniform_crop(pixels: np.ndarray, size: int, position: int, round_up: bool = True) -> np.ndarray:
-    """Square crop of [..., H, W, 3] at the start (0), centre (1) or end (2) of the longer side."""
+    """Square crop of [..., H, W, 3] at the start (0), centre (1) or end (2) of the longer side.
+
+    The crop is centred along the shorter side. `round_up` is the rounding of odd centre offsets.
+    """
     height, width = pixels.shape[-3:-1]
     y, x = ((side - size + round_up) // 2 for side in (height, width))
     if height > width:
@@ -85,7 +88,10 @@ def jittered_crop(height: int, width: int, size: int, short_side: int, seed: int
 
 
 def resized_crop(height: int, width: int, size: int, seed: int) -> Region:
-    """Crop of random area and aspect ratio, resized to `size` x `size`."""
+    """Crop of random area and aspect ratio, resized to `size` x `size`.
+
+    If ten drawn crops do not fit the frame, the crop is a square of the frame's shorter side.
+    """
     rng = np.random.default_rng(seed)
     for _ in range(10):
         area = height * width * rng.uniform(*CROP_AREA)
@@ -193,9 +199,10 @@ def look_up(clip: np.ndarray, values: np.ndarray) -> np.ndarray:
 
 
 class Normalize:
-    """Converts uint8 [T, H, W, 3] to float32 [3, T, H, W]: (x / 255 - mean) / std.
+    """Converts uint8 RGB [T, H, W, 3] to float32 [3, T, H, W]: (x / 255 - mean) / std.
 
-    `data` is the config node DATA.
+    `data` is the config node DATA. If DATA.REVERSE_INPUT_CHANNEL is set, the result is BGR; MEAN
+    and STD are in the order RGB.
     """
 
     def __init__(self, data: CfgNode) -> None:

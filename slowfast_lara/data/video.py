@@ -3,12 +3,12 @@
 The caller passes a function that chooses frame indices by the number of frames and the frame rate.
 The number of frames is counted from the packets, because headers are often wrong. The frame rate
 is that of the header if it is plausible, otherwise it is computed from the timestamps.
-- `read_clip` (training, validation) seeks to the key frame before the first wanted frame and stops
-  after the last wanted frame. It identifies frames by their timestamps; if these are unusable, it
-  calls `read_whole`.
+- `read_clip` (training, validation) seeks to the last key frame at or before the first wanted frame
+  and stops after the last wanted frame. It identifies frames by their timestamps. If these are
+  unusable or a wanted frame is missing, it calls `read_whole`.
 - `read_whole` (testing) decodes the whole video and counts frames. If that count differs from the
   number of packets, it calls the function again, with the number of decoded frames.
-Unwanted frames are dropped at once: memory does not grow with the length of the video.
+Unwanted frames are dropped immediately: memory does not grow with the length of the video.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ def read_clip(
     threads: int = 1,
     cache: TimestampCache | None = None,
 ) -> ClipFrames:
-    """Read the chosen frames; decode from the last key frame before the first chosen frame.
+    """Read the chosen frames; decode from the last key frame at or before the first of them.
 
     Args:
         default_fps: frame rate if neither header nor timestamps give one.
@@ -174,8 +174,8 @@ def _decode_by_pts(
 ) -> np.ndarray | None:
     """Decode and crop frames; None if one is missing or out of order.
 
-    `wanted` are distinct, sorted frame indices. Decodes from the last key frame before the first
-    wanted frame; if that fails, from the start of the video.
+    `wanted` are distinct, sorted frame indices. Decodes from the last key frame at or before the
+    first wanted frame; if that fails, from the start of the video.
     """
     assert timestamps.pts is not None
     pts, keys = timestamps.pts[wanted].tolist(), timestamps.key_pts
@@ -191,11 +191,11 @@ def _decode_by_pts(
 
 
 def frames_from(container: Any, stream: Any, wanted: list[int], key: int | None) -> Iterator[Any]:
-    """Yield decoded frames up to the last of the `wanted` timestamps.
+    """Yield decoded frames until all `wanted` timestamps are decoded, or until an error.
 
     Starts with a seek to the timestamp `key`, or at the start of the video if `key` is None. After
-    a seek, yields nothing if no packet is flagged as key frame, or if the first decoded frame is
-    not a key frame: FFmpeg also flags packets that are not key frames in the container's index.
+    a seek, yields nothing if `_packets_from` finds no packet with a key frame flag, or if the first
+    decoded frame is not a key frame: FFmpeg also flags some packets of other frames.
     """
     context, missing = stream.codec_context, set(wanted)
     can_skip = context.name in _SKIPS_NONREF
@@ -228,8 +228,8 @@ def frames_from(container: Any, stream: Any, wanted: list[int], key: int | None)
 def _packets_from(container: Any, stream: Any, key: int | None, first: int) -> Iterator[Any]:
     """Yield all packets or, if `key` is not None, the packets after a seek to timestamp `key`.
 
-    After a seek, the first packet is a key frame at or before the timestamp `first`. If the seek
-    finds no such packet, nothing is yielded.
+    After a seek, the first packet is flagged as key frame and has a timestamp of at most `first`.
+    If the seek finds no such packet, nothing is yielded.
     """
     if key is None:
         yield from demux(container, stream)

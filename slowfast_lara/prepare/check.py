@@ -1,6 +1,7 @@
 """Checks that find bad videos before training, and removal of these videos from lists.
 
-A video is bad if it has undecodable packets or no frames, or if decoding crashes or times out.
+A video is bad if it cannot be opened, if it has undecodable packets or no frames, or if decoding it
+crashes or times out.
 OUT.progress records the checked videos. A repeated check decodes only videos that were bad, and
 those that were not checked or have changed since.
 """
@@ -60,7 +61,7 @@ def check_videos(
             f"{out} was not written by `data check` ({progress} is missing); choose another OUT"
         )
     log = ProgressLog(progress)
-    # Versions from before decoding: a video that changes meanwhile will be decoded again.
+    # Versions before decoding: if a video changes meanwhile, the next check decodes it again.
     versions = {path: file_version(path) for path in videos}
     todo = [path for path in videos if not _is_known_good(path, versions[path], log)]
     reasons: dict[str, str] = {}

@@ -132,7 +132,10 @@ def classes_of(folder: str) -> dict[str, list[str]]:
 def write_kinetics_lists(
     folder: str, out: str, annotations: dict[str, str], separator: str
 ) -> None:
-    """Write OUT/SPLIT.csv and OUT/missing_SPLIT.txt per annotation file, and classes.json."""
+    """Write OUT/SPLIT.csv and OUT/missing_SPLIT.txt per annotation file, and classes.json.
+
+    `annotations` is {split: annotation file}. Their classes are numbered in alphabetical order.
+    """
     written = {os.path.realpath(os.path.join(out, f"{split}.csv")) for split in annotations}
     for path in annotations.values():
         if os.path.realpath(path) in written:
@@ -183,8 +186,8 @@ def _clip_name(row: dict[str, str], where: str) -> str:
 def write_ssv2_lists(annotations: str, folder: str, out: str, classes: int) -> None:
     """Write OUT/{train,val}.csv and OUT/missing_{train,val}.txt from the official JSON files.
 
-    `folder` contains video files ID.webm (ID.mp4 if prepared), or one folder ID with the extracted
-    frames of each video. For video files, OUT/classes.json has the class names. For extracted
+    `folder` contains video files ID.webm (ID.mp4 if prepared), or for each video a folder ID with
+    its extracted frames. For video files, OUT/classes.json has the class names. For extracted
     frames, the lists have PySlowFast's format, one line per frame, and the JSON files are copied to
     OUT.
     """
@@ -215,7 +218,7 @@ def write_ssv2_lists(annotations: str, folder: str, out: str, classes: int) -> N
             missing += [] if lines else [name]
         _write_split(out, split, found, missing, len(labels))
     names = [f"{PREFIX}{name}.json" for name in ("labels", *SSV2_SPLITS.values())]
-    # With the official files in OUT, the dataset would ignore the labels in lists of videos.
+    # With the official files in OUT, the dataset would accept only lists of frames.
     copies = {names[0]: DEFAULT_NAME} if has_videos else {name: name for name in names}
     if not same_folder:
         for name, copy in copies.items():

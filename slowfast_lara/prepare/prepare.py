@@ -43,7 +43,7 @@ from slowfast_lara.prepare.workers import ItemFailure, in_processes
 
 RECORD, FAILURES = "prepared.jsonl", "failures.csv"
 _SHOWN_FAILURES = 30
-SAMPLE = 20  # number of videos that a dry run prepares
+SAMPLE = 20  # maximum number of videos that a dry run prepares
 
 
 class Task(NamedTuple):
@@ -78,7 +78,10 @@ def _is_below(real_folder: str, path: str) -> bool:
 
 
 def result_names(names: list[str]) -> dict[str, str]:
-    """Map each NAME.SUFFIX to NAME.mp4, or to NAME.SUFFIX.mp4 if several videos have this NAME."""
+    """Map each NAME.SUFFIX to NAME.mp4, or to NAME.SUFFIX.mp4 if several videos have this NAME.
+
+    A file NAME.mp4 always keeps its name.
+    """
     stems = Counter(os.path.splitext(name)[0] for name in names)
     results: dict[str, str] = {}
     for name in names:
@@ -184,7 +187,7 @@ class Record:
                 )
 
     def find(self, task: Task) -> PreparedVideo | None:
-        """Recorded result of a task; None if source, options or result file have changed."""
+        """Recorded result; None if there is none, or if source, options or result file changed."""
         try:
             version, options, values, *_ = self.log.entries[os.path.abspath(task.source)]
             known = PreparedVideo(*values)
@@ -233,7 +236,7 @@ def _report(total: int, done: dict[Task, PreparedVideo], failed: dict[Task, str]
 
 
 def estimate_set(videos: str, out: str, options: Options, *, jobs: int, time_limit: float) -> int:
-    """Prepare SAMPLE videos in a temporary folder, print an estimate, return the failure count."""
+    """Prepare SAMPLE videos (or all, if fewer), print an estimate, return the failure count."""
     tasks = find_tasks(videos, out)
     step = max(len(tasks) / SAMPLE, 1)
     chosen = [tasks[int(number * step)] for number in range(min(SAMPLE, len(tasks)))]

@@ -4,7 +4,7 @@ The result has the frames that data/video.py decodes from the source, in the sam
 undecodable frames, and frames that an edit list hides. Each frame
 - is scaled down (never up) to the short side, with even width and height, as 4:2:0 chroma requires,
 - is rotated and mirrored by the display matrix, to the nearest quarter turn,
-- gets square pixels: non-square pixels shrink along their longer side,
+- gets square pixels: with wide pixels the height is reduced, with tall pixels the width,
 - is not deinterlaced.
 Colour matrix, range and primaries are kept, so that decoding gives the same RGB.
 
@@ -111,13 +111,16 @@ def _write(content: _Content, source: str, result: str) -> int:
 
 
 def _verify(result: str, timing: Timing, source: str) -> None:
-    """Raise DecodeError unless the result has the source's frames, timestamps and frame rate."""
+    """Raise DecodeError unless the result has the frame count and the timing of the source."""
     errors: list[str] = []
     with open_video(result) as (container, stream):
         pts = [frame.pts for frame in decoded_frames(container, stream, errors)]
         time_base, rate = stream.time_base, stream.average_rate
     if errors or len(pts) != len(timing.pts):
-        raise DecodeError(f"{source}: result has {len(pts)} of {len(timing.pts)} frames")
+        raise DecodeError(
+            f"{source}: result has {len(pts)} of {len(timing.pts)} frames and "
+            f"{len(errors)} undecodable packets"
+        )
     # Tolerate one tick: the container rounds timestamps to its time base.
     if None in pts or any(
         abs((actual - pts[0]) * time_base - expected * timing.time_base) > time_base

@@ -160,7 +160,7 @@ def _make_video(job: _Job) -> list[list[float]]:
 
 
 def _plan(settings: Settings) -> list[_Job]:
-    """Plan all videos: in each split, classes are equally frequent and in random order."""
+    """Plan all videos; in a split, class sizes differ by at most 1, and the order is random."""
     jobs: list[_Job] = []
     for number, split in enumerate(SPLITS):
         rng = np.random.default_rng((settings.seed, len(SPLITS) + number))

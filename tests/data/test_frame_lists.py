@@ -77,7 +77,7 @@ def test_other_whitespace_and_characters(tmp_path, change):
 
 
 def test_a_list_of_only_the_header(tmp_path):
-    with pytest.raises(DataError, match="train.csv: empty"):
+    with pytest.raises(DataError, match="train.csv: no frames below the header"):
         read_frame_list(write(tmp_path, []))
 
 

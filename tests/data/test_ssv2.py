@@ -141,7 +141,7 @@ def test_paths_with_spaces_and_frames_out_of_order(tmp_path):
         ("train.csv", "7.webm 1\n", "train.csv, line 1: expected the header 'original_vido_id"),
         ("train.csv", HEADER + "\n7 0 0\n", "train.csv, line 2: expected 'original_vido_id"),
         ("train.csv", HEADER + '\n7 0 x a.jpg ""\n', "train.csv, line 2"),
-        ("train.csv", HEADER + "\n", "train.csv: empty"),
+        ("train.csv", HEADER + "\n", "train.csv: no frames below"),
         ("train.csv", HEADER + '\n9 0 0 a.jpg ""\n', "none of its videos"),
         (
             "train.csv",
