@@ -245,3 +245,10 @@ def test_unknown_attention_suggests_the_flag():
     assert "did you mean" not in str(caught.value)
     with pytest.raises(ConfigError, match="did you mean VIT.LARA"):
         load_config("quick/lara", {"VIT.LARRA.BETA": 2.0})
+
+
+@pytest.mark.parametrize("text", ["", "VIT:\n  DEPTH: 2\n"])
+def test_a_config_file_with_imports_and_few_other_keys(text, tmp_path):
+    path = tmp_path / "c.yaml"
+    path.write_text(f"IMPORTS: [mine.py]\nDATA:\n  NUM_FRAMES: 16\n{text}")
+    assert load_config(str(path)).IMPORTS == []

@@ -86,13 +86,15 @@ def _without_user_code(tree: dict[str, Any], where: str) -> dict[str, Any]:
                     f"add {flags:.300} to the command, as for the original run (in Python, import "
                     f"the module first, or set {VARIABLE})"
                 )
-    nodes = {name.upper() for name in ESTIMATORS}
-    vit = {
-        name: value
-        for name, value in tree["VIT"].items()
-        if not isinstance(value, dict) or name in nodes
-    }
-    return {key: value for key, value in tree.items() if key != "IMPORTS"} | {"VIT": vit}
+    known_nodes = {name.upper() for name in ESTIMATORS}
+    tree = {key: value for key, value in tree.items() if key != "IMPORTS"}
+    if isinstance(vit := tree.get("VIT"), dict):
+        tree["VIT"] = {
+            name: value
+            for name, value in vit.items()
+            if not isinstance(value, dict) or name in known_nodes
+        }
+    return tree
 
 
 def override_pairs(opts: Overrides) -> list[tuple[str, Any]]:

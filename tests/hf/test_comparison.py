@@ -7,6 +7,7 @@ import torch
 
 from slowfast_lara import hf
 from slowfast_lara.attention import ESTIMATORS
+from slowfast_lara.hf.comparison import ComparedAttention, Comparison
 from tests.helpers.comparing import assert_close
 from tests.helpers.hf_models import MODELS, build, output
 
@@ -86,3 +87,11 @@ def test_too_few_tokens():
     comparison = hf.compare(model, inputs, numbers=(36, 1000))
     assert comparison == []
     assert "no attention" in str(comparison)
+
+
+def test_an_error_that_is_not_finite_is_not_recommended():
+    errors = {"a": math.nan, "b": 0.5, "c": math.inf}
+    rows = Comparison(ComparedAttention(name, 8, 0.1, {"layer": x}) for name, x in errors.items())
+    assert rows.nearest().attention == "b" and 'hf.use(model, "b", groups=8)' in str(rows)
+    del rows[1]
+    assert rows.nearest() is None and "hf.use" not in str(rows)
