@@ -15,6 +15,8 @@ from tests.torture.workload import TEST_VIDEOS
 
 # torchrun has its own exit codes.
 STOPPED = {"torchrun": {0, 1, 75, -signal.SIGTERM, -signal.SIGINT}}
+# 0 if the run had ended before the signal.
+KILLED = {0, -signal.SIGKILL}
 # A signal may arrive before the run handles it.
 EARLY = {-signal.SIGTERM, -signal.SIGUSR1, -signal.SIGINT, 130}
 
@@ -28,7 +30,7 @@ def _codes(case: Case, run: StartedRun, *more: int) -> set[int]:
 def kill_main(case: Case, run: StartedRun, rng: random.Random) -> set[int]:
     """Its children must exit too."""
     send([rng.choice(run.mains).pid], signal.SIGKILL)
-    return {-signal.SIGKILL} if run.launch != "nodes" else {-signal.SIGKILL, 1}
+    return KILLED if run.launch != "nodes" else {*KILLED, 1}
 
 
 @fault("SIGKILL to all processes", "ending", weight=3)
@@ -36,7 +38,7 @@ def kill_everything(case: Case, run: StartedRun, rng: random.Random) -> set[int]
     while pids := run.all_pids():
         send(pids, signal.SIGKILL)
         run.wait(1)
-    return {-signal.SIGKILL}
+    return KILLED
 
 
 @fault("SIGKILL to a rank", "ending", weight=2, launches=("torchrun", "spawn"))
