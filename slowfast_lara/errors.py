@@ -83,7 +83,7 @@ def run_with_exit_code(command: Callable[[], int | None], *, os_error: int = BAD
 
     Args:
         command: returns an exit code, or None for success.
-        os_error: the exit code after an OSError; after a BrokenPipeError it is always BAD_INPUT.
+        os_error: the exit code after an OSError.
     """
     if isinstance(sys.stdout, io.TextIOWrapper) and sys.stdout.errors == "strict":
         # On Windows, redirected output uses a legacy code page: escape the characters it lacks.
@@ -101,7 +101,7 @@ def run_with_exit_code(command: Callable[[], int | None], *, os_error: int = BAD
         return error.exit_code
     except BrokenPipeError:  # the reader of a pipe has exited, as in `| head`
         close_stdout()
-        return BAD_INPUT
+        return os_error
     except OSError as error:
         print_error(f"{error.filename}: {error.strerror}" if error.filename else str(error))
         return os_error
@@ -119,11 +119,13 @@ def close_stdout() -> None:
 
 
 def print_error(message: str) -> None:
-    """Print an error to stderr, and log it if logging is set up.
+    """Print an error to stderr if anybody reads it, and log it if logging is set up.
 
     If LAUNCH_DIR is set, also write the error to this folder, where the launcher reads it.
     """
-    print(f"error: {printable(message, keep=LINES)}", file=sys.stderr, flush=True)
+    # Ctrl-C also kills the `tee` that reads stderr. A failed print must not keep a process alive.
+    with contextlib.suppress(OSError, ValueError):
+        print(f"error: {printable(message, keep=LINES)}", file=sys.stderr, flush=True)
     _log(message)
     if folder := os.environ.get(LAUNCH_DIR):
         with contextlib.suppress(OSError):

@@ -32,8 +32,7 @@ def run_fingerprint(cfg: CfgNode, world_size: int) -> dict[str, str]:
     """Return the values that must be equal on all ranks, by name."""
     return {
         "the world size": str(world_size),
-        "the code": f"{slowfast_lara.__version__} ({_code_hash()})",
-        **{f"the imported {name}": digest for name, digest in _imported_hashes().items()},
+        **code_versions(),
         "torch": torch.__version__,
         "pyslowfast": metadata.version("pyslowfast"),
         **{key: repr(get_value(cfg, key)) for key in all_keys() if key not in MAY_DIFFER},
@@ -44,6 +43,14 @@ def run_fingerprint(cfg: CfgNode, world_size: int) -> dict[str, str]:
             f"the annotations for {mode}": " ".join(map(_list_hash, annotation_files(cfg, mode)))
             for mode in MODES
         },
+    }
+
+
+def code_versions() -> dict[str, str]:
+    """Return the versions of this package and of the user's modules, as they are on disk."""
+    return {
+        "the code": f"{slowfast_lara.__version__} ({_code_hash()})",
+        **{f"the imported {name}": digest for name, digest in _imported_hashes().items()},
     }
 
 

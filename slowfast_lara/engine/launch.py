@@ -35,7 +35,7 @@ import torch.distributed as dist
 from fvcore.common.config import CfgNode
 
 from slowfast_lara.config import check_machine, load_config
-from slowfast_lara.engine.fingerprint import run_fingerprint
+from slowfast_lara.engine.fingerprint import code_versions, run_fingerprint
 from slowfast_lara.engine.heartbeat import Heartbeat
 from slowfast_lara.engine.interfaces import choose_interface
 from slowfast_lara.engine.rendezvous import RankInfo, join_run, rendezvous_timeout
@@ -153,7 +153,7 @@ def spawn(run: RunFunction, cfg: CfgNode, first: RankInfo, processes: int) -> in
             elif child.is_alive():  # not SIGTERM: Slurm's later SIGTERM would be the second one
                 os.kill(child.pid or 0, signal.SIGUSR1)
 
-    stop = StopRequest()
+    stop, code = StopRequest(), code_versions()
     joined = False  # whether the ranks of this node have ever completed the rendezvous
 
     def run_ranks(exchange: Callable[[bool], bool]) -> Outcome:
@@ -166,7 +166,7 @@ def spawn(run: RunFunction, cfg: CfgNode, first: RankInfo, processes: int) -> in
                 Path(folder, JOINED).touch()
             for i in range(processes):
                 info = replace(first, rank=first.rank + i, local_rank=i, port=port)
-                arguments = (run, cfg, info, start_method, folder)
+                arguments = (run, cfg, info, start_method, folder, code)
                 child = context.Process(target=_run_child, args=arguments)
                 with deferred_signals():
                     child.start()
@@ -175,6 +175,9 @@ def spawn(run: RunFunction, cfg: CfgNode, first: RankInfo, processes: int) -> in
                 forward_signal()
             outcome = _wait_for(children, folder, exchange)
         joined = outcome.joined
+        if stop.requested and cfg.TRAIN.MAX_RESTARTS and outcome.code not in (DONE, *FINAL):
+            # Without the signal, the run would have restarted; the same command resumes it.
+            outcome = replace(outcome, code=STOPPED, reason="stopped by a signal")
         return replace(outcome, final=outcome.code in FINAL or stop.requested)
 
     stop.listen(forward_signal)
@@ -231,15 +234,27 @@ def _have_joined(folder: str) -> bool:
 def _failure(rank: int, child: BaseProcess, folder: str, hung: bool) -> Outcome:
     code = child.exitcode or FAILED
     if code < 0:
-        what = "hung" if hung else f"was killed by {signal.Signals(-code).name}"
+        what = "hung" if hung else f"was killed by {_signal_name(-code)}"
         print_error(f"rank {rank} {what}")
         killed = code == -signal.SIGKILL and not hung
         return Outcome(FAILED, f"rank {rank} {what}", killed=killed)
     return Outcome(code, f"rank {rank}: {reported_error(folder, child.pid)}")
 
 
+def _signal_name(number: int) -> str:
+    try:
+        return signal.Signals(number).name
+    except ValueError:  # a real-time signal
+        return f"signal {number}"
+
+
 def _run_child(
-    run: RunFunction, cfg: CfgNode, info: RankInfo, start_method: str, folder: str
+    run: RunFunction,
+    cfg: CfgNode,
+    info: RankInfo,
+    start_method: str,
+    folder: str,
+    code: dict[str, str],
 ) -> None:
     os.environ[LAUNCH_DIR] = folder
     # In a spawned process, the default start method is "spawn". Restore the launcher's default,
@@ -247,7 +262,21 @@ def _run_child(
     multiprocessing.set_start_method(start_method, force=True)
     threading.Thread(target=_end_with_parent, daemon=True).start()
     rank = info if info.world_size > 1 else None
-    sys.exit(run_with_exit_code(import_user_code) or run_process(run, cfg, rank))
+    sys.exit(run_with_exit_code(lambda: _import_code(code)) or run_process(run, cfg, rank))
+
+
+def _import_code(expected: dict[str, str]) -> None:
+    """Import the user's modules; raise InputError if any code differs from the launcher's.
+
+    Restarted ranks import all modules again. Code that was edited meanwhile would be used silently.
+    """
+    import_user_code()
+    changed = [name for name, version in code_versions().items() if version != expected.get(name)]
+    if changed:
+        raise InputError(
+            f"{' and '.join(changed)} changed after this command started; start it again to resume "
+            "with the new code"
+        )
 
 
 def _end_with_parent() -> None:

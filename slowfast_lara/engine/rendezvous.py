@@ -80,6 +80,7 @@ def join_run(
 
     Raises InputError on all ranks if the fingerprints differ; TimeoutError if ranks are missing.
     """
+    heartbeat.poll()  # after a signal, do not open a store that rank 0 is about to close
     serves_store = info.rank == 0 and not info.launcher_store
     if not serves_store:
         wait_for_server(info.host, info.port, timeout, heartbeat.poll)
@@ -254,11 +255,14 @@ def listen(host: str, port: int) -> socket.socket:
     PyTorch would always listen on all interfaces, even for tcp://localhost.
     """
     try:
-        family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+        found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+        family, _, _, _, address = found[0]
         # Debian maps a machine's own host name to a loopback address, which other nodes cannot
-        # reach. In this case, listen on all interfaces.
-        ip = str(address[0])
-        if host in ("localhost", ip) or not ipaddress.ip_address(ip).is_loopback:
+        # reach. If a name has several addresses, other nodes may reach only one of them. In both
+        # cases, listen on all interfaces.
+        ip, is_single = str(address[0]), len({info[4][0] for info in found}) == 1
+        is_loopback = ipaddress.ip_address(ip).is_loopback
+        if host in ("localhost", ip) or (is_single and not is_loopback):
             try:
                 return socket.create_server(address, family=family, backlog=4096)
             except OSError as error:

@@ -172,14 +172,25 @@ class Judge:
             return Verdict(False, f"no restart: no progress since the last restart; {reason}")
         self._restarts += 1
         number = f"Restart {self._restarts} of {self._maximum}"
-        newest = self._progress[0] or "the beginning or saved test scores: there is no checkpoint"
-        return Verdict(True, f"{number}: {reason}; resuming from {newest}")
+        readable = filter(
+            checkpoint.peek_checkpoint, reversed(checkpoint.paths_in(self._output_dir))
+        )
+        start = next(readable, "the beginning or saved test scores: there is no checkpoint")
+        return Verdict(True, f"{number}: {reason}; resuming from {start}")
 
 
-def _progress(output_dir: str) -> tuple[str, int]:
-    """Return the newest checkpoint ("" if none) and the size of a test's score files in bytes."""
-    scores = sum(path.stat().st_size for path in Path(output_dir).glob(PATTERN))
-    return (checkpoint.paths_in(output_dir) or [""])[-1], scores
+def _progress(output_dir: str) -> dict[str, tuple[int, ...]]:
+    """Return size and modification time of each checkpoint, and the size of each score file.
+
+    All checkpoints count: the newest may be a damaged one, which a run skips and does not remove.
+    """
+    found: dict[str, tuple[int, ...]] = {}
+    for path in (*checkpoint.paths_in(output_dir), *map(str, Path(output_dir).glob(PATTERN))):
+        with contextlib.suppress(FileNotFoundError):  # a rank has just removed it
+            status = os.stat(path)
+            is_checkpoint = path.endswith(".pyth")
+            found[path] = (status.st_size, status.st_mtime_ns if is_checkpoint else 0)
+    return found
 
 
 class Launchers:
@@ -189,12 +200,17 @@ class Launchers:
         self._node, self._nodes = cfg.SHARD_ID, cfg.NUM_SHARDS
         self._timeout = rendezvous_timeout(cfg)
         self._judge = Judge(cfg) if self._node == 0 else None
-        if self._judge is None:
-            wait_for_server(host, port, self._timeout, stop.check)
-        store = open_store(host, port, self._timeout, serve=self._judge is not None)
-        self._watchdog = Watchdog(f"the launcher of node {self._node}")
-        self._store, self._ranks = dist.PrefixStore("launchers", store), rank_store(store)
+        # Node 0 needs no watchdog: it serves the store, and its files may be slow.
+        self._watchdog = None if self._judge else Watchdog(f"the launcher of node {self._node}")
         self._stop = stop
+        try:
+            if self._judge is None:
+                wait_for_server(host, port, self._timeout, self._poll)
+            store = open_store(host, port, self._timeout, serve=self._judge is not None)
+        except BaseException:
+            self._stop_watchdog()
+            raise
+        self._store, self._ranks = dist.PrefixStore("launchers", store), rank_store(store)
         phase = self._ranks.add(PHASE, 0)
         self._replaces = phase % 2 == 1 and self._node > 0  # odd: all ranks have joined
         # Number of restarts so far, and order of this node's failure since then (0: no failure).
@@ -226,7 +242,7 @@ class Launchers:
 
         Also return True if the launcher of node 0 has exited.
         """
-        self._watchdog.mark_alive()
+        self._mark_alive()
         try:
             if failed and not self._order:
                 self._order = self._store.add(self._key("failures"), 1)
@@ -277,7 +293,7 @@ class Launchers:
         if self._judge is not None:
             readers = [self._key(f"read/{node}") for node in range(1, self._nodes)]
             self._wait(readers, READ_SECONDS)
-        self._watchdog.stop()
+        self._stop_watchdog()
 
     def _outcomes(self) -> list[Outcome]:
         """Wait for the outcomes of all nodes; a node without outcome after LOST_SECONDS is lost.
@@ -300,7 +316,9 @@ class Launchers:
     def _read_verdict(self) -> Verdict:
         verdict = Verdict(**parse_json(self._store.get(self._key("verdict")).decode()))
         self._store.set(self._key(f"read/{self._node}"), "")
-        self._start_generation(self._generation + 1)
+        # Node 0 sets PHASE before the verdict. It may have restarted the run several times, if this
+        # launcher was suspended meanwhile.
+        self._start_generation(self._ranks.add(PHASE, 0) // 2)
         return verdict
 
     def _start_generation(self, number: int) -> None:
@@ -312,10 +330,22 @@ class Launchers:
         """Wait until all keys are in the store, at most `seconds`; return whether they are."""
         deadline = time.monotonic() + seconds
         while not (found := self._store.check(keys)) and time.monotonic() < deadline:
-            self._watchdog.mark_alive()
+            self._mark_alive()
             on_poll()
             time.sleep(POLL_SECONDS)
         return found
+
+    def _poll(self) -> None:
+        self._mark_alive()
+        self._stop.check()
+
+    def _mark_alive(self) -> None:
+        if self._watchdog:
+            self._watchdog.mark_alive()
+
+    def _stop_watchdog(self) -> None:
+        if self._watchdog:
+            self._watchdog.stop()
 
     def _key(self, name: str) -> str:
         return f"{self._generation}/{name}"

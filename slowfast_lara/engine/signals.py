@@ -76,6 +76,10 @@ class StopRequest:
 
         `on_request` is called in another thread at the first signal.
         """
+        # If the parent of this process ignores SIGCHLD, so does this process: it could never tell
+        # that a child has exited.
+        if hasattr(signal, "SIGCHLD") and signal.getsignal(signal.SIGCHLD) == signal.SIG_IGN:
+            signal.signal(signal.SIGCHLD, signal.SIG_DFL)
         receiver, self._sender = socket.socketpair()  # `_sender` keeps the socket open
         self._sender.setblocking(False)
         signal.set_wakeup_fd(self._sender.fileno(), warn_on_full_buffer=False)

@@ -229,6 +229,17 @@ def test_one_signal_ends_the_wait_for_other_nodes(tmp_path, video_set, node, res
     assert code == STOPPED and "before all ranks joined" in stderr, stderr
 
 
+@linux_only
+@pytest.mark.slow
+@pytest.mark.parametrize("restarts", [0, 1])
+def test_an_address_that_accepts_connections_and_does_not_answer(tmp_path, video_set, restarts):
+    changes = {"TRAIN__MAX_RESTARTS": restarts, "DIST_TIMEOUT": 15}
+    config = write_config(tmp_path / "c.yaml", video_set, tmp_path / "out", **changes)
+    with socket.create_server(("127.0.0.1", 0), backlog=100) as server:
+        code, _, stderr = finish(start_node(config, 1, server.getsockname()[1]), 90)
+    assert code == 1 and stderr.count("error: ") == 1, stderr
+
+
 def _handles_sigterm(process: int) -> bool:
     status = Path(f"/proc/{process}/status").read_text()
     caught = int(status.split("SigCgt:")[1].split()[0], 16)
@@ -378,6 +389,15 @@ def test_the_store_listens_on_loopback_only(host):
 def test_the_host_name_is_reachable_from_other_nodes(monkeypatch):
     """Debian's /etc/hosts maps it to a loopback address."""
     found = [(socket.AF_INET, socket.SOCK_STREAM, 6, "", ("127.0.1.1", 0))]
+    monkeypatch.setattr(rendezvous.socket, "getaddrinfo", lambda *_, **__: found)
+    with listen("node1", 0) as server:
+        assert server.getsockname()[0] in ("::", "0.0.0.0")
+
+
+@linux_only
+@pytest.mark.parametrize("addresses", [["10.9.8.7", "10.9.8.6"], ["127.0.0.1", "10.9.8.7"]])
+def test_a_host_with_several_addresses_is_reachable_by_all(monkeypatch, addresses):
+    found = [(socket.AF_INET, socket.SOCK_STREAM, 6, "", (ip, 0)) for ip in addresses]
     monkeypatch.setattr(rendezvous.socket, "getaddrinfo", lambda *_, **__: found)
     with listen("node1", 0) as server:
         assert server.getsockname()[0] in ("::", "0.0.0.0")

@@ -14,6 +14,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 
 from slowfast_lara.config import load_config
 from slowfast_lara.engine import heartbeat, launch, restarts
@@ -31,6 +32,7 @@ from slowfast_lara.errors import (
     InputError,
     RunError,
 )
+from slowfast_lara.user_code import VARIABLE
 from tests.helpers.isolation import ip, linked_namespaces, why_no_network_namespaces
 from tests.helpers.launchers import (
     command_line,
@@ -81,9 +83,10 @@ def judge(tmp_path):
     return Judge(load_config(config))
 
 
-def save(folder: Path, samples: int) -> None:
-    name = f"checkpoint_epoch_00000_sample_{samples:09d}.pyth"
-    (folder / "out" / "checkpoints" / name).touch()
+def save(folder: Path, samples: int) -> Path:
+    path = folder / f"out/checkpoints/checkpoint_epoch_00000_sample_{samples:09d}.pyth"
+    torch.save({"epoch": -1}, path)
+    return path
 
 
 def test_a_failure_restarts_from_the_newest_checkpoint(judge, tmp_path):
@@ -120,6 +123,16 @@ def test_scores_of_a_test_are_progress(judge, tmp_path):
     assert judge.decide([ERROR]).restart
     (tmp_path / "out" / "test_scores.abc.part").write_text("scores")
     assert judge.decide([ERROR]).restart
+
+
+def test_a_damaged_newest_checkpoint_is_neither_the_start_nor_a_lack_of_progress(judge, tmp_path):
+    save(tmp_path, 4)
+    save(tmp_path, 12).write_bytes(b"damaged")
+    first = judge.decide([ERROR])
+    assert first.restart and first.text.endswith("sample_000000004.pyth")
+    save(tmp_path, 8)
+    second = judge.decide([ERROR])
+    assert second.restart and second.text.endswith("sample_000000008.pyth")
 
 
 @pytest.mark.parametrize("code", [BAD_INPUT, STOPPED])
@@ -162,6 +175,17 @@ def test_a_killed_rank_takes_precedence_over_the_lost_connections_of_others(tmp_
         rank.join()
     outcome = _wait_for(ranks, str(tmp_path), lambda failed: failed)
     assert outcome == Outcome(FAILED, "rank 1 was killed by SIGKILL", killed=True)
+
+
+def test_a_signal_without_a_name(tmp_path):
+    kill = multiprocessing.get_context("fork").Process(target=kill_by_real_time_signal)
+    kill.start()
+    outcome = _wait_for({0: kill}, str(tmp_path), lambda failed: failed)
+    assert outcome == Outcome(FAILED, f"rank 0 was killed by signal {signal.SIGRTMIN + 5}")
+
+
+def kill_by_real_time_signal():
+    os.kill(os.getpid(), signal.SIGRTMIN + 5)
 
 
 def test_a_rank_that_hangs_after_the_failure_of_another_node_is_not_its_cause(
@@ -275,6 +299,16 @@ def test_a_signal_ends_the_wait_for_the_outcomes(nodes, monkeypatch):
     nodes.stop.request("SIGTERM")
     expected = Verdict(False, "no restart: stopped by a signal", STOPPED)
     assert verdict.result(timeout=20) == expected
+
+
+def test_a_launcher_that_missed_a_restart_catches_up(nodes):
+    """It was suspended meanwhile."""
+    for _ in range(2):
+        futures = nodes.agree({0: KILLED, 1: KILLED}).values()
+        assert all(future.result(timeout=20).restart for future in futures)
+    nodes.launchers[1].exchange(True)  # of restart 2
+    assert nodes.launchers[2].agree(replace(ERROR, joined=True)).restart
+    assert nodes.launchers[2].exchange(False)
 
 
 def test_a_final_outcome_of_node_0_needs_no_other(nodes, monkeypatch):
@@ -413,6 +447,64 @@ def test_a_killed_rank_is_restarted(tmp_path, video_set, undisturbed, victim):
     assert_restarted(output, text)
     assert stdout.count(text) == 1
     assert_same_results(output, undisturbed)
+
+
+@linux_only
+@pytest.mark.slow
+def test_a_restart_although_nobody_reads_the_output(tmp_path, video_set):
+    output = tmp_path / "out"
+    run = start_two_ranks(tmp_path, video_set, output, **TRAINING, TRAIN__MAX_RESTARTS=1)
+    wait_for(lambda: iterations(output) > 10, START_SECONDS)
+    run.stdout.close()
+    run.stderr.close()
+    os.kill(ranks_of(run)[1], signal.SIGKILL)
+    assert run.wait(END_SECONDS) == 0
+    assert_restarted(output, "Restart 1 of 1: rank 1 was killed by SIGKILL")
+
+
+@linux_only
+@pytest.mark.slow
+def test_code_that_changes_during_a_run_is_not_used_by_a_restart(tmp_path, video_set, monkeypatch):
+    module, output = tmp_path / "mine.py", tmp_path / "out"
+    module.write_text("RATE = 1\n")
+    monkeypatch.setenv(VARIABLE, str(module))
+    run = start_two_ranks(tmp_path, video_set, output, **ENDLESS, TRAIN__MAX_RESTARTS=3)
+    wait_for(lambda: iterations(output) > 10, START_SECONDS)
+    module.write_text("RATE = 2\n")
+    os.kill(ranks_of(run)[1], signal.SIGKILL)
+    code, _, stderr = finish(run, END_SECONDS)
+    assert code == BAD_INPUT and "the imported mine changed" in stderr, stderr
+
+
+@linux_only
+@pytest.mark.slow
+def test_a_signal_just_after_a_failure_stops_the_run(tmp_path, video_set):
+    """The exit code tells a scheduler to start the command again."""
+    output = tmp_path / "out"
+    run = start_two_ranks(tmp_path, video_set, output, **ENDLESS, TRAIN__MAX_RESTARTS=3)
+    wait_for(lambda: iterations(output) > 10, START_SECONDS)
+    os.kill(ranks_of(run)[1], signal.SIGKILL)
+    os.kill(run.pid, signal.SIGTERM)
+    code, _, stderr = finish(run, END_SECONDS)
+    assert code == STOPPED, stderr
+
+
+IGNORE_SIGCHLD = """
+import os, signal, sys
+signal.signal(signal.SIGCHLD, signal.SIG_IGN)
+os.execv(sys.executable, [sys.executable, *sys.argv[1:]])
+"""
+
+
+@linux_only
+@pytest.mark.slow
+def test_a_parent_that_ignores_sigchld(tmp_path, video_set):
+    """The launcher inherits the setting, and could not wait for its ranks."""
+    changes = {"TRAIN__MAX_RESTARTS": 1, "DATA_LOADER__NUM_WORKERS": 1}
+    config = write_config(tmp_path / "c.yaml", video_set, tmp_path / "out", **changes)
+    run = start(RUN_NET, "--cfg", config, program=("-c", IGNORE_SIGCHLD))
+    code, _, stderr = finish(run, END_SECONDS)
+    assert code == 0, stderr
 
 
 @linux_only

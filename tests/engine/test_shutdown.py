@@ -350,6 +350,21 @@ def test_second_signal_ends_at_once(tmp_path, video_set, first, second):
     assert not (output / "checkpoints").exists()
 
 
+@linux_only
+@pytest.mark.parametrize("launch", ["alone", pytest.param("spawn", marks=pytest.mark.slow)])
+def test_a_signal_saves_although_nobody_reads_the_output(tmp_path, video_set, launch):
+    """Ctrl-C also ends the `tee` that reads the output."""
+    output = tmp_path / "out"
+    config = write_config(tmp_path / "c.yaml", video_set, output, **ENDLESS)
+    process = LAUNCHES[launch](tmp_path, config)
+    wait_for(lambda: iterations(output) > 3, START_SECONDS)
+    process.stdout.close()
+    process.stderr.close()
+    os.killpg(process.pid, signal.SIGINT)
+    assert process.wait(SECONDS) == 75
+    assert list((output / "checkpoints").iterdir())
+
+
 LATE = """
 import os, signal, sys, time
 from slowfast_lara.engine.launch import run_process
