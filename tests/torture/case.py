@@ -6,7 +6,9 @@ import os
 import random
 import re
 import shutil
+import signal
 import subprocess
+import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -16,7 +18,7 @@ from tests.helpers.runs import copy_set
 from tests.torture import checks, processes
 from tests.torture.checks import StartPoint
 from tests.torture.faults import ANY
-from tests.torture.processes import StartedRun
+from tests.torture.processes import StartedRun, send
 from tests.torture.run_folder import PHASES, RunFolder, Trigger
 from tests.torture.workload import GLOBAL_BATCH, LAST, Reference, config_file, read_scores
 
@@ -121,6 +123,8 @@ class Case:
         codes = run.wait(seconds)
         if None in codes:
             self._record([f"kernel stacks of hanging processes: {_stacks(run)}"])
+            send(run.all_pids(), signal.SIGABRT)  # prints Python's stacks to the files of stderr
+            time.sleep(2)
         else:
             self._record(checks.check_no_process_left(run))
         self._record(checks.check_codes(run, codes, allowed))

@@ -130,7 +130,13 @@ def start(
             process = subprocess.Popen(
                 command,
                 # PyTorch warns of many workers and of DDP's strides in undisturbed runs, too.
-                env={**environment(), MARK: mark, "PYTHONWARNINGS": "ignore"},
+                # The handler of SIGABRT prints the Python stacks of a hanging process.
+                env={
+                    **environment(),
+                    MARK: mark,
+                    "PYTHONWARNINGS": "ignore",
+                    "PYTHONFAULTHANDLER": "1",
+                },
                 stdin=subprocess.DEVNULL,
                 stdout=stdout,
                 stderr=stderr,
