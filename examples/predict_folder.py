@@ -21,6 +21,8 @@ SUFFIXES = {".mp4", ".avi", ".mkv", ".mov", ".webm"}
 
 
 def main(run: str, folder: str, out: str) -> None:
+    if not Path(folder).is_dir():
+        sys.exit(f"{folder}: not a folder")
     model = slowfast_lara.load(run)
     features = {}
     with open(f"{out}.csv", "w", newline="", encoding="utf-8") as file:

@@ -58,6 +58,8 @@ def test_recipe_of_an_attention(strided, recipes, video_set, tmp_path):
     path = str(recipes / "my_attention.py")
     saved = yaml.safe_load(load_checkpoint(strided, LAST)["cfg"])
     assert saved["VIT"]["STRIDED"] == {"STRIDE": 3} and saved["IMPORTS"] == [path]
+    log = (strided / "stdout.log").read_text()
+    assert f"`slowfast-lara predict --import {path} {strided} VIDEO`" in log
     assert yaml.safe_load((strided / "config.yaml").read_text())["IMPORTS"] == [path]
     assert json.loads((strided / "test_results.json").read_text())["num_videos"] == 7
     video = video_set / "test0.mp4"

@@ -285,7 +285,7 @@ def approximation_error(args: argparse.Namespace) -> None:
     """
     model_files, videos, overrides = model_and_files(args)
     if not videos:
-        raise InputError("no video given; see --help")
+        raise InputError(f"no video given for the model {model_files[0]}; see --help")
     if not args.budget > 0:  # also rejects NaN
         raise InputError(f"--budget is {args.budget}; must be above 0")
     from slowfast_lara.analysis.model_errors import errors_in_model

@@ -44,11 +44,14 @@ def names_in(data_dir: str, count: int) -> list[str] | None:
     parts = [os.path.join(data_dir, f"EPIC_100_{part}_classes.csv") for part in ("verb", "noun")]
     if not all(map(os.path.isfile, parts)):
         return None
-    names = [name for part in parts for name in _kitchen_names(part)]
-    if len(names) != count:
+    verbs, nouns = map(_kitchen_names, parts)
+    if len(verbs) + len(nouns) != count:
         files = " and ".join(parts)
-        raise DataError(f"{files} name {len(names)} classes; the model has {count} verbs and nouns")
-    return names
+        raise DataError(
+            f"{files} name {len(verbs)} verbs and {len(nouns)} nouns; the model has {count} "
+            "classes (MODEL.NUM_CLASSES verbs and EPICKITCHENS.NUM_NOUNS nouns)"
+        )
+    return verbs + nouns
 
 
 def _kitchen_names(path: str) -> list[str]:

@@ -123,7 +123,8 @@ def train_loader(
     if len(dataset) < batch_size * world_size:
         raise DataError(
             f"the training list has {counted(len(dataset), 'video')}, fewer than one batch of "
-            f"{batch_size * world_size} (TRAIN.BATCH_SIZE times NUM_SHARDS)"
+            f"{batch_size * world_size} (TRAIN.BATCH_SIZE times NUM_SHARDS); use a smaller "
+            "TRAIN.BATCH_SIZE"
         )
     seed, repeated = cfg.RNG_SEED, cfg.DATA.USE_REPEATED_AUG
     batches = TrainBatches(len(dataset), batch_size, rank, world_size, seed, repeated)

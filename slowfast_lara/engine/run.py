@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
+import shlex
 from typing import Any, cast
 
 import torch
@@ -40,6 +41,7 @@ from slowfast_lara.models import build_model
 from slowfast_lara.models.build import device_of
 from slowfast_lara.models.numerics import autocast_dtype, choose_gpu_arithmetic, choose_threads
 from slowfast_lara.runs import checkpoint, saved_config
+from slowfast_lara.user_code import imported
 
 logger = logging.getLogger(__name__)
 
@@ -164,4 +166,5 @@ def _log_checkpoints(output_dir: str) -> None:
             name, error = main_metric(stats)
             names.append(f"{used} (epoch {epoch + 1}, val {name} {100 - error:.1f} %)")
     logger.info("Checkpoints in %s: %s", folder, ", ".join(names))
-    logger.info("`slowfast-lara predict %s VIDEO` uses %s", output_dir, used)
+    flags = "".join(f"--import {shlex.quote(name)} " for name in imported())
+    logger.info("`slowfast-lara predict %s%s VIDEO` uses %s", flags, output_dir, used)

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from fvcore.common.config import CfgNode
 
+from slowfast_lara.config.keys import all_keys
 from slowfast_lara.data.classes import names_in
 from slowfast_lara.data.epickitchens import annotations_folder
 from slowfast_lara.engine import resume_policy
@@ -216,6 +217,9 @@ def _find_start(
         return path, content, True
     if not path and cfg.VIT.IM_PRETRAINED:
         path = image_weights(cfg)
+    elif not path and cfg.VIT.PRETRAINED_WEIGHTS != all_keys()["VIT.PRETRAINED_WEIGHTS"].default:
+        ignored = f"VIT.PRETRAINED_WEIGHTS {cfg.VIT.PRETRAINED_WEIGHTS}"
+        logger.warning("Ignoring %s: VIT.IM_PRETRAINED is False; True loads them", ignored)
     return (path, _adapted_weights(cfg, path), False) if path else None
 
 

@@ -37,7 +37,7 @@ def predict_videos(
 ) -> int:
     """Run `slowfast-lara predict` with its parsed flags; return the exit code."""
     if not files:
-        raise InputError("no video given; see --help")
+        raise InputError(f"no video given for the model {model_files[0]}; see --help")
     if args.plot and not args.stream:
         raise InputError("--plot needs --stream")
     if args.npz and args.stream:

@@ -39,6 +39,9 @@ def _find_videos(source: str, separator: str, prefix: str) -> Iterator[str]:
     if os.path.isdir(source):
         yield from videos_below(source)
     elif source.endswith((".csv", ".txt")):
+        # Not in the module that reads frame lists: importing it here would import PyTorch.
+        if next(read_lines(source), (1, ""))[1].startswith("original_vido_id"):
+            raise DataError(f"{source}: lists extracted frames; expected a list of video files")
         yield from (path for _, path, _ in read_entries(source, separator, prefix))
     else:
         yield source

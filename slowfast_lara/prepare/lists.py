@@ -8,7 +8,7 @@ import random
 import re
 import shutil
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence, Sized
 from typing import NamedTuple
 
 from slowfast_lara.data.classes import DEFAULT_NAME
@@ -148,16 +148,31 @@ def write_kinetics_lists(
         raise DataError(f"{folder}: no videos ({', '.join(VIDEO_SUFFIXES)}) below it")
     classes = sorted({row["label"] for split in rows for row in rows[split]})
     labels = {name: label for label, name in enumerate(classes)}
+    results: dict[str, tuple[list[str], list[str]]] = {}
     for split, entries in rows.items():
-        found, missing = [], []
+        results[split] = found, missing = [], []
         for line, row in enumerate(entries, start=2):
             name = _clip_name(row, f"{annotations[split]}, line {line}")
             if path := videos.get(name) or videos.get(row["youtube_id"], ""):
                 found.append(f"{path}{separator}{labels[row['label']]}\n")
             else:
                 missing.append(name)
-        _write_split(out, split, found, missing, len(entries))
+    _check_any_found(folder, {split: missing for split, (_, missing) in results.items()}, rows)
+    for split, (found, missing) in results.items():
+        _write_split(out, split, found, missing, len(rows[split]))
     _write_classes(out, classes)
+
+
+def _check_any_found(
+    folder: str, missing: Mapping[str, Sequence[str]], annotated: Mapping[str, Sized]
+) -> None:
+    """Raise a DataError if no annotated video is in `folder`: it is probably another folder."""
+    total = sum(map(len, annotated.values()))
+    if total and sum(map(len, missing.values())) == total:
+        first = next(name for names in missing.values() for name in names)
+        raise DataError(
+            f"{folder}: has none of the {counted(total, 'annotated video')}; the first is {first}"
+        )
 
 
 def _read_kinetics(path: str) -> list[dict[str, str]]:
@@ -205,9 +220,11 @@ def write_ssv2_lists(annotations: str, folder: str, out: str, classes: int) -> N
         raise DataError(
             "OUT is ANNOTATIONS; lists of video files must be in a folder without the JSON files"
         )
+    annotated: dict[str, dict[str, int]] = {}
+    results: dict[str, tuple[list[str], list[str]]] = {}
     for split, official in SSV2_SPLITS.items():
-        labels = read_annotations(annotations, official, classes)
-        found, missing = [] if has_videos else [HEADER + "\n"], []
+        annotated[split] = labels = read_annotations(annotations, official, classes)
+        results[split] = found, missing = [] if has_videos else [HEADER + "\n"], []
         for number, (name, label) in enumerate(labels.items()):
             if has_videos:
                 path = os.path.join(folder, f"{name}{video_suffix(folder, [name])}")
@@ -216,7 +233,9 @@ def write_ssv2_lists(annotations: str, folder: str, out: str, classes: int) -> N
                 lines = _frame_lines(folder, name, number)
             found += lines
             missing += [] if lines else [name]
-        _write_split(out, split, found, missing, len(labels))
+    _check_any_found(folder, {split: missing for split, (_, missing) in results.items()}, annotated)
+    for split, (found, missing) in results.items():
+        _write_split(out, split, found, missing, len(annotated[split]))
     names = [f"{PREFIX}{name}.json" for name in ("labels", *SSV2_SPLITS.values())]
     # With the official files in OUT, the dataset would accept only lists of frames.
     copies = {names[0]: DEFAULT_NAME} if has_videos else {name: name for name in names}

@@ -220,6 +220,10 @@ def make_set(
     """
     out, names, jobs = settings.out, list(CLASSES)[: settings.classes], _plan(settings)
     renderers = renderers or dict.fromkeys(SPLITS, render)
+    lists = (os.path.join(out, f"{split}.csv") for split in SPLITS)
+    if not os.path.lexists(os.path.join(out, "tracks.json")):  # it is written before the lists
+        for path in filter(os.path.lexists, lists):
+            raise InputError(f"{path} is not of a synthetic set; choose another folder than {out}")
     folder = "frames" if settings.form == "frames" else "videos"
     os.makedirs(os.path.join(out, folder), exist_ok=True)
     context = process_context(__name__)

@@ -13,8 +13,8 @@ import numpy as np
 
 from slowfast_lara.config.keys import get_value
 from slowfast_lara.config.yaml_files import parse_yaml
-from slowfast_lara.data.classes import class_names
-from slowfast_lara.errors import InputError
+from slowfast_lara.data.classes import class_names, numbered
+from slowfast_lara.errors import DataError, InputError
 from slowfast_lara.files import parse_json
 from slowfast_lara.labels import Label
 from slowfast_lara.runs import checkpoint
@@ -174,9 +174,10 @@ def _set_names(run: RunRecord, classes: str | None) -> None:
         counts.append(max(max(used, default=-1) + 1, run.setting(key, 0)))
     keys = ("EPICKITCHENS.ANNOTATIONS_DIR", "DATA.PATH_TO_DATA_DIR")
     folder = next((str(run.setting(key)) for key in keys if run.setting(key)), "")
-    names = (_saved_names(run, sum(counts)) if classes is None else None) or class_names(
-        classes, sum(counts), folder
-    )
+    if classes is None:
+        names = _saved_names(run, sum(counts)) or _listed_names(folder, sum(counts))
+    else:
+        names = class_names(classes, sum(counts), folder)
     for record, count in zip(records, counts):
         record.names, names = names[:count], names[count:]
 
@@ -191,6 +192,17 @@ def _saved_names(run: RunRecord, count: int) -> list[str] | None:
         if type(names) is list and len(names) == count and {*map(type, names)} == {str}:
             return names
     return None
+
+
+def _listed_names(folder: str, count: int) -> list[str]:
+    """The class names in the folder of the lists; numbered names if these are missing or invalid.
+
+    As in training and in `load`, invalid names are not fatal.
+    """
+    try:
+        return class_names(None, count, folder)
+    except DataError:
+        return numbered(count)
 
 
 def _numbers(video: TestedVideo) -> list[int]:

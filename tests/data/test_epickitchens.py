@@ -180,7 +180,7 @@ def test_ranges_of_frames():
 def test_class_names(kitchens, tmp_path):
     expected = [f"verb {i}" for i in range(VERBS)] + [f"noun {i}" for i in range(NOUNS)]
     assert names_in(str(kitchens), VERBS + NOUNS) == expected
-    with pytest.raises(DataError, match="7 classes.*8"):
+    with pytest.raises(DataError, match="3 verbs and 4 nouns.*8 classes"):
         names_in(str(kitchens), VERBS + NOUNS + 1)
     for part in ("verb", "noun"):
         (tmp_path / f"EPIC_100_{part}_classes.csv").write_text("id,key\n1,a\n")

@@ -134,7 +134,7 @@ def test_disabled_augmentation_draws_nothing(cfg):
 
 
 def test_too_few_videos_for_a_batch(cfg):
-    with pytest.raises(DataError, match="50 videos.*batch of 51"):
+    with pytest.raises(DataError, match="50 videos.*batch of 51.*smaller TRAIN.BATCH_SIZE"):
         train_loader(cfg, batch_size=17, world_size=3)
 
 

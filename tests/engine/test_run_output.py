@@ -89,6 +89,16 @@ def test_end_of_a_training_without_a_best_checkpoint(tmp_path, video_set):
     assert "leaves out" not in "\n".join(log_of(tmp_path / "out"))
 
 
+def test_unused_image_weights_are_reported(tmp_path, video_set):
+    config = write_config(
+        tmp_path / "c.yaml", video_set, tmp_path / "out", TEST__ENABLE=False, SOLVER__MAX_EPOCH=1
+    )
+    words = ["VIT.IM_PRETRAINED", "False", "VIT.PRETRAINED_WEIGHTS", "image.pth"]
+    assert main(["--cfg", str(config), *words]) == 0
+    lines = (tmp_path / "out/stdout.log").read_text()
+    assert "Ignoring VIT.PRETRAINED_WEIGHTS image.pth: VIT.IM_PRETRAINED is False" in lines
+
+
 def test_clips_that_do_not_fill_a_batch_are_reported(finished):
     (line,) = (line for line in log_of(finished[1]) if "batches per epoch" in line)
     assert "2 batches per epoch" in line and "2 of 16 clips" in line and "leaves out" in line

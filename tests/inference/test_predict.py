@@ -280,7 +280,7 @@ def test_bad_input_is_one_line(model, clips, tmp_path, capsys):
         "--window is -1": [*flags, "--stream", "--window", "-1", video],
         "is one of the input videos": [*flags, "--video-out", video, video],
         "give a folder": [*flags, "--video-out", str(tmp_path / "x.mp4"), *clips],
-        "no video given": [*flags, "RNG_SEED", "1"],
+        "no video given for the model ": [*flags, "RNG_SEED", "1"],
         "--checkpoint": ["--cfg", model.cfg, video],
         "no run given": ["RNG_SEED", "1"],
         "nowhere: no such run": [str(tmp_path / "nowhere"), video],

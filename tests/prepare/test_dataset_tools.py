@@ -90,6 +90,26 @@ def test_annotations_without_videos(tmp_path):
     assert f"{tmp_path}: no videos" in output and not (tmp_path / "out").exists()
 
 
+@pytest.mark.parametrize("kind", ["kinetics", "ssv2"])
+def test_folder_without_annotated_videos(tmp_path, kind, capsys):
+    (tmp_path / "videos").mkdir()
+    (tmp_path / "videos" / "other.mp4").touch()
+    out = tmp_path / "out"
+    if kind == "kinetics":
+        annotations = tmp_path / "k400.csv"
+        annotations.write_text("label,youtube_id,time_start,time_end\nx,y,1,2\n")
+        words = [tmp_path / "videos", out, "--val", annotations]
+        expected = "1 annotated video; the first is y_000001_000002"
+    else:
+        write_annotations(tmp_path, train=[("1", 0)], validation=[("3", 1)])
+        words = [tmp_path, tmp_path / "videos", out]
+        expected = "2 annotated videos; the first is 1"
+    assert main(["data", f"lists-{kind}", *map(str, words)]) == 2
+    error = f"{tmp_path / 'videos'}: has none of the {expected}"
+    assert error in capsys.readouterr().err
+    assert not list(out.glob("*.csv"))
+
+
 def test_annotations_are_not_replaced_by_lists(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     write_video(tmp_path / "y.mp4", 2)
@@ -308,6 +328,14 @@ def test_check_videos_does_not_replace_other_files(tmp_path, capsys):
     assert main(["data", "check", str(train), str(val)]) == 2
     assert f"{train}.progress is missing" in capsys.readouterr().err
     assert train.read_text() == "a.mp4 0\n"
+
+
+def test_check_videos_refuses_lists_of_frames(synthetic_frames, tmp_path, capsys):
+    """Its lines are no paths of videos; `drop-bad` would remove nothing."""
+    bad, videos = tmp_path / "bad.txt", synthetic_frames / "train.csv"
+    assert main(["data", "check", str(bad), str(videos)]) == 2
+    assert f"{videos}: lists extracted frames" in capsys.readouterr().err
+    assert not bad.exists()
 
 
 def test_check_videos_with_unprintable_names(tmp_path):

@@ -160,6 +160,13 @@ def test_invalid_arguments(tmp_path, arguments, expected):
     assert not (tmp_path / "out").exists()
 
 
+def test_lists_of_other_videos_are_kept(tmp_path):
+    (tmp_path / "val.csv").write_text("mine.mp4 0\n")
+    code, _, stderr = finish(start(tmp_path, program=(MAKE_SYNTHETIC,)))
+    assert code == 2 and f"{tmp_path}/val.csv is not of a synthetic set" in stderr
+    assert [path.name for path in tmp_path.iterdir()] == ["val.csv"]
+
+
 def test_progress_bar_only_on_a_terminal(tmp_path):
     command = [sys.executable, MAKE_SYNTHETIC, str(tmp_path / "a")]
     command += ["--train", "3", "--val", "1", "--test", "1", "--size", "16", "--jobs", "1"]

@@ -136,6 +136,22 @@ def test_class_names_come_from_the_checkpoint(run, tmp_path):
     assert "<b>bold</b> & $x$" in read(folder / "report.html").text
 
 
+def test_invalid_class_names_are_not_fatal(run, tmp_path):
+    """Training warns of names that do not fit, and `load` ignores them."""
+    folder = shutil.copytree(run, tmp_path / "run")
+    (tmp_path / "lists").mkdir()
+    (tmp_path / "lists/classes.json").write_text('["too", "few"]')
+    for path in (folder / "checkpoints").iterdir():
+        path.unlink()
+    results = json.loads((folder / "test_results.json").read_text())
+    (folder / "test_results.json").write_text(json.dumps(results | {"checkpoint": "none.pyth"}))
+    config = folder / "config.yaml"
+    lists = f"PATH_TO_DATA_DIR: {tmp_path / 'lists'}"
+    config.write_text(re.sub("PATH_TO_DATA_DIR: .*", lists, config.read_text()))
+    assert main([str(folder)]) == 0
+    assert "class 0" in read(folder / "report.html").text
+
+
 def test_unknown_parts_of_the_environment_are_left_out(run, tmp_path):
     folder = shutil.copytree(run, tmp_path / "run")
     environment = json.loads((folder / "environment.json").read_text())
