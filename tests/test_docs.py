@@ -7,14 +7,21 @@ import builtins
 import inspect
 import pkgutil
 import re
+import shlex
 import shutil
 import subprocess
+from collections.abc import Iterator
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 
+import benchmarks.__main__
 import slowfast_lara
+import studies.__main__
+from slowfast_lara import cli
 from slowfast_lara.config import get_cfg
+from slowfast_lara.config.shipped import find_config
 
 ROOT = Path(__file__).resolve().parents[1]
 PATTERNS = ("*.md", "docs/*.md", "results/*.md", "*/README.md", "slowfast_lara/*/README.md")
@@ -26,8 +33,15 @@ GENERATED = {ROOT / "docs" / "config.md"} | {
 }
 # Name keys of PySlowFast's git head, and of an attention that the page defines.
 OTHER_KEYS = {ROOT / "docs" / "pyslowfast.md", ROOT / "docs" / "extend.md"}
+PROGRAMS = {
+    "slowfast-lara": cli,
+    "slowfast_lara.cli": cli,
+    "benchmarks": benchmarks.__main__,
+    "studies": studies.__main__,
+}
 KEY = re.compile(
-    r"\b(?:DATA|DATA_LOADER|MIXUP|MODEL|SOLVER|TENSORBOARD|TEST|TRAIN|VIT)(?:\.[A-Z][A-Z_]+)+\b"
+    r"\b(?:DATA|DATA_LOADER|EPICKITCHENS|MIXUP|MODEL|SOLVER|TENSORBOARD|TEST|TRAIN|VIT|WANDB)"
+    r"(?:\.[A-Z][A-Z_]+)+\b"
 )
 
 
@@ -76,6 +90,46 @@ def test_python_blocks_define_their_names(page):
 
 
 @pytest.mark.parametrize("page", PAGES, ids=page_id)
+def test_python_blocks_use_names_that_the_package_has(page):
+    """What they import from the package, and attributes of the imported modules."""
+    for block in re.findall(r"```python\n(.*?)```", page.read_text("utf-8"), re.DOTALL):
+        imported: dict[str, object] = {}
+        for node in ast.walk(ast.parse(block)):
+            source = ast.unparse(node)
+            if isinstance(node, (ast.Import, ast.ImportFrom)) and "slowfast_lara" in source:
+                exec(source, imported)
+            if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name):
+                module = imported.get(node.value.id)
+                assert not isinstance(module, ModuleType) or hasattr(module, node.attr), block
+
+
+def commands(page: Path) -> Iterator[tuple[str, list[str]]]:
+    """The commands of the package in a page's shell blocks: program and arguments."""
+    for block in re.findall(r"```sh\n(.*?)```", page.read_text("utf-8"), re.DOTALL):
+        for line in block.replace("\\\n", " ").splitlines():
+            for command in re.split(r" && | \| |; ", line):
+                words = shlex.split(command, comments=True)
+                for program in {*PROGRAMS} & {*words}:
+                    yield program, words[words.index(program) + 1 :]
+
+
+@pytest.mark.parametrize("page", PAGES, ids=page_id)
+def test_shell_blocks_use_subcommands_flags_and_configs_that_exist(page, capsys):
+    for program, words in commands(page):
+        parser = PROGRAMS[program].build_parser()
+        while words and words[0] in parser.subcommands:
+            parser = parser.subcommands[words.pop(0)]
+        assert parser.handler, (program, words)
+        try:
+            args = vars(parser.parse_arguments(words))
+        except SystemExit:
+            pytest.fail(f"{parser.prog} {' '.join(words)}: {capsys.readouterr().err}")
+        cfg = args.get("cfg") or "CONFIG"
+        if not cfg.isupper() and not cfg.endswith(".yaml"):  # CONFIG is a placeholder
+            find_config(cfg)
+
+
+@pytest.mark.parametrize("page", PAGES, ids=page_id)
 def test_installs_from_the_checkout_are_editable(page):
     """A copy of the package would not follow later edits of the checkout."""
     text = page.read_text(encoding="utf-8")
@@ -87,12 +141,21 @@ def test_installs_from_the_checkout_are_editable(page):
 def test_example_runs_are_made_before_they_are_used(page):
     """By a command above on the page, or by a section that the page links before."""
     text = page.read_text(encoding="utf-8")
-    made = r"OUTPUT_DIR runs/exact|\[A first model\]\(get-started.md#a-first-model-step-by-step\)"
-    first = re.search(made, text)
-    for name in ("runs/exact", "runs/set"):
+    made = {"runs/exact": "OUTPUT_DIR runs/exact", "runs/set": "data synthetic runs/set"}
+    section = text.find("[A first model](get-started.md#a-first-model-step-by-step)")
+    for name, command in made.items():
+        first = [at for at in (section, text.find(command)) if at >= 0]
         uses = [match.start() for match in re.finditer(name, text)]
-        making = text.find(f"data synthetic {name}")
-        assert not uses or (first and first.start() <= uses[0] + 200) or 0 < making < uses[0] + 16
+        # The link may follow in the same sentence.
+        assert not uses or (first and min(first) <= uses[0] + 200)
+
+
+@pytest.mark.parametrize("page", PAGES, ids=page_id)
+def test_shell_blocks_use_targets_of_make_that_exist(page):
+    targets = re.findall(r"^([\w-]+):", (ROOT / "Makefile").read_text("utf-8"), re.MULTILINE)
+    for block in re.findall(r"```sh\n(.*?)```", page.read_text("utf-8"), re.DOTALL):
+        used = re.findall(r"^make ((?:[\w-]+ ?)+)", block, re.MULTILINE)
+        assert {target for words in used for target in words.split()} <= {*targets}, block
 
 
 def test_docstrings_of_the_api_page_name_parameters():

@@ -90,7 +90,9 @@ def _is_known_good(path: str, version: FileVersion | None, log: ProgressLog) -> 
 
 def drop_bad(bad_file: str, lists: Sequence[str], *, separator: str, prefix: str) -> None:
     """Remove the videos in `bad_file` (written by `check_videos`) from the lists."""
-    bad = {os.path.abspath(line.split("\t")[0]) for _, line in read_lines(bad_file)}
+    # A path may contain tabs; the reason after it contains none.
+    lines_of_bad = (line for _, line in read_lines(bad_file))
+    bad = {os.path.abspath(line.rpartition("\t")[0] or line) for line in lines_of_bad}
     lines, kept = {}, {}
     for name in lists:  # read and check all lists before writing any of them
         lines[name] = [line for _, line in read_lines(name)]

@@ -45,4 +45,12 @@ def test_sizes_with_fewer_tokens_than_landmarks(words, allowed, capsys):
 def test_the_smallest_crop(capsys):
     flags = ["--crops", "64", "--repeats", "1", "--estimators", "lara", "nystrom", "orthoformer"]
     assert main(["crop", *flags]) == 0
-    assert "orthoformer" in capsys.readouterr().out
+    out, err = capsys.readouterr()
+    assert "orthoformer" in out
+    # Progress: the attentions of a size before the first measurement, and a line for each.
+    first, *lines = err.splitlines()
+    assert first.startswith("64: ") and "lara" in first and "orthoformer" in first
+    assert [line.split(":")[0] for line in lines[-3:]] == [
+        f"64 {name}" for name in ("lara", "nystrom", "orthoformer")
+    ]
+    assert all(" ms" in line for line in lines)

@@ -250,14 +250,16 @@ def test_overrides_of_data_speed_after_a_list_of_values(capsys):
         ["run", "--cfg", "quick/lara"],
         ["predict", "run", "a.mp4"],
         ["swap", "run", "--landmarks", "8"],
+        ["swap", "run", "--attentions", "lara"],
         ["export", "run", "out"],
         ["data", "speed", "--cfg", "quick/lara"],
     ],
-    ids=lambda words: words[0],
+    ids=lambda words: words[-2] if words[0] == "swap" else words[0],
 )
 def test_equals_sign_gets_a_hint(words, capsys):
-    assert code_of([*words, "VIT.DEPTH=2"]) == 2
-    assert "write VIT.DEPTH 2" in only_error(capsys)
+    for key, value in (("VIT.DEPTH", "2"), ("VIT.KERNELS", "torch")):
+        assert code_of([*words, f"{key}={value}"]) == 2
+        assert f"write {key} {value}" in only_error(capsys)
 
 
 def test_exit_code_of_a_command(capsys):

@@ -129,6 +129,15 @@ def test_missing_list(setup, capsys):
     assert_refused(capsys, ["--cfg", setup[0]], "val.csv")
 
 
+def test_another_number_of_classes_than_in_the_lists(setup, capsys):
+    """A larger number would train: each label is valid."""
+    config, lists, output = setup
+    (lists / "classes.json").write_text('["a", "b", "c"]')
+    wrong = ["--cfg", config, "MODEL.NUM_CLASSES", 5]
+    assert_refused(capsys, wrong, "MODEL.NUM_CLASSES is 5", "set MODEL.NUM_CLASSES 3")
+    assert not output.exists()
+
+
 def test_unwritable_output(setup, capsys, tmp_path):
     (tmp_path / "file").write_text("")
     assert_refused(

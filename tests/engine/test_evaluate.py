@@ -138,6 +138,7 @@ def test_failed_videos_are_listed_and_not_counted(tmp_path, video_set, trained):
     assert all(video["reason"] for video in results["failed"])
     assert results["num_videos"] == 7 and results["num_failed"] == 2
     assert json_stats(output)[-1]["num_failed"] == 2
+    assert "on 7 videos; 2 failed" in (output / "stdout.log").read_text()
     whole, _ = run_test(tmp_path / "out", video_set, trained)
     assert json.loads((whole / "test_results.json").read_text())["videos"] == results["videos"]
 

@@ -216,6 +216,15 @@ def test_groups_of_folder_lists(tmp_path, seed):
             assert len(counts) == 3 and min(counts.values()) >= least
 
 
+def test_last_group_of_a_class_stays_in_training(tmp_path):
+    """Also if the share of the validation set is larger than a group."""
+    (tmp_path / "clips" / "a").mkdir(parents=True)
+    for number in range(9):
+        (tmp_path / "clips" / "a" / f"{number % 3}_{number}.mp4").touch()
+    lists = folder_lists(tmp_path, "--group", "^.", "--val-share", "0.6")
+    assert [len(names) for names in lists.values()] == [3, 3, 3]
+
+
 def test_groups_that_cannot_be_divided(tmp_path, capsys):
     for number in range(9):
         (tmp_path / "clips" / "a").mkdir(parents=True, exist_ok=True)
@@ -357,8 +366,8 @@ def test_check_videos_without_bad_ones(synthetic, tmp_path):
 
 def test_drop_bad_videos_from_lists(tmp_path, capsys):
     write_video(tmp_path / "a b.mp4", 5)
-    (tmp_path / "empty.mp4").touch()
-    for split, names in {"train": ["a b", "empty", "absent"], "val": ["a b"]}.items():
+    (tmp_path / "em\tpty.mp4").touch()
+    for split, names in {"train": ["a b", "em\tpty", "absent"], "val": ["a b"]}.items():
         lines = [f"{name}.mp4 {label}\n" for label, name in enumerate(names)]
         (tmp_path / f"{split}.csv").write_text("\n" + "".join(lines))
     bad, train, val = (str(tmp_path / name) for name in ("bad.txt", "train.csv", "val.csv"))
@@ -372,3 +381,19 @@ def test_drop_bad_videos_from_lists(tmp_path, capsys):
     assert main(["data", "drop-bad", bad, train]) == 2
     assert Path(train).read_text() == "a b.mp4 0\n"
     assert "no line would remain" in capsys.readouterr().err
+
+
+def test_drop_bad_with_the_separator_and_prefix_of_the_lists(tmp_path, capsys, monkeypatch):
+    (tmp_path / "videos").mkdir()
+    write_video(tmp_path / "videos" / "a.mp4", 5)
+    (tmp_path / "videos" / "b.mp4").touch()
+    monkeypatch.chdir(tmp_path)
+    Path("train.csv").write_text("a.mp4,0\nb.mp4,1\n")
+    Path("val.csv").write_text("b.mp4,1\n")
+    options = ["--separator", ",", "--prefix", str(tmp_path / "videos")]
+    assert main(["data", "check", "bad.txt", "train.csv", *options]) == 1
+    # If a list would become empty, no list is changed.
+    assert main(["data", "drop-bad", "bad.txt", "train.csv", "val.csv", *options]) == 2
+    assert Path("train.csv").read_text() == "a.mp4,0\nb.mp4,1\n"
+    assert main(["data", "drop-bad", "bad.txt", "train.csv", *options]) == 0
+    assert Path("train.csv").read_text() == "a.mp4,0\n"

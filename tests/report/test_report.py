@@ -83,6 +83,7 @@ def test_report_contains_the_run(run, page):
     assert str(environment["git_commit"]) in reader.text
     assert "APPROX_ATTN_TYPE: lara" in reader.text
     assert "<i>bad.mp4" in reader.text and results["failed"][0]["reason"] in reader.text
+    assert results["failed"][0]["label_name"] == NAMES[1]
     assert reader.tags.count("svg") >= 3
     wrong = [video for video in results["videos"] if video["top5"][0] != video["label"]]
     assert reader.tags.count("img") == len(wrong) > 0
@@ -112,7 +113,8 @@ def test_validation_loss_is_in_the_chart_of_the_loss(page):
 def test_title_tells_runs_apart(run, tmp_path, name, title):
     folder = shutil.copytree(run, tmp_path / "sixth" / name)
     assert main([str(folder)]) == 0
-    assert f"<h1>{title}</h1>" in (folder / "report.html").read_text()
+    text = (folder / "report.html").read_text()
+    assert f"<h1>{title}</h1>" in text and f"<title>{title}: report</title>" in text
 
 
 def test_summary_shows_the_settings_of_the_test(run, tmp_path):

@@ -17,6 +17,7 @@ def served(model, names, tmp_path, monkeypatch):
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path / "cache"))
     port = free_port()
     flags = (*model.flags(), "--classes", names, "--port", port, "--megabytes", 1, "--minutes", 1)
+    flags += ("--allow-host", "Proxy.example", "other.example")
     process = start("demo", *flags, program=("-m", "slowfast_lara.cli"), folder=tmp_path)
     line = process.stdout.readline()
     address = f"http://127.0.0.1:{port}/"

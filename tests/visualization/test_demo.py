@@ -163,6 +163,15 @@ def test_bad_upload_gives_a_one_line_message(page, tmp_path):
     assert page.frame(None, 0) is None and page.click(None, 0, None) is None
 
 
+def test_upload_that_nobody_reads_is_removed(page, clips, monkeypatch):
+    """When the next upload starts, an hour later."""
+    old = upload(page, clips[0])
+    monkeypatch.setattr("slowfast_lara.visualization.demo_uploads.LIFETIME_SECONDS", -1)
+    new = upload(page, clips[1])
+    assert not os.path.exists(old["path"]) and "upload it again" in page.upload(old)[0]
+    assert "3 views" in page.upload(new)[0]
+
+
 def test_empty_page_has_examples_and_the_name_of_the_model(model, names, clips, tmp_path):
     pytest.importorskip("gradio", reason="the extra `demo` is not installed")
     from slowfast_lara.visualization.demo_page import DemoPage, build

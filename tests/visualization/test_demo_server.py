@@ -14,6 +14,7 @@ import threading
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
+from urllib.request import urlopen
 
 import pytest
 
@@ -22,6 +23,7 @@ from tests.helpers.runs import wait_for
 
 pytestmark = pytest.mark.slow
 MULTIPART = {"Content-Type": "multipart/form-data; boundary=x"}
+JSON = {"Content-Type": "application/json"}
 
 
 class Client:
@@ -53,8 +55,7 @@ class Client:
         session = secrets.token_hex(8)
         file = {"path": path, "meta": {"_type": "gradio.FileData"}}
         body = json.dumps({"data": [file], "fn_index": 0, "session_hash": session}).encode()
-        json_type = {"Content-Type": "application/json"}
-        status, text = self.ask("POST", "/gradio_api/queue/join", body, **json_type)
+        status, text = self.ask("POST", "/gradio_api/queue/join", body, **JSON)
         if status != 200:
             return status, text
         _, events = self.ask("GET", f"/gradio_api/queue/data?session_hash={session}")
@@ -89,6 +90,8 @@ def test_clients_that_share_the_server(served, client, clips, tmp_path):
             assert status == 403 and str(temporary) not in text
         with pytest.raises(TimeoutError):
             other.accept()
+    both = json.dumps({"data": [{"path": path} for path in (paths[0], str(outside))]}).encode()
+    assert client.ask("POST", "/gradio_api/queue/join", both, **JSON)[0] == 403
     answers: list[Any] = []
     threads = [
         threading.Thread(target=lambda path=path: answers.append(client.read(path)))
@@ -120,6 +123,7 @@ def test_names_of_uploads(client, tmp_path):
 def test_other_sites_are_refused(served, client, clips, tmp_path):
     port, video = client.port, Path(clips[0]).read_bytes()
     own = [f"127.0.0.1:{port}", f"localhost:{port}", "localhost", "LOCALHOST:8000", "[::1]:80"]
+    own += ["proxy.example", "PROXY.example:443", "other.example"]  # --allow-host
     assert {client.ask("GET", "/", Host=host)[0] for host in own} == {200}
     foreign = ["evil.example", f"evil.example:{port}", f"127.0.0.1.evil.example:{port}", "10.0.0.1"]
     foreign += ["", "localhost@evil.example", "evil@localhost", "localhost/x", "[::1", "0.0.0.0"]
@@ -133,6 +137,14 @@ def test_other_sites_are_refused(served, client, clips, tmp_path):
         assert client.upload(video, Origin=origin)[0] == 403, origin
     assert files_below(tmp_path / "temporary") == []
     assert client.upload(video, Origin=same)[0] == 200
+    proxy = {"Host": "proxy.example", "Origin": "https://proxy.example"}
+    assert client.upload(video, **proxy)[0] == 200
+
+
+def test_browsers_are_told_to_load_nothing_from_other_servers(served):
+    with urlopen(served[0]) as answer:
+        assert "default-src 'self'" in answer.headers["Content-Security-Policy"]
+        assert answer.headers["Referrer-Policy"] == "no-referrer"
 
 
 def test_uploads_are_limited_in_size_and_in_total(served, client, tmp_path):

@@ -12,6 +12,8 @@ from PIL import Image
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from benchmarks.tables import plot_over_sizes
+from slowfast_lara.analysis.model_errors import ModelErrorTable, SettingError
+from slowfast_lara.analysis.settings import Setting
 from slowfast_lara.analysis.swap import SwapResult, SwapTable
 from slowfast_lara.attention import ESTIMATORS, build_estimator, softmax_attention
 from slowfast_lara.config import load_config
@@ -23,7 +25,14 @@ from slowfast_lara.inference.layers import LayerInputs
 from slowfast_lara.inference.load import load
 from slowfast_lara.models import VisionTransformer
 from slowfast_lara.models.attention_config import RECOMMENDED
-from slowfast_lara.visualization.heat_maps import GAP, LABEL_WIDTH, frame_range, heat_coloured
+from slowfast_lara.visualization.heat_maps import (
+    GAP,
+    LABEL_WIDTH,
+    AttentionMap,
+    HeatMapFigure,
+    frame_range,
+    heat_coloured,
+)
 from slowfast_lara.visualization.implied_weights import trajectory_weights
 from slowfast_lara.visualization.token_grid import (
     QueryPoint,
@@ -263,15 +272,29 @@ def test_figures_draw_an_attention_in_its_colour(tmp_path):
     result = SwapResult("eva", 8, 50.0, 90.0, 50.0, 0.001)
     results = [result, result._replace(attention="nystrom", view_seconds=0.002)]
     SwapTable("swapped", results=results).plot(str(tmp_path / "swap.png"))
+    names = ("softmax", "eva", "nystrom")
+    rows = [SettingError(Setting(name, {}), 10.0, [0.1], [0.1]) for name in names]
+    ModelErrorTable("errors", [0], 1.0, rows).plot(str(tmp_path / "errors.png"))
     with saved_figure(tmp_path / "sizes.png", (5, 4)) as (_, (axis,)):
         plot_over_sizes(axis, "crop", [1, 2], "ms", {"eva": [1, 2], "nystrom": [3, 4]})
     with saved_figure(tmp_path / "bars.png", (5, 4)) as (_, (axis,)):
         plot_over_sizes(axis, "crop", [1], "ms", {"eva": [1], "nystrom": [3]})
-    for name in ("swap", "sizes", "bars"):
+    for name in ("swap", "errors", "sizes", "bars"):
         image = np.asarray(Image.open(tmp_path / f"{name}.png").convert("RGB"))
         colours = {tuple(colour) for colour in np.unique(image.reshape(-1, 3), axis=0).tolist()}
         assert {attention_colour("eva"), attention_colour("nystrom")} <= colours
         assert attention_colour("softmax") not in colours
+
+
+@pytest.mark.parametrize("name", ["eva", "nystrom"])
+def test_heat_maps_draw_an_attention_in_its_colour(name):
+    """In the bar at the left of its caption, and in the line along its path."""
+    pixels, weights = np.full((2, 32, 32, 3), 128, np.uint8), np.full((2, 16), 1 / 16)
+    maps = [AttentionMap(name, name, weights, path=np.array([[4.0, 4.0], [28.0, 28.0]]))]
+    point, grid = QueryPoint(0, 0, 0), TokenGrid(2, 4, 8, 1)
+    strip = HeatMapFigure(pixels, grid, maps, point, "all attention").strip()
+    coloured = (strip == attention_colour(name)).all(-1)
+    assert coloured[:, 0].any() and coloured[:, LABEL_WIDTH + GAP :].any()
 
 
 def test_own_estimator_is_that_of_the_model(tmp_path, clips, capsys):
