@@ -129,10 +129,11 @@ def _options(warps: int, stages: int) -> dict[str, int]:
 def queries_of_part(
     kernel: str, queries: int, heads: int, *, element_size: int, d: int, C: int
 ) -> int:
-    """Number of queries over which one program sums, a multiple of BLOCK_N; the last part is shorter.
+    """Number of queries over which one program sums, a multiple of BLOCK_N.
 
     A program owns a part of the queries and a block of samples, of one of `heads` (of all clips).
-    There is one part if that makes MIN_PROGRAMS programs, else about as many as that requires.
+    There is one part if that makes MIN_PROGRAMS programs, else about as many as that requires. The
+    last part may be shorter.
     """
     block = tile(kernel, element_size=element_size, d=d, C=C)
     parts = -(-MIN_PROGRAMS // (heads * -(-C // block["BLOCK_C"])))
