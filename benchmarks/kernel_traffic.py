@@ -21,7 +21,12 @@ from typing import Any, NamedTuple
 
 from torch import Tensor
 
-from slowfast_lara.attention.kernels.tiles import FRAME_GROUP, QUERY_PARTS, weight_gradient_parts
+from slowfast_lara.attention.kernels.tiles import (
+    FRAME_GROUP,
+    QUERY_PARTS,
+    queries_of_part,
+    weight_gradient_parts,
+)
 
 FLOAT32 = 4
 
@@ -36,6 +41,16 @@ class Launch(NamedTuple):
 
 def _split_matmuls(size: int) -> int:
     return 1 if size == FLOAT32 else 2
+
+
+def _query_parts(kernel: str, B: int, h: int, N: int, C: int, d: int, size: int) -> int:
+    return -(-N // queries_of_part(kernel, N, B * h, element_size=size, d=d, C=C))
+
+
+def _sum_of_parts(parts: int, moved: int) -> list[Launch]:
+    """PyTorch's sum of float32 parts of `moved` bytes each; a single part needs none."""
+    launch = Launch("sum of parts", (parts + 1) * moved, parts * moved // FLOAT32)
+    return [launch] if parts > 1 and moved else []
 
 
 def landmarks_forward(
@@ -87,14 +102,18 @@ def key_stats_forward(
 def key_stats_backward(
     B: int, h: int, F: int, P: int, C: int, d: int, size: int, values: bool
 ) -> list[Launch]:
-    """One kernel for keys and values, one for the samples; both recompute the softmax weights."""
+    """One kernel for keys and values, one for the samples; both recompute the softmax weights.
+
+    The second writes a gradient of the samples for each frame.
+    """
     keys, statistics = (1 + values) * B * h * F * P * d * size, B * h * F * C
     samples = B * h * C * d * FLOAT32
     read = keys + samples + statistics * (d * size * (1 + _split_matmuls(size)) + 3 * FLOAT32)
     matmul_flops, recomputed = 2 * B * h * F * P * C * d, _split_matmuls(size) + 1
     return [
         Launch("key_stats_backward_keys", read + keys, matmul_flops * (recomputed + 2)),
-        Launch("key_stats_backward_samples", read + samples, matmul_flops * (recomputed + 1)),
+        Launch("key_stats_backward_samples", read + F * samples, matmul_flops * (recomputed + 1)),
+        *_sum_of_parts(F, samples),
     ]
 
 
@@ -108,10 +127,14 @@ def combine_forward(
     launches = [Launch("combine_forward", moved, matmul_flops * (scores + F))]
     if aligned:
         launches[0] = launches[0]._replace(bytes=moved + landmarks * (d + 4))
-        sums = Launch(
-            "query_normaliser", queries + landmarks * (d + 1), matmul_flops * _split_matmuls(size)
-        )
-        launches.insert(0, sums)
+        parts = _query_parts("query_normaliser", B, h, N, C, d, size)
+        moved = queries + landmarks * (d + parts)
+        sums = [Launch("query_normaliser", moved, matmul_flops * _split_matmuls(size))]
+        if parts > 1:  # logcumsumexp over the parts, and a copy of its last element
+            total = parts * landmarks
+            sums.append(Launch("logcumsumexp", 2 * total, total // FLOAT32))
+            sums.append(Launch("copy", 2 * landmarks, landmarks // FLOAT32))
+        launches = sums + launches
     return launches
 
 
@@ -124,28 +147,31 @@ def combine_backward(
     query_stats = B * h * N * (3 * F + 2) * FLOAT32
     # Partial sums of R_c (see triton_combine.py), one for each block of 32 queries. The smaller
     # blocks of 16 queries for float32, d > 64 or C > 128 are ignored here.
-    parts = aligned * -(-N // 32) * landmarks
+    blocks = -(-N // 32)
     sample_inputs = landmarks * d * (1 + aligned) + 4 * aligned * landmarks
     matmul_flops, scores = 2 * B * h * N * C * d, _split_matmuls(size) * (1 + aligned)
     read = elements * size * (1 + F) + sample_inputs + means + log_sums
     grad_q = elements * (FLOAT32 if aligned else size)
     dq_matmuls = 1 + aligned * _split_matmuls(size)
     groups = -(-F // FRAME_GROUP)
+    parts = _query_parts("combine_backward_samples", B, h, N, C, d, size)
+    gradients = [landmarks * d, log_sums, *[landmarks * d, 3 * landmarks] * aligned]
     launches = [
         Launch(
             "combine_backward_queries",
-            read + grad_q + query_stats + parts,
+            read + grad_q + query_stats + aligned * blocks * landmarks,
             matmul_flops * (scores + F + dq_matmuls),
         ),
+        *_sum_of_parts(blocks, aligned * landmarks),
         Launch(
             "combine_backward_samples",
-            read + query_stats + sample_inputs + log_sums,
+            read + query_stats + parts * sum(gradients),
             matmul_flops * (scores + F + 1 + aligned),
         ),
+        *(launch for moved in gradients for launch in _sum_of_parts(parts, moved)),
         Launch("combine_backward_means", read + query_stats, matmul_flops * (groups * scores + F)),
     ]
     if aligned:
-        launches.insert(1, Launch("sum of parts", parts + landmarks, parts // FLOAT32))
         moved = 2 * elements * size + grad_q + landmarks * (d + 2)
         launches.append(
             Launch("query_normaliser_backward", moved, matmul_flops * 2 * _split_matmuls(size))

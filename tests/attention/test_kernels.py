@@ -124,15 +124,13 @@ def test_kernels_compile_without_spills(arch):
 
 
 def test_the_committed_table():
-    """Kernels fit into shared memory, and only one form spills a few registers."""
+    """Kernels fit into shared memory and do not spill registers."""
     text = (ROOT / "results" / "kernels_ahead_of_time.csv").read_text()
     rows = list(csv.DictReader(line for line in text.splitlines() if not line.startswith("#")))
     assert {row["GPU"] for row in rows} == {f"sm_{arch}" for arch in ahead_of_time.SHARED_MEMORY}
     for row in rows:
         limit = ahead_of_time.SHARED_MEMORY[int(row["GPU"].removeprefix("sm_"))]
-        assert int(row["shared memory"]) <= limit, row
-    spills = [(row["kernel"], row["GPU"], row["spills"]) for row in rows if row["spills"] != "0"]
-    assert spills == [("combine_backward_samples", "sm_120", "24")]  # of joint attention
+        assert int(row["shared memory"]) <= limit and row["spills"] == "0", row
 
 
 @pytest.mark.parametrize("frames", [3, 20, 40])

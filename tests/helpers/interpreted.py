@@ -19,6 +19,7 @@ from slowfast_lara.attention import build_estimator
 from slowfast_lara.attention.kernels import (
     choice,
     self_check,
+    tiles,
     triton_combine,
     triton_group_attention,
     triton_group_means,
@@ -109,6 +110,16 @@ def estimator_case(
         return built["torch"].to(inputs[0].dtype)(*inputs, num_frames=F)
 
     compare(kernel, reference, qkv)
+
+
+def parts_case(programs: int, parts: list[int]) -> None:
+    """LARA with 5 blocks of queries, the last shorter than the others, in parts of given sizes."""
+    kept, tiles.MIN_PROGRAMS = tiles.MIN_PROGRAMS, programs
+    for kernel in ("query_normaliser", "combine_backward_samples"):
+        part = tiles.queries_of_part(kernel, 70, 2, element_size=4, d=16, C=6)
+        assert [len(x) for x in torch.arange(70).split(part)] == parts
+    estimator_case("lara", (1, 2, 5, 14, 6, 16), torch.float32)
+    tiles.MIN_PROGRAMS = kept
 
 
 def merged_case(
@@ -204,6 +215,9 @@ def add_cases() -> None:
     add(FAST, "performer, float16", estimator_case, "performer", (1, 2, 2, 9, 37, 8), half)
     add(FAST, "merged, float32", merged_case, (1, 2, 1, 13, 5, 24), full)
     add(FAST, "merged, float16", merged_case, (1, 1, 2, 11, 4, 8), half)
+    add(FAST, "lara, three parts", parts_case, 6, [32, 32, 6])
+    add(SLOW, "lara, one part", parts_case, 2, [70])
+    add(SLOW, "lara, a part for each block", parts_case, 100, [16, 16, 16, 16, 6])
     add(SLOW, "merged, estimator", estimator_case, "merged", (2, 2, 3, 9, 5, 16), full)
     for dtype in (full, half):
         for size in ((1, 1, 3, 37, 1, 32), (1, 1, 2, 37, 36, 64), (1, 1, 1, 70, 33, 128)):

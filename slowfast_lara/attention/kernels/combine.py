@@ -8,8 +8,8 @@ import torch
 from torch import Tensor
 
 from slowfast_lara.attention.kernels.key_stats import query_normaliser, query_normaliser_backward
-from slowfast_lara.attention.kernels.launch import cdiv, launch, with_unit_stride
-from slowfast_lara.attention.kernels.tiles import FRAME_GROUP, block_size, tile
+from slowfast_lara.attention.kernels.launch import cdiv, launch, sum_parts, with_unit_stride
+from slowfast_lara.attention.kernels.tiles import FRAME_GROUP, block_size, queries_of_part, tile
 
 
 @torch.library.custom_op("slowfast_lara::combine", mutates_args=())
@@ -88,18 +88,24 @@ def combine_backward(
         **shared,
     )
     minus_R = partial.sum(2)
-    grad_w, grad_log_sums = torch.empty_like(w), torch.empty_like(log_sums)
-    grad_landmarks, grad_columns = _empty_landmark_gradients(w, aligned)
-    grads = (grad_w, grad_log_sums, grad_landmarks, grad_columns)
+    kernel = "combine_backward_samples"
+    part = queries_of_part(kernel, N, B * h, element_size=q.element_size(), d=d, C=C)
+    parts = cdiv(N, part)
+    partial_grads = (
+        w.new_empty(B, h, parts, C, d),
+        w.new_empty(B, h, parts, F, C),
+        *_empty_landmark_gradients(w, aligned, parts),
+    )
     launch(
-        "combine.combine_backward_samples",
+        f"combine.{kernel}",
         q,
-        *(*tensors, grad, query_stats, minus_R, *grads, *sizes),
-        programs=B * h,
+        *(*tensors, grad, query_stats, minus_R, *partial_grads, *sizes, part),
+        programs=B * h * parts,
         blocks={"C": C},
         BLOCK_F=block_size(F),  # above 64 frames the kernel spills registers, which only costs time
         **shared,
     )
+    grad_w, grad_log_sums, grad_landmarks, grad_columns = map(sum_parts, partial_grads)
     grad_means = torch.empty_like(means)
     launch(
         "combine.combine_backward_means",
@@ -115,10 +121,10 @@ def combine_backward(
     return grad_q, grad_w, grad_log_sums, grad_means, grad_landmarks, grad_columns
 
 
-def _empty_landmark_gradients(w: Tensor, aligned: bool) -> tuple[Tensor, Tensor]:
+def _empty_landmark_gradients(w: Tensor, aligned: bool, *parts: int) -> tuple[Tensor, Tensor]:
     B, h, C, d = w.shape
     number = C if aligned else 0
-    return w.new_empty(B, h, number, d), w.new_empty(B, h, 3, number)
+    return w.new_empty(B, h, *parts, number, d), w.new_empty(B, h, *parts, 3, number)
 
 
 @combine_backward.register_fake

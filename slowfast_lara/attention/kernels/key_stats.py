@@ -7,7 +7,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from slowfast_lara.attention.kernels.launch import launch, with_unit_stride
+from slowfast_lara.attention.kernels.launch import cdiv, launch, sum_parts, with_unit_stride
+from slowfast_lara.attention.kernels.tiles import queries_of_part
 from slowfast_lara.attention.tensors import split_frames
 
 
@@ -29,28 +30,27 @@ def key_stats(
     k, w = with_unit_stride(k), w.contiguous()
     v = k if v is None else with_unit_stride(v)
     log_sums, means, remainder, peak = out = _empty(w, k, v, num_frames)
-    tensors = (w, k, v, log_sums, peak, means, remainder)
-    _launch("key_stats_forward", tensors, num_frames, "statistics", NORMS=not tied, VALUES=True)
+    args = (w, k, v, log_sums, peak, means, remainder, k.shape[2])
+    _launch("key_stats_forward", args, num_frames, NORMS=not tied, VALUES=True)
     return out
 
 
 def _launch(
-    kernel: str, tensors: tuple[Tensor, ...], F: int, owned: str, tile_of: str = "", **flags: Any
+    kernel: str, args: tuple[Any, ...], F: int, tile_of: str = "", part: int = 0, **flags: Any
 ) -> None:
-    """Launch a kernel with `tensors` (w, k, v, ...).
+    """Launch a kernel with `args` (w, k, v, ...), for F frames or for parts of `part` queries.
 
-    `owned` selects the block of one program: "keys" is a block of keys of a frame, "statistics" is
-    a block of samples for one frame, and "samples" is a block of samples for all frames.
+    A program owns a frame and a block of samples; in key_stats_backward_keys, a block of keys.
     """
-    w, k, v = tensors[:3]
-    (B, h, keys, d), C = k.shape, w.shape[2]
-    P = keys // F
+    w, k, v = args[:3]
+    (B, h, N, d), C = k.shape, w.shape[2]
+    P = part or N // F
     launch(
         f"key_stats.{kernel}",
         k,
-        *(*tensors, *k.stride()[:3], *v.stride()[:3], d**-0.25, h, F, P, C),
-        programs=B * h * (1 if owned == "samples" else F),
-        blocks={"N": P} if owned == "keys" else {"C": C},
+        *(*args, *k.stride()[:3], *v.stride()[:3], d**-0.25, h, F, P, C),
+        programs=B * h * cdiv(N, P),
+        blocks={"N": P} if kernel == "key_stats_backward_keys" else {"C": C},
         tile_of=tile_of,
         d=d,
         C=C,
@@ -80,14 +80,13 @@ def key_stats_backward(
     v = k if v is None else with_unit_stride(v)
     grads = (grad_log_sums.contiguous(), grad_means.contiguous())
     tensors = (w, k, v, log_sums, peak, means, remainder, *grads)
-    grad_w, grad_k = torch.empty_like(w), k.new_empty(k.shape)
-    grad_v = v.new_empty(0 if tied else v.shape)
+    grad_k, grad_v = k.new_empty(k.shape), v.new_empty(0 if tied else v.shape)
     kernel, tile_of = "key_stats_backward_keys", "key_stats_backward_tied" if tied else ""
     flags: dict[str, Any] = {"NORMS": not tied, "VALUES": True, "TIED": tied}
-    _launch(kernel, (*tensors, grad_k, grad_v), num_frames, "keys", tile_of, **flags)
-    kernel = "key_stats_backward_samples"
-    _launch(kernel, (*tensors, grad_w), num_frames, "samples", NORMS=not tied)
-    return grad_w, grad_k, grad_v
+    _launch(kernel, (*tensors, grad_k, grad_v), num_frames, tile_of, **flags)
+    partial = w.new_empty(means.shape)
+    _launch("key_stats_backward_samples", (*tensors, partial), num_frames, NORMS=not tied)
+    return sum_parts(partial), grad_k, grad_v
 
 
 @key_stats_backward.register_fake
@@ -116,11 +115,14 @@ key_stats.register_autograd(_backward, setup_context=_save)
 
 def query_normaliser(landmarks: Tensor, q: Tensor) -> Tensor:
     """log Z_c = log sum_n exp(q_n.q~_c), [B,h,C]; the landmarks q~ are scaled, q is not."""
-    out = landmarks.new_empty(landmarks.shape[:3])
-    kernel, tile_of = "key_stats_forward", "query_normaliser"
-    tensors = (landmarks, q, q, out, out, q, q)
-    _launch(kernel, tensors, 1, "statistics", tile_of, NORMS=False, VALUES=False)
-    return out
+    (B, h, N, d), C, tile_of = q.shape, landmarks.shape[2], "query_normaliser"
+    part = queries_of_part(tile_of, N, B * h, element_size=q.element_size(), d=d, C=C)
+    partial = landmarks.new_empty(B, h, cdiv(N, part), C)
+    args = (landmarks, q, q, partial, partial, q, q, N)
+    _launch("key_stats_forward", args, 1, tile_of, part, NORMS=False, VALUES=False)
+    # logcumsumexp is one launch; logsumexp is nine.
+    sums = partial if partial.shape[2] == 1 else partial.logcumsumexp(2)
+    return sums[:, :, -1].contiguous()
 
 
 def query_normaliser_backward(
@@ -130,5 +132,5 @@ def query_normaliser_backward(
     out = q.new_empty(q.shape)
     tensors = (landmarks, q, q, log_z, log_z, q, q, grad_log_z, q, out, grad_q)
     kernel, tile_of = "key_stats_backward_keys", "query_normaliser_backward"
-    _launch(kernel, tensors, 1, "keys", tile_of, NORMS=False, VALUES=False, TIED=False)
+    _launch(kernel, tensors, 1, tile_of, NORMS=False, VALUES=False, TIED=False)
     return out

@@ -88,6 +88,11 @@ def launch(
         function[(programs,)](*args, **constants)
 
 
+def sum_parts(partial: Tensor) -> Tensor:
+    """Sum over the partial sums in dimension 2; a view if there is only one."""
+    return partial[:, :, 0] if partial.shape[2] == 1 else partial.sum(2)
+
+
 def with_unit_stride(x: Tensor) -> Tensor:
     """x, or a contiguous copy if its last stride is not 1; the other strides may have any value."""
     return x if x.stride(-1) == 1 else x.contiguous()

@@ -2,8 +2,7 @@
 
 Each tile is the largest with which the compiled kernel spills no registers and fits into the shared
 memory of every supported GPU. `python -m benchmarks kernels` compiles the kernels of the shipped
-configs in bfloat16 for sm_80 to sm_120 and reports violations (joint attention: a few registers
-spill on sm_120).
+configs in bfloat16 for sm_80 to sm_120 and reports violations.
 
 In float32, more kernels spill registers. With a head size of 128 and 256 samples, combine_forward
 (without TF32 also combine_backward_queries) exceeds the shared memory of GPUs with compute
@@ -26,6 +25,9 @@ FRAME_GROUP = 4
 # Number of parts of a sum over the queries. One program computes each part, so that enough programs
 # run to occupy the GPU.
 QUERY_PARTS = 16
+
+# Number of programs for one on each multiprocessor: an A100 has 108, an H100 132, a B200 148.
+MIN_PROGRAMS = 148
 
 # Tiles (BLOCK_C samples, BLOCK_N queries or keys, warps, pipeline stages) of kernels whose programs
 # own a block of samples or loop over blocks of samples: first for d <= 64, then for d <= 128.
@@ -122,6 +124,20 @@ def _group_blocks(kernel: str, d: int, C: int) -> dict[str, int]:
 
 def _options(warps: int, stages: int) -> dict[str, int]:
     return {"num_warps": warps, "num_stages": stages}
+
+
+def queries_of_part(
+    kernel: str, queries: int, heads: int, *, element_size: int, d: int, C: int
+) -> int:
+    """Number of queries over which one program sums, a multiple of BLOCK_N.
+
+    A program owns a part of the queries and a block of samples, of one of `heads` (of all clips).
+    There is one part if that makes MIN_PROGRAMS programs, else about as many as that requires. The
+    last part may be shorter.
+    """
+    block = tile(kernel, element_size=element_size, d=d, C=C)
+    parts = -(-MIN_PROGRAMS // (heads * -(-C // block["BLOCK_C"])))
+    return block["BLOCK_N"] * -(-queries // (block["BLOCK_N"] * parts))
 
 
 def weight_gradient_parts(tokens: int) -> int:

@@ -23,10 +23,10 @@ statistics [B,h,N,3F+2] (max_c z_ncf, max_c p_ncf and delta_nf of each frame, th
 and its part of the sum -R_c, [B,h,blocks,C]. The operator adds up these parts for the other
 kernels. If ALIGNED, dq is float32 and lacks the term with R_c; `query_normaliser_backward` adds it.
 
-A program of `combine_backward_samples` owns a block of samples, and a program of
-`combine_backward_means` a block of samples of a few frames. Both loop over all queries, and read
-the sums over all samples from the query statistics. Each sum is computed by one program, in a fixed
-order, so results are deterministic.
+A program of `combine_backward_samples` owns a block of samples, and loops over a part of PART
+queries; the operator adds up the parts. A program of `combine_backward_means` owns a block of
+samples of a few frames, and loops over all queries. Both read the sums over all samples from the
+query statistics. Each sum has a fixed order, so results are deterministic.
 
 q [B,h,N,d] and dout [B,F,N,h,d] only need a last stride of 1; all other tensors are contiguous.
 """
@@ -219,12 +219,13 @@ def combine_backward_samples(
     q_ptr, w_ptr, L_ptr, M_ptr, landmarks_ptr, log_z_ptr, balance_ptr, gain_ptr, shares_ptr,
     dout_ptr, stats_ptr, minus_R_ptr, dw_ptr, dL_ptr, dlandmarks_ptr, dcolumns_ptr,
     q_stride_b, q_stride_h, q_stride_n, dout_stride_b, dout_stride_f, dout_stride_n, dout_stride_h,
-    scale, H, N, F, C,
+    scale, H, N, F, C, PART,
     D: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_C: tl.constexpr, BLOCK_N: tl.constexpr,
     BLOCK_F: tl.constexpr, ALIGNED: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """dw, dL and dq~; `dcolumns` [B,h,3,C] are the gradients of `balance`, `gain` and `shares`."""
-    bh, b, h, _, c = own_block(C, 1, H, BLOCK_C)
+    parts = tl.cdiv(N, PART)
+    bh, b, h, part, c = own_block(C, parts, H, BLOCK_C)
     d, i = tl.arange(0, BLOCK_D), tl.arange(0, BLOCK_N)
     mask_c, mask_d = c < C, d < D
     mask_cd = mask_c[:, None] & mask_d[None, :]
@@ -248,7 +249,7 @@ def combine_backward_samples(
         b_dshares = tl.zeros([BLOCK_C], tl.float32)
         b_dlandmarks = tl.zeros([BLOCK_C, BLOCK_D], tl.float32)
     width = 3 * F + 2
-    for start in range(0, N, BLOCK_N):
+    for start in range(part * PART, tl.minimum((part + 1) * PART, N), BLOCK_N):
         mask_n = start + i < N
         mask_nd = mask_n[:, None] & mask_d[None, :]
         first = tl.cast(start, tl.int64)
@@ -288,6 +289,8 @@ def combine_backward_samples(
             b_dbalance += tl.sum(dalpha, 1)
             b_dgain += tl.sum(dalpha * centred, 1)
             b_dshares -= tl.sum(b_r * b_t, 1)
+    bh = bh * parts + part
+    cd = (bh * C + c[:, None]) * D + d[None, :]
     tl.store(dw_ptr + cd, b_dw * scale, mask=mask_cd)
     p_dL = dL_ptr + (bh * F + frames) * C + c[:, None]
     tl.store(p_dL, b_dL, mask=mask_c[:, None] & (frames < F))

@@ -10,9 +10,9 @@ running maximum. In the backward pass, with g_c = dL_c - dM_c.M_c,
     dlogit_cp = a_cp (dM_c.v_p + g_c),   dv_p = sum_c a_cp dM_c
     dk_p = sum_c dlogit_cp w_c - k_p sum_c dlogit_cp,   dw_c = sum_p dlogit_cp k_p
 
-One kernel computes the gradients of the keys and values, another the gradient of the samples. Each
-sum is computed by one program, in a fixed order. M and dM have the dtype of v; M_lo is the
-remainder that rounding removed from M.
+One kernel computes the gradients of the keys and values, another the gradient of the samples for
+each frame, which the operator adds up. Each sum has a fixed order. M and dM have the dtype of v;
+M_lo is the remainder that rounding removed from M.
 
 The backward kernels recompute the logits. Rounding makes them differ from the logits of the forward
 pass, which matters for large logits. A weight a_cp above 0.6 must be the largest weight of sample
@@ -23,10 +23,11 @@ Flags: NORMS subtracts |k_p|^2/2. VALUES computes M_c. TIED: the keys are also t
 the sum of both gradients.
 
 Without NORMS and VALUES, k holds the queries and w the landmarks, and L_c is log Z_c, the
-log-normaliser of the alignment scores. `key_stats_backward_keys` then adds the float32 gradient at
-`dv_ptr` to its result.
+log-normaliser of the alignment scores. The "frames" of `key_stats_forward` are then parts of P
+queries, of which the last may be shorter, and `key_stats_backward_keys` adds the float32 gradient
+at `dv_ptr` to its result.
 
-k and v [B,h,F*P,d] only need a last stride of 1; all other tensors are contiguous.
+k and v [B,h,N,d], N = F*P, only need a last stride of 1; all other tensors are contiguous.
 """
 
 from __future__ import annotations
@@ -60,11 +61,13 @@ def dot_means(dM, M_ptr, M_lo_ptr, cd, mask):
 
 @triton.jit
 def key_stats_forward(
-    w_ptr, k_ptr, v_ptr, L_ptr, peak_ptr, M_ptr, M_lo_ptr,
+    w_ptr, k_ptr, v_ptr, L_ptr, peak_ptr, M_ptr, M_lo_ptr, N,
     k_stride_b, k_stride_h, k_stride_n, v_stride_b, v_stride_h, v_stride_n, scale, H, F, P, C,
     D: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_C: tl.constexpr, BLOCK_N: tl.constexpr,
     VALUES: tl.constexpr, NORMS: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
+    if not VALUES:
+        F = tl.cdiv(N, P)
     bh, b, h, f, c = own_block(C, F, H, BLOCK_C)
     d, i = tl.arange(0, BLOCK_D), tl.arange(0, BLOCK_N)
     mask_c, mask_d = c < C, d < D
@@ -77,8 +80,9 @@ def key_stats_forward(
     top = tl.full([BLOCK_C], float("-inf"), tl.float32)
     total = tl.zeros([BLOCK_C], tl.float32)
     b_M = tl.zeros([BLOCK_C, BLOCK_D], tl.float32)
-    for start in range(0, P, BLOCK_N):
-        mask_p = start + i < P
+    length = P if VALUES else tl.minimum(P, N - f * P)
+    for start in range(0, length, BLOCK_N):
+        mask_p = start + i < length
         mask_pd = mask_p[:, None] & mask_d[None, :]
         first = tl.cast(start, tl.int64)
         p_rows = p_k + first * k_stride_n + i[:, None] * k_stride_n + d[None, :]
@@ -179,41 +183,39 @@ def key_stats_backward_samples(
     D: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_C: tl.constexpr, BLOCK_N: tl.constexpr,
     NORMS: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    bh, b, h, _, c = own_block(C, 1, H, BLOCK_C)
+    bh, b, h, f, c = own_block(C, F, H, BLOCK_C)
     d, i = tl.arange(0, BLOCK_D), tl.arange(0, BLOCK_N)
     mask_c, mask_d = c < C, d < D
     mask_cd = mask_c[:, None] & mask_d[None, :]
-    cd = (bh * C + c[:, None]) * D + d[None, :]
-    b_w = tl.load(w_ptr + cd, mask=mask_cd, other=0.0) * scale
+    b_w = tl.load(w_ptr + (bh * C + c[:, None]) * D + d[None, :], mask=mask_cd, other=0.0) * scale
     w_hi, w_lo = split_float32(b_w, k_ptr.dtype.element_ty)
     p_k = k_ptr + b * k_stride_b + h * k_stride_h
     p_v = v_ptr + b * v_stride_b + h * v_stride_h
+    fc = (bh * F + f) * C + c
+    b_L = tl.load(L_ptr + fc, mask=mask_c, other=float("inf"))
+    peak = tl.load(peak_ptr + fc, mask=mask_c, other=0.0)[:, None]
+    b_dL = tl.load(dL_ptr + fc, mask=mask_c, other=0.0)
+    cd = fc[:, None] * D + d[None, :]
+    b_dM = tl.load(dM_ptr + cd, mask=mask_cd, other=0.0)
+    g = b_dL - dot_means(b_dM, M_ptr, M_lo_ptr, cd, mask_cd)
     b_dw = tl.zeros([BLOCK_C, BLOCK_D], tl.float32)
-    for f in range(F):
-        fc = (bh * F + f) * C + c
-        b_L = tl.load(L_ptr + fc, mask=mask_c, other=float("inf"))
-        peak = tl.load(peak_ptr + fc, mask=mask_c, other=0.0)[:, None]
-        b_dL = tl.load(dL_ptr + fc, mask=mask_c, other=0.0)
-        fcd = fc[:, None] * D + d[None, :]
-        b_dM = tl.load(dM_ptr + fcd, mask=mask_cd, other=0.0)
-        g = b_dL - dot_means(b_dM, M_ptr, M_lo_ptr, fcd, mask_cd)
-        for start in range(0, P, BLOCK_N):
-            mask_p = start + i < P
-            mask_pd = mask_p[:, None] & mask_d[None, :]
-            first = tl.cast(f, tl.int64) * P + start
-            p_rows = p_k + first * k_stride_n + i[:, None] * k_stride_n + d[None, :]
-            b_k = tl.load(p_rows, mask=mask_pd, other=0.0)
-            logits = dot_split_left(w_hi, w_lo, tl.trans(b_k), PRECISION)
-            if NORMS:
-                logits -= half_norms(b_k, scale)[None, :]
-            # Mask out-of-range keys before summing over them.
-            logits = tl.where(mask_p[None, :], logits, float("-inf"))
-            weights = tl.exp(logits - b_L[:, None])
-            weights = tl.where(weights > 0.6, peak, weights)
-            p_rows = p_v + first * v_stride_n + i[:, None] * v_stride_n + d[None, :]
-            b_v = tl.load(p_rows, mask=mask_pd, other=0.0)
-            dweights = tl.dot(b_dM, tl.trans(b_v), input_precision=PRECISION)
-            dlogits = weights * (dweights + g[:, None])
-            dlogits = tl.where(weights == 1, b_dL[:, None], dlogits)
-            b_dw += dot_gradient(dlogits, b_k, False, PRECISION)
+    for start in range(0, P, BLOCK_N):
+        mask_p = start + i < P
+        mask_pd = mask_p[:, None] & mask_d[None, :]
+        first = f.to(tl.int64) * P + start
+        p_rows = p_k + first * k_stride_n + i[:, None] * k_stride_n + d[None, :]
+        b_k = tl.load(p_rows, mask=mask_pd, other=0.0)
+        logits = dot_split_left(w_hi, w_lo, tl.trans(b_k), PRECISION)
+        if NORMS:
+            logits -= half_norms(b_k, scale)[None, :]
+        # Mask out-of-range keys before summing over them.
+        logits = tl.where(mask_p[None, :], logits, float("-inf"))
+        weights = tl.exp(logits - b_L[:, None])
+        weights = tl.where(weights > 0.6, peak, weights)
+        p_rows = p_v + first * v_stride_n + i[:, None] * v_stride_n + d[None, :]
+        b_v = tl.load(p_rows, mask=mask_pd, other=0.0)
+        dweights = tl.dot(b_dM, tl.trans(b_v), input_precision=PRECISION)
+        dlogits = weights * (dweights + g[:, None])
+        dlogits = tl.where(weights == 1, b_dL[:, None], dlogits)
+        b_dw += dot_gradient(dlogits, b_k, False, PRECISION)
     tl.store(dw_ptr + cd, b_dw * scale, mask=mask_cd)
