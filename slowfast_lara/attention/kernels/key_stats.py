@@ -114,7 +114,10 @@ key_stats.register_autograd(_backward, setup_context=_save)
 
 
 def query_normaliser(landmarks: Tensor, q: Tensor) -> Tensor:
-    """log Z_c = log sum_n exp(q_n.q~_c), [B,h,C]; the landmarks q~ are scaled, q is not."""
+    """Log-normalisers log Z_c = log sum_n exp(q_n.q~_c), [B,h,C], with q_n in the scaled space.
+
+    `landmarks` (q~) are in the scaled space, `q` is not: the kernel scales it.
+    """
     (B, h, N, d), C, tile_of = q.shape, landmarks.shape[2], "query_normaliser"
     part = queries_of_part(tile_of, N, B * h, element_size=q.element_size(), d=d, C=C)
     partial = landmarks.new_empty(B, h, cdiv(N, part), C)
