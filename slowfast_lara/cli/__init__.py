@@ -64,6 +64,6 @@ def run_command(root: CommandParser, argv: Sequence[str]) -> int:
 
 
 def _run(handler: Handler, args: argparse.Namespace) -> int | None:
-    # Remove `imports` from args, because some handlers pass **vars(args) to functions.
+    # Remove `imports` from args: handlers in studies/__main__.py pass **vars(args) to functions.
     import_user_code(vars(args).pop("imports"))
     return handler(args)

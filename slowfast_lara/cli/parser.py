@@ -99,7 +99,8 @@ class CommandParser(argparse.ArgumentParser):
             flag = self._option_string_actions.get(word)
             if flag is not None:
                 in_list = flag.nargs == "+" and "--opts" in self._option_string_actions
-            elif in_list and word.partition("=")[0].isupper():  # attentions are in lower case
+            elif in_list and word.partition("=")[0].isupper():
+                # This word is a config key: the values of --attentions are in lower case.
                 in_list = False
                 yield "--opts"
             yield word

@@ -206,7 +206,8 @@ def _wait_for(
     alive = dict(children)
     while alive:
         wait([child.sentinel for child in alive.values()], timeout=POLL_SECONDS)
-        # In a long run, the system may remove old files of the launch folder.
+        # Once True, `joined` stays True: in a long run, the system may remove old temporary files,
+        # and with them the file JOINED.
         joined = joined or _have_joined(folder)
         ended = [(rank, child) for rank, child in alive.items() if not child.is_alive()]
         # Sort killed ranks first: they cause the lost connections that other ranks report.
@@ -268,7 +269,8 @@ def _run_child(
 def _import_code(expected: dict[str, str]) -> None:
     """Import the user's modules; raise InputError if any code differs from the launcher's.
 
-    Restarted ranks import all modules again. Code that was edited meanwhile would be used silently.
+    Restarted ranks import all modules again. Without this check, they would silently run code that
+    was edited since the start.
     """
     import_user_code()
     changed = [name for name, version in code_versions().items() if version != expected.get(name)]

@@ -155,7 +155,11 @@ def _with_config(path: str, content: dict[str, Any], run_config: str) -> ModelSo
 
 
 def _check_origin(path: str, content: dict[str, Any]) -> None:
-    """Check a checkpoint of PySlowFast or Motionformer for settings that change its scores."""
+    """Check a checkpoint of a PySlowFast git checkout or of Motionformer.
+
+    Raises CheckpointError for unsupported settings. Warns of settings with which its scores here
+    differ from those of the program that trained it.
+    """
     tree = saved_config.checkout_config(content)
     if tree is None:
         return

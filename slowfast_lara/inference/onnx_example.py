@@ -46,9 +46,9 @@ def video_stream(container):
 
 
 def frame_rate(video, default):
-    """Frames per second from the header or, if that is implausible, from the timestamps.
+    """Frames per second as FFmpeg reports it or, if that is implausible, from the timestamps.
 
-    Returns `default` if all timestamps are equal.
+    Returns `default` if there are no timestamps, or if they do not increase.
     """
     with av.open(video) as container:
         stream = video_stream(container)
@@ -60,6 +60,8 @@ def frame_rate(video, default):
         if len(times) < len(packets):
             times = [packet.dts for packet in packets]
         known = [(number, time) for number, time in enumerate(times) if time is not None]
+        if not known:
+            return default
         (first, start), (last, end) = known[0], known[-1]
         return (last - first) / float((end - start) * stream.time_base) if end > start else default
 

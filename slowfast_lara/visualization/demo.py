@@ -36,7 +36,7 @@ def _temporary_folder() -> Iterator[str]:
 
 
 def _check_address(host: str, port: int) -> None:
-    """Raise an InputError if the address is in use or does not belong to this machine."""
+    """Raise an InputError if the server cannot listen at the address, e.g. if it is in use."""
     try:
         family, kind, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
         with socket.socket(family, kind) as probe:
