@@ -24,6 +24,7 @@ from torch import Tensor
 from slowfast_lara.attention.kernels.tiles import (
     FRAME_GROUP,
     QUERY_PARTS,
+    frames_of_part,
     queries_of_part,
     weight_gradient_parts,
 )
@@ -104,16 +105,18 @@ def key_stats_backward(
 ) -> list[Launch]:
     """One kernel for keys and values, one for the samples; both recompute the softmax weights.
 
-    The second writes a gradient of the samples for each frame.
+    The second writes a gradient of the samples for each part of the frames.
     """
     keys, statistics = (1 + values) * B * h * F * P * d * size, B * h * F * C
     samples = B * h * C * d * FLOAT32
     read = keys + samples + statistics * (d * size * (1 + _split_matmuls(size)) + 3 * FLOAT32)
     matmul_flops, recomputed = 2 * B * h * F * P * C * d, _split_matmuls(size) + 1
+    kernel = "key_stats_backward_samples"
+    parts = -(-F // frames_of_part(kernel, F, B * h, element_size=size, d=d, C=C))
     return [
         Launch("key_stats_backward_keys", read + keys, matmul_flops * (recomputed + 2)),
-        Launch("key_stats_backward_samples", read + F * samples, matmul_flops * (recomputed + 1)),
-        *_sum_of_parts(F, samples),
+        Launch(kernel, read + parts * samples, matmul_flops * (recomputed + 1)),
+        *_sum_of_parts(parts, samples),
     ]
 
 

@@ -78,7 +78,7 @@ def test_lara_in_torch_moves_at_most_a_fifth_of_the_first_version(crop, weightin
     assert sum(k.bytes for k in kernels) <= FIRST_LARA_BYTES[crop] / 5
 
 
-@pytest.mark.parametrize("crop, ceiling", [(224, 0.88), (336, 0.61), (448, 0.37)])
+@pytest.mark.parametrize("crop, ceiling", [(224, 0.87), (336, 0.6), (448, 0.37)])
 def test_fused_lara_against_exact_attention(crop, ceiling):
     sizes, a100 = Sizes(crop, 8, 8, 128), DEVICES["A100"]
     fused = seconds(both(spatial_counts("lara", sizes, kernels="triton")), a100)

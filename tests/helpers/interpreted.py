@@ -112,12 +112,18 @@ def estimator_case(
     compare(kernel, reference, qkv)
 
 
-def parts_case(programs: int, parts: list[int]) -> None:
-    """LARA with 5 blocks of queries, the last shorter than the others, in parts of given sizes."""
+def parts_case(programs: int, queries: list[int], frames: list[int]) -> None:
+    """LARA with parts of given numbers of queries and frames.
+
+    There are 5 blocks of queries, the last shorter than the others, and 5 frames.
+    """
     kept, tiles.MIN_PROGRAMS = tiles.MIN_PROGRAMS, programs
+    sizes = {"element_size": 4, "d": 16, "C": 6}
     for kernel in ("query_normaliser", "combine_backward_samples"):
-        part = tiles.queries_of_part(kernel, 70, 2, element_size=4, d=16, C=6)
-        assert [len(x) for x in torch.arange(70).split(part)] == parts
+        part = tiles.queries_of_part(kernel, 70, 2, **sizes)
+        assert [len(x) for x in torch.arange(70).split(part)] == queries
+    part = tiles.frames_of_part("key_stats_backward_samples", 5, 2, **sizes)
+    assert [len(x) for x in torch.arange(5).split(part)] == frames
     estimator_case("lara", (1, 2, 5, 14, 6, 16), torch.float32)
     tiles.MIN_PROGRAMS = kept
 
@@ -215,9 +221,10 @@ def add_cases() -> None:
     add(FAST, "performer, float16", estimator_case, "performer", (1, 2, 2, 9, 37, 8), half)
     add(FAST, "merged, float32", merged_case, (1, 2, 1, 13, 5, 24), full)
     add(FAST, "merged, float16", merged_case, (1, 1, 2, 11, 4, 8), half)
-    add(FAST, "lara, three parts", parts_case, 6, [32, 32, 6])
-    add(SLOW, "lara, one part", parts_case, 2, [70])
-    add(SLOW, "lara, a part for each block", parts_case, 100, [16, 16, 16, 16, 6])
+    add(FAST, "lara, two parts", parts_case, 4, [48, 22], [2, 2, 1])
+    add(SLOW, "lara, three parts", parts_case, 6, [32, 32, 6], [1] * 5)
+    add(SLOW, "lara, one part", parts_case, 2, [70], [5])
+    add(SLOW, "lara, a part for each block", parts_case, 100, [16, 16, 16, 16, 6], [1] * 5)
     add(SLOW, "merged, estimator", estimator_case, "merged", (2, 2, 3, 9, 5, 16), full)
     for dtype in (full, half):
         for size in ((1, 1, 3, 37, 1, 32), (1, 1, 2, 37, 36, 64), (1, 1, 1, 70, 33, 128)):

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from slowfast_lara.attention.kernels.launch import cdiv, launch, sum_parts, with_unit_stride
-from slowfast_lara.attention.kernels.tiles import queries_of_part
+from slowfast_lara.attention.kernels.tiles import frames_of_part, queries_of_part
 from slowfast_lara.attention.tensors import split_frames
 
 
@@ -36,11 +36,18 @@ def key_stats(
 
 
 def _launch(
-    kernel: str, args: tuple[Any, ...], F: int, tile_of: str = "", part: int = 0, **flags: Any
+    kernel: str,
+    args: tuple[Any, ...],
+    F: int,
+    tile_of: str = "",
+    part: int = 0,
+    parts: int = 0,
+    **flags: Any,
 ) -> None:
     """Launch a kernel with `args` (w, k, v, ...), for F frames or for parts of `part` queries.
 
-    A program owns a frame and a block of samples; in key_stats_backward_keys, a block of keys.
+    A program owns a block of samples, and a frame or one of `parts` parts of the frames; in
+    key_stats_backward_keys, a frame and a block of keys.
     """
     w, k, v = args[:3]
     (B, h, N, d), C = k.shape, w.shape[2]
@@ -49,7 +56,7 @@ def _launch(
         f"key_stats.{kernel}",
         k,
         *(*args, *k.stride()[:3], *v.stride()[:3], d**-0.25, h, F, P, C),
-        programs=B * h * cdiv(N, P),
+        programs=B * h * (parts or cdiv(N, P)),
         blocks={"N": P} if kernel == "key_stats_backward_keys" else {"C": C},
         tile_of=tile_of,
         d=d,
@@ -84,8 +91,11 @@ def key_stats_backward(
     kernel, tile_of = "key_stats_backward_keys", "key_stats_backward_tied" if tied else ""
     flags: dict[str, Any] = {"NORMS": not tied, "VALUES": True, "TIED": tied}
     _launch(kernel, (*tensors, grad_k, grad_v), num_frames, tile_of, **flags)
-    partial = w.new_empty(means.shape)
-    _launch("key_stats_backward_samples", (*tensors, partial), num_frames, NORMS=not tied)
+    (B, h, C, d), kernel = w.shape, "key_stats_backward_samples"
+    frames = frames_of_part(kernel, num_frames, B * h, element_size=k.element_size(), d=d, C=C)
+    parts = cdiv(num_frames, frames)
+    partial = w.new_empty(B, h, parts, C, d)
+    _launch(kernel, (*tensors, partial, frames), num_frames, parts=parts, NORMS=not tied)
     return sum_parts(partial), grad_k, grad_v
 
 

@@ -126,18 +126,36 @@ def _options(warps: int, stages: int) -> dict[str, int]:
     return {"num_warps": warps, "num_stages": stages}
 
 
+def _parts(heads: int, C: int, block_c: int) -> int:
+    """Number of parts of a sum with which MIN_PROGRAMS programs run; 1 if one part is enough.
+
+    A program owns a part of the sum and a block of samples, of one of `heads` (of all clips).
+    """
+    return -(-MIN_PROGRAMS // (heads * -(-C // block_c)))
+
+
 def queries_of_part(
     kernel: str, queries: int, heads: int, *, element_size: int, d: int, C: int
 ) -> int:
     """Number of queries over which one program sums, a multiple of BLOCK_N.
 
-    A program owns a part of the queries and a block of samples, of one of `heads` (of all clips).
-    There is one part if that makes MIN_PROGRAMS programs, else about as many as that requires. The
-    last part may be shorter.
+    There are about as many parts as `_parts` requires. The last part may be shorter.
     """
     block = tile(kernel, element_size=element_size, d=d, C=C)
-    parts = -(-MIN_PROGRAMS // (heads * -(-C // block["BLOCK_C"])))
+    parts = _parts(heads, C, block["BLOCK_C"])
     return block["BLOCK_N"] * -(-queries // (block["BLOCK_N"] * parts))
+
+
+def frames_of_part(
+    kernel: str, frames: int, heads: int, *, element_size: int, d: int, C: int
+) -> int:
+    """Number of frames over which one program sums.
+
+    There are at least as many parts as `_parts` requires, if there are so many frames. The last
+    part may be shorter.
+    """
+    block = tile(kernel, element_size=element_size, d=d, C=C)
+    return max(1, frames // _parts(heads, C, block["BLOCK_C"]))
 
 
 def weight_gradient_parts(tokens: int) -> int:

@@ -10,9 +10,10 @@ running maximum. In the backward pass, with g_c = dL_c - dM_c.M_c,
     dlogit_cp = a_cp (dM_c.v_p + g_c),   dv_p = sum_c a_cp dM_c
     dk_p = sum_c dlogit_cp w_c - k_p sum_c dlogit_cp,   dw_c = sum_p dlogit_cp k_p
 
-One kernel computes the gradients of the keys and values, another the gradient of the samples for
-each frame, which the operator adds up. Each sum has a fixed order. M and dM have the dtype of v;
-M_lo is the remainder that rounding removed from M.
+One kernel computes the gradients of the keys and values, another the gradient of the samples. In
+the latter, a program loops over a part of FRAMES frames, and the operator adds up the parts. Each
+sum has a fixed order. M and dM have the dtype of v; M_lo is the remainder that rounding removed
+from M.
 
 The backward kernels recompute the logits. Rounding makes them differ from the logits of the forward
 pass, which matters for large logits. A weight a_cp above 0.6 must be the largest weight of sample
@@ -176,14 +177,17 @@ def key_stats_backward_keys(
         tl.store(dv_ptr + nd, b_dv.to(dv_ptr.dtype.element_ty), mask=mask_pd)
 
 
-@triton.jit
+# The number of frames of a part depends on the batch size; see temporal_backward_weight about
+# do_not_specialize.
+@triton.jit(do_not_specialize=["FRAMES"])
 def key_stats_backward_samples(
-    w_ptr, k_ptr, v_ptr, L_ptr, peak_ptr, M_ptr, M_lo_ptr, dL_ptr, dM_ptr, dw_ptr,
+    w_ptr, k_ptr, v_ptr, L_ptr, peak_ptr, M_ptr, M_lo_ptr, dL_ptr, dM_ptr, dw_ptr, FRAMES,
     k_stride_b, k_stride_h, k_stride_n, v_stride_b, v_stride_h, v_stride_n, scale, H, F, P, C,
     D: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_C: tl.constexpr, BLOCK_N: tl.constexpr,
     NORMS: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    bh, b, h, f, c = own_block(C, F, H, BLOCK_C)
+    parts = tl.cdiv(F, FRAMES)
+    bh, b, h, part, c = own_block(C, parts, H, BLOCK_C)
     d, i = tl.arange(0, BLOCK_D), tl.arange(0, BLOCK_N)
     mask_c, mask_d = c < C, d < D
     mask_cd = mask_c[:, None] & mask_d[None, :]
@@ -191,31 +195,33 @@ def key_stats_backward_samples(
     w_hi, w_lo = split_float32(b_w, k_ptr.dtype.element_ty)
     p_k = k_ptr + b * k_stride_b + h * k_stride_h
     p_v = v_ptr + b * v_stride_b + h * v_stride_h
-    fc = (bh * F + f) * C + c
-    b_L = tl.load(L_ptr + fc, mask=mask_c, other=float("inf"))
-    peak = tl.load(peak_ptr + fc, mask=mask_c, other=0.0)[:, None]
-    b_dL = tl.load(dL_ptr + fc, mask=mask_c, other=0.0)
-    cd = fc[:, None] * D + d[None, :]
-    b_dM = tl.load(dM_ptr + cd, mask=mask_cd, other=0.0)
-    g = b_dL - dot_means(b_dM, M_ptr, M_lo_ptr, cd, mask_cd)
     b_dw = tl.zeros([BLOCK_C, BLOCK_D], tl.float32)
-    for start in range(0, P, BLOCK_N):
-        mask_p = start + i < P
-        mask_pd = mask_p[:, None] & mask_d[None, :]
-        first = f.to(tl.int64) * P + start
-        p_rows = p_k + first * k_stride_n + i[:, None] * k_stride_n + d[None, :]
-        b_k = tl.load(p_rows, mask=mask_pd, other=0.0)
-        logits = dot_split_left(w_hi, w_lo, tl.trans(b_k), PRECISION)
-        if NORMS:
-            logits -= half_norms(b_k, scale)[None, :]
-        # Mask out-of-range keys before summing over them.
-        logits = tl.where(mask_p[None, :], logits, float("-inf"))
-        weights = tl.exp(logits - b_L[:, None])
-        weights = tl.where(weights > 0.6, peak, weights)
-        p_rows = p_v + first * v_stride_n + i[:, None] * v_stride_n + d[None, :]
-        b_v = tl.load(p_rows, mask=mask_pd, other=0.0)
-        dweights = tl.dot(b_dM, tl.trans(b_v), input_precision=PRECISION)
-        dlogits = weights * (dweights + g[:, None])
-        dlogits = tl.where(weights == 1, b_dL[:, None], dlogits)
-        b_dw += dot_gradient(dlogits, b_k, False, PRECISION)
+    for f in range(part * FRAMES, tl.minimum((part + 1) * FRAMES, F)):
+        fc = (bh * F + f) * C + c
+        b_L = tl.load(L_ptr + fc, mask=mask_c, other=float("inf"))
+        peak = tl.load(peak_ptr + fc, mask=mask_c, other=0.0)[:, None]
+        b_dL = tl.load(dL_ptr + fc, mask=mask_c, other=0.0)
+        cd = fc[:, None] * D + d[None, :]
+        b_dM = tl.load(dM_ptr + cd, mask=mask_cd, other=0.0)
+        g = b_dL - dot_means(b_dM, M_ptr, M_lo_ptr, cd, mask_cd)
+        for start in range(0, P, BLOCK_N):
+            mask_p = start + i < P
+            mask_pd = mask_p[:, None] & mask_d[None, :]
+            first = tl.cast(f, tl.int64) * P + start
+            p_rows = p_k + first * k_stride_n + i[:, None] * k_stride_n + d[None, :]
+            b_k = tl.load(p_rows, mask=mask_pd, other=0.0)
+            logits = dot_split_left(w_hi, w_lo, tl.trans(b_k), PRECISION)
+            if NORMS:
+                logits -= half_norms(b_k, scale)[None, :]
+            # Mask out-of-range keys before summing over them.
+            logits = tl.where(mask_p[None, :], logits, float("-inf"))
+            weights = tl.exp(logits - b_L[:, None])
+            weights = tl.where(weights > 0.6, peak, weights)
+            p_rows = p_v + first * v_stride_n + i[:, None] * v_stride_n + d[None, :]
+            b_v = tl.load(p_rows, mask=mask_pd, other=0.0)
+            dweights = tl.dot(b_dM, tl.trans(b_v), input_precision=PRECISION)
+            dlogits = weights * (dweights + g[:, None])
+            dlogits = tl.where(weights == 1, b_dL[:, None], dlogits)
+            b_dw += dot_gradient(dlogits, b_k, False, PRECISION)
+    cd = ((bh * parts + part) * C + c[:, None]) * D + d[None, :]
     tl.store(dw_ptr + cd, b_dw * scale, mask=mask_cd)
