@@ -12,8 +12,6 @@ import os
 from collections.abc import Iterator, Sequence
 from contextlib import closing
 
-from tqdm import tqdm
-
 from slowfast_lara.data.lists import fits_in_a_list, read_entries, read_lines, videos_below
 from slowfast_lara.data.timestamps import FileVersion, file_version
 from slowfast_lara.data.video import count_frames
@@ -21,6 +19,7 @@ from slowfast_lara.errors import DataError, DecodeError, InputError, counted, pr
 from slowfast_lara.files import write_text
 from slowfast_lara.prepare.progress_log import ProgressLog
 from slowfast_lara.prepare.workers import ItemFailure, in_processes
+from slowfast_lara.progress import Bar
 
 _TIME_LIMIT = 1800.0  # seconds to decode one video
 
@@ -71,7 +70,7 @@ def check_videos(
     results = in_processes(check_video, todo, jobs, _TIME_LIMIT)
     with closing(results), log.appending():
         finished = len(videos) - len(todo)
-        for path, result in tqdm(results, total=len(videos), initial=finished, disable=None):
+        for path, result in Bar(results, total=len(videos), initial=finished, disable=None):
             reasons[path] = result.reason if isinstance(result, ItemFailure) else result
             log.add(os.path.abspath(path), reasons[path], versions[path])
     bad = [path for path in todo if reasons[path]]

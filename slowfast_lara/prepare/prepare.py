@@ -16,8 +16,6 @@ from collections.abc import Iterable
 from functools import partial
 from typing import NamedTuple
 
-from tqdm import tqdm
-
 from slowfast_lara.data.lists import VIDEO_SUFFIXES, videos_below
 from slowfast_lara.data.timestamps import FileVersion, file_version
 from slowfast_lara.errors import (
@@ -40,6 +38,7 @@ from slowfast_lara.prepare.lists_prepared import (
 from slowfast_lara.prepare.progress_log import ProgressLog
 from slowfast_lara.prepare.reencode import Options, PreparedVideo, prepare_video
 from slowfast_lara.prepare.workers import ItemFailure, in_processes
+from slowfast_lara.progress import Bar
 
 RECORD, FAILURES = "prepared.jsonl", "failures.csv"
 _SHOWN_FAILURES = 30
@@ -133,7 +132,7 @@ def _prepare(
             remove_unfinished(folder)  # removes temporary files of earlier runs
             stack.callback(remove_unfinished, folder)
         stack.enter_context(record.log.appending())
-        bar = tqdm(total=len(tasks), initial=len(tasks) - len(todo), unit="video", disable=None)
+        bar = Bar(total=len(tasks), initial=len(tasks) - len(todo), unit="video", disable=None)
         results = in_processes(partial(prepare_one, options), todo, jobs, time_limit)
         with bar, contextlib.closing(results):
             for task, result in results:

@@ -22,7 +22,6 @@ from typing import Literal, NamedTuple
 import av
 import cv2
 import numpy as np
-from tqdm import tqdm
 
 from slowfast_lara.errors import InputError, counted, printable
 from slowfast_lara.files import write_json, write_text
@@ -38,6 +37,7 @@ from slowfast_lara.prepare.motions import (
     wrapped_centres,
 )
 from slowfast_lara.prepare.workers import process_context
+from slowfast_lara.progress import Bar
 
 FPS = 30
 SPLITS = ("train", "val", "test")
@@ -229,7 +229,7 @@ def make_set(
     context = process_context(__name__)
     with context.Pool(processes, _start_worker, (settings, renderers)) as pool:
         made = pool.imap(_make_video, jobs, chunksize=8)
-        bar = tqdm(made, total=len(jobs), unit="video", leave=False, disable=None)
+        bar = Bar(made, total=len(jobs), unit="video", leave=False, disable=None)
         tracks = dict(zip((job.path for job in jobs), bar, strict=True))
     write_json(os.path.join(out, "classes.json"), names)
     write_json(os.path.join(out, "tracks.json"), tracks, indent=None)

@@ -11,7 +11,7 @@ import sys
 import termios
 
 from tests.helpers.preloaded import environment
-from tests.helpers.runs import RUN_NET, copy_lists, json_stats, run_net, write_config
+from tests.helpers.runs import RUN_NET, copy_lists, finish, json_stats, run_net, start, write_config
 
 
 def test_a_terminal_shows_a_bar_and_the_log_has_lines(tmp_path, video_set):
@@ -63,3 +63,17 @@ def test_fields_of_the_iteration_lines(tmp_path, video_set):
     for stats in lines:
         assert {"dt", "dt_data", "eta", "loss", "top1_err", "top5_err", "lr"} <= stats.keys()
         assert 0 < stats["lr"] <= 1e-8
+
+
+BAR = """
+import threading
+from slowfast_lara.progress import progress_bar
+with progress_bar(2, "test", unit="video") as bar:
+    bar.update()
+    print([thread.name for thread in threading.enumerate()])
+"""
+
+
+def test_a_bar_starts_no_thread():
+    """A DataLoader worker that is forked while a thread starts may hang."""
+    assert finish(start(program=("-c", BAR)))[:2] == (0, "['MainThread']\n")
