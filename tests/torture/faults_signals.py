@@ -179,8 +179,9 @@ def _pause_one(pids: list[int], rng: random.Random, least: float, most: float) -
 @fault("second run in the folder", "during", weight=1.5)
 def second_run(case: Case, run: StartedRun, rng: random.Random) -> bool:
     """The first run is suspended meanwhile, so that it cannot end and release the lock."""
-    suspend(run.all_pids())
-    if not (case.out.path / ".lock").exists():  # not locked yet, or about to exit
+    pids = run.all_pids()
+    suspend(pids)
+    if case.out.lock_holder() not in pids:  # not locked yet, or about to exit
         send(run.all_pids(), signal.SIGCONT)
         return False
     start_state = case.start_state

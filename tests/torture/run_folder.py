@@ -124,6 +124,21 @@ class RunFolder:
                 videos.add(int.from_bytes(record[:8], "little"))
         return found
 
+    def lock_holder(self) -> int | None:
+        """Return the process in the lock file, which a killed run leaves; None without a file."""
+        try:
+            match = re.match(r"process (\d+) ", (self.path / ".lock").read_text())
+        except OSError:
+            return None
+        return int(match[1]) if match else None
+
+    def has_scores_of_other_weights(self, checkpoint: str) -> bool:
+        """Return whether a checkpoint was written after the scores of an interrupted test."""
+        path, scores = self.checkpoints / checkpoint, self.path.glob("test_scores.*.part")
+        return path.exists() and any(
+            score.stat().st_mtime < path.stat().st_mtime for score in scores
+        )
+
     def snapshot(self) -> dict[str, Any]:
         """Return the content of all files except the lock file, which a killed run leaves."""
         return {
