@@ -15,7 +15,7 @@ from contextlib import closing
 from slowfast_lara.data.lists import fits_in_a_list, read_entries, read_lines, videos_below
 from slowfast_lara.data.timestamps import FileVersion, file_version
 from slowfast_lara.data.video import count_frames
-from slowfast_lara.errors import DataError, DecodeError, InputError, counted, printable
+from slowfast_lara.errors import DataError, DecodeError, InputError, counted, print_error, printable
 from slowfast_lara.files import write_text
 from slowfast_lara.prepare.progress_log import ProgressLog
 from slowfast_lara.prepare.workers import ItemFailure, in_processes
@@ -79,6 +79,11 @@ def check_videos(
     ]
     write_text(out, "".join(lines))
     print(f"{counted(len(videos), 'video')}, {len(bad)} bad (listed in {printable(out)})")
+    if len(videos) > 1 and not any(versions.values()):
+        print_error(
+            f"none of these videos exists; the first is {videos[0]}. Relative paths start at the "
+            "working directory or at the folder of the list; see --prefix"
+        )
     return len(bad)
 
 

@@ -339,6 +339,18 @@ def test_check_videos_does_not_replace_other_files(tmp_path, capsys):
     assert train.read_text() == "a.mp4 0\n"
 
 
+def test_check_videos_names_the_prefix_if_no_video_exists(synthetic, tmp_path, capsys):
+    lists = tmp_path / "lists"
+    lists.mkdir()
+    text = (synthetic / "val.csv").read_text().replace(f"{synthetic}/", "")
+    (lists / "val.csv").write_text(text)
+    arguments = ["data", "check", str(tmp_path / "bad.txt"), str(lists / "val.csv")]
+    assert main(arguments) == 1
+    assert "--prefix" in capsys.readouterr().err
+    assert main([*arguments, "--prefix", str(synthetic)]) == 0
+    assert capsys.readouterr().err.count("error") == 0
+
+
 def test_check_videos_refuses_lists_of_frames(synthetic_frames, tmp_path, capsys):
     """Its lines are no paths of videos; `drop-bad` would remove nothing."""
     bad, videos = tmp_path / "bad.txt", synthetic_frames / "train.csv"
