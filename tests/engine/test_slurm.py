@@ -15,7 +15,8 @@ from tests.helpers.runs import ROOT, json_stats, kill_group, wait_for, write_con
 
 SRUN = """#!/bin/bash
 # Runs the command once per node, as srun does with one task per node.
-shift
+echo "$1" >> srun_options
+while [[ "$1" == --* ]]; do shift; done
 for node in $(seq 0 $((SLURM_NNODES - 1))); do
     SLURM_NODEID=$node "$@" & pids="$pids $!"
 done
@@ -46,6 +47,7 @@ def start_job(folder: Path, script: str, nodes: int, *arguments: str) -> subproc
         "SLURM_JOB_ID": str(os.getpid()),
         "SLURM_JOB_NODELIST": "any",
         "SLURM_GPUS_ON_NODE": "0",
+        "SLURM_CPUS_PER_TASK": "2",
     }
     path = f"{tools}{os.pathsep}{os.environ['PATH']}"
     return subprocess.Popen(
@@ -91,6 +93,7 @@ def test_warned_job_saves_and_is_requeued(tmp_path, video_set, script, nodes):
     finally:
         kill_group(job)
     assert (tmp_path / "requeued").read_text() == f"requeue {os.getpid()}\n"
+    assert (tmp_path / "srun_options").read_text() == "--cpus-per-task=2\n"
     saved = sorted(os.listdir(output / "checkpoints"))
     assert len(saved) == 1
     again = start_job(
