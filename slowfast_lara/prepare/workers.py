@@ -9,7 +9,7 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Callable, Generator, Iterable
+from collections.abc import Callable, Generator, Iterable, Iterator
 from multiprocessing.connection import Connection, wait
 from typing import Any, NamedTuple, TypeVar
 
@@ -44,35 +44,58 @@ def in_processes(
     context = process_context(getattr(work, "func", work).__module__)
     waiting = iter(items)
     running: dict[Connection, _RunningItem] = {}
+    with _recorded_interrupts() as interrupted:
+        try:
+            while True:
+                for item in itertools.islice(waiting, processes - len(running)):
+                    connection, other_end = context.Pipe()
+                    process = context.Process(target=_run, args=(work, other_end), daemon=True)
+                    process.start()
+                    other_end.close()
+                    running[connection] = _RunningItem(item, process, time.monotonic() + time_limit)
+                    # Send the item only now: Ctrl-C kills only the processes in `running`, so a
+                    # process must not start its work before it is in `running`.
+                    with contextlib.suppress(BrokenPipeError):  # `_receive` reports a dead process
+                        connection.send(item)
+                if not running:
+                    return
+                next_deadline = min(entry.deadline for entry in running.values())
+                ready = wait(list(running), max(next_deadline - time.monotonic(), 0))
+                if interrupted:
+                    raise KeyboardInterrupt
+                for connection, entry in list(running.items()):
+                    result: Result | ItemFailure
+                    if connection in ready:
+                        result = _receive(connection, entry.process)
+                    elif time.monotonic() > entry.deadline:
+                        result = ItemFailure(f"took longer than {time_limit:g} seconds")
+                    else:
+                        continue
+                    _kill(connection, running.pop(connection))
+                    yield entry.item, result
+        finally:
+            for connection, entry in running.items():
+                _kill(connection, entry)
+
+
+@contextlib.contextmanager
+def _recorded_interrupts() -> Iterator[list[int]]:
+    """Record every Ctrl-C: Python drops a KeyboardInterrupt that is raised in a destructor."""
+    received: list[int] = []
+
+    def record(number: int, _frame: Any) -> None:
+        received.append(number)
+        raise KeyboardInterrupt
+
+    is_main = threading.current_thread() is threading.main_thread()
+    if not is_main or signal.getsignal(signal.SIGINT) is not signal.default_int_handler:
+        yield received
+        return
+    signal.signal(signal.SIGINT, record)
     try:
-        while True:
-            for item in itertools.islice(waiting, processes - len(running)):
-                connection, other_end = context.Pipe()
-                process = context.Process(target=_run, args=(work, other_end), daemon=True)
-                process.start()
-                other_end.close()
-                running[connection] = _RunningItem(item, process, time.monotonic() + time_limit)
-                # Send the item only now: Ctrl-C kills only the processes in `running`, so a
-                # process must not start its work before it is in `running`.
-                with contextlib.suppress(BrokenPipeError):  # `_receive` reports a dead process
-                    connection.send(item)
-            if not running:
-                return
-            next_deadline = min(entry.deadline for entry in running.values())
-            ready = wait(list(running), max(next_deadline - time.monotonic(), 0))
-            for connection, entry in list(running.items()):
-                result: Result | ItemFailure
-                if connection in ready:
-                    result = _receive(connection, entry.process)
-                elif time.monotonic() > entry.deadline:
-                    result = ItemFailure(f"took longer than {time_limit:g} seconds")
-                else:
-                    continue
-                _kill(connection, running.pop(connection))
-                yield entry.item, result
+        yield received
     finally:
-        for connection, entry in running.items():
-            _kill(connection, entry)
+        signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def _receive(connection: Connection, process: Any) -> Any:

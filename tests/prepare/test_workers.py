@@ -44,3 +44,26 @@ def test_a_crash_of_the_decoder_is_one_bad_video(tmp_path, monkeypatch):
     assert check.check_videos(out, lists, **options) == 1
     path, reason = (tmp_path / "bad.txt").read_text().split("\t")
     assert path == str(tmp_path / "crash") and "ended with code" in reason
+
+
+class Interrupting:
+    def __del__(self):
+        signal.raise_signal(signal.SIGINT)
+
+
+def test_an_interrupt_in_a_destructor_is_not_lost():
+    def items():
+        yield 1
+        Interrupting()
+        yield from range(2, 10)
+
+    handler, interrupted = signal.getsignal(signal.SIGINT), False
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        list(in_processes(abs, items(), 1, 60))
+    except KeyboardInterrupt:
+        interrupted = True
+    finally:
+        after = signal.getsignal(signal.SIGINT)
+        signal.signal(signal.SIGINT, handler)
+    assert interrupted and after is signal.default_int_handler
