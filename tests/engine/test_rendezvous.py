@@ -395,9 +395,14 @@ def test_the_host_name_is_reachable_from_other_nodes(monkeypatch):
 
 
 @linux_only
-@pytest.mark.parametrize("addresses", [["10.9.8.7", "10.9.8.6"], ["127.0.0.1", "10.9.8.7"]])
-def test_a_host_with_several_addresses_is_reachable_by_all(monkeypatch, addresses):
-    found = [(socket.AF_INET, socket.SOCK_STREAM, 6, "", (ip, 0)) for ip in addresses]
+def test_a_host_with_several_addresses_is_reachable_by_all(monkeypatch):
+    with socket.socket(type=socket.SOCK_DGRAM) as probe:
+        try:
+            probe.connect(("192.0.2.77", 9))  # sends nothing
+        except OSError:
+            pytest.skip("this machine has no address but loopback")
+        own = probe.getsockname()[0]
+    found = [(socket.AF_INET, socket.SOCK_STREAM, 6, "", (ip, 0)) for ip in (own, "192.0.2.77")]
     monkeypatch.setattr(rendezvous.socket, "getaddrinfo", lambda *_, **__: found)
     with listen("node1", 0) as server:
         assert server.getsockname()[0] in ("::", "0.0.0.0")
